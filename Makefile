@@ -1,0 +1,59 @@
+# Every target sets up what it needs. `make demo` and `make test` are all a newcomer has to know.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+# Development pins one torch (constraints.txt); the product works with torch >= 2.4.
+TORCH ?= torch==2.13.0
+SOURCES := operator devcluster worker_image/src tests benchmarks worker_image/examples scripts
+
+.PHONY: help setup demo test test-unit check format generate constraints chaos chaos-short e2e bench clean
+
+help: ## Show the targets.
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: ## Create or check the environment (.venv).
+	@TORCH="$(TORCH)" PYTHON="$(PYTHON)" scripts/setup.sh
+
+demo: setup ## Run the main job: real training through a real API server while pods are killed.
+	@$(PY) -m elasticjob_devcluster.demo
+
+test: setup ## Run all tests; the summary says what was skipped and why.
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+test-unit: setup ## Run only the tests that need no cluster and start no training processes.
+	@$(PY) -m pytest tests/controller tests/test_layout.py -m "not cluster" $(PYTEST_ARGS)
+
+check: setup ## Lint, types, import contracts, generated files, layout.
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/mypy operator/elasticjob_operator devcluster/elasticjob_devcluster worker_image/src/elasticjob
+	@$(BIN)/lint-imports
+	@$(PY) scripts/generate.py --check
+
+format: setup ## Format and fix what can be fixed.
+	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/ruff check --fix $(SOURCES)
+
+generate: setup ## Write the generated files: CRD, install.yaml, API reference.
+	@$(PY) scripts/generate.py
+
+constraints: setup ## Pin what is installed now in constraints.txt.
+	@scripts/constraints.sh
+
+chaos-short: setup ## Fault injection, the short form: a few minutes.
+	@$(PY) -m pytest tests/chaos tests/model -m chaos $(PYTEST_ARGS)
+
+chaos: setup ## Fault injection, all of it: hours. CHAOS_ARGS="--seed N --only crash" repeats a part.
+	@PYTHONPATH=tests:. $(PY) -m chaos $(CHAOS_ARGS)
+
+e2e: setup ## Build the images and prove the install on a container node (root, Debian).
+	@scripts/e2e.sh $(PYTEST_ARGS)
+
+bench: setup ## Benchmarks against what people use today; QUICK=1 for the short form.
+	@$(PY) -m benchmarks $(if $(QUICK),--quick)
+
+clean: ## Remove the environment and everything that was made here.
+	@rm -rf $(VENV) .work dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
