@@ -1,0 +1,141 @@
+"""`elasticjob-operator run`: the command line of the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from typing import Any
+
+import click
+
+from elasticjob_operator import __version__, crd
+from elasticjob_operator.kube import Api, ApiError
+from elasticjob_operator.operate import Operator, Options, UsageError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ELASTICJOB_OPERATOR"})
+@click.version_option(__version__, prog_name="elasticjob-operator")
+def main() -> None:
+    """The ElasticJob operator."""
+
+
+@main.command()
+@click.option("--namespace", "-n", "namespaces", multiple=True, help="Look after this namespace only; repeatable.")
+@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: in-cluster, else ~/.kube.")
+@click.option("--context", help="Context of the kubeconfig.")
+@click.option(
+    "--operator-namespace",
+    envvar="POD_NAMESPACE",
+    default="default",
+    show_default=True,
+    help="Where Lease and certificate live.",
+)
+@click.option("--hub-host", default="0.0.0.0", show_default=True, help="Address the hub listens on.")  # noqa: S104
+@click.option("--hub-port", default=8443, show_default=True, help="Port the hub listens on; 0: any free one.")
+@click.option("--hub-url", default="", help="What workers are told, ws://host:port or wss://host:port.")
+@click.option(
+    "--hub-service", default="", help="[namespace/]name of the Service before the hub; its cluster IP is used."
+)
+@click.option("--pod-address", envvar="POD_IP", default="", help="Where the Service without selector is to lead.")
+@click.option("--tls-secret", default="", help="Secret with the hub's certificate; made where it does not exist.")
+@click.option("--http-host", default="0.0.0.0", show_default=True, help="Address of health and metrics.")  # noqa: S104
+@click.option("--http-port", default=8080, show_default=True, help="Port of /healthz, /readyz and /metrics.")
+@click.option("--leader-election/--no-leader-election", default=True, show_default=True, help="Needed by two replicas.")
+@click.option("--lease-name", default="elasticjob-operator", show_default=True, help="Name of the Lease.")
+@click.option("--lease-seconds", default=10.0, show_default=True, help="Time after which a silent leader is replaced.")
+@click.option("--identity", envvar="POD_NAME", default="", help="Name of this replica in the Lease.")
+@click.option("--runtime-image", default="", help="Image that holds the injectable runtime.")
+@click.option("--worker-image", default="", help="Worker image that has the runtime built in.")
+@click.option("--image-pull-policy", default="IfNotPresent", show_default=True, help="For the runtime image.")
+@click.option("--heartbeat-timeout", default=5.0, show_default=True, help="Seconds of silence that make an agent lost.")
+@click.option(
+    "--stable-seconds",
+    default=60.0,
+    show_default=True,
+    help="How long late capacity must stay before a job grows onto it.",
+)
+@click.option("--parallel", default=32, show_default=True, help="Requests to the API server at a time.")
+@click.option(
+    "--log-format", type=click.Choice(["human", "json"]), default="human", show_default=True, help="Log lines."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="How much is said.",
+)
+def run(log_format: str, log_level: str, **options: Any) -> None:
+    """Run the operator until it is told to stop (SIGTERM, SIGINT) or loses its Lease."""
+    set_up_logging(log_format, log_level)
+    options["identity"] = f"{options['identity'] or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    options["namespaces"] = tuple(options["namespaces"])
+    try:
+        sys.exit(asyncio.run(_run(Options(**options))))
+    except (UsageError, ApiError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+async def _run(options: Options) -> int:
+    try:
+        api = await Api.connect(options.kubeconfig, options.context, parallel=options.parallel)
+    except Exception as error:
+        message = f"no cluster to connect to ({error}): give --kubeconfig, or run inside a cluster"
+        raise UsageError(message) from None
+    try:
+        operator = Operator(options, api)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, operator.stop)
+        try:
+            await operator.run()
+        except* ApiError as errors:
+            raise errors.exceptions[0] from None
+        return 1 if operator.lost_lease else 0
+    finally:
+        await api.close()
+
+
+@main.command("crd")
+def print_crd() -> None:
+    """Print the CustomResourceDefinition."""
+    click.echo(crd.render_crd(), nl=False)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up_logging(form: str, level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if form == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # kopf tells of its watches at INFO, once per start; the client of its requests at DEBUG, tokens included.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kubernetes").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Failures are accounted for once: which are new, whose fault they are, and what they cost the budget. Pure.
+
+Three witnesses tell of failures: pods that ended badly, agents whose workers failed, and members that are lost. A world
+that breaks is one failure of the job, so members are looked at when all of them have stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elasticjob_operator import api, budget, faults, nodes, report
+from elasticjob_operator.faults import Blame, Fault, Verdict
+from elasticjob_operator.observe import Pod, PodPhase
+from elasticjob_operator.records import Seen
+from elasticjob_operator.standing import Judged, Standing
+
+NEVER_JOINED_TRIES = 2  # one may be a pod that was sent home by an operator that died
+_UNSETTLED = (Standing.RUNNING, Standing.STARTING, Standing.STOPPING, Standing.SUSPECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The status with the failures of this pass booked, and why the job has to fail, where it has."""
+
+    status: api.Status
+    reason: str = ""
+    message: str = ""
+
+
+def book(seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence[Judged]) -> Account:
+    """Charges what failed since the last pass."""
+    found = find_faults(seen, spec, status, judged)
+    if not found:
+        return Account(_forget_counted(seen, status))
+    fault = faults.first_fault(found)
+    verdict = faults.apply_rules(spec.failure_policy.rules, fault)
+    if verdict is Verdict.RESTART and any(f.blame is Blame.INFRASTRUCTURE for f in found):
+        verdict = Verdict.RESTART_FREE
+    status = _charge(seen, spec, status, found, fault, verdict)
+    told = report.tell_fault(fault)
+    if verdict is Verdict.FAIL:
+        return Account(status, fault.reason if fault.fatal else "FailurePolicy", told)
+    if verdict is Verdict.RESTART and status.restarts.user > spec.elastic_policy.max_restarts:
+        limit = spec.elastic_policy.max_restarts
+        return Account(
+            status, "MaxRestartsExceeded", f"more than elasticPolicy.maxRestarts={limit} restarts; last: {told}"
+        )
+    return Account(status)
+
+
+def _charge(
+    seen: Seen, spec: api.Spec, status: api.Status, found: Sequence[Fault], fault: Fault, verdict: Verdict
+) -> api.Status:
+    world = status.rendezvous
+    restarts = budget.charge(
+        status.restarts,
+        spec.elastic_policy,
+        free=verdict is Verdict.RESTART_FREE,
+        generation=world.generation if any(f.rank is not None for f in found) else 0,
+        counted=[f.pod_uid for f in found if f.pod_uid],
+        step=seen.step if seen.step is not None else (status.progress.step if status.progress else None),
+        now=seen.now,
+        began=max((p.created for p in seen.pods if p.uid in {f.pod_uid for f in found}), default=None),
+    )
+    offenders = status.node_faults
+    for node in sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE}):
+        offenders = nodes.note_fault(offenders, node, seen.now)
+    record = report.failure_status(fault, world.generation, seen.now)
+    return status.model_copy(update={"restarts": restarts, "last_failure": record, "node_faults": offenders})
+
+
+def find_faults(seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence[Judged]) -> list[Fault]:
+    """What has failed and is not accounted for yet."""
+    ranks = {j.member.uid: j.member.rank for j in judged}
+    settled = not any(j.standing in _UNSETTLED for j in judged)
+    found = [
+        _fault_of(pod, seen, status, ranks.get(pod.uid))
+        for pod in sorted(seen.pods, key=lambda p: p.index)
+        if (settled if pod.uid in ranks else pod.deleting is None)  # one that was sent away may end as it likes
+        and pod.uid not in status.restarts.counted
+        and (pod.phase is PodPhase.FAILED or _never_joined(pod, seen, spec, status))
+    ]
+    if settled and status.rendezvous.generation > status.restarts.generation:
+        found += _faults_of_members(seen, status, judged)
+    return found
+
+
+def _fault_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None) -> Fault:
+    fault = faults.fault_of_pod(pod, seen.nodes.get(pod.node), rank)
+    if pod.phase is PodPhase.SUCCEEDED:
+        return faults.never_joined(fault, again=status.restarts.user >= NEVER_JOINED_TRIES)
+    # A command that once ran is not broken: then it is the node.
+    return faults.blame_node(fault) if fault.fatal and status.rendezvous.generation else fault
+
+
+def _never_joined(pod: Pod, seen: Seen, spec: api.Spec, status: api.Status) -> bool:
+    """Its program ended well without having asked for a world."""
+    return (
+        spec.rendezvous.backend is api.RendezvousBackend.OPERATOR
+        and status.rendezvous.generation == 0
+        and pod.phase is PodPhase.SUCCEEDED
+        and pod.deleting is None
+        and pod.uid not in seen.agents
+    )
+
+
+def _faults_of_members(seen: Seen, status: api.Status, judged: Sequence[Judged]) -> list[Fault]:
+    """Members that vanished; where none did, failures that agents tell of, in the order of time.
+
+    Workers whose peer died fail too: where a member is lost without a word, what the others tell is a consequence.
+    """
+    told: list[tuple[float, Fault]] = []
+    lost: list[Judged] = []
+    for j in judged:
+        agent = j.worker.agent if j.worker else None
+        if agent and agent.state.failure and agent.state.failure.generation == status.rendezvous.generation:
+            fault = faults.fault_of_agent(agent, j.member.node, agent.state.failure, j.member.rank)
+            if j.standing is Standing.LOST:  # its pod ends next; that is the same failure
+                fault = faults.with_pod(fault, agent.pod_uid)
+            told.append((agent.state_since, fault))
+        elif j.standing is Standing.LOST and not (j.worker and j.worker.pod.terminal):
+            lost.append(j)
+    if not lost:
+        return [fault for _, fault in sorted(told, key=lambda t: t[0])]
+    return [
+        faults.fault_of_loss(j.member.pod, j.member.node, j.member.rank, j.why)
+        for j in lost
+        if not j.leaving and _is_vanished(j, seen)
+    ]
+
+
+def _is_vanished(judged: Judged, seen: Seen) -> bool:
+    """Lost in a way that no pod will give account of: gone, silent, or on a dead node."""
+    worker = judged.worker
+    if worker is None:
+        return True
+    node = seen.nodes.get(worker.pod.node)
+    silent = worker.agent is not None and worker.agent.lost_by == "silent"
+    return silent or node is None or not node.ready
+
+
+def _forget_counted(seen: Seen, status: api.Status) -> api.Status:
+    """Pods that are gone need no account any more."""
+    present = {p.uid for p in seen.pods}
+    kept = [uid for uid in status.restarts.counted if uid in present]
+    if kept == status.restarts.counted:
+        return status
+    return status.model_copy(update={"restarts": status.restarts.model_copy(update={"counted": kept})})

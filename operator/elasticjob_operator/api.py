@@ -1,0 +1,607 @@
+"""The ElasticJob API, `elasticjob.dev/v1alpha1`: the only place a field is declared.
+
+`crd.py` prints the CustomResourceDefinition from these models and `observe.py` validates what the API server
+returns with them. A rule across fields stands here twice, side by side: as a CEL rule for the API server and as a
+validator for servers without CEL; one test feeds both the same bad examples. Values are frozen; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+class Model(BaseModel):
+    """A frozen API object: snake_case in Python, camelCase in YAML, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_camel, populate_by_name=True)
+
+    # CEL rules of this object: (rule, message). The validator beside it says the same.
+    CEL: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def dump(self) -> dict[str, Any]:
+        """The JSON object as the API server stores it: absent rather than null."""
+        return self.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+Replicas = Annotated[int, Field(ge=1, le=100_000)]
+Seconds = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+# --- spec ------------------------------------------------------------------------------------------------
+
+
+class ElasticPolicy(Model):
+    """How many pods train, which sizes are legal and how patient the operator is."""
+
+    min_replicas: Replicas | None = Field(
+        default=None,
+        description="Training runs whenever at least this many pods are up. Default: 1 where maxReplicas is "
+        "given, else replicas.",
+    )
+    max_replicas: Replicas | None = Field(default=None, description="Never more pods than this. Default: replicas.")
+    replica_increment_step: Replicas | None = Field(
+        default=None,
+        description="Only sizes minReplicas + k * step are legal worlds. Excludes replicaDiscreteValues.",
+    )
+    replica_discrete_values: list[Replicas] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Only these sizes are legal worlds. Excludes replicaIncrementStep.",
+    )
+    spares: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=0, description="Pods kept warm outside the world and swapped in when a member is lost."
+    )
+    max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=10,
+        description="Worker-caused restarts allowed per window, for the whole job. Lost pods, lost nodes and "
+        "changes of size are free.",
+    )
+    restart_window_seconds: Seconds = Field(
+        default=3600, description="Length of the window of maxRestarts; 0: the whole life of the job."
+    )
+    graceful_shutdown_timeout_seconds: Seconds = Field(
+        default=30,
+        description="Time a script has to checkpoint before it is stopped: the pods' grace period, the agent's "
+        "patience and the script's signal all follow it.",
+    )
+    scaling_timeout_seconds: Seconds = Field(
+        default=60,
+        description="How long a pod above minReplicas may be unschedulable before it is withdrawn and tried "
+        "again later.",
+    )
+    faulty_pod_timeout_seconds: Seconds = Field(
+        default=30,
+        description="How long a pod on a dead node, or one that ignores its deletion, is waited for before it "
+        "is deleted by force.",
+    )
+
+    CEL = (
+        (
+            "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            "minReplicas must not be greater than maxReplicas: lower minReplicas or raise maxReplicas",
+        ),
+        (
+            "!(has(self.replicaIncrementStep) && has(self.replicaDiscreteValues))",
+            "replicaIncrementStep and replicaDiscreteValues exclude each other: remove one of them",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_replicas and self.max_replicas and self.min_replicas > self.max_replicas:
+            raise ValueError(self.CEL[0][1])
+        if self.replica_increment_step and self.replica_discrete_values:
+            raise ValueError(self.CEL[1][1])
+        return self
+
+
+class RendezvousBackend(StrEnum):
+    OPERATOR = "operator"
+    C10D = "c10d"
+    ETCD_V2 = "etcd-v2"
+    STATIC = "static"
+
+
+class Rendezvous(Model):
+    """Who tells the workers about the world: the operator, or one of torch's own backends."""
+
+    backend: RendezvousBackend = Field(
+        default=RendezvousBackend.OPERATOR,
+        description="operator: membership by the operator. c10d, etcd-v2, static: torch's own, for images "
+        "that cannot take the runtime; the operator then only keeps pods and environment.",
+    )
+    endpoint: str | None = Field(
+        default=None,
+        max_length=253,
+        description="host:port of the store. Required by etcd-v2; c10d and static default to the pod with index 0.",
+    )
+    conf: dict[str, str] | None = Field(
+        default=None, description="Further settings for the backend, as in torchrun --rdzv-conf."
+    )
+
+    CEL = (
+        (
+            "!has(self.backend) || self.backend != 'etcd-v2' || has(self.endpoint)",
+            "rendezvous.endpoint is required by the backend etcd-v2: give host:port of the etcd server",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.backend is RendezvousBackend.ETCD_V2 and not self.endpoint:
+            raise ValueError(self.CEL[0][1])
+        return self
+
+
+class CleanPodPolicy(StrEnum):
+    ALL = "All"
+    RUNNING = "Running"
+    NONE = "None"
+
+
+class RunPolicy(Model):
+    """When the job runs, how long it may take and what is left of it."""
+
+    suspend: bool = Field(default=False, description="Checkpoint, remove the pods, wait. False resumes.")
+    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="The job fails when it ran longer than this; suspended time does not count."
+    )
+    startup_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="The job fails when no world was formed this long after its start."
+    )
+    fault_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="The job fails when it could not train for this long after a fault."
+    )
+    ttl_seconds_after_finished: Seconds | None = Field(
+        default=None, description="The finished job is deleted after this time. Default: kept."
+    )
+    clean_pod_policy: CleanPodPolicy = Field(
+        default=CleanPodPolicy.RUNNING,
+        description="Which pods are deleted when the job has finished: All, Running (finished ones stay for "
+        "their logs) or None.",
+    )
+    managed_by: str | None = Field(
+        default=None,
+        max_length=63,
+        description="Another controller that manages this job (for example kueue.x-k8s.io/multikueue). "
+        "The operator then leaves it alone.",
+    )
+
+
+class RuleAction(StrEnum):
+    RESTART = "Restart"
+    RESTART_IGNORE_BUDGET = "RestartIgnoreBudget"
+    FAIL_JOB = "FailJob"
+
+
+class OnExitCodes(Model):
+    operator: Literal["In", "NotIn"] = Field(description="In or NotIn.")
+    values: list[Annotated[int, Field(ge=-255, le=255)]] = Field(
+        min_length=1, max_length=255, description="Exit codes; a signal n counts as 128 + n."
+    )
+
+
+class OnPodCondition(Model):
+    type: str = Field(max_length=316, description="The condition's type, for example DisruptionTarget.")
+    status: Literal["True", "False", "Unknown"] = Field(default="True", description="The condition's status.")
+
+
+class FailureRule(Model):
+    """What to do about a failure; the first rule that matches counts."""
+
+    action: RuleAction = Field(description="Restart, RestartIgnoreBudget or FailJob.")
+    on_exit_codes: OnExitCodes | None = Field(
+        default=None, description="Matches the trainer's exit code or that of its worker process."
+    )
+    on_pod_conditions: list[OnPodCondition] | None = Field(
+        default=None, min_length=1, max_length=20, description="Matches a condition of the failed pod."
+    )
+
+    CEL = (
+        (
+            "has(self.onExitCodes) != has(self.onPodConditions)",
+            "a rule needs exactly one of onExitCodes and onPodConditions",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.on_exit_codes is None) == (self.on_pod_conditions is None):
+            raise ValueError(self.CEL[0][1])
+        return self
+
+
+class FailurePolicy(Model):
+    rules: list[FailureRule] = Field(default_factory=list, max_length=20, description="First match counts.")
+
+
+class SuccessPolicy(StrEnum):
+    ALL = "All"
+    RANK0 = "Rank0"
+
+
+class Preflight(StrEnum):
+    OFF = "Off"
+    NODE = "Node"
+    NETWORK = "Network"
+
+
+def _auto_or_seconds(value: int | str) -> int | str:
+    if value == "auto" or (isinstance(value, int) and value >= 0):
+        return value
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    raise ValueError("must be 'auto' or a number of seconds (0 turns it off)")
+
+
+class Health(Model):
+    preflight: Preflight = Field(
+        default=Preflight.OFF,
+        description="Checks before a pod joins its first world: Off, Node (devices, memory, disk) or Network "
+        "(and hub, names, ports).",
+    )
+    hang_timeout_seconds: Annotated[int | str, AfterValidator(_auto_or_seconds)] = Field(
+        default="auto",
+        description="A rank that reports no step for this long is dumped and restarted: 'auto' (from observed "
+        "step time), seconds, or 0 for off.",
+    )
+
+
+class Network(Model):
+    policy: bool = Field(
+        default=True,
+        description="A NetworkPolicy that lets only the job's own pods reach each other's ports.",
+    )
+
+
+class RuntimeInjection(StrEnum):
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+def _nproc(value: int | str) -> int | str:
+    if isinstance(value, int) and value >= 1:
+        return value
+    if isinstance(value, str):
+        if value in ("auto", "cpu", "gpu"):
+            return value
+        if value.isdecimal() and int(value) >= 1:
+            return int(value)
+    raise ValueError("must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1")
+
+
+def _template(template: dict[str, Any]) -> dict[str, Any]:
+    """The few things about a pod template that only we can know; the API server judges the rest."""
+    spec = template.get("spec")
+    if not isinstance(spec, dict):
+        raise ValueError("spec is missing: give a pod template with spec.containers")  # noqa: TRY004 - for pydantic
+    containers = spec.get("containers")
+    if not isinstance(containers, list) or not containers:
+        raise ValueError("spec.containers is empty: give at least one container, the first one trains")
+    if any(not isinstance(c, dict) or not c.get("name") for c in containers):
+        raise ValueError("spec.containers[].name is missing: every container needs a name")
+    if spec.get("restartPolicy", "Never") != "Never":
+        raise ValueError(
+            f"spec.restartPolicy must be Never or left out, not {spec['restartPolicy']}: the operator replaces pods"
+        )
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    trainer = annotations.get("elasticjob.dev/trainer-container")
+    if trainer and trainer not in [c["name"] for c in containers]:
+        raise ValueError(
+            f"metadata.annotations[elasticjob.dev/trainer-container] names {trainer!r}, which is no container: "
+            f"use one of {', '.join(c['name'] for c in containers)}"
+        )
+    return template
+
+
+class Spec(Model):
+    """What the user wants."""
+
+    replicas: Replicas | None = Field(
+        default=None,
+        description="Wanted pods, between minReplicas and maxReplicas; may change at any time. Default: maxReplicas.",
+    )
+    elastic_policy: ElasticPolicy = Field(default_factory=ElasticPolicy, description=(ElasticPolicy.__doc__ or ""))
+    nproc_per_node: Annotated[int | str, AfterValidator(_nproc)] = Field(
+        default="auto",
+        description="Worker processes per pod: auto (the GPU count of the trainer's limits, else 1), cpu, gpu "
+        "or a number.",
+    )
+    rendezvous: Rendezvous = Field(default_factory=Rendezvous, description=(Rendezvous.__doc__ or ""))
+    run_policy: RunPolicy = Field(default_factory=RunPolicy, description=(RunPolicy.__doc__ or ""))
+    failure_policy: FailurePolicy = Field(
+        default_factory=FailurePolicy,
+        description="What failures mean. Without a rule: exit codes restart at the budget's cost, lost pods are free.",
+    )
+    success_policy: SuccessPolicy = Field(
+        default=SuccessPolicy.ALL,
+        description="All: every member of the last world ended well. Rank0: rank 0 did.",
+    )
+    health: Health = Field(default_factory=Health, description="Preflight and hang watch.")
+    network: Network = Field(default_factory=Network, description="Who may reach the workers.")
+    runtime_injection: RuntimeInjection = Field(
+        default=RuntimeInjection.AUTO,
+        description="Whether an init container brings the elasticjob runtime into the trainer: Auto (where the "
+        "operator has a runtime image and the trainer is not our own image), Always, Never.",
+    )
+    template: Annotated[dict[str, Any], AfterValidator(_template)] = Field(
+        description="A pod template (core/v1 PodTemplateSpec). The first container trains, or the one named by "
+        "the annotation elasticjob.dev/trainer-container.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+    CEL = (
+        (
+            "!has(self.replicas) || !has(self.elasticPolicy) || !has(self.elasticPolicy.maxReplicas) || "
+            "self.replicas <= self.elasticPolicy.maxReplicas",
+            "replicas must not be greater than elasticPolicy.maxReplicas: lower replicas or raise maxReplicas",
+        ),
+        (
+            "!has(self.replicas) || !has(self.elasticPolicy) || !has(self.elasticPolicy.minReplicas) || "
+            "self.replicas >= self.elasticPolicy.minReplicas",
+            "replicas must not be less than elasticPolicy.minReplicas: raise replicas or lower minReplicas",
+        ),
+        (
+            "!has(self.elasticPolicy) || !has(self.elasticPolicy.replicaDiscreteValues) || "
+            "self.elasticPolicy.replicaDiscreteValues.exists(v, "
+            "(!has(self.elasticPolicy.minReplicas) || v >= self.elasticPolicy.minReplicas) && "
+            "(!has(self.elasticPolicy.maxReplicas) || v <= self.elasticPolicy.maxReplicas))",
+            "elasticPolicy.replicaDiscreteValues has no value between minReplicas and maxReplicas: add one",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        policy = self.elastic_policy
+        if self.replicas is not None:
+            if policy.max_replicas is not None and self.replicas > policy.max_replicas:
+                raise ValueError(self.CEL[0][1])
+            if policy.min_replicas is not None and self.replicas < policy.min_replicas:
+                raise ValueError(self.CEL[1][1])
+        if policy.replica_discrete_values and not any(
+            (policy.min_replicas or 1) <= v <= (policy.max_replicas or v) for v in policy.replica_discrete_values
+        ):
+            raise ValueError(self.CEL[2][1])
+        return self
+
+    @property
+    def max_replicas(self) -> int:
+        return self.elastic_policy.max_replicas or self.replicas or self.elastic_policy.min_replicas or 1
+
+    @property
+    def min_replicas(self) -> int:
+        policy = self.elastic_policy
+        return policy.min_replicas or (1 if policy.max_replicas else self.max_replicas)
+
+    @property
+    def wanted(self) -> int:
+        """Wanted pods in the world, without spares."""
+        return self.replicas or self.max_replicas
+
+
+# --- status ----------------------------------------------------------------------------------------------
+
+
+class Phase(StrEnum):
+    """One word for people and printer columns; the conditions are the contract."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    RESCALING = "Rescaling"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Condition(Model):
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class Member(Model):
+    """One pod of the world; `rank` is the group rank."""
+
+    pod: str
+    uid: str = ""
+    node: str = ""
+    rank: int
+    address: str | None = None
+    nproc: int = 1
+    leaving: str | None = Field(default=None, description="Why the next generation will be formed without it.")
+
+
+class StoreAddress(Model):
+    address: str
+    port: int
+
+
+class RendezvousStatus(Model):
+    generation: int = Field(default=0, description="Number of the world; grows by one with every regroup.")
+    world_size: int = Field(default=0, description="Pods in the world; 0 while none is formed.")
+    processes: int = Field(default=0, description="Worker processes in the world.")
+    members: list[Member] = Field(default_factory=list, description="Ordered by rank.")
+    store: StoreAddress | None = Field(default=None, description="Where this generation's store listens.")
+    formed_time: str | None = None
+    reason: str | None = Field(default=None, description="Why this generation was formed.")
+    succeeded: list[str] = Field(
+        default_factory=list, description="Pods (UIDs) that ended well in an earlier generation of the last world."
+    )
+
+
+class RestartStatus(Model):
+    user: int = Field(default=0, description="Worker-caused restarts in the present window.")
+    infrastructure: int = Field(default=0, description="Restarts because of lost pods or nodes; free.")
+    total: int = Field(default=0, description="Worker-caused restarts ever.")
+    window_start: str | None = None
+    last_time: str | None = Field(default=None, description="When the last worker-caused one was charged.")
+    generation: int = Field(default=0, description="The last generation that was charged.")
+    step: int | None = Field(default=None, description="Highest step seen when it was charged.")
+    counted: list[str] = Field(default_factory=list, description="Failed pods that are accounted for (UIDs).")
+
+
+class FailureStatus(Model):
+    """The last failure, kept when the pod is gone."""
+
+    time: str | None = None
+    pod: str | None = None
+    node: str | None = None
+    generation: int | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    traceback: str | None = Field(default=None, description="First lines of the traceback.")
+    log_tail: str | None = Field(default=None, description="Last lines of the log.")
+
+
+class Metric(Model):
+    name: str
+    value: float
+
+
+class ProgressStatus(Model):
+    step: int | None = None
+    total_steps: int | None = None
+    percentage: int | None = None
+    estimated_remaining_seconds: int | None = None
+    metrics: list[Metric] = Field(default_factory=list)
+    last_update_time: str | None = None
+
+
+class GoodputStatus(Model):
+    training_seconds: float = Field(default=0, description="Seconds with a complete, running world.")
+    lost_seconds: float = Field(default=0, description="Seconds without one, since the first world.")
+    last_recovery_seconds: float | None = Field(
+        default=None, description="From the last fault or announced change to the next running world."
+    )
+    rescales: int = Field(default=0, description="Worlds formed after the first one.")
+    training: bool = Field(default=False, description="Whether a world runs now.")
+    since: str | None = Field(default=None, description="Since when.")
+
+
+class NodeFault(Model):
+    node: str
+    count: int
+    last_time: str
+
+
+class CapacityStatus(Model):
+    """Extras that could not be scheduled: how many were withdrawn, and when the next try is due."""
+
+    withdrawn: int = 0
+    attempts: int = 0
+    retry_time: str | None = None
+
+
+class Status(Model):
+    """What is. Written by the operator alone, in one patch a pass."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    phase: Phase | None = None
+    conditions: list[Condition] = Field(default_factory=list)
+    replicas: int = Field(default=0, description="Pods that exist and are not on their way out.")
+    ready_replicas: int = Field(default=0, description="Pods in the running world.")
+    selector: str | None = None
+    nproc_per_node: int | None = None
+    rendezvous: RendezvousStatus = Field(default_factory=RendezvousStatus)
+    restarts: RestartStatus = Field(default_factory=RestartStatus)
+    progress: ProgressStatus | None = None
+    goodput: GoodputStatus = Field(default_factory=GoodputStatus)
+    last_failure: FailureStatus | None = None
+    node_faults: list[NodeFault] = Field(default_factory=list)
+    capacity: CapacityStatus | None = None
+    template_hash: str | None = None
+    observed_generation: int = 0
+    start_time: str | None = None
+    completion_time: str | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """As stored: an empty text is left out, since some API servers take it for null."""
+        stored = _without_empty_texts(super().dump())
+        assert isinstance(stored, dict), "a model dumps to an object"
+        return stored
+
+    def condition(self, type: str) -> Condition | None:
+        return next((c for c in self.conditions if c.type == type), None)
+
+    def is_true(self, type: str) -> bool:
+        found = self.condition(type)
+        return found is not None and found.status == "True"
+
+    @property
+    def finished(self) -> bool:
+        return self.is_true("Complete") or self.is_true("Failed")
+
+
+def _without_empty_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_empty_texts(v) for k, v in value.items() if v != ""}
+    return [_without_empty_texts(v) for v in value] if isinstance(value, list) else value
+
+
+# --- parsing ---------------------------------------------------------------------------------------------
+
+
+class Problem(Model):
+    """One thing wrong with a job: the field, as a user would write its path, and what to do."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+class InvalidJobError(ValueError):
+    """A job that can never run."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(p) for p in self.problems))
+
+
+_MESSAGES = {
+    "missing": "is required",
+    "extra_forbidden": "is not a field of ElasticJob: check the spelling, or remove it",
+}
+
+
+def parse_spec(raw: object) -> Spec:
+    """Validates the `spec` of a job as read from YAML or the API; raises InvalidJobError naming every bad field."""
+    if not isinstance(raw, dict):
+        raise InvalidJobError([Problem(field="spec", message="is required: give at least spec.template")])
+    try:
+        return Spec.model_validate(raw)
+    except ValidationError as error:
+        raise InvalidJobError(_problems(error)) from None
+
+
+def _problems(error: ValidationError) -> list[Problem]:
+    found: dict[str, Problem] = {}
+    for item in error.errors(include_url=False, include_input=False):
+        # The names of union branches ("int", "function-after[...]") are pydantic's, not the user's.
+        path = [p for p in item["loc"] if isinstance(p, int) or not _is_branch(p)]
+        field = "spec" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+        message = _MESSAGES.get(item["type"]) or item["msg"].removeprefix("Value error, ")
+        found.setdefault(field, Problem(field=field, message=message[:1].lower() + message[1:]))
+    return list(found.values())
+
+
+def _is_branch(part: str) -> bool:
+    return part in ("int", "str", "constrained-int", "constrained-str") or "[" in part

@@ -1,0 +1,253 @@
+"""Carries a plan out. No policy lives here: the order of the steps is the only thing it knows.
+
+The order makes a crash between any two steps harmless. What has to be remembered (a new generation, a charged failure)
+is in the status before anything rests on it: agents hear of a generation and pods are deleted only after the patch.
+409 on create and 404 on delete mean done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elasticjob_operator import names, objects, wire
+from elasticjob_operator.cache import Cache, JobKey
+from elasticjob_operator.kube import MERGE_PATCH, METADATA_ONLY, Api, ApiError, Urgency, path_of
+from elasticjob_operator.observe import Job, format_time
+from elasticjob_operator.plan import Child, Deletion, Kind, NewPod, Plan
+from elasticjob_operator.report import Event
+
+logger = logging.getLogger(__name__)
+
+UNTOLD = 1000  # events that wait to be written; more are left out
+# A pod must not run before its rules and its certificate exist; for the rest nobody waits.
+_URGENT_CHILDREN = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
+
+
+class Speaker(Protocol):
+    """The hub, as far as a plan needs it."""
+
+    def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the API server said of the writes: (reason, message) where it will not have something."""
+
+    trouble: tuple[str, str] | None = None
+
+
+class Applier:
+    """Writes plans to one API server."""
+
+    def __init__(self, api: Api, cache: Cache, hub: Speaker, settings: objects.Settings, reporter: str) -> None:
+        self._api = api
+        self._cache = cache
+        self._hub = hub
+        self.settings = settings
+        self._reporter = reporter
+        self.policy_version = "policy/v1"
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Gives the last events a moment."""
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=1.0)
+        for task in self._telling:
+            task.cancel()
+
+    async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
+        """Carries the plan out; raises ApiError where it has to be tried again."""
+        if not plan.announces:
+            self._hub.direct(job.key, plan.directives)
+        children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
+        made = [self._ensure(job, child) for child in children] + [self._create_pod(job, n) for n in plan.create]
+        refused, version = await asyncio.gather(_gather(made), self._patch_status(job, version, plan))
+        trouble = _trouble(refused)
+        if plan.announces:
+            self._hub.direct(job.key, plan.directives)
+        gone = [self._delete_pod(job, d) for d in plan.delete] + [self._remove(job, c) for c in plan.remove]
+        refused += await _gather(gone)
+        self._tell_later(job, plan.events, now)
+        if plan.set_replicas is not None:
+            await self._set_replicas(job, version, plan.set_replicas)
+        if plan.delete_job:
+            await self._delete_job(job)
+        return Outcome(trouble)
+
+    # The job.
+
+    async def _set_replicas(self, job: Job, version: str, replicas: int) -> None:
+        """Fills in what the scale subresource needs to exist."""
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
+        body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "spec": {"replicas": replicas}}
+        self._cache.put_job(
+            await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.LATER)
+        )
+
+    async def _patch_status(self, job: Job, version: str, plan: Plan) -> str:
+        """Returns the job's version afterwards."""
+        if plan.status == job.status:  # also where others write it: their fields are not ours to complete
+            return version
+        patch = objects.merge_patch(job.status_raw, plan.status.dump())
+        if not patch:
+            return version
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
+        # The version makes sure that the decision was made on the latest state; the UID, on this very job.
+        body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
+        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW)
+        self._cache.put_job(raw)
+        return str(raw["metadata"]["resourceVersion"])
+
+    async def _delete_job(self, job: Job) -> None:
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
+        body = {"preconditions": {"uid": job.uid}, "propagationPolicy": "Background"}
+        await self._unless_gone(self._api.request("DELETE", path, body))
+
+    # Pods.
+
+    async def _create_pod(self, job: Job, new: NewPod) -> None:
+        assert job.spec is not None, "pods are planned for valid jobs only"
+        body = objects.build_pod(job, job.spec, new, self.settings)
+        path = path_of("v1", "pods", job.namespace)
+        try:
+            made = await self._api.request("POST", path, body, accept=METADATA_ONLY)
+            self._cache.put_pod({**body, "metadata": made["metadata"]})
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            await self._look_at(job, body["metadata"]["name"])
+
+    async def _look_at(self, job: Job, name: str) -> None:
+        """The name is taken: by a pod of ours that the watch has not told of yet, or by a stranger."""
+        try:
+            raw = await self._api.request("GET", path_of("v1", "pods", job.namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return
+            raise
+        labels = raw["metadata"].get("labels") or {}
+        if labels.get(names.LABEL_JOB_UID) == job.uid:
+            self._cache.put_pod(raw)
+        elif raw["metadata"].get("deletionTimestamp") is None:
+            raise ApiError(409, "NameTaken", f"a pod named {name} exists that is not this job's: rename it or the job")
+
+    async def _delete_pod(self, job: Job, deletion: Deletion) -> None:
+        path = path_of("v1", "pods", job.namespace, deletion.name)
+        body: dict[str, Any] = {"preconditions": {"uid": deletion.uid}}
+        if deletion.force:
+            body["gracePeriodSeconds"] = 0
+        logger.info("%s/%s: deleting %s: %s", job.namespace, job.name, deletion.name, deletion.why)
+        raw = await self._unless_gone(self._api.request("DELETE", path, body, urgency=Urgency.NOW))
+        if raw is None or raw.get("kind") == "Status" or not _lingers(raw):
+            self._cache.drop_pod(job.namespace, job.name, deletion.uid)
+        else:
+            self._cache.put_pod(raw)
+
+    # Everything else.
+
+    async def _ensure(self, job: Job, child: Child) -> None:
+        body = objects.build_child(job, child, self.settings, self.policy_version)
+        path = path_of(body["apiVersion"], objects.resource_of(child).plural, job.namespace)
+        urgency = Urgency.NORMAL if child.kind in _URGENT_CHILDREN else Urgency.LATER
+        try:
+            raw = await self._api.request("POST", path, body, urgency=urgency)
+        except ApiError as error:
+            if error.status == 404 and child.kind is not Kind.POD_GROUP:
+                logger.warning("%s is not served here; going on without", body["apiVersion"])
+                self._cache.put_child(child.kind.value, body)
+                return
+            if error.status != 409 or "being deleted" in error.message:
+                raise
+            raw = await self._update(job, child, body)
+        self._cache.put_child(child.kind.value, raw)
+
+    async def _update(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
+        path = path_of(body["apiVersion"], objects.resource_of(child).plural, job.namespace, child.name)
+        found = await self._api.request("GET", path)
+        owners = {o.get("uid") for o in found["metadata"].get("ownerReferences") or ()}
+        if job.uid not in owners:
+            message = f"a {child.kind} named {child.name} exists that is not this job's: rename it or the job"
+            raise ApiError(409, "NameTaken", message)
+        change: dict[str, Any] = {
+            "metadata": {"annotations": body["metadata"].get("annotations", {}), "uid": found["metadata"]["uid"]},
+            **{key: body[key] for key in ("spec", "data") if key in body},
+        }
+        return await self._api.request("PATCH", path, change, content_type=MERGE_PATCH)
+
+    async def _remove(self, job: Job, child: Child) -> None:
+        version = (
+            self.policy_version if child.kind is Kind.DISRUPTION_BUDGET else objects.resource_of(child).group_version
+        )
+        path = path_of(version, objects.resource_of(child).plural, job.namespace, child.name)
+        await self._unless_gone(self._api.request("DELETE", path))
+        gone = {"namespace": job.namespace, "name": child.name, "labels": {names.LABEL_JOB: job.name}}
+        self._cache.drop_child(child.kind.value, {"metadata": gone})
+
+    def _tell_later(self, job: Job, events: Sequence[Event], now: float) -> None:
+        """Events are written in the background: the next pass does not wait for them."""
+        for event in events:
+            logger.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
+            if len(self._telling) < UNTOLD:
+                task = asyncio.create_task(self._tell(job, event, now))
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, job: Job, event: Event, now: float) -> None:
+        """Events are for people: one that cannot be written is no reason to do anything again."""
+        key = f"{job.uid}/{event.reason}/{event.message}/{now}"
+        name = f"{job.name[:200]}.{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        time = format_time(now)
+        body = objects.build_event(
+            job, event.reason, event.message, warning=event.warning, time=time, name=name, reporter=self._reporter
+        )
+        try:
+            await self._api.request("POST", path_of("v1", "events", job.namespace), body, urgency=Urgency.LATER)
+        except ApiError as error:
+            logger.info("an event could not be written: %s", error)
+
+    async def _unless_gone(self, call: Awaitable[Any]) -> Any:
+        """404: gone already. 409: the UID is another's, so ours is gone."""
+        try:
+            return await call
+        except ApiError as error:
+            if error.status in (404, 409):
+                return None
+            raise
+
+
+def _lingers(raw: Mapping[str, Any]) -> bool:
+    """Whether the reply to a deletion shows a pod that goes through its grace period."""
+    metadata = raw.get("metadata") or {}
+    return metadata.get("deletionTimestamp") is not None and metadata.get("deletionGracePeriodSeconds") != 0
+
+
+async def _gather(calls: Sequence[Awaitable[None]]) -> list[ApiError]:
+    """All of them, side by side. The first error that a second try may mend is raised after all have ended."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    refused: list[ApiError] = []
+    for result in results:
+        if isinstance(result, ApiError) and _is_refusal(result):
+            refused.append(result)
+        elif isinstance(result, BaseException):
+            raise result
+    return refused
+
+
+def _is_refusal(error: ApiError) -> bool:
+    return error.status in (400, 403, 413, 422) or error.reason == "NameTaken"
+
+
+def _trouble(refused: list[ApiError]) -> tuple[str, str] | None:
+    """What a refusal means to the user: a template that can never run, or something that may change."""
+    for error in refused:
+        if error.status in (400, 413, 422):
+            return "InvalidTemplate", f"spec.template: the API server rejects the pod: {error.message}"
+    if refused:
+        reason = "NameTaken" if refused[0].reason == "NameTaken" else "CreateForbidden"
+        return reason, refused[0].message
+    return None

@@ -1,0 +1,39 @@
+"""The objects beside the pods: Service, disruption budget, network policy, certificate, pod group. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elasticjob_operator import api, names
+from elasticjob_operator.observe import Job
+from elasticjob_operator.records import Child, Config, Kind, Seen
+
+
+def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ...]:
+    """The objects beside the pods that a running job has."""
+    children = [Child(Kind.SERVICE, names.service_name(job.name))]
+    minimum = (("minAvailable", spec.min_replicas),)
+    children.append(Child(Kind.DISRUPTION_BUDGET, names.disruption_budget_name(job.name), minimum))
+    if spec.network.policy and not spec.template["spec"].get("hostNetwork"):
+        children.append(Child(Kind.NETWORK_POLICY, names.network_policy_name(job.name)))
+    if config.ca_pem:
+        children.append(Child(Kind.CONFIG_MAP, names.ca_config_map_name(job.name), (("ca.crt", config.ca_pem),)))
+    flavour = gang_flavour(spec)
+    if flavour:
+        values = (("flavour", flavour), ("minMember", spec.min_replicas))
+        children.append(Child(Kind.POD_GROUP, names.pod_group_name(job.name), values))
+    return tuple(children)
+
+
+def needs_write(child: Child, existing: Mapping[tuple[str, str], str], seen: Seen, status: api.Status) -> bool:
+    if child.kind is Kind.POD_GROUP:  # not watched, since most clusters do not have the kind
+        return not seen.pods and status.rendezvous.generation == 0
+    return existing.get((child.kind.value, child.name)) != child.digest
+
+
+def gang_flavour(spec: api.Spec) -> str:
+    """Which PodGroup the template's scheduler knows: "volcano", "scheduler-plugins" or ""."""
+    scheduler = spec.template["spec"].get("schedulerName", "")
+    if scheduler == "volcano":
+        return "volcano"
+    return "scheduler-plugins" if scheduler.startswith("scheduler-plugins") else ""

@@ -1,0 +1,21 @@
+"""`kubectl elasticjob`: see and steer ElasticJobs from a terminal.
+
+Exit codes: 0 it worked; 1 the job failed, or what was waited for did not come; 2 the command was wrong, or what it
+names does not exist. A mistake of the user is one line on stderr and never a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The console script, installed as a kubectl plugin."""
+    try:
+        from elasticjob_operator.cli.root import run
+    except ModuleNotFoundError as error:
+        if error.name not in ("rich", "click"):
+            raise
+        print(f"error: {error.name} is missing: pip install 'elasticjob-operator[cli]'", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run(sys.argv[1:]))

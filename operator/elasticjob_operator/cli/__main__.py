@@ -1,0 +1,5 @@
+"""`python -m elasticjob_operator.cli`: the same as the console script."""
+
+from elasticjob_operator.cli import main
+
+main()

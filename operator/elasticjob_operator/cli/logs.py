@@ -1,0 +1,61 @@
+"""`logs`: the lines of all ranks, each with the ranks of its pod in front."""
+
+from __future__ import annotations
+
+import time
+
+import click
+from rich.text import Text
+
+from elasticjob_operator.cli import common
+from elasticjob_operator.cli.common import target_options, with_client
+from elasticjob_operator.client import Client, Line
+from elasticjob_operator.view import details, words
+
+
+@click.command()
+@common.job_argument
+@target_options
+@click.option("-r", "--rank", type=click.IntRange(min=0), help="Only the pod that runs this rank.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has finished; pods that join are included.")
+@click.option("--tail", type=click.IntRange(min=0), help="Only so many last lines of each pod.")
+@click.option("-p", "--previous", is_flag=True, help="The last failure instead: traceback and end of its log.")
+@click.option("--timestamps", is_flag=True)
+@click.option("--no-prefix", is_flag=True, help="Lines without ranks in front.")
+def logs(
+    name: str, rank: int | None, follow: bool, tail: int | None, previous: bool, timestamps: bool, no_prefix: bool
+) -> None:
+    """The logs of all ranks. With several pods, each line begins with the ranks of its pod."""
+    if previous and (follow or rank is not None):
+        raise click.UsageError("--previous shows the last failure of the job: leave out --follow and --rank")
+
+    async def work(client: Client) -> None:
+        if previous:
+            await _show_failure(client, name)
+            return
+        out = common.console()
+        async for line in client.logs(name, rank=rank, follow=follow, tail=tail):
+            text = line_text(line, prefix=not no_prefix and rank is None, timestamps=timestamps)
+            out.print(text, soft_wrap=True)
+
+    with_client(work)
+
+
+async def _show_failure(client: Client, name: str) -> None:
+    job = await client.get(name)
+    if job.status.last_failure is None:
+        raise common.Misuse(f"job {name} had no failure: there is no previous log")
+    common.show(details.failure(job.status.last_failure, time.time()))
+
+
+def line_text(line: Line, *, prefix: bool, timestamps: bool) -> Text:
+    """One line as it is shown. The colour belongs to the pod's first rank, so that it stays."""
+    text = Text()
+    if prefix:
+        label = words.ranks(line.ranks)
+        style = words.RANK_STYLES[line.ranks.start % len(words.RANK_STYLES)] if line.ranks else "dim"
+        text.append(f"[{label if line.ranks else line.pod}] ", style=style)
+    if timestamps and line.time:
+        text.append(f"{line.time} ", style="dim")
+    text.append_text(Text.from_ansi(line.text) if "\x1b" in line.text else Text(line.text))
+    return text

@@ -1,0 +1,167 @@
+"""The way to the API server: which cluster, which namespace, and one function that sends a request.
+
+The configuration is found as kubectl finds it: an explicit file, `KUBECONFIG`, `~/.kube/config`, the pod's own
+service account. Authentication, TLS and proxies are kubernetes.aio's; above it, everything is plain JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+
+from elasticjob_operator.client import errors
+
+_POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_MERGE: Final = "application/merge-patch+json"
+_ASK: Final = aiohttp.ClientTimeout(total=60, sock_connect=10)
+_CLOSING: Final = 0.02
+_STREAM: Final = aiohttp.ClientTimeout(total=None, sock_connect=10)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as a value: what to send and what to call it when it fails."""
+
+    method: str
+    path: str
+    what: str
+    query: tuple[tuple[str, str], ...] = ()
+    body: dict[str, Any] | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def merge_patch(path: str, body: dict[str, Any], what: str, query: tuple[tuple[str, str], ...] = ()) -> Request:
+    return Request("PATCH", path, what, query, body, {"Content-Type": _MERGE})
+
+
+class Connection:
+    """One connection pool to one API server."""
+
+    def __init__(self, api: ApiClient, namespace: str, server: str) -> None:
+        self.api = api
+        self.namespace = namespace
+        self.server = server
+
+    async def close(self) -> None:
+        await self.api.close()
+        await asyncio.sleep(_CLOSING)  # TLS transports end on later turns of the loop, which the caller may end now
+
+    async def ask(self, request: Request) -> dict[str, Any]:
+        """Sends a request and returns the JSON object that answers it."""
+        async with self._answer(request, _ASK) as response:
+            parsed = json.loads(await response.text())
+        return parsed if isinstance(parsed, dict) else {}
+
+    async def ask_text(self, request: Request) -> str:
+        async with self._answer(request, _ASK) as response:
+            return await response.text(errors="replace")
+
+    async def stream_lines(self, request: Request) -> AsyncGenerator[str, None]:
+        """The lines of an answer that goes on. Lines may be of any length: an object of 1,000 members is one."""
+        rest = b""
+        try:
+            async with self._answer(request, _STREAM) as response:
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield line.decode("utf-8", "replace")
+        except aiohttp.ClientPayloadError:  # the server closed in the middle: the same as an end
+            pass
+        if rest:
+            yield rest.decode("utf-8", "replace")
+
+    @contextlib.asynccontextmanager
+    async def _answer(self, request: Request, timeout: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+        call = await self.api.param_serialize(
+            request.method,
+            request.path,
+            query_params=list(request.query),
+            header_params={"Accept": "application/json", **request.headers},
+            body=request.body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response: aiohttp.ClientResponse = (await self.api.call_api(*call, _request_timeout=timeout)).response
+        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError) as error:
+            raise errors.UnreachableError(
+                f"{request.what}: {self.server} does not answer ({error or type(error).__name__}): is the cluster up, "
+                "and is this the right --context?"
+            ) from error
+        try:
+            if response.status >= 400:
+                body = await response.text(errors="replace")
+                raise errors.explain(response.status, response.reason or "", body, request.what)
+            yield response
+        finally:
+            response.close()
+
+
+async def connect(
+    kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
+) -> Connection:
+    """Opens the way to a cluster. No request is sent: a wrong address shows at the first one."""
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = 0  # a job's logs are one connection a pod, without a limit of ours
+    path = find_kubeconfig(kubeconfig, os.environ.get("KUBECONFIG"), Path.home())
+    try:
+        if path is None:
+            default = _load_own_account(configuration, context)
+        else:
+            default = await _load_file(configuration, path, context)
+    except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+        raise errors.ConfigError(f"kubeconfig {path or ''}: {error}".replace("  ", " ")) from error
+    try:
+        api = ApiClient(configuration)
+    except (OSError, ssl.SSLError) as error:
+        raise errors.ConfigError(f"kubeconfig {path}: its certificates cannot be used: {error}") from error
+    return Connection(api, namespace or default, str(configuration.host))
+
+
+def find_kubeconfig(explicit: str | None, environment: str | None, home: Path) -> str | None:
+    """Which file to read; None where there is none and only a pod's own account is left."""
+    if explicit:
+        if not Path(explicit).is_file():
+            raise errors.ConfigError(f"kubeconfig {explicit}: no such file: check --kubeconfig")
+        return explicit
+    if environment:
+        present = [p for p in environment.split(os.pathsep) if p and Path(p).is_file()]
+        if not present:
+            raise errors.ConfigError(f"KUBECONFIG={environment}: no such file: correct or unset the variable")
+        return os.pathsep.join(present)
+    default = home / ".kube" / "config"
+    return str(default) if default.is_file() else None
+
+
+async def _load_file(configuration: Configuration, path: str, context: str | None) -> str:
+    contexts, active = kube_config.list_kube_config_contexts(config_file=path)
+    if context is not None:
+        known = [str(c["name"]) for c in contexts or []]
+        if context not in known:
+            raise ConfigException(f"no context {context!r}: it has {', '.join(known) or 'none'}")
+        active = next(c for c in contexts if c["name"] == context)
+    await kube_config.load_kube_config(
+        config_file=path, context=context, client_configuration=configuration, persist_config=False
+    )
+    return str(((active or {}).get("context") or {}).get("namespace") or "default")
+
+
+def _load_own_account(configuration: Configuration, context: str | None) -> str:
+    if context is not None:
+        raise ConfigException(f"no kubeconfig holds the context {context!r}: give --kubeconfig")
+    try:
+        kube_config.load_incluster_config(client_configuration=configuration)
+    except ConfigException as error:
+        raise ConfigException("none found: give --kubeconfig, set KUBECONFIG or create ~/.kube/config") from error
+    return _POD_NAMESPACE.read_text().strip() if _POD_NAMESPACE.is_file() else "default"

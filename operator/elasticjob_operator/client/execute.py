@@ -1,0 +1,65 @@
+"""Runs a command in a pod over the API server's exec channel.
+
+The command's exit code comes as a metav1.Status on a channel of its own. A server or a node without exec is an
+`ExecUnavailableError`: the caller chooses another way.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import aiohttp
+from kubernetes.aio.stream import WsApiClient
+
+from elasticjob_operator.client import errors
+from elasticjob_operator.client.connection import Connection
+from elasticjob_operator.client.model import Pod
+
+_ERROR_CHANNEL: Final = 3
+_PATIENCE: Final = 30.0
+
+
+class ExecUnavailableError(errors.ClientError):
+    """The pod cannot be reached by exec: no right to, no shell in the image, or no support by the node."""
+
+
+async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: list[str]) -> tuple[int, str]:
+    """(exit code, output and errors as text)."""
+    query = [("command", part) for part in command]
+    query += [("container", pod.trainer), ("stdout", "true"), ("stderr", "true")]
+    api = WsApiClient(connection.api.configuration)
+    output: list[str] = []
+    verdict = ""
+    try:
+        call = await api.param_serialize(
+            "GET",
+            f"/api/v1/namespaces/{namespace}/pods/{pod.name}/exec",
+            header_params={"sec-websocket-protocol": "v4.channel.k8s.io"},
+            auth_settings=["BearerToken"],
+        )
+        response = await api.request("GET", call[1], query, call[2], _preload_content=False)
+        async with response as socket:
+            while (frame := await socket.receive(timeout=_PATIENCE)).type is aiohttp.WSMsgType.BINARY:
+                channel, data = frame.data[0], frame.data[1:].decode("utf-8", "replace")
+                verdict += data if channel == _ERROR_CHANNEL else ""
+                output += [data] if channel in (1, 2) else []
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise ExecUnavailableError(f"exec in pod {pod.name}: {error or type(error).__name__}") from error
+    finally:
+        await api.close()
+    return exit_code_of(verdict, pod.name), "".join(output)
+
+
+def exit_code_of(verdict: str, pod: str) -> int:
+    """The exit code in what the server says at the end."""
+    try:
+        status: dict[str, Any] = json.loads(verdict)
+    except ValueError:
+        raise ExecUnavailableError(f"exec in pod {pod}: it ended without an exit code") from None
+    if status.get("status") == "Success":
+        return 0
+    for cause in (status.get("details") or {}).get("causes") or []:
+        if cause.get("reason") == "ExitCode" and str(cause.get("message")).isdecimal():
+            return int(cause["message"])
+    raise ExecUnavailableError(f"exec in pod {pod}: {status.get('message') or 'refused'}")

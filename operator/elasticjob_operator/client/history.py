@@ -1,0 +1,257 @@
+"""What happened to a job: its worlds, its progress and its failures, put together from samples and events.
+
+Pure. A `Sample` is what the status said at one time; a recording is a file of them, one JSON object a line. Events
+fill in what happened before the first sample, as long as the API server keeps them (an hour by default).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
+from typing import Any, Final
+
+from elasticjob_operator.client.model import Happening, Job, parse_time
+
+_WORLD_EVENT: Final = re.compile(
+    r"generation (?P<generation>\d+) (?:from (?P<old>\d+) to|with) (?P<size>\d+) pods?(?:: (?P<why>.*))?"
+)
+_CAUSES: Final = {
+    "start": "the job starts",
+    "scale-up": "newcomers are ready",
+    "scale-down": "fewer replicas are wanted",
+    "drain": "a node is drained",
+    "node-leaving": "a node is about to go",
+    "disruption": "a pod is about to be disrupted",
+    "pod-deleted": "a pod is being deleted",
+    "pod-leaving": "a pod was asked to stop",
+    "lost": "a member was lost",
+    "failed": "a worker failed",
+}
+_NOTABLE: Final = ("MemberLost", "WorkerFailed", "Failed", "Completed", "Suspended", "Resumed")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the status said at `time`."""
+
+    time: float
+    phase: str
+    generation: int = 0
+    world_size: int = 0
+    processes: int = 0
+    training: bool = False
+    formed: float | None = None
+    cause: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    progress_time: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    training_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    recovery_seconds: float | None = None
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class World:
+    """One generation: when it was formed, with how many pods, why, and what the change cost."""
+
+    generation: int
+    time: float | None
+    size: int
+    cause: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    time: float
+    value: float
+
+
+@dataclass(frozen=True)
+class History:
+    start: float | None
+    end: float | None
+    worlds: tuple[World, ...]
+    sizes: tuple[Point, ...]  # steps: the size from this time on; 0 while nothing trains
+    throughput: tuple[Point, ...]  # steps a second
+    metrics: dict[str, tuple[Point, ...]]  # over time
+    notable: tuple[Happening, ...]
+
+
+def take_sample(job: Job, now: float) -> Sample:
+    status = job.status
+    world, goodput, progress = status.rendezvous, status.goodput, status.progress
+    trained, lost = goodput_seconds(job, now)
+    return Sample(
+        time=now,
+        phase=job.phase,
+        generation=world.generation,
+        world_size=world.world_size,
+        processes=world.processes,
+        training=goodput.training,
+        formed=parse_time(world.formed_time),
+        cause=cause_in_words(world.reason),
+        step=progress.step if progress else None,
+        total_steps=progress.total_steps if progress else None,
+        progress_time=parse_time(progress.last_update_time) if progress else None,
+        metrics={m.name: m.value for m in progress.metrics} if progress else {},
+        training_seconds=round(trained, 3),
+        lost_seconds=round(lost, 3),
+        recovery_seconds=goodput.last_recovery_seconds,
+        restarts=status.restarts.total,
+    )
+
+
+def goodput_seconds(job: Job, now: float) -> tuple[float, float]:
+    """(training, lost) seconds up to now: the status books time only when the state changes."""
+    goodput = job.status.goodput
+    since = parse_time(goodput.since)
+    if since is None or job.status.finished or job.phase == "Suspended":
+        return goodput.training_seconds, goodput.lost_seconds
+    running = max(0.0, now - since)
+    if goodput.training:
+        return goodput.training_seconds + running, goodput.lost_seconds
+    return goodput.training_seconds, goodput.lost_seconds + running
+
+
+def cause_in_words(reason: str | None) -> str:
+    return _CAUSES.get(reason or "", reason or "")
+
+
+def format_sample(sample: Sample) -> str:
+    """One line of a recording."""
+    return json.dumps(asdict(sample), separators=(",", ":"))
+
+
+def read_recording(text: str) -> list[Sample]:
+    """The samples of a recording; raises ValueError naming the line. A last line cut off in the middle is left out."""
+    known = {f.name for f in fields(Sample)}
+    samples: list[Sample] = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            values: dict[str, Any] = json.loads(line)
+            samples.append(Sample(**{k: v for k, v in values.items() if k in known}))
+        except (ValueError, TypeError, AttributeError) as error:
+            if number == len(lines) and not text.endswith("\n"):
+                break
+            raise ValueError(f"line {number} is no sample of a recording: {error}") from None
+    return samples
+
+
+def is_news(before: Sample | None, after: Sample) -> bool:
+    """Whether a sample says more than the one before it, apart from the time that went by."""
+    if before is None:
+        return True
+    clock = {"time", "training_seconds", "lost_seconds"}
+    return any(getattr(before, f.name) != getattr(after, f.name) for f in fields(Sample) if f.name not in clock)
+
+
+def build_history(samples: Sequence[Sample], events: Iterable[Happening], start: float | None = None) -> History:
+    happenings = sorted(events, key=lambda h: h.time or 0.0)
+    ordered = sorted(samples, key=lambda s: s.time)
+    worlds = _merge_worlds(_worlds_of_events(happenings), _worlds_of_samples(ordered))
+    times = [w.time for w in worlds if w.time] + [s.time for s in ordered] + [h.time for h in happenings if h.time]
+    return History(
+        start=min([*times, *([start] if start else [])], default=None),
+        end=max(times, default=None),
+        worlds=worlds,
+        sizes=_sizes(worlds, ordered, happenings),
+        throughput=_throughput(ordered),
+        metrics=_metrics(ordered),
+        notable=tuple(h for h in happenings if h.reason in _NOTABLE),
+    )
+
+
+def _worlds_of_events(events: Iterable[Happening]) -> dict[int, World]:
+    found: dict[int, World] = {}
+    for event in events:
+        match = _WORLD_EVENT.search(event.message) if event.reason in ("WorldFormed", "WorldChanged") else None
+        if match:
+            generation = int(match["generation"])
+            found[generation] = World(generation, event.time, int(match["size"]), match["why"] or "")
+    return found
+
+
+def _worlds_of_samples(samples: Sequence[Sample]) -> dict[int, World]:
+    """`seconds` is the recovery that was booked when this generation began to train."""
+    found: dict[int, World] = {}
+    before: Sample | None = None
+    for sample in samples:
+        world = found.get(sample.generation)
+        if sample.generation > 0 and world is None:
+            world = World(sample.generation, sample.formed or sample.time, sample.world_size, sample.cause)
+        booked = sample.training and sample.generation > 1 and (before is None or not _same_run(before, sample))
+        if world is not None and booked and world.seconds is None:
+            world = World(world.generation, world.time, world.size, world.cause, sample.recovery_seconds)
+        if world is not None:
+            found[sample.generation] = world
+        before = sample
+    return found
+
+
+def _same_run(before: Sample, after: Sample) -> bool:
+    return before.training and before.generation == after.generation
+
+
+def _merge_worlds(events: dict[int, World], samples: dict[int, World]) -> tuple[World, ...]:
+    merged = []
+    for generation in sorted(events.keys() | samples.keys()):
+        event, sample = events.get(generation), samples.get(generation)
+        first = sample or event
+        assert first is not None
+        cause = (event.cause if event else "") or first.cause
+        time = min((w.time for w in (event, sample) if w and w.time is not None), default=None)
+        merged.append(World(generation, time, first.size, cause, sample.seconds if sample else None))
+    return tuple(merged)
+
+
+def _sizes(worlds: Sequence[World], samples: Sequence[Sample], events: Sequence[Happening]) -> tuple[Point, ...]:
+    # A world that was seen to start counts from when it trains; of one that was not, only its forming is known.
+    starting = {s.generation for s in samples if not s.training}
+    points = [Point(w.time, w.size) for w in worlds if w.time is not None and w.generation not in starting]
+    points += [Point(s.time, s.world_size if s.training else 0) for s in samples if s.generation or s.world_size]
+    ends = ("Completed", "Failed", "Suspended")
+    points += [Point(h.time, 0) for h in events if h.reason in ends and h.time is not None]
+    points.sort(key=lambda p: p.time)
+    kept: list[Point] = []
+    for point in points:
+        if not kept or kept[-1].value != point.value:
+            kept.append(point)
+    return tuple(kept)
+
+
+def _progress(samples: Sequence[Sample]) -> list[tuple[float, int]]:
+    """(when reported, step), each report once."""
+    found: dict[float, int] = {}
+    for sample in samples:
+        if sample.step is not None:
+            found[sample.progress_time or sample.time] = sample.step
+    return sorted(found.items())
+
+
+def _throughput(samples: Sequence[Sample]) -> tuple[Point, ...]:
+    """Between two reports; a step back (a restart from a checkpoint) counts as none."""
+    return tuple(
+        Point(later, max(0.0, (high - low) / (later - earlier)))
+        for (earlier, low), (later, high) in pairwise(_progress(samples))
+        if later > earlier
+    )
+
+
+def _metrics(samples: Sequence[Sample]) -> dict[str, tuple[Point, ...]]:
+    found: dict[str, dict[float, float]] = {}
+    for sample in samples:
+        for name, value in sample.metrics.items():
+            found.setdefault(name, {})[sample.progress_time or sample.time] = value
+    return {
+        name: tuple(Point(t, v) for t, v in sorted(values.items()))
+        for name, values in sorted(found.items(), key=lambda item: (item[0] != "loss", item[0]))
+    }

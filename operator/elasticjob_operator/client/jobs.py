@@ -1,0 +1,269 @@
+"""The asynchronous client: one method a thing a user does to a job.
+
+Every method is one or two requests; what they mean is the operator's business. `wait` and `watch` survive a closed
+connection and a server that has forgotten the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+from elasticjob_operator import api, names
+from elasticjob_operator.client import connection as transport
+from elasticjob_operator.client import errors, logs, rules
+from elasticjob_operator.client.connection import Connection, Request, merge_patch
+from elasticjob_operator.client.execute import run_in_pod
+from elasticjob_operator.client.model import Change, Happening, Happenings, Job, Jobs, Pod, Pods, Raws, Words
+
+_PAGE: Final = "500"
+_WATCH_SECONDS: Final = 240
+_PAUSE: Final = 1.0
+
+
+class Client:
+    """A connection to one cluster and, unless told otherwise, one namespace. Use it as a context manager."""
+
+    def __init__(
+        self, *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
+    ) -> None:
+        self._wanted = (kubeconfig, context, namespace)
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Self:
+        kubeconfig, context, namespace = self._wanted
+        self._connection = await transport.connect(kubeconfig, context, namespace)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    @property
+    def connection(self) -> Connection:
+        if self._connection is None:
+            raise errors.ClientError("the client is not open: use it as `async with Client() as client:`")
+        return self._connection
+
+    @property
+    def namespace(self) -> str:
+        return self.connection.namespace
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    async def get(self, name: str, namespace: str | None = None) -> Job:
+        return Job.parse(await self.connection.ask(Request("GET", self._job(name, namespace), f"get job {name}")))
+
+    async def list(
+        self, namespace: str | None = None, *, all_namespaces: bool = False, selector: str | None = None
+    ) -> Jobs:
+        path = self._jobs(namespace, all_namespaces)
+        return [Job.parse(raw) for raw in (await self._list(path, "list jobs", selector))[0]]
+
+    async def pods(self, name: str, namespace: str | None = None) -> Pods:
+        """The job's pods, by index."""
+        path = f"/api/v1/namespaces/{self._space(namespace)}/pods"
+        found, _ = await self._list(path, f"list pods of {name}", names.selector(name))
+        return sorted((Pod(raw) for raw in found), key=lambda p: (p.index is None, p.index or 0, p.name))
+
+    async def events(self, name: str, namespace: str | None = None) -> Happenings:
+        """The events of the job and of its pods, oldest first. The API server keeps them for an hour by default."""
+        path = f"/api/v1/namespaces/{self._space(namespace)}/events"
+        found, _ = await self._list(path, f"list events of {name}", None)
+        prefix = names.pod_name(name, 0)[:-1]
+        mine = [Happening.parse(raw) for raw in found if rules.is_about(raw.get("involvedObject") or {}, name, prefix)]
+        return sorted(mine, key=lambda h: h.time or 0.0)
+
+    async def pod_metrics(self, name: str, namespace: str | None = None) -> dict[str, dict[str, str]] | None:
+        """Pod → its usage of cpu and memory; None where the cluster has no metrics server."""
+        path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{self._space(namespace)}/pods"
+        try:
+            found, _ = await self._list(path, f"metrics of {name}", names.selector(name))
+        except (errors.NotFoundError, errors.ForbiddenError):
+            return None
+        except errors.ClientError as error:
+            if "503" in str(error):  # registered, but not up
+                return None
+            raise
+        return {raw["metadata"]["name"]: rules.sum_usage(raw) for raw in found}
+
+    # --- changing --------------------------------------------------------------------------------------------
+
+    async def submit(self, manifest: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False) -> Job:
+        """Creates a job. A bad field is named before anything is sent."""
+        body = dict(manifest)
+        rules.check_kind(body)
+        api.parse_spec(body.get("spec"))
+        metadata = body.get("metadata") or {}
+        if not metadata.get("name") and not metadata.get("generateName"):
+            raise errors.InvalidError("metadata.name: is required: give the job a name")
+        space = namespace or metadata.get("namespace")
+        body["metadata"] = {**metadata, "namespace": self._space(space)}
+        query = (("dryRun", "All"),) if dry_run else ()
+        what = f"create job {metadata.get('name') or metadata['generateName']}"
+        return Job.parse(await self.connection.ask(Request("POST", self._jobs(space), what, query, body)))
+
+    async def scale(self, name: str, replicas: int, namespace: str | None = None) -> Job:
+        """Sets the wanted number of pods, within the job's bounds."""
+        job = await self.get(name, namespace)
+        spec = job.spec
+        if spec is not None and not spec.min_replicas <= replicas <= spec.max_replicas:
+            raise errors.InvalidError(
+                f"spec.replicas: {replicas} is outside {spec.min_replicas}..{spec.max_replicas} (elasticPolicy of "
+                f"{name}): choose a number in between, or change the bounds first"
+            )
+        path = f"{self._job(name, namespace)}/scale"
+        await self.connection.ask(merge_patch(path, {"spec": {"replicas": replicas}}, f"scale job {name}"))
+        return await self.get(name, namespace)
+
+    async def suspend(self, name: str, namespace: str | None = None) -> Job:
+        """Asks the job to checkpoint and give its pods back."""
+        return await self._set_suspend(name, namespace, suspend=True)
+
+    async def resume(self, name: str, namespace: str | None = None) -> Job:
+        return await self._set_suspend(name, namespace, suspend=False)
+
+    async def patch(self, name: str, body: dict[str, Any], namespace: str | None = None) -> Job:
+        """A JSON merge patch of the job."""
+        path = self._job(name, namespace)
+        return Job.parse(await self.connection.ask(merge_patch(path, body, f"patch job {name}")))
+
+    async def delete(self, name: str, namespace: str | None = None) -> None:
+        """Deletes the job; the garbage collector takes its pods."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        await self.connection.ask(Request("DELETE", self._job(name, namespace), f"delete job {name}", (), options))
+
+    async def kill_pod(self, pod: Pod, namespace: str | None = None) -> None:
+        """Deletes a pod without grace, and only the one that was seen: its successor has another UID."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": pod.uid},
+        }
+        path = f"/api/v1/namespaces/{self._space(namespace)}/pods/{pod.name}"
+        await self.connection.ask(Request("DELETE", path, f"kill pod {pod.name}", (), options))
+
+    async def execute(self, pod: Pod, command: Words, namespace: str | None = None) -> tuple[int, str]:
+        """Runs a command in the trainer of a pod: (exit code, what it wrote)."""
+        return await run_in_pod(self.connection, self._space(namespace), pod, command)
+
+    # --- following -------------------------------------------------------------------------------------------
+
+    async def watch(self, name: str | None = None, namespace: str | None = None) -> AsyncGenerator[Change, None]:
+        """Every job (or the one) as it is, then every change of it. Never ends by itself."""
+        path = self._jobs(namespace)
+        query = (("fieldSelector", f"metadata.name={name}"),) if name else ()
+        seen: dict[str, str] = {}
+        while True:
+            found, version = await self._list(path, "watch jobs", None, query)
+            for change in rules.find_differences(seen, found):
+                yield change
+            try:
+                async for change in self._stream(path, query, version):
+                    seen[change.job.uid] = str(change.job.metadata.get("resourceVersion"))
+                    yield change
+            except (errors.GoneError, errors.UnreachableError):
+                await asyncio.sleep(_PAUSE)
+
+    async def wait(
+        self, name: str, condition: str = "Complete", namespace: str | None = None, *, timeout: float | None = None
+    ) -> Job:
+        """Waits until a condition of the job is True. Raises where it cannot come true any more."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        job = await self.get(name, namespace)
+        changes = self.watch(name, namespace)
+        try:
+            while True:
+                if rules.is_met(job, condition):
+                    return job
+                left = None if deadline is None else deadline - time.monotonic()
+                change = await asyncio.wait_for(anext(changes), left)
+                if change.type == "DELETED":
+                    raise errors.NotFoundError(f"wait for {name}: the job was deleted")
+                job = change.job
+        except TimeoutError:
+            raise errors.WaitTimeoutError(
+                f"wait for {name}: no condition {condition}=True within {timeout:g} s; its phase is {job.phase}"
+            ) from None
+        finally:
+            await changes.aclose()
+
+    async def logs(
+        self,
+        name: str,
+        namespace: str | None = None,
+        *,
+        rank: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[logs.Line, None]:
+        """The lines of all ranks, or of the pod that runs one rank."""
+
+        async def look() -> tuple[Job | None, Pods]:
+            try:
+                job: Job | None = await self.get(name, namespace)
+            except errors.NotFoundError:
+                if first:
+                    raise
+                job = None
+            pods = await self.pods(name, namespace)
+            if rank is None or job is None:
+                return job, pods
+            return job, rules.choose_pods(job, pods, rank, patient=follow)
+
+        first = True
+        merger = logs.Merger(self.connection, self._space(namespace), look, follow=follow, tail=tail)
+        async for line in merger.lines():
+            first = False
+            yield line
+
+    # --- underneath ------------------------------------------------------------------------------------------
+
+    def _space(self, namespace: str | None) -> str:
+        return namespace or self.connection.namespace
+
+    def _jobs(self, namespace: str | None, all_namespaces: bool = False) -> str:
+        scope = "" if all_namespaces else f"/namespaces/{quote(self._space(namespace), safe='')}"
+        return f"/apis/{names.API_VERSION}{scope}/{names.PLURAL}"
+
+    def _job(self, name: str, namespace: str | None) -> str:
+        if not name:
+            raise errors.InvalidError("name: is required")
+        return f"{self._jobs(namespace)}/{quote(name, safe='')}"
+
+    async def _list(
+        self, path: str, what: str, selector: str | None, more: tuple[tuple[str, str], ...] = ()
+    ) -> tuple[Raws, str]:
+        """All pages of a list, and the version at which it was read."""
+        found: Raws = []
+        query = (("limit", _PAGE), *more, *((("labelSelector", selector),) if selector else ()))
+        token = ""
+        while True:
+            page = await self.connection.ask(
+                Request("GET", path, what, (*query, *((("continue", token),) if token else ())))
+            )
+            found += page.get("items") or []
+            metadata = page.get("metadata") or {}
+            token = metadata.get("continue") or ""
+            if not token:
+                return found, str(metadata.get("resourceVersion") or "")
+
+    async def _stream(
+        self, path: str, query: tuple[tuple[str, str], ...], version: str
+    ) -> AsyncGenerator[Change, None]:
+        options = (("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", str(_WATCH_SECONDS)))
+        async for line in self.connection.stream_lines(Request("GET", path, "watch jobs", (*query, *options))):
+            change = rules.parse_change(line)
+            if change is not None:
+                yield change
+
+    async def _set_suspend(self, name: str, namespace: str | None, *, suspend: bool) -> Job:
+        return await self.patch(name, {"spec": {"runPolicy": {"suspend": suspend}}}, namespace)

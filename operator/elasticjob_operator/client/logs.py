@@ -1,0 +1,156 @@
+"""The logs of all ranks of a job as one stream of lines.
+
+One stream a pod, merged as the lines come. While following, a pod that joins later is picked up and a stream that
+breaks is taken up again where it ended: the server's timestamps say which lines were seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from elasticjob_operator.client import errors
+from elasticjob_operator.client.connection import Connection, Request
+from elasticjob_operator.client.model import Job, Pod
+
+_STAMP: Final = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
+_LOOK_EVERY: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of one pod. `ranks` are those the pod has in the present world, empty where it has none."""
+
+    pod: str
+    ranks: range
+    text: str
+    time: str | None = None
+
+
+def split_stamp(line: str) -> tuple[str | None, str]:
+    """The server's timestamp and the line without it."""
+    found = _STAMP.match(line)
+    return (found.group(1), found.group(2)) if found else (None, line)
+
+
+def is_newer(stamp: str | None, seen: str | None) -> bool:
+    """Whether a line comes after the last one seen. The fraction's trailing zeros are left out by the server."""
+    return stamp is None or seen is None or _padded(stamp) > _padded(seen)
+
+
+def _padded(stamp: str) -> str:
+    whole, _, fraction = stamp.rstrip("Z").partition(".")
+    return f"{whole}.{fraction:0<9}"
+
+
+async def read_pod(
+    connection: Connection, pod: Pod, namespace: str, *, follow: bool, tail: int | None, since: str | None = None
+) -> AsyncGenerator[tuple[str | None, str], None]:
+    """(timestamp, line) of the trainer's log of one pod."""
+    query = [("container", pod.trainer), ("timestamps", "true")]
+    query += [("follow", "true")] if follow else []
+    query += [("tailLines", str(tail))] if tail is not None else []
+    query += [("sinceTime", since)] if since else []
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}/log"
+    request = Request("GET", path, f"logs of pod {pod.name}", tuple(query), headers={"Accept": "*/*"})
+    async for line in connection.stream_lines(request):
+        yield split_stamp(line)
+
+
+class Merger:
+    """Follows every pod that `look` shows and hands their lines out as they come."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        namespace: str,
+        look: Callable[[], Awaitable[tuple[Job | None, list[Pod]]]],
+        *,
+        follow: bool,
+        tail: int | None,
+    ) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._look = look
+        self._follow = follow
+        self._tail = tail
+        self._lines: asyncio.Queue[Line] = asyncio.Queue(maxsize=1000)
+        self._readers: dict[str, asyncio.Task[None]] = {}  # by pod UID
+        self._seen: dict[str, str] = {}
+        self._job: Job | None = None
+
+    async def lines(self) -> AsyncGenerator[Line, None]:
+        director = asyncio.create_task(self._direct())
+        try:
+            while True:
+                getter = asyncio.create_task(self._lines.get())
+                await asyncio.wait((getter, director), return_when=asyncio.FIRST_COMPLETED)
+                if getter.done():
+                    yield getter.result()
+                    continue
+                getter.cancel()
+                while not self._lines.empty():
+                    yield self._lines.get_nowait()
+                await director  # raises what stopped it
+                return
+        finally:
+            tasks = (director, *self._readers.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _direct(self) -> None:
+        """Starts a reader for every pod with a log; ends when there is nothing left to come."""
+        while True:
+            self._job, pods = await self._look()
+            for pod in pods:
+                if pod.started and pod.uid not in self._readers:
+                    self._readers[pod.uid] = asyncio.create_task(self._read(pod))
+            for reader in self._readers.values():
+                if reader.done():
+                    reader.result()  # raises what stopped it: said now, not when the job ends
+            over = not self._follow or self._job is None or self._job.status.finished
+            if over:
+                await asyncio.gather(*self._readers.values())
+                return
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def _read(self, pod: Pod) -> None:
+        while True:
+            seen = self._seen.get(pod.uid)
+            tail = self._tail if seen is None else None
+            reader = read_pod(
+                self._connection, pod, self._namespace, follow=self._follow, tail=tail, since=_whole_second(seen)
+            )
+            try:
+                async for stamp, text in reader:
+                    if not is_newer(stamp, seen):
+                        continue
+                    self._seen[pod.uid] = stamp or self._seen.get(pod.uid, "")
+                    ranks = self._job.rank_ranges().get(pod.name, range(0)) if self._job else range(0)
+                    await self._lines.put(Line(pod.name, ranks, text, stamp))
+            except errors.NotFoundError:
+                return  # the pod is gone, and its log with it
+            except (errors.InvalidError, errors.UnreachableError):
+                if not self._follow:
+                    raise
+            if not self._follow or not await self._goes_on(pod):
+                return
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def _goes_on(self, pod: Pod) -> bool:
+        """Whether a log that ended may still grow: its stream broke while the pod runs."""
+        path = f"/api/v1/namespaces/{self._namespace}/pods/{pod.name}"
+        try:
+            now = Pod(await self._connection.ask(Request("GET", path, f"get pod {pod.name}")))
+        except errors.ClientError:
+            return False
+        return now.uid == pod.uid and not now.ended and bool(self._seen.get(pod.uid))
+
+
+def _whole_second(stamp: str | None) -> str | None:
+    """`sinceTime` counts whole seconds: ask from the second's start, the rest is dropped here."""
+    return stamp.partition(".")[0].rstrip("Z") + "Z" if stamp else None

@@ -1,0 +1,222 @@
+"""What the client hands out: jobs, pods, events and changes, frozen, made from the API server's JSON.
+
+Pure. `Job` keeps the raw object beside the parsed status, so that `-o yaml` prints what the server said. A job is
+shown even where its spec is invalid: `spec` is parsed only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from elasticjob_operator import api, names
+
+
+def parse_time(text: str | None) -> float | None:
+    """An RFC 3339 time as seconds since 1970."""
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class Job:
+    """An ElasticJob as the API server has it."""
+
+    raw: dict[str, Any]
+    status: api.Status
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Job:
+        try:
+            status = api.Status.model_validate(raw.get("status") or {})
+        except ValidationError:  # an operator of another version wrote it: show the rest
+            status = api.Status()
+        return cls(raw=raw, status=status)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        found = self.raw.get("metadata")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata.get("name", ""))
+
+    @property
+    def namespace(self) -> str:
+        return str(self.metadata.get("namespace", ""))
+
+    @property
+    def uid(self) -> str:
+        return str(self.metadata.get("uid", ""))
+
+    @property
+    def created(self) -> float | None:
+        return parse_time(self.metadata.get("creationTimestamp"))
+
+    @property
+    def spec(self) -> api.Spec | None:
+        """The validated spec; None where it is invalid."""
+        try:
+            return api.parse_spec(self.raw.get("spec"))
+        except api.InvalidJobError:
+            return None
+
+    @property
+    def phase(self) -> str:
+        return self.status.phase.value if self.status.phase else "Pending"
+
+    @property
+    def members(self) -> tuple[api.Member, ...]:
+        """The world, ordered by rank."""
+        return tuple(sorted(self.status.rendezvous.members, key=lambda m: m.rank))
+
+    def rank_ranges(self) -> dict[str, range]:
+        """Pod → ranks of its processes, as the script sees them in `RANK`."""
+        found: dict[str, range] = {}
+        first = 0
+        for member in self.members:
+            found[member.pod] = range(first, first + member.nproc)
+            first += member.nproc
+        return found
+
+    def pod_of_rank(self, rank: int) -> str | None:
+        return next((pod for pod, ranks in self.rank_ranges().items() if rank in ranks), None)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A worker pod, as much of it as a user looks at."""
+
+    raw: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"].get("uid", ""))
+
+    @property
+    def index(self) -> int | None:
+        text = (self.raw["metadata"].get("labels") or {}).get(names.LABEL_INDEX, "")
+        return int(text) if str(text).isdecimal() else None
+
+    @property
+    def node(self) -> str:
+        return str((self.raw.get("spec") or {}).get("nodeName") or "")
+
+    @property
+    def leaving(self) -> bool:
+        return bool(self.raw["metadata"].get("deletionTimestamp"))
+
+    @property
+    def phase(self) -> str:
+        if self.leaving:
+            return "Terminating"
+        for entry in (self.raw.get("status") or {}).get("containerStatuses") or []:
+            waiting = (entry.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason"):
+                return str(waiting["reason"])
+        return str((self.raw.get("status") or {}).get("phase") or "Pending")
+
+    @property
+    def ended(self) -> bool:
+        return (self.raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+    @property
+    def started(self) -> bool:
+        """Whether the trainer has run, so that there is a log."""
+        entries = (self.raw.get("status") or {}).get("containerStatuses") or []
+        return any(
+            {"running", "terminated"} & set(e.get("state") or {}) for e in entries if e.get("name") == self.trainer
+        )
+
+    @property
+    def trainer(self) -> str:
+        """The container that trains: the annotated one, or the first."""
+        annotations = self.raw["metadata"].get("annotations") or {}
+        containers = (self.raw.get("spec") or {}).get("containers") or [{}]
+        return str(annotations.get(names.ANNOTATION_TRAINER) or containers[0].get("name", ""))
+
+
+@dataclass(frozen=True)
+class Happening:
+    """A Kubernetes event of the job or one of its pods."""
+
+    time: float | None
+    type: str
+    reason: str
+    message: str
+    object: str
+    count: int = 1
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Happening:
+        series = raw.get("series") or {}
+        when = series.get("lastObservedTime") or raw.get("lastTimestamp") or raw.get("eventTime")
+        subject = raw.get("involvedObject") or {}
+        return cls(
+            time=parse_time(when or (raw.get("metadata") or {}).get("creationTimestamp")),
+            type=str(raw.get("type") or "Normal"),
+            reason=str(raw.get("reason") or ""),
+            message=str(raw.get("message") or ""),
+            object=f"{str(subject.get('kind') or '').lower()}/{subject.get('name') or ''}",
+            count=int(series.get("count") or raw.get("count") or 1),
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step of a watch: ADDED, MODIFIED or DELETED, and the job after it."""
+
+    type: str
+    job: Job
+
+
+# Names for lists: a client's method is called `list`, and inside its class the built-in one is hidden.
+Jobs = list[Job]
+Pods = list[Pod]
+Happenings = list[Happening]
+Raws = list[dict[str, Any]]
+Words = list[str]
+
+
+def build_manifest(
+    name: str,
+    image: str,
+    command: list[str],
+    *,
+    replicas: int | None = None,
+    min_replicas: int | None = None,
+    max_replicas: int | None = None,
+    gpus: int = 0,
+    nproc: str | int | None = None,
+    env: dict[str, str] | None = None,
+    namespace: str | None = None,
+) -> dict[str, Any]:
+    """The manifest of a job that runs `command` in `image`; raises api.InvalidJobError naming a bad field."""
+    container: dict[str, Any] = {"name": "worker", "image": image, "command": command}
+    if env:
+        container["env"] = [{"name": key, "value": value} for key, value in env.items()]
+    if gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+    policy = {"minReplicas": min_replicas, "maxReplicas": max_replicas}
+    spec: dict[str, Any] = {
+        "replicas": replicas if replicas or min_replicas or max_replicas else 1,
+        "elasticPolicy": {k: v for k, v in policy.items() if v is not None} or None,
+        "nprocPerNode": nproc,
+        "template": {"spec": {"containers": [container]}},
+    }
+    spec = {k: v for k, v in spec.items() if v is not None}
+    api.parse_spec(spec)
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}

@@ -1,0 +1,86 @@
+"""What the API server's answers mean for a caller, apart from any connection. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from elasticjob_operator import names
+from elasticjob_operator.client import errors
+from elasticjob_operator.client.model import Change, Job, Pod
+
+
+def is_met(job: Job, condition: str) -> bool:
+    """Whether the condition holds; raises JobFailedError where the job failed and something else is waited for."""
+    wanted = condition.lower()
+    if wanted == "finished":
+        return job.status.finished
+    if any(c.type.lower() == wanted and c.status == "True" for c in job.status.conditions):
+        return True
+    failed = job.status.condition("Failed")
+    if failed is not None and failed.status == "True":
+        raise errors.JobFailedError(f"job {job.name} failed: {failed.reason}: {failed.message}")
+    if job.status.is_true("Complete") and wanted in ("running", "suspended", "failed", "degraded"):
+        raise errors.JobFailedError(f"job {job.name} is complete: it will not become {condition} any more")
+    return False
+
+
+def choose_pods(job: Job, pods: list[Pod], rank: int, *, patient: bool) -> list[Pod]:
+    """The pod that runs a rank. Without a world the pod of that index counts; else there is no such rank."""
+    if job.members:
+        wanted = job.pod_of_rank(rank)
+        chosen = [p for p in pods if p.name == wanted]
+        known = max(r.stop for r in job.rank_ranges().values()) - 1
+        problem = f"ranks 0 to {known}" if wanted is None else f"no pod {wanted} any more"
+    else:
+        chosen = [p for p in pods if p.index == rank]
+        problem = "no world yet"
+    if not chosen and not patient:
+        raise errors.NotFoundError(f"rank {rank} of {job.name}: the job has {problem}")
+    return chosen
+
+
+def parse_change(line: str) -> Change | None:
+    """One line of a watch; None for what is no change of a job. Raises where the server ended the watch."""
+    raw = json.loads(line) if line.strip() else {}
+    type, item = raw.get("type"), raw.get("object") or {}
+    if type == "ERROR":
+        code = int(item.get("code") or 500)
+        raise errors.explain(code, str(item.get("reason")), json.dumps(item), "watch jobs")
+    if type not in ("ADDED", "MODIFIED", "DELETED"):
+        return None
+    return Change(type, Job.parse(item))
+
+
+def find_differences(seen: dict[str, str], found: list[dict[str, Any]]) -> list[Change]:
+    """What a fresh list tells beyond what was seen; updates `seen`."""
+    jobs = {job.uid: job for job in map(Job.parse, found)}
+    changes = [
+        Change("MODIFIED" if uid in seen else "ADDED", job)
+        for uid, job in jobs.items()
+        if seen.get(uid) != str(job.metadata.get("resourceVersion"))
+    ]
+    seen.clear()
+    seen.update({uid: str(job.metadata.get("resourceVersion")) for uid, job in jobs.items()})
+    return changes
+
+
+def check_kind(body: Mapping[str, Any]) -> None:
+    if body.get("kind") != names.KIND or body.get("apiVersion") != names.API_VERSION:
+        raise errors.InvalidError(
+            f"kind: must be {names.KIND} of {names.API_VERSION}, not {body.get('kind')} of {body.get('apiVersion')}: "
+            "`kubectl elasticjob convert` turns jobs of other operators into one"
+        )
+
+
+def is_about(subject: dict[str, Any], job: str, pod_prefix: str) -> bool:
+    name, kind = str(subject.get("name") or ""), subject.get("kind")
+    if kind == names.KIND:
+        return name == job
+    return kind == "Pod" and name.startswith(pod_prefix) and name[len(pod_prefix) :].isdecimal()
+
+
+def sum_usage(raw: dict[str, Any]) -> dict[str, str]:
+    usages = [c.get("usage") or {} for c in raw.get("containers") or []]
+    return {kind: " + ".join(str(u[kind]) for u in usages if kind in u) for kind in ("cpu", "memory")}

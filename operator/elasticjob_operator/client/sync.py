@@ -1,0 +1,131 @@
+"""The same client without `async`: each call runs on an event loop in a thread of its own.
+
+A thread, and not `asyncio.run`, so that it also works where a loop already runs (a notebook).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from elasticjob_operator.client.jobs import Client
+from elasticjob_operator.client.logs import Line
+from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pods
+
+T = TypeVar("T")
+
+
+class SyncClient:
+    """`Client` for plain code. Use it as a context manager."""
+
+    def __init__(
+        self, *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
+    ) -> None:
+        self._client = Client(kubeconfig=kubeconfig, context=context, namespace=namespace)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="elasticjob-client", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._run(self._client.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._run(self._client.__aexit__(None, None, None))
+        finally:
+            self._stop()
+
+    @property
+    def namespace(self) -> str:
+        return self._client.namespace
+
+    def get(self, name: str, namespace: str | None = None) -> Job:
+        return self._run(self._client.get(name, namespace))
+
+    def list(self, namespace: str | None = None, *, all_namespaces: bool = False, selector: str | None = None) -> Jobs:
+        return self._run(self._client.list(namespace, all_namespaces=all_namespaces, selector=selector))
+
+    def pods(self, name: str, namespace: str | None = None) -> Pods:
+        return self._run(self._client.pods(name, namespace))
+
+    def events(self, name: str, namespace: str | None = None) -> Happenings:
+        return self._run(self._client.events(name, namespace))
+
+    def submit(self, manifest: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False) -> Job:
+        return self._run(self._client.submit(manifest, namespace, dry_run=dry_run))
+
+    def scale(self, name: str, replicas: int, namespace: str | None = None) -> Job:
+        return self._run(self._client.scale(name, replicas, namespace))
+
+    def suspend(self, name: str, namespace: str | None = None) -> Job:
+        return self._run(self._client.suspend(name, namespace))
+
+    def resume(self, name: str, namespace: str | None = None) -> Job:
+        return self._run(self._client.resume(name, namespace))
+
+    def delete(self, name: str, namespace: str | None = None) -> None:
+        self._run(self._client.delete(name, namespace))
+
+    def wait(
+        self, name: str, condition: str = "Complete", namespace: str | None = None, *, timeout: float | None = None
+    ) -> Job:
+        return self._run(self._client.wait(name, condition, namespace, timeout=timeout))
+
+    def watch(self, name: str | None = None, namespace: str | None = None) -> Iterator[Change]:
+        return self._iterate(self._client.watch(name, namespace))
+
+    def logs(
+        self,
+        name: str,
+        namespace: str | None = None,
+        *,
+        rank: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> Iterator[Line]:
+        return self._iterate(self._client.logs(name, namespace, rank=rank, follow=follow, tail=tail))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("the client is not open: use it as `with SyncClient() as client:`")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C while it waits: nothing goes on behind the caller's back
+            raise
+
+    def _iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
+        async def step() -> tuple[bool, T | None]:
+            try:
+                return True, await anext(source)
+            except StopAsyncIteration:
+                return False, None
+
+        async def close() -> None:
+            await source.aclose()
+
+        try:
+            while True:
+                more, item = self._run(step())
+                if not more:
+                    return
+                yield item  # type: ignore[misc]
+        finally:
+            self._run(close())
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,209 @@
+"""One pass per job at a time: observe → plan → apply, woken by whatever changed.
+
+Events coalesce: a job that is woken during its pass has one more pass afterwards. An error means trying again with
+back-off; nothing is remembered between passes but what the API server last said of our writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elasticjob_operator import hub as hubs
+from elasticjob_operator import names
+from elasticjob_operator.apply import Applier
+from elasticjob_operator.cache import Cache, JobKey
+from elasticjob_operator.kube import Api, ApiError, path_of
+from elasticjob_operator.plan import Config, Plan, Seen, plan
+
+logger = logging.getLogger(__name__)
+
+MAX_BACKOFF = 30.0
+SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
+PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
+
+
+@dataclass(slots=True)
+class _Loop:
+    """What is remembered of one job's passes."""
+
+    dirty: bool = False
+    running: bool = False
+    failures: int = 0
+    timer: asyncio.TimerHandle | None = None
+    trouble: tuple[str, str] | None = None
+    trouble_generation: int = 0
+    reason: str = ""
+    pods: set[str] = field(default_factory=set)
+    planning: float = 0.0  # seconds that the last plan took
+
+
+class Controller:
+    """Runs the passes of all jobs. Idle until `start`."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        hub: hubs.Hub,
+        applier: Applier,
+        config: Config,
+        *,
+        clock: Callable[[], float] = time.time,
+        parallel: int = 64,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._hub = hub
+        self._applier = applier
+        self.config = config
+        self._clock = clock
+        self._slots = asyncio.Semaphore(parallel)
+        self._loops: dict[JobKey, _Loop] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._active = False
+        self.observer: PassObserver | None = None
+        self.on_forget: Callable[[JobKey], None] = lambda key: None
+
+    def start(self) -> None:
+        """From now on jobs are looked after; every known one gets a pass."""
+        self._active = True
+        for key in list(self._cache.jobs):
+            self.wake(key)
+
+    async def stop(self) -> None:
+        self._active = False
+        for loop in self._loops.values():
+            if loop.timer is not None:
+                loop.timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._applier.close()
+
+    def wake(self, key: JobKey) -> None:
+        """Something about this job may have changed."""
+        if not self._active:
+            return
+        loop = self._loops.setdefault(key, _Loop())
+        loop.dirty = True
+        if not loop.running:
+            loop.running = True
+            task = asyncio.create_task(self._work(key, loop))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, key: JobKey, loop: _Loop) -> None:
+        try:
+            while loop.dirty and self._active:
+                loop.dirty = False
+                async with self._slots:
+                    await self._try_pass(key, loop)
+                # What happens at once is answered at once; what happens in the meantime, together. A big job rests as
+                # long as its planning takes, so that a thousand events about a thousand pods do not cost a million.
+                await asyncio.sleep(max(SHORTEST_REST, min(LONGEST_REST, loop.planning)))
+        finally:
+            loop.running = False
+
+    async def _try_pass(self, key: JobKey, loop: _Loop) -> None:
+        if loop.timer is not None:
+            loop.timer.cancel()
+            loop.timer = None
+        try:
+            wake_at = await self._pass(key, loop)
+        except ApiError as error:
+            await self._recover(key, loop, error)
+        except Exception:
+            logger.exception("%s/%s: the pass failed; this is a defect", *key)
+            self._wake_later(key, loop, self._backoff(loop))
+        else:
+            if loop.trouble is None:  # else the API server goes on saying no: that is tried ever more rarely
+                loop.failures = 0
+            if wake_at is not None:
+                self._wake_later(key, loop, max(0.0, wake_at - self._clock()))
+
+    async def _pass(self, key: JobKey, loop: _Loop) -> float | None:
+        known = self._cache.jobs.get(key)
+        if known is None:
+            self._hub.forget(key)
+            self._cache.forget(key)
+            self._loops.pop(key, None)
+            self.on_forget(key)
+            return None
+        job, version = known
+        if loop.trouble_generation != job.generation:
+            loop.trouble, loop.trouble_generation = None, job.generation
+        started = time.monotonic()
+        now = self._clock()
+        pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
+        self._forget_pods(key, loop, {p.uid for p in pods})
+        seen = Seen(
+            job=job,
+            pods=pods,
+            agents=self._hub.agents(key),
+            nodes=self._cache.nodes_of(pods),
+            children=self._cache.children(job),
+            now=now,
+            hub_started=self._hub.started_at,
+            trouble=loop.trouble,
+        )
+        made = plan(seen, self.config)
+        loop.planning = time.monotonic() - started
+        if made.reason != loop.reason:
+            logger.info("%s/%s: %s", *key, made.reason)
+            loop.reason = made.reason
+        outcome = await self._applier.apply(job, version, made, now)
+        if self.observer is not None:
+            self.observer(key, made, time.monotonic() - started)
+        if outcome.trouble is not None or made.create or made.ensure:
+            changed, is_new = outcome.trouble != loop.trouble, loop.trouble is None
+            loop.trouble = outcome.trouble
+            if loop.trouble is not None:
+                self._wake_later(key, loop, 0.0 if is_new else self._backoff(loop))
+                return None
+            if changed:
+                loop.dirty = True
+        return made.wake_at
+
+    def _forget_pods(self, key: JobKey, loop: _Loop, present: set[str]) -> None:
+        for uid in loop.pods - present:
+            self._hub.forget_pod(key, uid)
+        loop.pods = present
+
+    async def _recover(self, key: JobKey, loop: _Loop, error: ApiError) -> None:
+        """Another try: at once with a fresh look where we were behind, else with back-off."""
+        if error.status in (404, 409):
+            logger.debug("%s/%s: %s; looking again", *key, error)
+            try:
+                await self._look_again(key)
+            except ApiError as again:
+                error = again
+        else:
+            logger.warning("%s/%s: %s", *key, error)
+        self._wake_later(key, loop, error.retry_after or self._backoff(loop))
+
+    async def _look_again(self, key: JobKey) -> None:
+        path = path_of(names.API_VERSION, names.PLURAL, *key)
+        try:
+            self._cache.put_job(await self._api.request("GET", path))
+        except ApiError as error:
+            known = self._cache.jobs.get(key)
+            if error.status == 404 and known is not None:
+                self._cache.drop_job(key, known[0].uid)
+            else:
+                raise
+
+    def _backoff(self, loop: _Loop) -> float:
+        loop.failures += 1
+        return min(MAX_BACKOFF, 0.05 * 2.0 ** min(loop.failures, 12)) * random.uniform(0.8, 1.2)  # noqa: S311
+
+    def _wake_later(self, key: JobKey, loop: _Loop, delay: float) -> None:
+        if not self._active:
+            return
+        if loop.timer is not None:
+            loop.timer.cancel()
+        loop.timer = asyncio.get_running_loop().call_later(delay, self.wake, key)

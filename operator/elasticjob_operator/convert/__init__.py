@@ -1,0 +1,53 @@
+"""Jobs of other operators → ElasticJobs. Pure: a parsed YAML document in, a manifest and warnings out.
+
+Four kinds are known: Kubeflow's PyTorchJob and TrainJob, TorchElastic's ElasticJob and DLRover's ElasticJob. A thing
+without a counterpart is never dropped in silence: each one is a warning that names its field and says what to do.
+The result is validated; a document that cannot become a valid job raises `ConversionError`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from elasticjob_operator import api, names
+from elasticjob_operator.convert import dlrover, pytorchjob, torchelastic, trainjob
+from elasticjob_operator.convert.draft import Conversion, ConversionError, Draft, Warning
+
+__all__ = ["Conversion", "ConversionError", "Warning", "convert", "is_convertible"]
+
+_KNOWN: Final[Mapping[tuple[str, str], Callable[[Draft], None]]] = {
+    ("kubeflow.org", "PyTorchJob"): pytorchjob.fill,
+    ("trainer.kubeflow.org", "TrainJob"): trainjob.fill,
+    ("elastic.pytorch.org", "ElasticJob"): torchelastic.fill,
+    ("elastic.iml.github.io", "ElasticJob"): dlrover.fill,
+}
+
+
+def is_convertible(document: object) -> bool:
+    return isinstance(document, dict) and _kind_of(document) in _KNOWN
+
+
+def convert(document: object) -> Conversion:
+    """One document → one ElasticJob."""
+    if not isinstance(document, dict):
+        raise ConversionError("the document is not an object: give the YAML of a job")
+    fill = _KNOWN.get(_kind_of(document))
+    if fill is None:
+        known = ", ".join(f"{kind} ({group})" for group, kind in _KNOWN)
+        raise ConversionError(
+            f"{document.get('kind')} of {document.get('apiVersion')} is not known: convert takes {known}"
+        )
+    draft = Draft(copy.deepcopy(document))
+    fill(draft)
+    result = draft.finish()
+    try:
+        api.parse_spec(result.manifest["spec"])
+    except api.InvalidJobError as error:
+        raise ConversionError(f"{draft.title}: the result is not a valid {names.KIND}: {error}") from None
+    return result
+
+
+def _kind_of(document: Mapping[str, Any]) -> tuple[str, str]:
+    return str(document.get("apiVersion") or "").partition("/")[0], str(document.get("kind") or "")

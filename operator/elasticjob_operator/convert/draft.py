@@ -1,0 +1,148 @@
+"""The half-made job that a converter fills in, and how it takes fields out of the source.
+
+A converter *takes* what it understands. What is left over at the end has no counterpart and becomes a warning by
+itself, so that a field added to a source's API later cannot be lost unseen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from elasticjob_operator import names
+
+_TRANSIENT: Final = {
+    "uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink", "ownerReferences",
+    "deletionTimestamp", "deletionGracePeriodSeconds", "finalizers",
+}  # fmt: skip
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+class ConversionError(ValueError):
+    """The document cannot become an ElasticJob; the text names the field."""
+
+
+@dataclass(frozen=True)
+class Warning:
+    """One thing that has no counterpart, or means something else: the source's field and what to know."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    manifest: dict[str, Any]
+    warnings: tuple[Warning, ...]
+
+
+class Source:
+    """A part of the source document. Every `take` removes, so that the rest can be reported."""
+
+    def __init__(self, values: object, path: str, draft: Draft) -> None:
+        if values is not None and not isinstance(values, dict):
+            raise ConversionError(f"{path}: must be an object, not {values!r}")
+        self.values: dict[str, Any] = copy.deepcopy(values or {})
+        self.path = path
+        self._draft = draft
+
+    def take(self, key: str, default: Any = None) -> Any:
+        return self.values.pop(key, default)
+
+    def take_number(self, key: str) -> int | None:
+        value = self.take(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConversionError(f"{self.path}.{key}: must be a whole number, not {value!r}")
+        return value
+
+    def part(self, key: str) -> Source:
+        return Source(self.take(key), f"{self.path}.{key}", self._draft)
+
+    def warn(self, key: str, message: str) -> None:
+        self._draft.warn(f"{self.path}.{key}", message)
+
+    def drop(self, reasons: Mapping[str, str]) -> None:
+        """Takes fields that have no counterpart, with what to do instead."""
+        for key, message in reasons.items():
+            if self.take(key) is not None:
+                self.warn(key, message)
+
+    def finish(self) -> None:
+        for key in self.values:
+            self.warn(key, "has no counterpart and was dropped")
+
+
+@dataclass
+class Draft:
+    """The job so far. Values of None are left out at the end."""
+
+    document: dict[str, Any]
+    spec: dict[str, Any] = field(default_factory=dict)
+    elastic: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    rules: list[dict[str, Any]] = field(default_factory=list)
+    rendezvous: dict[str, Any] = field(default_factory=dict)
+    template: dict[str, Any] = field(default_factory=dict)
+    found: list[Warning] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return f"{self.document.get('kind')} {(self.document.get('metadata') or {}).get('name', '')}".strip()
+
+    @property
+    def source(self) -> Source:
+        spec = self.document.get("spec")
+        if not isinstance(spec, dict):
+            raise ConversionError(f"{self.title}: spec: is required")
+        return Source(spec, "spec", self)
+
+    def warn(self, field: str, message: str) -> None:
+        self.found.append(Warning(field, message))
+
+    def finish(self) -> Conversion:
+        spec = self.spec | {
+            "elasticPolicy": _present(self.elastic),
+            "rendezvous": _present(self.rendezvous),
+            "runPolicy": _present(self.run),
+            "failurePolicy": {"rules": self.rules} if self.rules else None,
+            "template": self.template,
+        }
+        order = (
+            "replicas",
+            "elasticPolicy",
+            "nprocPerNode",
+            "rendezvous",
+            "runPolicy",
+            "failurePolicy",
+            "successPolicy",
+        )
+        ordered = {key: spec[key] for key in (*order, "template") if spec.get(key)}
+        manifest = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": self._metadata(),
+            "spec": ordered,
+        }
+        return Conversion(manifest, tuple(dict.fromkeys(self.found)))
+
+    def _metadata(self) -> dict[str, Any]:
+        metadata = self.document.get("metadata")
+        if not isinstance(metadata, dict) or not (metadata.get("name") or metadata.get("generateName")):
+            raise ConversionError(f"{self.document.get('kind')}: metadata.name: is required")
+        kept = {k: copy.deepcopy(v) for k, v in metadata.items() if k not in _TRANSIENT}
+        if "annotations" in kept:
+            kept["annotations"] = {k: v for k, v in (kept["annotations"] or {}).items() if k != _LAST_APPLIED}
+            if not kept["annotations"]:
+                del kept["annotations"]
+        return kept
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {k: v for k, v in values.items() if v is not None} or None

@@ -1,0 +1,119 @@
+"""Takes membership out of a launcher's arguments: `torchrun --nnodes=1:4 --max-restarts=3 train.py --nnodes x`.
+
+Only the words between the launcher and the script are the launcher's; what follows the script is the script's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from elasticjob_operator.convert.draft import Draft
+from elasticjob_operator.convert.pods import trainer_of
+
+# What the operator decides: option → where it is said now.
+_MEMBERSHIP: Final = {
+    "--nnodes": "spec.elasticPolicy",
+    "--rdzv-backend": "spec.rendezvous.backend",
+    "--rdzv-endpoint": "spec.rendezvous.endpoint",
+    "--rdzv-id": "the operator",
+    "--rdzv-conf": "spec.rendezvous.conf",
+    "--node-rank": "the operator",
+    "--master-addr": "the operator",
+    "--master-port": "the operator",
+    "--max-restarts": "spec.elasticPolicy.maxRestarts",
+    "--nproc-per-node": "spec.nprocPerNode",
+    "--standalone": "the operator",
+}
+_LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torchelastic.distributed.launch")
+# Options without a value; all others take the next word where they have no `=`.
+_FLAGS: Final = {"--standalone", "--no-python", "--run-path", "--module", "-m", "--use-env", "--network-check"}
+
+
+@dataclass(frozen=True)
+class _Word:
+    key: str  # command or args
+    text: str
+
+
+def take_arguments(draft: Draft, path: str, foreign: Collection[str] = (), *, implied: bool = False) -> None:
+    """Moves the membership from the trainer's command line into the draft.
+
+    `foreign` are launchers that torchrun replaces. `implied`: the image's entry point launches, so that the first
+    word is its argument already.
+    """
+    container = trainer_of(draft)
+    words = [_Word(key, str(w)) for key in ("command", "args") for w in container.get(key) or []]
+    kept: list[_Word] = []
+    i = 0
+    while i < len(words):
+        word = words[i]
+        i += 1
+        if _is_launcher(word.text, foreign):
+            kept.append(_Word(word.key, _as_torchrun(draft, word.text, foreign, path)))
+            break
+        if " " in word.text.strip():
+            _warn_shell(draft, word.text, path)
+        kept.append(word)
+    else:
+        if not implied:
+            return
+        kept, i = [], 0
+    kept += _take_options(draft, words[i:], path)
+    for key in ("command", "args"):
+        if key in container:
+            container[key] = [w.text for w in kept if w.key == key]
+
+
+def _is_launcher(text: str, foreign: Collection[str]) -> bool:
+    name = text.rpartition("/")[2]
+    return name in _LAUNCHERS or name in foreign
+
+
+def _as_torchrun(draft: Draft, text: str, foreign: Collection[str], path: str) -> str:
+    folder, slash, name = text.rpartition("/")
+    if name in foreign:
+        draft.warn(path, f"{name} became torchrun: the operator brings the membership")
+        return "torchrun"
+    return f"{folder}{slash}{name}"
+
+
+def _take_options(draft: Draft, words: list[_Word], path: str) -> list[_Word]:
+    """The launcher's options that stay, and everything from the script on."""
+    kept: list[_Word] = []
+    i = 0
+    while i < len(words) and words[i].text.startswith("-"):
+        text = words[i].text
+        option, equals, value = text.partition("=")
+        option = option.replace("_", "-")
+        width = 1 if equals or option in _FLAGS or i + 1 == len(words) else 2
+        if option not in _MEMBERSHIP:
+            kept += words[i : i + width]
+        else:
+            place_option(draft, option, value if equals else words[i + width - 1].text, path)
+        i += width
+    return kept + words[i:]
+
+
+def place_option(draft: Draft, option: str, value: str, path: str) -> None:
+    """Where an argument of torchrun goes. What the source's spec said already wins."""
+    low, _, high = value.partition(":")
+    if option == "--nproc-per-node":
+        draft.spec.setdefault("nprocPerNode", int(value) if value.isdecimal() else value)
+    elif option == "--max-restarts" and value.isdecimal():
+        draft.elastic.setdefault("maxRestarts", int(value))
+    elif option == "--nnodes" and low.isdecimal() and (high or low).isdecimal():
+        draft.elastic.setdefault("minReplicas", int(low))
+        draft.elastic.setdefault("maxReplicas", int(high or low))
+    else:
+        text = option if value == option else f"{option} {value}"
+        draft.warn(path, f"{text} was dropped: {_MEMBERSHIP[option]} decides it")
+
+
+def _warn_shell(draft: Draft, line: str, path: str) -> None:
+    """A shell line is left as it is: rewriting it could break it."""
+    plain = line.replace("_", "-")
+    for option, where in _MEMBERSHIP.items():
+        if f"{option}=" in plain or f"{option} " in plain:
+            draft.warn(path, f"{option} stands in a shell line, left as it is: take it out, {where} decides it")

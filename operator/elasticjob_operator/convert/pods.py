@@ -1,0 +1,104 @@
+"""What all converters share: the pod template, the bounds, restart policies. Pure."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+from elasticjob_operator import names
+from elasticjob_operator.convert.draft import ConversionError, Draft
+
+# The operator sets these: in a template they would contradict it.
+_MEMBERSHIP_ENV: Final = {
+    "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ID",
+    "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_MAX_RESTARTS",
+    "PET_NPROC_PER_NODE", "RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID",
+}  # fmt: skip
+
+
+def take_template(draft: Draft, template: object, path: str, trainer: str) -> dict[str, Any]:
+    """The pod template as ours. `trainer` is the container name that the source's operator looks for."""
+    if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
+        raise ConversionError(f"{path}: is required: the pod template has spec.containers")
+    result = copy.deepcopy(template)
+    spec = result["spec"]
+    containers = spec.get("containers")
+    if not isinstance(containers, list) or not containers or not all(isinstance(c, dict) for c in containers):
+        raise ConversionError(f"{path}.spec.containers: is required: give at least one container")
+    policy = spec.pop("restartPolicy", None)
+    if policy not in (None, "Never"):
+        draft.warn(f"{path}.spec.restartPolicy", "was dropped: the operator replaces pods, which restart never")
+    named = next((i for i, c in enumerate(containers) if c.get("name") == trainer), 0)
+    if named > 0:  # ours trains in the first one unless told otherwise
+        metadata = result.setdefault("metadata", {}) or {}
+        result["metadata"] = metadata
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), names.ANNOTATION_TRAINER: trainer}
+    container = containers[named]
+    container.setdefault("name", trainer)
+    _drop_environment(draft, container, f"{path}.spec.containers[{named}]")
+    ports = [p for p in container.get("ports") or [] if p.get("name") not in ("pytorchjob-port", "elasticjob-port")]
+    container.pop("ports", None)
+    if ports:
+        container["ports"] = ports
+    result.get("metadata", {}).pop("creationTimestamp", None)
+    if result.get("metadata") == {}:
+        del result["metadata"]
+    draft.template = result
+    return dict(container)
+
+
+def trainer_of(draft: Draft) -> dict[str, Any]:
+    """The container that trains, in the draft, to be changed."""
+    annotations = (draft.template.get("metadata") or {}).get("annotations") or {}
+    containers: list[dict[str, Any]] = draft.template["spec"]["containers"]
+    wanted = annotations.get(names.ANNOTATION_TRAINER)
+    return next((c for c in containers if c["name"] == wanted), containers[0])
+
+
+def take_bounds(draft: Draft, low: int | None, high: int | None, replicas: int | None, path: str) -> None:
+    """minReplicas, maxReplicas and replicas, made consistent: the source's operators clamp, ours refuses.
+
+    Where the spec has no bounds, those of the command line count, which were taken before.
+    """
+    low = draft.elastic.get("minReplicas") if low is None else low
+    high = draft.elastic.get("maxReplicas") if high is None else high
+    if low is not None and high is not None and low > high:
+        raise ConversionError(f"{path}: minimum {low} is greater than maximum {high}")
+    if replicas is not None and replicas < 1:
+        draft.run["suspend"] = True
+        draft.warn(path, f"{replicas} replicas: the job is suspended instead, resume it to train")
+        replicas = None
+    if replicas is not None:
+        clamped = max(low or replicas, min(high or replicas, replicas))
+        if clamped != replicas:
+            draft.warn(path, f"{replicas} replicas are outside {low}..{high}: {clamped} are used")
+        replicas = clamped
+    draft.elastic |= {"minReplicas": low, "maxReplicas": high}
+    draft.spec["replicas"] = replicas if replicas or low or high else 1
+
+
+def add_restart_rules(draft: Draft, policy: str | None, path: str) -> None:
+    """The source's restartPolicy of a replica as failure rules."""
+    if policy in (None, "OnFailure", "Always"):
+        return  # a failed worker restarts within the budget: the same
+    if policy == "Never":
+        draft.elastic["maxRestarts"] = 0
+        draft.warn(
+            path, "Never became elasticPolicy.maxRestarts 0: a worker that fails ends the job, a lost pod does not"
+        )
+    elif policy == "ExitCode":
+        draft.rules.append({"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(range(1, 128))}})
+        draft.warn(path, "ExitCode became a rule: codes 1 to 127 fail the job, 128 and above restart within the budget")
+    else:
+        draft.warn(path, f"{policy!r} has no counterpart: a failed worker restarts within elasticPolicy.maxRestarts")
+
+
+def _drop_environment(draft: Draft, container: dict[str, Any], path: str) -> None:
+    variables = container.get("env") or []
+    for variable in variables:
+        if variable.get("name") in _MEMBERSHIP_ENV:
+            draft.warn(f"{path}.env[{variable['name']}]", "was dropped: the operator sets it for every generation")
+    kept = [v for v in variables if v.get("name") not in _MEMBERSHIP_ENV]
+    container.pop("env", None)
+    if kept:
+        container["env"] = kept

@@ -1,0 +1,46 @@
+"""What the agents of a job are told. Pure; a directive holds until another one replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from elasticjob_operator import wire
+from elasticjob_operator.api import Member
+from elasticjob_operator.standing import Situation
+from elasticjob_operator.wire import AgentPhase
+
+
+def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, wire.Directive]:
+    """You are in the present generation, and so are these: for each of `members`, by pod UID.
+
+    The list of members is built once for all of them: a world of a thousand would be a million objects.
+    """
+    if not members:
+        return {}
+    world = situation.world
+    assert world.store is not None, "a generation is persisted with its store"
+    one = wire.World(
+        generation=world.generation,
+        rank=0,
+        members=tuple(wire.Member(pod=m.pod, rank=m.rank, address=m.address, nproc=m.nproc) for m in world.members),
+        store=wire.Store(address=world.store.address, port=world.store.port),
+        restarts=situation.restarts,
+    )
+    return {m.uid: one.model_copy(update={"rank": m.rank}) for m in members}
+
+
+def build_regroup(situation: Situation, cause: str, *, checkpoint: bool, generation: int | None = None) -> wire.Regroup:
+    """This generation (the present one, unless another is given) and all before it are over."""
+    over = situation.world.generation if generation is None else generation
+    return wire.Regroup(generation=over, reason=cause, checkpoint=checkpoint, grace_seconds=situation.grace)
+
+
+def fence(situation: Situation, members: Iterable[Member]) -> dict[str, wire.Directive]:
+    """An agent outside the world that runs an old generation stops before anything else."""
+    inside = {m.uid for m in members}
+    busy = (AgentPhase.RUNNING, AgentPhase.LEAVING, AgentPhase.STOPPING)
+    return {
+        w.pod.uid: wire.Regroup(generation=situation.world.generation, reason="fenced")
+        for w in situation.workers
+        if w.pod.uid not in inside and w.agent and w.agent.connected and w.agent.state.phase in busy
+    }

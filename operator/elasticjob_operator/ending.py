@@ -1,0 +1,156 @@
+"""Pausing and ending: a suspended job, the moment of its end, and what is left to do afterwards. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob_operator import api, names, nodes, report, wire
+from elasticjob_operator.observe import Pod, format_time, parse_time
+from elasticjob_operator.records import Child, Deletion, Kind, Plan, Seen, first
+
+
+def suspend(seen: Seen, spec: api.Spec) -> Plan:
+    """Checkpoint signal, then the pods go; the generation stays, so that a resumed job continues its count."""
+    status, now = seen.job.status, seen.now
+    grace = float(spec.elastic_policy.graceful_shutdown_timeout_seconds)
+    conditions = report.with_condition(status.conditions, "Running", False, "Suspended", "", now)
+    since = next(c.last_transition_time for c in conditions if c.type == "Running")
+    patience = (parse_time(since) or now) + grace
+    pods = [p for p in seen.pods if p.deleting is None]
+    waiting = [p for p in pods if now < patience and _is_busy(seen, p)]
+    after = _suspended_status(seen, status, conditions)
+    stop = wire.Stop(reason="suspended", checkpoint=True, grace_seconds=grace)
+    forced, force_at = _force(seen, spec)
+    return Plan(
+        status=after,
+        reason="suspended",
+        delete=(*forced, *(Deletion(p.name, p.uid, "the job is suspended") for p in pods if p not in waiting)),
+        directives={uid: stop for uid, a in seen.agents.items() if a.connected},
+        announces=True,  # agents that are sent home end as those do that are done: the status has to know better
+        events=report.tell_changes(status, after, None),
+        set_replicas=None if seen.job.has_replicas else spec.wanted,
+        wake_at=first(patience if waiting else None, force_at),
+    )
+
+
+def _force(seen: Seen, spec: api.Spec) -> tuple[tuple[Deletion, ...], float | None]:
+    """Pods whose deletion nobody confirms, because their node is dead; and when the next one is due."""
+    going = [p for p in seen.pods if p.deleting is not None]
+    timeout = spec.elastic_policy.faulty_pod_timeout_seconds
+    due, later = nodes.overdue_deletions(going, seen.nodes, (), timeout=timeout, now=seen.now)
+    why = "its node or its processes do not answer"
+    return tuple(Deletion(p.name, p.uid, why, force=True) for p in going if p.uid in due), later
+
+
+def _is_busy(seen: Seen, pod: Pod) -> bool:
+    agent = seen.agents.get(pod.uid)
+    busy = (wire.AgentPhase.RUNNING, wire.AgentPhase.STOPPING)
+    return agent is not None and agent.connected and not pod.terminal and agent.state.phase in busy
+
+
+def _suspended_status(seen: Seen, status: api.Status, conditions: list[api.Condition]) -> api.Status:
+    now, world = seen.now, status.rendezvous
+    goodput = report.update_goodput(status.goodput, training=False, formed=world.generation, now=now)
+    going = [m.model_copy(update={"leaving": "suspended"}) for m in world.members]
+    rest: dict[str, Any] = {"world_size": 0, "processes": 0, "members": going}
+    if not seen.pods:
+        # Only now nobody trains any more: before, a job that is resumed has to know its old members.
+        rest |= {"members": [], "store": None, "succeeded": []}
+        message = "runPolicy.suspend is true; no pod is left"
+        conditions = report.with_condition(conditions, "Suspended", True, "Suspended", message, now)
+        goodput = goodput.model_copy(update={"since": None})
+    return status.model_copy(
+        update={
+            "phase": api.Phase.SUSPENDED,
+            "conditions": conditions,
+            "goodput": goodput,
+            "rendezvous": world.model_copy(update=rest),
+            "replicas": sum(1 for p in seen.pods if p.live),
+            "ready_replicas": 0,
+            "selector": names.selector(seen.job.name),
+            "observed_generation": seen.job.generation,
+            "capacity": None,
+        }
+    )
+
+
+def refuse(seen: Seen, reason: str, message: str) -> Plan:
+    """A job that can never run fails. One that runs already goes on as it is: a typo must not end a training."""
+    status = seen.job.status
+    if status.start_time is None:
+        return end(seen, status, api.Phase.FAILED, reason, message)
+    conditions = report.with_condition(status.conditions, "Degraded", True, reason, message[:4096], seen.now)
+    after = status.model_copy(update={"conditions": conditions, "observed_generation": seen.job.generation})
+    return Plan(after, reason, events=report.tell_changes(status, after, None))
+
+
+def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: str) -> Plan:
+    """The job is over. What is left of it is looked after by `after_end` in the passes to come."""
+    now = seen.now
+    type = "Complete" if phase is api.Phase.COMPLETE else "Failed"
+    conditions = report.with_condition(status.conditions, "Running", False, reason, "", now)
+    conditions = report.with_condition(conditions, type, True, reason, message[:4096], now)
+    goodput = report.update_goodput(status.goodput, training=False, formed=status.rendezvous.generation, now=now)
+    agents = seen.agents.values()
+    after = status.model_copy(
+        update={
+            "phase": phase,
+            "conditions": conditions,
+            "goodput": goodput,
+            "completion_time": format_time(now),
+            "progress": report.update_progress(status.progress, agents, now=now, force=True),
+            "ready_replicas": 0,
+            "observed_generation": seen.job.generation,
+            "selector": names.selector(seen.job.name),
+            "capacity": None,
+        }
+    )
+    return Plan(
+        status=after,
+        reason=reason,
+        directives=_final_stops(seen, phase is api.Phase.COMPLETE),
+        events=report.tell_changes(seen.job.status, after, None),
+        announces=True,  # nobody is sent home before the end is on record
+        wake_at=now,
+    )
+
+
+def _final_stops(seen: Seen, ok: bool) -> dict[str, wire.Directive]:
+    reason = "completed" if ok else "failed"
+    return {uid: wire.Stop(reason=reason, ok=ok) for uid, a in seen.agents.items() if a.connected}
+
+
+LINGER_SECONDS = 30.0  # members that have said they succeeded end by themselves
+
+
+def after_end(seen: Seen) -> Plan:
+    """A finished job: clean its pods by policy, delete it when its time to live is over, touch nothing else."""
+    job, status, now = seen.job, seen.job.status, seen.now
+    spec = job.spec
+    clean = spec.run_policy.clean_pod_policy if spec else api.CleanPodPolicy.RUNNING
+    ttl = spec.run_policy.ttl_seconds_after_finished if spec else None
+    ended = parse_time(status.completion_time) or now
+    complete = status.is_true("Complete")
+    members = {m.uid for m in status.rendezvous.members}
+    present = [p for p in seen.pods if p.deleting is None]
+    linger = ended + LINGER_SECONDS
+    ending = [p for p in present if complete and not p.terminal and p.uid in members and now < linger]
+    running = [p for p in present if not p.terminal and p not in ending]
+    doomed: list[Pod] = []
+    if clean is api.CleanPodPolicy.ALL:
+        doomed = [p for p in present if p not in ending]
+    elif clean is api.CleanPodPolicy.RUNNING:
+        doomed = running
+    forced, force_at = _force(seen, spec) if spec else ((), None)
+    expired = ttl is not None and now >= ended + ttl
+    live = sum(1 for p in present if not p.terminal)
+    budget = next((c for c in seen.children if c[0] == Kind.DISRUPTION_BUDGET.value), None)
+    return Plan(
+        status=status.model_copy(update={"replicas": live}),
+        reason="finished",
+        delete=(*forced, *(Deletion(p.name, p.uid, "the job has finished") for p in doomed)),
+        remove=(Child(Kind.DISRUPTION_BUDGET, budget[1]),) if budget else (),
+        directives=_final_stops(seen, complete),
+        delete_job=expired,
+        wake_at=first(linger if ending else None, force_at, ended + ttl if ttl is not None and not expired else None),
+    )

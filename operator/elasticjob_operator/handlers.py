@@ -1,0 +1,65 @@
+"""kopf: ElasticJobs are watched here, and every event only enters what was seen and wakes the job's loop.
+
+There is one handler and it is `on.event`: it needs no finalizer, no annotation and no write. Everything that kopf would
+do between events (retries, progress, peering) is the loop's or the Lease's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import kopf
+
+from elasticjob_operator import names
+from elasticjob_operator.cache import Cache
+
+Credentials = Callable[[], Awaitable[kopf.ConnectionInfo]]
+
+
+def build_registry(cache: Cache, credentials: Credentials) -> kopf.OperatorRegistry:
+    """A registry with our one handler, and the credentials that the rest of the operator uses."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await credentials()
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
+    async def seen(event: Mapping[str, Any], **_: Any) -> None:  # kopf runs what is not async in threads
+        cache.apply_job(event.get("type"), dict(event["object"]))
+
+    return registry
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """kopf compares every object with the last one it handled; we only want to be told, and the copies cost CPU."""
+
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
+        return {}
+
+    def fetch(self, *, body: Any) -> Any:
+        return None
+
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        """Nothing is stored in the objects."""
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """kopf's settings for a thin watch: quick to try again, silent, with nothing stored."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = 240
+    settings.watching.client_timeout = 260
+    settings.watching.connect_timeout = 10
+    settings.watching.reconnect_backoff = 0.2
+    settings.watching.inactivity_timeout = 90
+    settings.queueing.error_delays = (0.2, 0.5, 1, 2, 5, 10)
+    settings.queueing.idle_timeout = 1.0
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5)
+    settings.execution.default_backoff = 1
+    return settings

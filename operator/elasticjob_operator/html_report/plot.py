@@ -1,0 +1,131 @@
+"""Plots as inline SVG, drawn by hand so that the report needs no script and no library. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from elasticjob_operator.client.history import Point
+
+WIDTH: Final = 960
+HEIGHT: Final = 170
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 26, 24
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line at a time, with what it says when pointed at."""
+
+    time: float
+    text: str
+    style: str = "mark"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values of one axis → pixels."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def at(self, value: float) -> float:
+        span = self.high - self.low
+        part = (value - self.low) / span if span > 0 else 0.5
+        return round(self.start + part * (self.stop - self.start), 2)
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers that cover a range: steps of 1, 2 or 5 times a power of ten."""
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def time_ticks(seconds: float) -> list[tuple[float, str]]:
+    """Times since the start, at steps that clocks have."""
+    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800)
+    step = next((s for s in steps if seconds / s <= 8), steps[-1])
+    return [(t, clock(t)) for t in range(0, int(seconds) + 1, step)]
+
+
+def clock(seconds: float) -> str:
+    """`0:42`, `12:05`, `3:07:00`: time since the start."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
+
+
+def draw(
+    title: str,
+    points: Sequence[Point],
+    *,
+    start: float,
+    end: float,
+    style: str,
+    marks: Sequence[Mark] = (),
+    steps: bool = False,
+    unit: str = "",
+) -> str:
+    """One panel over time. `steps`: a value holds until the next one; otherwise the points are joined."""
+    finite = [p for p in points if math.isfinite(p.value)]
+    highest = max([p.value for p in finite], default=1.0)
+    lowest = min([p.value for p in finite], default=0.0)
+    ticks = nice_ticks(min(0.0, lowest), highest if highest > min(0.0, lowest) else lowest + 1)
+    if steps:
+        ticks = [t for t in ticks if float(t).is_integer()] or ticks
+    x = Scale(start, max(end, start + 1), _LEFT, WIDTH - _RIGHT)
+    y = Scale(ticks[0], max(ticks[-1], ticks[0] + 1e-9), HEIGHT - _BOTTOM, _TOP)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
+    parts.append(f'<text class="title" x="{_LEFT}" y="15">{escape(title)}</text>')
+    parts += _grid(x, y, ticks, unit)
+    parts += [_mark(x, mark) for mark in marks]
+    parts.append(_line(finite, x, y, end, style, steps=steps) if finite else _nothing())
+    return "".join([*parts, "</svg>"])
+
+
+def _grid(x: Scale, y: Scale, ticks: Sequence[float], unit: str) -> list[str]:
+    parts = []
+    for tick in ticks:
+        at = y.at(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4}" text-anchor="end">{tick:g}{escape(unit)}</text>')
+    for seconds, label in time_ticks(x.high - x.low):
+        at = x.at(x.low + seconds)
+        parts.append(f'<text class="tick" x="{at}" y="{HEIGHT - 6}" text-anchor="middle">{label}</text>')
+    return parts
+
+
+def _mark(x: Scale, mark: Mark) -> str:
+    at = x.at(mark.time)
+    return (
+        f'<g class="{mark.style}"><line x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+        f'<line class="touch" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+        f"<title>{escape(mark.text)}</title></g>"
+    )
+
+
+def _line(points: Sequence[Point], x: Scale, y: Scale, end: float, style: str, *, steps: bool) -> str:
+    ordered = sorted(points, key=lambda p: p.time)
+    path = f"M{x.at(ordered[0].time)},{y.at(ordered[0].value)}"
+    for point in ordered[1:]:
+        path += f"H{x.at(point.time)}V{y.at(point.value)}" if steps else f"L{x.at(point.time)},{y.at(point.value)}"
+    if not steps:
+        dot = f'<circle class="{style}" cx="{x.at(ordered[-1].time)}" cy="{y.at(ordered[-1].value)}" r="2.5"/>'
+        return f'<path class="line {style}" d="{path}"/>{dot}'
+    path += f"H{x.at(max(end, ordered[-1].time))}"
+    area = f"{path}V{y.at(0)}H{x.at(ordered[0].time)}Z"
+    return f'<path class="area {style}" d="{area}"/><path class="line {style}" d="{path}"/>'
+
+
+def _nothing() -> str:
+    return f'<text class="none" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">nothing was recorded</text>'

@@ -1,0 +1,266 @@
+"""The hub: what the agents say, and what they shall be told. It decides nothing.
+
+The operator reads `agents`, says `direct`, and is woken when something changed. This module is the door and the
+conversation: who may connect, in what order things are said, and when it is over. `seats` remembers.
+
+The hub never waits for one agent on behalf of another, and each costs it a bounded amount of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from aiohttp import web
+
+from elasticjob_operator import auth, connection, frames, gate, limits, observe, seats, wire
+
+JobKey = seats.JobKey
+
+STANDBY: Final = auth.Refusal(503, "not the leader; try again")
+
+logger = logging.getLogger(__name__)
+
+
+class Hub:
+    """The WebSocket server for agents."""
+
+    def __init__(
+        self,
+        *,
+        authenticate: auth.Authenticator,
+        wake: Callable[[JobKey], None],
+        clock: Callable[[], float] = time.time,
+        settings: limits.HubSettings | None = None,
+    ) -> None:
+        self._authenticate = authenticate
+        self._clock = clock
+        self._settings = settings or limits.HubSettings()
+        self._seats = seats.Seats(wake, clock, self._settings)
+        self._strangers = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._gate: gate.Gate | None = None
+        self._context: ssl.SSLContext | None = None
+        self._leader = False
+        self.started_at = clock()
+        self.counts = self._seats.counts  # "refused:401", "closed:silent", "message:state", ...
+
+    # What the operator's loop calls.
+
+    @property
+    def leader(self) -> bool:
+        """Only the leader takes agents; the others answer 503. False until set."""
+        return self._leader
+
+    @leader.setter
+    def leader(self, value: bool) -> None:
+        if self._leader and not value:
+            self._seats.dismiss_all(connection.Farewell("not-leader", connection.CLOSE_RESTART))
+        self._leader = value
+
+    @property
+    def connections(self) -> int:
+        return len(self._seats)
+
+    @property
+    def newcomers(self) -> int:
+        """Open sockets that have not sent a whole request yet."""
+        return len(self._gate) if self._gate is not None else 0
+
+    def agents(self, job: JobKey) -> Mapping[str, observe.Agent]:
+        """The job's agents by pod uid, those included that lately lost their connection."""
+        return self._seats.agents(job)
+
+    def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
+        """Says what holds for the job's pods, by pod uid: see `Seats.direct`."""
+        self._seats.direct(job, directives)
+
+    def forget(self, job: JobKey) -> None:
+        """The job is gone: closes what is left of it."""
+        self._seats.forget(job)
+
+    def forget_pod(self, job: JobKey, uid: str) -> None:
+        """The pod is gone."""
+        self._seats.forget_pod(job, uid)
+
+    # Start and stop.
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=1024)
+        app.router.add_get(wire.PATH, self._handle)
+        return app
+
+    async def start(self, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> int:
+        """Listens; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._context = ssl_context
+        self._runner = web.AppRunner(
+            self.application(),
+            access_log=None,
+            keepalive_timeout=1.0,
+            shutdown_timeout=1.0,
+            logger=gate.quiet_logger(f"{__name__}.http"),
+        )
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._gate = gate.Gate(
+            self._runner.server,
+            lambda: self._context,
+            patience=self._settings.hello_seconds,
+            capacity=self._settings.max_newcomers,
+        )
+        self._server = await loop.create_server(self._gate.accept, host, port, backlog=1024)
+        self.started_at = self._clock()
+        for work in (self._seats.send_forever(), self._sweep_forever()):
+            self._tasks.add(asyncio.create_task(work))
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def use_certificate(self, ssl_context: ssl.SSLContext) -> None:
+        """New connections use this one; those that exist stay as they are."""
+        self._context = ssl_context
+
+    async def stop(self) -> None:
+        """Tells the agents to come back elsewhere and ends."""
+        self._leader = False
+        if self._server is not None:
+            self._server.close()
+        self._seats.dismiss_all(connection.Farewell("stop", connection.CLOSE_GOING_AWAY))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._seats.farewells, return_exceptions=True)
+        self._tasks.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # One agent, from its request to its end.
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self._gate is not None:
+            self._gate.enter(request)
+        refusal = self._refuse_early()
+        if refusal is not None:
+            return self._refused(refusal)
+        self._strangers += 1
+        identity: auth.Identity | auth.Refusal
+        try:
+            identity = await self._identify(request)
+            if isinstance(identity, auth.Identity):
+                identity = self._seats.admit(identity) if self._leader else STANDBY
+            if isinstance(identity, auth.Refusal):
+                return self._refused(identity)
+            link = self._new_link()
+            await link.open(request)
+            hello = await self._hello(link)
+        except ConnectionError:
+            return web.Response(status=400)
+        finally:
+            self._strangers -= 1
+        await self._serve(link, identity, hello)
+        return link.ws
+
+    def _refuse_early(self) -> auth.Refusal | None:
+        if not self._leader:
+            return STANDBY
+        if len(self._seats) >= self._settings.max_connections:
+            return auth.Refusal(503, "too many agents")
+        if self._strangers >= self._settings.max_strangers:
+            return auth.Refusal(503, "busy; try again")
+        return None
+
+    async def _identify(self, request: web.Request) -> auth.Identity | auth.Refusal:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            return auth.Refusal(401, "an Authorization header with a bearer token is needed")
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            return auth.Refusal(400, "this is a WebSocket")
+        try:
+            async with asyncio.timeout(self._settings.authenticate_seconds):
+                return await self._authenticate(token.strip())
+        except TimeoutError:
+            return auth.Refusal(503, "the API server does not answer; try again")
+        except Exception:  # whatever it is, the agent must try again and not give up
+            logger.exception("authentication did not run")
+            return auth.Refusal(503, "authentication is not available; try again")
+
+    def _refused(self, refusal: auth.Refusal) -> web.Response:
+        self.counts[f"refused:{refusal.status}"] += 1
+        response = web.Response(status=refusal.status, text=refusal.message + "\n")
+        if refusal.status in (429, 503):
+            response.headers["Retry-After"] = "1"
+        response.force_close()
+        return response
+
+    def _new_link(self) -> connection.Connection:
+        heartbeat = limits.heartbeat_seconds(len(self._seats) + 1, self._settings)
+        return connection.Connection(self._settings, heartbeat, asyncio.get_running_loop().time())
+
+    async def _hello(self, link: connection.Connection) -> wire.Hello | connection.Farewell | None:
+        try:
+            async with asyncio.timeout(self._settings.hello_seconds):
+                message = await link.receive()
+        except TimeoutError:
+            return connection.NO_HELLO
+        if message is None or isinstance(message, (wire.Hello, connection.Farewell)):
+            return message
+        problem = frames.Problem("malformed", "type: the first message is a hello")
+        return connection.Farewell("malformed", connection.CLOSE_MALFORMED, problem)
+
+    async def _serve(
+        self,
+        link: connection.Connection,
+        identity: auth.Identity,
+        hello: wire.Hello | connection.Farewell | None,
+    ) -> None:
+        """From the hello to the end. Whatever happens in between stays in here."""
+        farewell: connection.Farewell | None = None
+        try:
+            if not isinstance(hello, wire.Hello):
+                farewell = hello
+                return
+            seat = self._seats.enter(link, identity, hello)
+            welcome = wire.Welcome(heartbeat_seconds=link.heartbeat, timeout_seconds=link.timeout)
+            await link.send(frames.encode(welcome))
+            self._seats.send_soon(seat)
+            while True:
+                message = await link.receive()
+                if message is None or isinstance(message, connection.Farewell):
+                    farewell = message
+                    return
+                if link.farewell is None:
+                    self._seats.hear((identity.namespace, identity.job), seat, message)
+        except ConnectionError:
+            pass
+        except Exception:
+            logger.exception("connection of %s/%s", identity.namespace, identity.pod)
+            farewell = connection.Farewell("error", 1011)
+        finally:
+            self._seats.leave(link, "closed")
+            if farewell is not None and link.farewell is None:
+                self._seats.count_farewell(farewell, identity)
+                await link.close(farewell)
+                await link.drain()
+            if link.unsent():
+                link.abort()  # a peer that does not read would keep the socket for ever
+
+    async def _sweep_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        last, excused_until = loop.time(), 0.0
+        while True:
+            await asyncio.sleep(self._settings.sweep_seconds)
+            now = loop.time()
+            if now - last > self._settings.sweep_seconds + 1.0:
+                # The hub itself was away: what was sent to it meanwhile is still to be read.
+                excused_until = now + self._settings.timeout_min
+            last = now
+            try:
+                if self._gate is not None:
+                    self._gate.sweep(now)
+                self._seats.sweep(now, judge=now >= excused_until)
+            except Exception:  # without the sweep no loss would ever be seen
+                logger.exception("a sweep failed")

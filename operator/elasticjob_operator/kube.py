@@ -1,0 +1,216 @@
+"""Plain requests to the API server over `kubernetes.aio`: JSON in, JSON out, one kind of error.
+
+The typed client builds a model object for every field of every pod; we keep slim records and need only the JSON.
+Connection, TLS, credentials and their refresh are the client's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from enum import IntEnum
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+MERGE_PATCH = "application/merge-patch+json"
+# For replies of which only the metadata is new: less to write for the server and to read for us.
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+KEEP_ALIVE_SECONDS = 60.0  # the API server drops an idle connection after 90; a new one costs a TLS handshake
+Observer = Callable[[str, str, int, float], None]  # verb, resource, status code (0: no reply), seconds
+
+
+class ApiError(Exception):
+    """The API server said no (`status` ≥ 400), or said nothing (`status` 0)."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}" if status else message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+
+class Urgency(IntEnum):
+    """Who goes first where more requests are wanted than may be under way."""
+
+    NOW = 0  # others wait for it: the Lease, what is remembered, what has to go
+    NORMAL = 1
+    LATER = 2  # nobody waits for it
+
+
+class _Slots:
+    """A semaphore that serves its waiters by urgency, then in their order."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._order = itertools.count()
+        self._waiting: list[tuple[Urgency, int, asyncio.Future[None]]] = []
+
+    async def acquire(self, urgency: Urgency) -> None:
+        if self._free > 0:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (urgency, next(self._order), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was handed over in the same moment
+                self.release()
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+def api_root(group_version: str) -> str:
+    return f"/api/{group_version}" if "/" not in group_version else f"/apis/{group_version}"
+
+
+def path_of(group_version: str, plural: str, namespace: str = "", name: str = "", sub: str = "") -> str:
+    """The path of a resource or an object."""
+    parts = [api_root(group_version)]
+    if namespace:
+        parts.append(f"namespaces/{namespace}")
+    parts.append(plural)
+    parts += [p for p in (name, sub) if p]
+    return "/".join(parts)
+
+
+class Api:
+    """One API server. `parallel` bounds the requests under way; watches do not count."""
+
+    def __init__(self, api_client: client.ApiClient, *, parallel: int = 32, timeout: float = 30.0) -> None:
+        self.client = api_client
+        self._slots = _Slots(parallel)
+        self._timeout = timeout
+        self._connector: aiohttp.TCPConnector | None = None
+        self.observer: Observer | None = None
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None, context: str | None = None, **options: Any) -> Api:
+        """With a kubeconfig where one is given or found, else with the pod's own service account."""
+        configuration = client.Configuration()
+        if kubeconfig is None and context is None:
+            try:
+                config.load_incluster_config(configuration)
+            except config.ConfigException:
+                await config.load_kube_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(kubeconfig, context, configuration)
+        configuration.retries = None  # the loop tries again by its own rules
+        api_client = client.ApiClient(configuration)
+        connector = aiohttp.TCPConnector(
+            limit=0, ssl=api_client.rest_client.ssl_context, keepalive_timeout=KEEP_ALIVE_SECONDS
+        )
+        configuration.client_session_kwargs = {"connector": connector}
+        made = cls(api_client, **options)
+        made._connector = connector
+        return made
+
+    async def close(self) -> None:
+        await self.client.close()
+        if self._connector is not None:
+            await self._connector.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        timeout: float | None = None,
+        urgency: Urgency = Urgency.NORMAL,
+        accept: str = "application/json",
+    ) -> Any:
+        """The decoded reply. Raises ApiError; a reply that does not come in `timeout` seconds is one too."""
+        await self._slots.acquire(urgency)
+        try:
+            status, started = 0, time.monotonic()
+            try:
+                response = await self._send(method, path, body, query, content_type, timeout or self._timeout, accept)
+                status = response.status
+                data = await response.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise ApiError(0, "NoReply", f"{method} {path}: {type(error).__name__}: {error}") from error
+            finally:
+                self._observe(method, path, status, time.monotonic() - started)
+        finally:
+            self._slots.release()
+        if status >= 400:
+            raise _error(status, data, response.headers.get("Retry-After"))
+        return json.loads(data) if data else {}
+
+    async def stream(self, path: str, query: Mapping[str, str], idle: float) -> AsyncIterator[dict[str, Any]]:
+        """The events of a watch, until the server ends it or nothing comes for `idle` seconds."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=idle)
+        try:
+            response = await self._send("GET", path, None, query, "application/json", timeout)
+            self._observe("WATCH", path, response.status, 0.0)
+            if response.status >= 400:
+                raise _error(response.status, await response.read(), response.headers.get("Retry-After"))
+            try:
+                async for line in response.response.content:
+                    if line.strip():
+                        yield json.loads(line)
+            finally:
+                response.response.close()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiError(0, "NoReply", f"watch {path}: {type(error).__name__}: {error}") from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str] | None,
+        content_type: str,
+        timeout: float | aiohttp.ClientTimeout,
+        accept: str = "application/json",
+    ) -> Any:
+        configuration = self.client.configuration
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": "elasticjob-operator"}
+        bearer = (await configuration.auth_settings()).get("BearerToken")
+        if bearer:
+            headers[bearer["key"]] = bearer["value"]
+        url = configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        if not isinstance(timeout, aiohttp.ClientTimeout):
+            timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=10)
+        return await self.client.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+
+    def _observe(self, method: str, path: str, status: int, seconds: float) -> None:
+        if self.observer is not None:
+            self.observer(method, resource_name(path), status, seconds)
+
+
+def resource_name(path: str) -> str:
+    """`pods`, `elasticjobs/status`, …: what a request is about, for metrics."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    if len(parts) > 2 and parts[0] == "namespaces":
+        parts = parts[2:]
+    return "/".join([parts[0], *parts[2:3]]) if parts else path
+
+
+def _error(status: int, data: bytes, retry_after: str | None) -> ApiError:
+    try:
+        said = json.loads(data)
+        reason, message = str(said.get("reason", "")), str(said.get("message", ""))
+    except (ValueError, AttributeError):
+        reason, message = "", data[:512].decode(errors="replace")
+    wait = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    return ApiError(status, reason, message, wait)

@@ -1,0 +1,81 @@
+"""The bounds that keep one agent, or a stranger, from costing the hub more than its share.
+
+Pure: time comes in as an argument, nothing here touches a socket.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from elasticjob_operator import wire
+
+
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    """What the hub allows. All times are seconds."""
+
+    hello_seconds: float = 5.0  # for the request's head, the TLS handshake and the hello, each
+    authenticate_seconds: float = 10.0
+    heartbeat_min: float = 1.0
+    heartbeat_max: float = 5.0
+    connections_per_heartbeat_second: float = 500.0  # beyond this many, agents ping less often
+    timeout_min: float = 5.0
+    timeout_heartbeats: float = 5.0
+    sweep_seconds: float = 0.5
+    progress_wake_seconds: float = 1.0
+    max_message_bytes: int = wire.MAX_MESSAGE_BYTES
+    messages_per_second: float = 20.0
+    message_burst: float = 100.0
+    connects_per_second: float = 1.0  # per pod; an agent that flaps faster than this hears 429
+    connect_burst: float = 10.0
+    max_newcomers: int = 1024  # sockets that have not yet sent a whole request
+    max_strangers: int = 256  # requests whose token is being checked, and upgrades without a hello
+    max_connections: int = 20_000
+    max_buffer_bytes: int = 256 * 1024  # unsent bytes of one connection before it has to wait
+    slow_seconds: float = 10.0  # unsent bytes for this long: the peer does not read
+    close_seconds: float = 1.0  # how long a peer has to answer a close
+
+
+class Bucket:
+    """A token bucket: `burst` at once, `rate` a second in the long run."""
+
+    __slots__ = ("at", "level")
+
+    def __init__(self, burst: float, now: float) -> None:
+        self.level = burst
+        self.at = now
+
+    def take(self, rate: float, burst: float, now: float) -> bool:
+        """Takes one token; false where there is none."""
+        self.level = min(burst, self.level + max(0.0, now - self.at) * rate)
+        self.at = now
+        if self.level < 1.0:
+            return False
+        self.level -= 1.0
+        return True
+
+
+def heartbeat_seconds(connections: int, settings: HubSettings) -> float:
+    """How often an agent should ping: every second where there are few, less often among thousands."""
+    wanted = connections / settings.connections_per_heartbeat_second
+    return min(settings.heartbeat_max, max(settings.heartbeat_min, wanted))
+
+
+def timeout_seconds(heartbeat: float, settings: HubSettings) -> float:
+    """Silence for this long is a loss."""
+    return max(settings.timeout_min, heartbeat * settings.timeout_heartbeats)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: str, limit: int = 256) -> str:
+    """Text from the wire for a line of a log: no control characters, no forged lines, bounded."""
+    text = _CONTROL.sub(" ", text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def clean_block(text: str, limit: int = 16 * 1024) -> str:
+    """As `clean`, for text of many lines: each is marked, so that none can pass for a line of ours."""
+    return "\n".join("  | " + clean(line, 1024) for line in text[:limit].splitlines())

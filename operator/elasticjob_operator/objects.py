@@ -1,0 +1,372 @@
+"""An action of the plan → the object to send. Pure; what a user wrote in the template always wins over our defaults.
+
+A worker pod is what its author could have created: nothing here adds privilege. We add environment, the projected
+token (useless for anything but the hub), `/dev/shm` for data loaders and, where asked, the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_operator import api, names
+from elasticjob_operator.observe import Job, resolve_nproc, template_hash, trainer_container
+from elasticjob_operator.plan import Child, Kind, NewPod
+
+Object = dict[str, Any]
+
+# Torch's own rendezvous: the shortest constants that stay correct (docs/design.md says how they were found).
+C10D_CONF = {"join_timeout": "600", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
+UNLIMITED_RESTARTS = "1000000"  # the budget is the job's, kept by the operator
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What pods need to know of this operator."""
+
+    hub_url: str
+    tls: bool = False
+    runtime_image: str = ""  # holds the injectable runtime
+    worker_image: str = ""  # ours: has the runtime built in
+    image_pull_policy: str = "IfNotPresent"
+    token_seconds: int = 3600
+    operator_namespace: str = ""
+    hub_port: int = 0
+
+
+def owner_reference(job: Job) -> Object:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def _metadata(job: Job, name: str, annotations: Mapping[str, str] | None = None) -> Object:
+    metadata: Object = {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {
+            names.LABEL_JOB: job.name,
+            names.LABEL_JOB_UID: job.uid,
+            names.LABEL_APP: names.LABEL_APP_VALUE,
+        },
+        "ownerReferences": [owner_reference(job)],
+    }
+    if annotations:
+        metadata["annotations"] = dict(annotations)
+    return metadata
+
+
+def _copy(value: Any) -> Any:
+    """A deep copy of JSON, several times faster than `copy.deepcopy`: this runs once a pod."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+# --- pods ------------------------------------------------------------------------------------------------
+
+
+def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Object:
+    """The worker pod with this replica index."""
+    template = _copy(spec.template)
+    theirs = template.get("metadata") or {}
+    metadata = _metadata(job, names.pod_name(job.name, new.index))
+    metadata["labels"] = {**(theirs.get("labels") or {}), **metadata["labels"], names.LABEL_INDEX: str(new.index)}
+    metadata["annotations"] = {
+        "karpenter.sh/do-not-disrupt": "true",
+        **(theirs.get("annotations") or {}),
+        names.ANNOTATION_TEMPLATE_HASH: template_hash(spec.template),
+    }
+    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    body = pod["spec"]
+    body["restartPolicy"] = "Never"
+    body.setdefault("hostname", names.pod_name(job.name, new.index)[:63].rstrip("-."))
+    body.setdefault("subdomain", names.service_name(job.name)[:63])
+    grace = spec.elastic_policy.graceful_shutdown_timeout_seconds
+    body.setdefault("terminationGracePeriodSeconds", grace + 5)  # the agent stops its workers before the kubelet does
+    body.setdefault("automountServiceAccountToken", False)
+    body.setdefault("enableServiceLinks", False)
+    _avoid(body, new.avoid)
+    trainer = next(c for c in body["containers"] if c["name"] == trainer_container(spec.template))
+    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    _add_environment(trainer, environment(job, spec, new.index, settings))
+    _add_token(body, trainer, job, settings)
+    _add_shm(body, trainer)
+    if wants_runtime(spec, trainer, settings):
+        _add_runtime(body, trainer, settings)
+    if new.index < spec.min_replicas:  # extras are scheduled one by one
+        _add_gang(pod, job, spec)
+    return pod
+
+
+def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> list[Object]:
+    """The trainer's variables: torchrun's own `PET_*`, and ours."""
+
+    def field(path: str) -> Object:
+        return {"fieldRef": {"fieldPath": path}}
+
+    grace = spec.elastic_policy.graceful_shutdown_timeout_seconds
+    variables: list[Object] = [
+        {"name": names.ENV_NAME, "value": job.name},
+        {"name": names.ENV_NAMESPACE, "value": job.namespace},
+        {"name": names.ENV_UID, "value": job.uid},
+        {"name": names.ENV_POD_NAME, "valueFrom": field("metadata.name")},
+        {"name": names.ENV_POD_UID, "valueFrom": field("metadata.uid")},
+        {"name": names.ENV_POD_IP, "valueFrom": field("status.podIP")},
+        {"name": names.ENV_NODE_NAME, "valueFrom": field("spec.nodeName")},
+        {"name": names.ENV_INDEX, "value": str(index)},
+        {"name": names.ENV_GRACE_SECONDS, "value": str(grace)},
+        {"name": names.ENV_HANG_TIMEOUT, "value": str(spec.health.hang_timeout_seconds)},
+        {"name": names.ENV_PREFLIGHT, "value": spec.health.preflight.value},
+        {"name": "PET_NPROC_PER_NODE", "value": str(resolve_nproc(spec))},
+        {"name": "PET_RDZV_ID", "value": job.uid},
+        {"name": "PET_MONITOR_INTERVAL", "value": "0.1"},
+    ]
+    return variables + _rendezvous_environment(job, spec, index, settings)
+
+
+def _rendezvous_environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> list[Object]:
+    backend, conf = spec.rendezvous.backend, dict(spec.rendezvous.conf or {})
+    first = f"{names.pod_name(job.name, 0)}.{names.service_name(job.name)}.{job.namespace}"
+    endpoint = spec.rendezvous.endpoint or f"{first}:{names.C10D_PORT}"
+    elastic = f"{spec.min_replicas}:{spec.max_replicas}"
+    if backend is api.RendezvousBackend.STATIC:
+        host, _, port = endpoint.rpartition(":")
+        values = {
+            "PET_RDZV_BACKEND": "static",
+            "PET_NNODES": str(spec.wanted),
+            "PET_NODE_RANK": str(index),
+            "PET_MASTER_ADDR": host,
+            "PET_MASTER_PORT": port,
+            "PET_MAX_RESTARTS": UNLIMITED_RESTARTS,
+        }
+    elif backend is api.RendezvousBackend.OPERATOR:
+        values = {
+            names.ENV_HUB_URL: settings.hub_url,
+            names.ENV_TOKEN_FILE: names.TOKEN_PATH,
+            "PET_RDZV_BACKEND": names.RENDEZVOUS_BACKEND,
+            "PET_RDZV_ENDPOINT": settings.hub_url.partition("://")[2],
+            "PET_NNODES": elastic,
+            "PET_MAX_RESTARTS": UNLIMITED_RESTARTS,
+        }
+        if settings.tls:
+            values[names.ENV_CA_FILE] = names.CA_PATH
+    else:
+        if backend is api.RendezvousBackend.C10D:
+            conf = {**C10D_CONF, "is_host": "1" if index == 0 else "0", **conf}
+        values = {
+            "PET_RDZV_BACKEND": backend.value,
+            "PET_RDZV_ENDPOINT": endpoint,
+            "PET_NNODES": elastic,
+            "PET_MAX_RESTARTS": UNLIMITED_RESTARTS,
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with sharing nobody can join a formed rendezvous
+        }
+    if conf:
+        values["PET_RDZV_CONF"] = ",".join(f"{k}={v}" for k, v in conf.items())
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _add_environment(container: Object, variables: list[Object]) -> None:
+    """Ours first, so that theirs can refer to them; theirs win."""
+    theirs = container.get("env") or []
+    taken = {v.get("name") for v in theirs}
+    container["env"] = [v for v in variables if v["name"] not in taken] + theirs
+
+
+def _add_token(body: Object, trainer: Object, job: Job, settings: Settings) -> None:
+    sources: list[Object] = [
+        {
+            "serviceAccountToken": {
+                "audience": names.TOKEN_AUDIENCE,
+                "expirationSeconds": settings.token_seconds,
+                "path": "token",
+            }
+        }
+    ]
+    if settings.tls:
+        ca = {"name": names.ca_config_map_name(job.name), "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+        sources.append({"configMap": ca})
+    # Readable for whatever user the image runs as: the token opens nothing but the hub, for this pod alone.
+    volume = {"name": names.VOLUME_TOKEN, "projected": {"sources": sources, "defaultMode": 0o444}}
+    body.setdefault("volumes", []).append(volume)
+    mount = {"name": names.VOLUME_TOKEN, "mountPath": names.MOUNT_PATH, "readOnly": True}
+    trainer.setdefault("volumeMounts", []).append(mount)
+
+
+def _add_shm(body: Object, trainer: Object) -> None:
+    """Data loaders pass tensors through /dev/shm; the runtime's default of 64 MiB is too small for them."""
+    if any(m.get("mountPath", "").rstrip("/") == "/dev/shm" for m in trainer.get("volumeMounts") or ()):  # noqa: S108
+        return
+    body.setdefault("volumes", []).append({"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}})
+    trainer.setdefault("volumeMounts", []).append({"name": names.VOLUME_SHM, "mountPath": "/dev/shm"})  # noqa: S108
+
+
+def wants_runtime(spec: api.Spec, trainer: Object, settings: Settings) -> bool:
+    """Whether an init container brings the runtime."""
+    if spec.runtime_injection is api.RuntimeInjection.NEVER or not settings.runtime_image:
+        return False
+    if spec.runtime_injection is api.RuntimeInjection.ALWAYS:
+        return True
+    if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
+        return False
+    image = str(trainer.get("image", ""))
+    return image not in (settings.worker_image, settings.runtime_image)
+
+
+def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
+    body.setdefault("volumes", []).append({"name": names.VOLUME_RUNTIME, "emptyDir": {}})
+    init: Object = {
+        "name": "elasticjob-runtime",
+        "image": settings.runtime_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["/runtime/install", names.RUNTIME_PATH],
+        "volumeMounts": [{"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH}],
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "32Mi"},
+            "limits": {"cpu": "500m", "memory": "128Mi"},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    body["initContainers"] = [init, *(body.get("initContainers") or [])]
+    trainer["volumeMounts"].append({"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH, "readOnly": True})
+    for variable in trainer["env"]:
+        if variable["name"] == "PYTHONPATH" and "value" in variable:
+            variable["value"] = f"{variable['value']}:{names.RUNTIME_PATH}/site-packages"
+            return
+    trainer["env"].append({"name": "PYTHONPATH", "value": f"{names.RUNTIME_PATH}/site-packages"})
+
+
+def _avoid(body: Object, nodes: tuple[str, ...]) -> None:
+    """Nodes that failed repeatedly are asked last, never excluded: a small cluster may have no others."""
+    if not nodes:
+        return
+    term = {
+        "weight": 100,
+        "preference": {
+            "matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}]
+        },
+    }
+    affinity = body.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    affinity.setdefault("preferredDuringSchedulingIgnoredDuringExecution", []).append(term)
+
+
+def _add_gang(pod: Object, job: Job, spec: api.Spec) -> None:
+    scheduler = pod["spec"].get("schedulerName", "")
+    if scheduler == "volcano":
+        pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = names.pod_group_name(job.name)
+    elif scheduler.startswith("scheduler-plugins"):
+        pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = names.pod_group_name(job.name)
+
+
+# --- the rest --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Where an object lives in the API."""
+
+    group_version: str  # "v1", "policy/v1", ...
+    plural: str
+
+
+RESOURCES = {
+    Kind.SERVICE: Resource("v1", "services"),
+    Kind.CONFIG_MAP: Resource("v1", "configmaps"),
+    Kind.NETWORK_POLICY: Resource("networking.k8s.io/v1", "networkpolicies"),
+    Kind.DISRUPTION_BUDGET: Resource("policy/v1", "poddisruptionbudgets"),
+}
+_POD_GROUPS = {
+    "volcano": Resource("scheduling.volcano.sh/v1beta1", "podgroups"),
+    "scheduler-plugins": Resource("scheduling.x-k8s.io/v1alpha1", "podgroups"),
+}
+
+
+def resource_of(child: Child) -> Resource:
+    if child.kind is Kind.POD_GROUP:
+        return _POD_GROUPS[str(dict(child.values).get("flavour"))]
+    return RESOURCES[child.kind]
+
+
+def build_child(job: Job, child: Child, settings: Settings, policy_version: str = "policy/v1") -> Object:
+    """The object for a child; `policy_version` is what the cluster serves for PodDisruptionBudgets."""
+    values = dict(child.values)
+    metadata = _metadata(job, child.name, {names.ANNOTATION_DIGEST: child.digest})
+    ours = {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}}
+    if child.kind is Kind.SERVICE:
+        service = {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_JOB: job.name},
+            "ports": [{"name": "rendezvous", "port": names.C10D_PORT, "targetPort": names.C10D_PORT}],
+        }
+        return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service}
+    if child.kind is Kind.CONFIG_MAP:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": values}
+    if child.kind is Kind.DISRUPTION_BUDGET:
+        budget = {"minAvailable": values["minAvailable"], "selector": ours}
+        return {"apiVersion": policy_version, "kind": child.kind.value, "metadata": metadata, "spec": budget}
+    if child.kind is Kind.NETWORK_POLICY:
+        peers = {"podSelector": {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}}}
+        rules = {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
+        return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": rules}
+    resource = resource_of(child)
+    return {
+        "apiVersion": resource.group_version,
+        "kind": "PodGroup",
+        "metadata": metadata,
+        "spec": {"minMember": values["minMember"]},
+    }
+
+
+def build_event(job: Job, reason: str, message: str, *, warning: bool, time: str, name: str, reporter: str) -> Object:
+    """A core/v1 Event on the job."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+        },
+        "reason": reason,
+        "message": message[:1024],
+        "type": "Warning" if warning else "Normal",
+        "firstTimestamp": time[:19] + "Z",
+        "lastTimestamp": time[:19] + "Z",
+        "count": 1,
+        "source": {"component": "elasticjob-operator"},
+        "reportingComponent": "elasticjob-operator",
+        "reportingInstance": reporter,
+    }
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Object:
+    """The JSON merge patch (RFC 7396) from one object to another: absent keys become null."""
+    patch: Object = {}
+    for key in before.keys() - after.keys():
+        patch[key] = None
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, dict) and isinstance(old, Mapping):
+            inner = merge_patch(old, value)
+            if inner:
+                patch[key] = inner
+        elif value != old:
+            patch[key] = value
+    return patch

@@ -1,0 +1,334 @@
+"""Raw API objects → frozen snapshots. The only module that knows how Kubernetes spells things.
+
+The records are slim on purpose: the operator keeps one per pod and node of the cluster, not the whole object.
+Times are seconds since the epoch. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from elasticjob_operator import api, names, wire
+
+Raw = Mapping[str, Any]
+
+
+def parse_time(text: str | None) -> float | None:
+    """RFC 3339, as the API server writes it → seconds since the epoch."""
+    if not text:
+        return None
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def format_time(seconds: float) -> str:
+    """Seconds since the epoch → RFC 3339 with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class PodPhase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the trainer container ended."""
+
+    code: int
+    reason: str = ""
+    message: str = ""  # the termination message: the log's tail where the policy falls back to it
+    container: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    name: str
+    uid: str
+    job: str
+    job_uid: str
+    index: int
+    phase: PodPhase = PodPhase.PENDING
+    node: str = ""
+    ip: str = ""
+    created: float = 0.0
+    scheduled: float | None = None
+    unschedulable: float | None = None  # since when the scheduler says so
+    unschedulable_message: str = ""
+    deleting: float | None = None  # when it has to be gone by
+    started: bool = False  # the trainer runs
+    waiting: str = ""  # why the trainer waits: ImagePullBackOff, CreateContainerConfigError, ...
+    waiting_message: str = ""
+    exit: Exit | None = None
+    disruption: str = ""  # reason of the DisruptionTarget condition
+    reason: str = ""  # status.reason, for example Evicted or NodeLost
+    message: str = ""
+    conditions: tuple[tuple[str, str], ...] = ()
+    template_hash: str = ""
+    resource_version: str = ""
+
+    @property
+    def terminal(self) -> bool:
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @property
+    def live(self) -> bool:
+        """It exists, has not ended and nobody has asked it to go."""
+        return not self.terminal and self.deleting is None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    ready: bool = True
+    not_ready_since: float | None = None
+    cordoned: bool = False
+    leaving: str = ""  # key of the taint that says it goes away
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What the hub knows of one worker pod's agent."""
+
+    pod: str
+    pod_uid: str
+    connected: bool
+    since: float  # when it connected, or lost the connection
+    state: wire.AgentState
+    lost_by: str = ""  # "" while connected, "closed" (the socket closed), "silent" (heartbeat timeout)
+    state_since: float = 0.0  # when `state.phase` or `state.generation` last changed
+    progress: wire.Progress | None = None
+    agent_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    namespace: str
+    name: str
+    uid: str
+    spec: api.Spec | None  # None where it is invalid beyond mending: see `problems`
+    status: api.Status
+    generation: int = 1
+    created: float = 0.0
+    deleting: bool = False
+    problems: tuple[api.Problem, ...] = ()  # with a spec: it was mended, and the user is told
+    has_replicas: bool = True
+    status_raw: Raw = field(default_factory=dict, compare=False)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.namespace, self.name)
+
+
+# Taints by which clouds, autoscalers and people say that a node is about to go.
+LEAVING_TAINTS = frozenset(
+    {
+        "ToBeDeletedByClusterAutoscaler",
+        "DeletionCandidateOfClusterAutoscaler",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "cloud.google.com/impending-node-termination",
+        "kubernetes.azure.com/scalesetpriority-eviction",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "node.kubernetes.io/out-of-service",
+        "elasticjob.dev/leaving",
+    }
+)
+# NoExecute taints that the node controller sets for a node that does not answer: loss, not leave.
+_DEAD_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+
+
+def observe_node(raw: Raw) -> Node:
+    """A core/v1 Node → what matters about it."""
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    ready, since = True, None
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "Ready":
+            ready = condition.get("status") == "True"
+            since = None if ready else parse_time(condition.get("lastTransitionTime"))
+    leaving = ""
+    for taint in spec.get("taints") or ():
+        key = taint.get("key", "")
+        announced = key in LEAVING_TAINTS
+        evicting = taint.get("effect") == "NoExecute" and key not in _DEAD_TAINTS
+        if announced or evicting:
+            leaving = key
+            break
+    return Node(
+        name=raw["metadata"]["name"],
+        ready=ready,
+        not_ready_since=since,
+        cordoned=bool(spec.get("unschedulable")),
+        leaving=leaving,
+    )
+
+
+def trainer_container(template: Raw) -> str:
+    """The name of the container that trains: the annotated one, else the first."""
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    first: str = template["spec"]["containers"][0]["name"]
+    return annotations.get(names.ANNOTATION_TRAINER) or first
+
+
+def observe_pod(raw: Raw) -> Pod | None:
+    """A core/v1 Pod → what matters about it; None where it is not a worker of an ElasticJob."""
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    labels = metadata.get("labels") or {}
+    index = labels.get(names.LABEL_INDEX, "")
+    if names.LABEL_JOB not in labels or not index.isdecimal():
+        return None
+    conditions = {c.get("type", ""): c for c in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
+    scheduled_time = parse_time(scheduled.get("lastTransitionTime"))
+    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    disruption = conditions.get("DisruptionTarget") or {}
+    annotations = metadata.get("annotations") or {}
+    trainer = annotations.get(names.ANNOTATION_TRAINER) or (spec.get("containers") or [{"name": ""}])[0]["name"]
+    state, ended = _container_state(status, trainer)
+    waiting = state.get("waiting") or {}
+    created = parse_time(metadata.get("creationTimestamp")) or 0.0
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job=labels[names.LABEL_JOB],
+        job_uid=labels.get(names.LABEL_JOB_UID, ""),
+        index=int(index),
+        phase=PodPhase(status.get("phase") or "Pending"),
+        node=spec.get("nodeName") or "",
+        ip=status.get("podIP") or "",
+        created=created,
+        scheduled=scheduled_time if scheduled.get("status") == "True" else None,
+        unschedulable=(scheduled_time or created) if unschedulable else None,
+        unschedulable_message=scheduled.get("message", "") if unschedulable else "",
+        deleting=parse_time(metadata.get("deletionTimestamp")),
+        started="running" in state,
+        waiting=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        exit=ended,
+        disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
+        reason=status.get("reason") or "",
+        message=status.get("message") or "",
+        conditions=tuple(sorted((t, c.get("status", "")) for t, c in conditions.items())),
+        template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        resource_version=metadata.get("resourceVersion", ""),
+    )
+
+
+def _container_state(status: Raw, trainer: str) -> tuple[Raw, Exit | None]:
+    """The trainer's state (or that of an init container that holds it up), and how it ended."""
+    for container in status.get("initContainerStatuses") or ():
+        state = container.get("state") or {}
+        if "waiting" in state and state["waiting"].get("reason") not in ("PodInitializing", None):
+            return state, None
+        failed = state.get("terminated") or {}
+        if failed.get("exitCode"):
+            return state, _exit(failed, container.get("name", ""))
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == trainer:
+            state = container.get("state") or {}
+            ended = state.get("terminated")
+            return state, _exit(ended, trainer) if ended else None
+    return {}, None
+
+
+def _exit(ended: Raw, container: str) -> Exit:
+    code = int(ended.get("exitCode", 0))
+    if not code and ended.get("signal"):
+        code = 128 + int(ended["signal"])
+    return Exit(code, ended.get("reason", ""), ended.get("message", ""), container)
+
+
+def observe_job(raw: Raw) -> Job:
+    """An ElasticJob → its validated form. Never raises for what a user wrote: see `Job.problems`."""
+    metadata = raw["metadata"]
+    spec: api.Spec | None = None
+    problems: tuple[api.Problem, ...] = ()
+    try:
+        spec = api.parse_spec(raw.get("spec"))
+    except api.InvalidJobError as error:
+        problems = error.problems
+        spec = _with_bounded_replicas(raw.get("spec") or {})
+    status_raw = raw.get("status") or {}
+    return Job(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        spec=spec,
+        status=api.Status.model_validate(status_raw),
+        generation=metadata.get("generation", 1),
+        created=parse_time(metadata.get("creationTimestamp")) or 0.0,
+        deleting=metadata.get("deletionTimestamp") is not None,
+        problems=problems,
+        has_replicas=(raw.get("spec") or {}).get("replicas") is not None,
+        status_raw=status_raw,
+        annotations=metadata.get("annotations") or {},
+    )
+
+
+def _with_bounded_replicas(raw: Raw) -> api.Spec | None:
+    """The spec with `replicas` moved into its bounds, where nothing else is wrong with it.
+
+    A server without CEL lets `kubectl scale` write any number; that is no reason to end a job.
+    """
+    wanted = raw.get("replicas")
+    if not isinstance(wanted, int):
+        return None
+    try:
+        rest = api.parse_spec({k: v for k, v in raw.items() if k != "replicas"})
+    except api.InvalidJobError:
+        return None
+    return rest.model_copy(update={"replicas": min(rest.max_replicas, max(rest.min_replicas, wanted))})
+
+
+def template_hash(template: Raw) -> str:
+    """A short hash of the pod template; equal templates have equal hashes whatever the order of keys."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+
+
+def count_devices(template: Raw) -> int:
+    """GPUs in the trainer's limits: nvidia.com/gpu, amd.com/gpu and every nvidia.com/mig-* slice."""
+    trainer = trainer_container(template)
+    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return sum(
+        int(value)
+        for name, value in limits.items()
+        if (name in _GPU_RESOURCES or name.startswith("nvidia.com/mig-")) and str(value).isdecimal()
+    )
+
+
+def count_cpus(template: Raw) -> int:
+    """Whole CPUs in the trainer's limits (or requests), at least 1."""
+    trainer = trainer_container(template)
+    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
+    resources = container.get("resources") or {}
+    value = str((resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu") or "1")
+    cores = float(value[:-1]) / 1000 if value.endswith("m") else float(value)
+    return max(1, int(cores))
+
+
+def resolve_nproc(spec: api.Spec) -> int:
+    """Worker processes per pod: the one number in environment, hub and status."""
+    wanted = spec.nproc_per_node
+    if isinstance(wanted, int):
+        return wanted
+    if wanted == "cpu":
+        return count_cpus(spec.template)
+    devices = count_devices(spec.template)
+    return max(1, devices)

@@ -1,0 +1,237 @@
+"""What people see: status, conditions, goodput, progress and events. Pure.
+
+The status is computed whole in every pass from the last one and from what was decided; the shell writes it only where
+it differs. Messages say nothing that changes from second to second, so an undisturbed job causes no writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from elasticjob_operator import api
+from elasticjob_operator.faults import Fault
+from elasticjob_operator.membership import Decision, State
+from elasticjob_operator.observe import Agent, Pod, format_time, parse_time
+from elasticjob_operator.standing import Standing
+
+PROGRESS_SECONDS = 10.0
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event on the job, in plain words."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def with_condition(
+    conditions: Sequence[api.Condition], type: str, truth: bool, reason: str, message: str, now: float
+) -> list[api.Condition]:
+    """The conditions with this one set; its transition time moves only when its status does."""
+    status: Truth = "True" if truth else "False"
+    before = next((c for c in conditions if c.type == type), None)
+    moved = before is None or before.status != status
+    when = format_time(now) if moved or before is None else before.last_transition_time
+    fresh = api.Condition(type=type, status=status, reason=reason, message=message, last_transition_time=when)
+    if before is None:
+        return [*conditions, fresh]
+    return [fresh if c.type == type else c for c in conditions]
+
+
+# --- goodput and progress --------------------------------------------------------------------------------
+
+
+def is_training(decision: Decision) -> bool:
+    """Whether a whole world runs: every member runs, ended well or is only suspected."""
+    if decision.state not in (State.RUNNING, State.ENDING):
+        return False
+    return not decision.standing(Standing.STARTING, Standing.STOPPING, Standing.STOPPED, Standing.LOST)
+
+
+def update_goodput(before: api.GoodputStatus, *, training: bool, formed: int, now: float) -> api.GoodputStatus:
+    """Books the time since the last change to training or to loss, at the moment it changes.
+
+    `formed` is the generation after this pass; nothing is booked before the first world.
+    """
+    since = parse_time(before.since)
+    if training == before.training:
+        return before
+    if since is None:
+        return before.model_copy(update={"training": training, "since": format_time(now)})
+    elapsed = max(0.0, now - since)
+    changes: dict[str, object] = {"training": training, "since": format_time(now)}
+    if before.training:
+        changes["training_seconds"] = round(before.training_seconds + elapsed, 3)
+    else:
+        changes["lost_seconds"] = round(before.lost_seconds + elapsed, 3)
+        changes["last_recovery_seconds"] = round(elapsed, 3)
+        changes["rescales"] = max(0, formed - 1)
+    return before.model_copy(update=changes)
+
+
+def update_progress(
+    before: api.ProgressStatus | None, agents: Iterable[Agent], *, now: float, force: bool = False
+) -> api.ProgressStatus | None:
+    """What the furthest rank reported, at most every ten seconds: the status is no metrics stream."""
+    reports = [a.progress for a in agents if a.progress is not None and a.progress.step is not None]
+    if not reports:
+        return before
+    last = parse_time(before.last_update_time) if before else None
+    if not force and last is not None and now - last < PROGRESS_SECONDS:
+        return before
+    best = max(reports, key=lambda p: (p.step or 0, -p.rank))
+    step = best.step or 0
+    if before is not None and before.step == step:
+        return before
+    total = best.total_steps
+    remaining = None
+    if total and best.step_seconds is not None:
+        remaining = int(max(0, total - step) * best.step_seconds)
+    return api.ProgressStatus(
+        step=step,
+        total_steps=total,
+        percentage=min(100, 100 * step // total) if total else None,
+        estimated_remaining_seconds=remaining,
+        metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items())],
+        last_update_time=format_time(now),
+    )
+
+
+# --- failures --------------------------------------------------------------------------------------------
+
+
+def failure_status(fault: Fault, generation: int, now: float) -> api.FailureStatus:
+    """The record of a failure that outlives its pod."""
+    return api.FailureStatus(
+        time=format_time(now),
+        pod=fault.pod,
+        node=fault.node or None,
+        generation=generation,
+        rank=fault.rank,
+        exit_code=fault.exit_code,
+        signal=fault.signal or None,
+        reason=fault.reason or None,
+        message=tell_fault(fault),
+        traceback=fault.traceback or None,
+        log_tail=fault.log_tail or None,
+    )
+
+
+def tell_fault(fault: Fault) -> str:
+    """One line for conditions and events."""
+    who = f"rank {fault.rank} ({fault.pod})" if fault.rank is not None else fault.pod
+    how = f" with exit code {fault.exit_code}" if fault.exit_code is not None else ""
+    what = f" [{fault.reason}]" if fault.reason and fault.reason not in ("Error", "WorkerFailed") else ""
+    last = last_line(fault.traceback) or fault.message
+    return f"{who} failed{how}{what}" + (f": {last}" if last else "")
+
+
+def last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip()[:512] if lines else ""
+
+
+# --- conditions ------------------------------------------------------------------------------------------
+
+_PULL_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+
+
+def find_trouble(pods: Iterable[Pod], *, world_size: int, wanted: int, withdrawn: int) -> tuple[str, str] | None:
+    """Why the job has less than it wants, the most telling reason first; None where it has all."""
+    live = [p for p in pods if p.live]
+    waiting = [p for p in live if p.waiting and p.waiting not in ("ContainerCreating", "PodInitializing")]
+    waiting.sort(key=lambda p: (p.waiting not in _PULL_REASONS, p.index))
+    if waiting:
+        pod = waiting[0]
+        reason = "ImagePullFailed" if pod.waiting in _PULL_REASONS else pod.waiting
+        return reason, f"{pod.name}: {pod.waiting}: {pod.waiting_message}".rstrip(": ")
+    stuck = [p for p in live if p.unschedulable is not None]
+    if stuck:
+        names = ", ".join(p.name for p in sorted(stuck, key=lambda p: p.index)[:5])
+        return "Unschedulable", f"{names}: {stuck[0].unschedulable_message or 'no node has room'}"
+    if withdrawn:
+        return "Unschedulable", f"{withdrawn} pods found no node in scalingTimeoutSeconds and are tried again later"
+    if world_size < wanted:
+        return "BelowWanted", f"{world_size} of {wanted} wanted pods train"
+    return None
+
+
+def phase_of(decision: Decision, generation: int) -> api.Phase:
+    if decision.state in (State.RUNNING, State.ENDING):
+        return api.Phase.RUNNING
+    if generation == 0 or decision.state is State.WAITING:
+        return api.Phase.PENDING
+    return api.Phase.RESCALING if generation > 1 or decision.state is State.REGROUPING else api.Phase.PENDING
+
+
+def running_condition(decision: Decision, generation: int, size: int) -> tuple[bool, str, str]:
+    """(status, reason, message) of the Running condition."""
+    if is_training(decision):
+        return True, "WorldRunning", f"generation {generation} trains with {size} pods"
+    reasons = {
+        State.WAITING: "WaitingForPods",
+        State.STARTING: "WorldStarting",
+        State.REGROUPING: "Regrouping",
+        State.ENDING: "MembersFinish",
+        State.RUNNING: "WorldStarting",
+    }
+    message = decision.reason if decision.state is State.WAITING else ""
+    return False, reasons[decision.state], message
+
+
+# --- events ----------------------------------------------------------------------------------------------
+
+_WORDS = {
+    "start": "the job starts",
+    "scale-up": "newcomers are ready",
+    "scale-down": "fewer replicas are wanted",
+    "drain": "a node is drained",
+    "node-leaving": "a node is about to go",
+    "disruption": "a pod is about to be disrupted",
+    "pod-deleted": "a pod is being deleted",
+    "pod-leaving": "a pod was asked to stop",
+    "lost": "a member was lost",
+    "failed": "a worker failed",
+}
+
+
+def tell_changes(before: api.Status, after: api.Status, decision: Decision | None) -> tuple[Event, ...]:
+    """Events for every transition between two statuses."""
+    events: list[Event] = []
+    if decision is not None:
+        events += [
+            Event("MemberLost", f"{j.member.pod} (rank {j.member.rank}) is lost: {j.why}", warning=True)
+            for j in decision.standing(Standing.LOST)
+            if not j.leaving and after.rendezvous.generation > before.rendezvous.generation
+        ]
+    if after.rendezvous.generation > before.rendezvous.generation:
+        world = after.rendezvous
+        why = _WORDS.get(world.reason or "", world.reason or "")
+        old = len(before.rendezvous.members)
+        change = f"from {old} to {world.world_size} pods" if old else f"with {world.world_size} pods"
+        reason = "WorldFormed" if not old else "WorldChanged"
+        events.append(Event(reason, f"generation {world.generation} {change}: {why}"))
+    if after.restarts.total > before.restarts.total and after.last_failure:
+        events.append(
+            Event("WorkerFailed", f"restart {after.restarts.user} charged: {after.last_failure.message}", warning=True)
+        )
+    for type, reason in (("Suspended", "Suspended"), ("Complete", "Completed"), ("Failed", "Failed")):
+        fresh = after.condition(type)
+        if fresh and fresh.status == "True" and not before.is_true(type):
+            events.append(Event(reason, fresh.message or reason, warning=type == "Failed"))
+    if before.is_true("Suspended") and not after.is_true("Suspended"):
+        events.append(Event("Resumed", "the job goes on from its last checkpoint"))
+    degraded, was = after.condition("Degraded"), before.condition("Degraded")
+    if degraded and degraded.status == "True" and degraded.reason not in ("BelowWanted", was.reason if was else ""):
+        events.append(Event(degraded.reason, degraded.message, warning=True))
+    return tuple(events)
+
+
+def members_by_uid(world: api.RendezvousStatus) -> Mapping[str, api.Member]:
+    return {m.uid: m for m in world.members}

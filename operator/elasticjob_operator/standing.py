@@ -1,0 +1,217 @@
+"""How every member stands towards the present generation, judged by evidence. Pure.
+
+The evidence is what the agents say of themselves, what the hub knows of their connections and what the API server
+knows of their pods. `judge` looks at values and never at what happened before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from elasticjob_operator import api, wire
+from elasticjob_operator.observe import Agent, Pod, PodPhase, parse_time
+from elasticjob_operator.wire import AgentPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Patience, in seconds. None of these is on the path of an undisturbed event."""
+
+    reconnect: float = 1.0  # a closed connection has this long to come back
+    restart_grace: float = 10.0  # the same, for agents that this hub has not seen yet since it started
+    join_patience: float = 10.0  # once min are ready: how long others on their way are waited for
+    admit: float = 3.0  # newcomers this close together are admitted together
+    stop: float = 15.0  # beyond the script's grace: an agent that does not stop its workers is lost
+    start: float = 30.0  # an announced member that does not start is lost
+    creating: float = 5.0  # a container that is created for longer than this pulls its image
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Which worlds are allowed."""
+
+    min: int
+    wanted: int
+    step: int | None = None
+    values: tuple[int, ...] = ()
+
+    def legal(self, available: int) -> int:
+        """The largest legal world of at most this many pods; 0 where there is none."""
+        limit = min(available, self.wanted)
+        if self.values:
+            return max((v for v in self.values if self.min <= v <= limit), default=0)
+        if limit < self.min:
+            return 0
+        return limit - (limit - self.min) % self.step if self.step else limit
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One live or ended pod of the job, with what is known and wanted of it."""
+
+    pod: Pod
+    agent: Agent | None = None
+    leaving: str = ""  # why it has to leave the world: scale-down, drain, ...; "" where it may stay
+    patient: bool = False  # it leaves only when at least min are left without it
+    held_until: float = 0.0  # a newcomer is not admitted to a running world before this
+
+
+class Standing(StrEnum):
+    """How a member stands towards the present generation."""
+
+    RUNNING = "running"
+    STARTING = "starting"  # it was told and has not started yet
+    STOPPING = "stopping"  # it left the generation and is not ready again
+    STOPPED = "stopped"  # it left the generation and is ready for the next
+    SUCCEEDED = "succeeded"
+    SUSPECT = "suspect"  # its connection closed a moment ago
+    LOST = "lost"
+    LATE = "late"  # it was told long ago; `judge` turns this into a verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    member: api.Member
+    standing: Standing
+    worker: Worker | None = None
+    why: str = ""
+    until: float | None = None  # when to look again
+
+    @property
+    def leaving(self) -> str:
+        """Why it was to go anyhow: its loss is no surprise and disturbs nobody's checkpoint."""
+        return self.member.leaving or (self.worker.leaving if self.worker else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything `decide` looks at."""
+
+    world: api.RendezvousStatus
+    workers: tuple[Worker, ...]
+    sizes: Sizes
+    now: float
+    hub_started: float = 0.0
+    missing: int = 0  # pods that are wanted and do not exist yet
+    hold_until: float = 0.0  # crash-loop back-off: no world is formed before this
+    broken_since: float | None = None  # since when no world trains
+    grace: float = 30.0
+    restarts: int = 0
+    settings: Settings = Settings()
+
+    def by_uid(self) -> dict[str, Worker]:
+        return {w.pod.uid: w for w in self.workers}
+
+
+def judge(situation: Situation) -> tuple[Judged, ...]:
+    """How every member of the present generation stands, by evidence."""
+    workers = situation.by_uid()
+    first = _blame_store([_judge_member(m, workers.get(m.uid), situation) for m in situation.world.members])
+    if not any(j.standing in (Standing.STOPPED, Standing.STOPPING, Standing.LOST) for j in first):
+        return tuple(first)
+    # A closed connection together with workers of others failing needs no second look.
+    return tuple(_confirm(j) if j.standing is Standing.SUSPECT else j for j in first)
+
+
+def _blame_store(judged: list[Judged]) -> list[Judged]:
+    """Where most members could not start, it is rank 0's store that they did not reach."""
+    late = [j for j in judged if j.standing is Standing.LATE]
+    if len(judged) == 1 or 2 * len(late) <= len(judged):
+        return [replace(j, standing=Standing.LOST) if j.standing is Standing.LATE else j for j in judged]
+    mended = [replace(j, standing=Standing.STOPPED) if j.standing is Standing.LATE else j for j in judged]
+    first = mended[0]
+    if first.standing in (Standing.RUNNING, Standing.STOPPED):
+        mended[0] = replace(first, standing=Standing.LOST, why="the others could not reach its store")
+    return mended
+
+
+def _confirm(judged: Judged) -> Judged:
+    agent = judged.worker.agent if judged.worker else None
+    if agent is None:  # this hub has not heard of it yet: that says nothing
+        return judged
+    return Judged(judged.member, Standing.LOST, judged.worker, "its connection closed and others failed")
+
+
+def _judge_member(member: api.Member, worker: Worker | None, situation: Situation) -> Judged:
+    if worker is None:
+        return Judged(member, Standing.LOST, None, "its pod is gone")
+    pod, agent = worker.pod, worker.agent
+    generation = situation.world.generation
+    if ended_well(member, pod, agent, generation):
+        return Judged(member, Standing.SUCCEEDED, worker)
+    if pod.terminal:
+        return Judged(member, Standing.LOST, worker, f"its pod ended{_exit_text(pod)}")
+    if agent is None or not agent.connected:
+        return _judge_absent(member, worker, situation)
+    if agent.state.phase is AgentPhase.FAILED:
+        return Judged(member, Standing.LOST, worker, "its agent gave up")
+    return _judge_present(member, worker, agent, situation)
+
+
+def ended_well(member: api.Member, pod: Pod, agent: Agent | None, generation: int) -> bool:
+    """Whether this member's work is done. Exit code 0 alone is no proof: an agent that leaves ends with it too."""
+    if agent is not None and agent.state.phase is AgentPhase.SUCCEEDED:
+        return agent.state.generation == generation
+    if pod.phase is not PodPhase.SUCCEEDED or pod.deleting is not None:
+        return False
+    if agent is None:
+        return not member.leaving
+    return agent.state.phase is AgentPhase.RUNNING and agent.state.generation == generation
+
+
+def _exit_text(pod: Pod) -> str:
+    if pod.reason:
+        return f" ({pod.reason})"
+    return f" with exit code {pod.exit.code}" if pod.exit else ""
+
+
+def _judge_absent(member: api.Member, worker: Worker, situation: Situation) -> Judged:
+    agent, now, settings = worker.agent, situation.now, situation.settings
+    ran = agent is None or (
+        agent.state.phase in (AgentPhase.RUNNING, AgentPhase.LEAVING)
+        and agent.state.generation == situation.world.generation
+    )
+    if ran and worker.pod.live and not any(w.agent and w.agent.connected for w in situation.workers):
+        # Where nobody answers it is more likely we who are cut off; a dead pod or node will show.
+        return Judged(member, Standing.SUSPECT, worker, "no agent of the job answers")
+    if agent is None:
+        until = situation.hub_started + settings.restart_grace
+        if now < until:
+            return Judged(member, Standing.SUSPECT, worker, "not heard of since the operator started", until)
+        return Judged(member, Standing.LOST, worker, "not heard of since the operator started")
+    if worker.pod.deleting is not None:
+        return Judged(member, Standing.LOST, worker, "its pod is being deleted and its connection closed")
+    if agent.lost_by == "silent":
+        return Judged(member, Standing.LOST, worker, "it fell silent")
+    until = agent.since + settings.reconnect
+    if now < until:
+        return Judged(member, Standing.SUSPECT, worker, "its connection closed", until)
+    return Judged(member, Standing.LOST, worker, "its connection closed and did not come back")
+
+
+def _judge_present(member: api.Member, worker: Worker, agent: Agent, situation: Situation) -> Judged:
+    world, state, settings = situation.world, agent.state, situation.settings
+    if state.phase in (AgentPhase.RUNNING, AgentPhase.LEAVING) and state.generation == world.generation:
+        return Judged(member, Standing.RUNNING, worker)
+    if state.generation >= world.generation:  # it was in this generation and left it
+        if state.phase is AgentPhase.READY:
+            return Judged(member, Standing.STOPPED, worker, "its workers stopped")
+        if state.phase is AgentPhase.STARTING:  # in process: its worker died and is started anew; the others go on
+            return Judged(member, Standing.STOPPED, worker, "its worker is started anew")
+        until = agent.state_since + situation.grace + settings.stop
+        if situation.now < until:
+            return Judged(member, Standing.STOPPING, worker, "its workers stop", until)
+        return Judged(member, Standing.LOST, worker, "it did not stop its workers")
+    if state.phase is AgentPhase.READY and member.rank == 0 and not _hosts(state, world):
+        return Judged(member, Standing.STOPPED, worker, "the store of this generation is gone")
+    # Nobody can be late for what nobody could tell it.
+    until = max(parse_time(world.formed_time) or 0.0, agent.since, situation.hub_started) + settings.start
+    if situation.now < until:
+        return Judged(member, Standing.STARTING, worker, "it has not started yet", until)
+    return Judged(member, Standing.LATE, worker, f"it did not start within {settings.start:.0f} s")
+
+
+def _hosts(state: wire.AgentState, world: api.RendezvousStatus) -> bool:
+    store = state.store
+    return store is not None and world.store is not None and store.port == world.store.port

@@ -1,0 +1,183 @@
+"""One job at length: `describe`, the live view of `watch` and the last failure. Values in, rich out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from elasticjob_operator import api
+from elasticjob_operator.client.history import World, cause_in_words, goodput_seconds
+from elasticjob_operator.client.model import Happening, Job, Pod, parse_time
+from elasticjob_operator.view import tables, words
+
+
+def describe(job: Job, pods: Sequence[Pod], events: Sequence[Happening], now: float) -> RenderableType:
+    parts: list[RenderableType] = [_facts(job, now)]
+    parts += _section("Conditions", _conditions(job, now) if job.status.conditions else None)
+    parts += _section("Members", tables.list_members(job, pods) if job.members or pods else None)
+    if job.status.last_failure is not None:
+        parts += _section("Last failure", failure(job.status.last_failure, now))
+    parts += _section("Events", tables.list_events(events[-12:], now) if events else None)
+    return Group(*parts)
+
+
+def _section(title: str, body: RenderableType | None) -> list[RenderableType]:
+    return [Text(f"{title}:"), Padding(body if body is not None else Text("none", style="dim"), (0, 0, 0, 2))]
+
+
+def _facts(job: Job, now: float) -> Table:
+    status, spec = job.status, job.spec
+    world, goodput = status.rendezvous, status.goodput
+    trained, lost = goodput_seconds(job, now)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("Name:", job.name)
+    table.add_row("Namespace:", job.namespace)
+    table.add_row("Phase:", tables.phase(job))
+    table.add_row("Age:", words.age(job.created, now))
+    if spec is None:
+        table.add_row("Spec:", Text("invalid; the conditions say why", style="red"))
+    else:
+        table.add_row("Replicas:", f"{spec.wanted} wanted, {spec.min_replicas} to {spec.max_replicas} allowed")
+        table.add_row("Rendezvous:", spec.rendezvous.backend.value)
+    table.add_row("World:", _world_text(world))
+    if status.progress is not None:
+        table.add_row("Progress:", _progress_line(status.progress))
+    restarts = status.restarts
+    table.add_row("Restarts:", f"{restarts.total} by workers, {restarts.infrastructure} by infrastructure (free)")
+    recovery = words.seconds_exact(goodput.last_recovery_seconds)
+    table.add_row(
+        "Goodput:",
+        f"{words.share(trained, lost)} ({words.duration(trained)} trained, {words.duration(lost)} lost), "
+        f"{goodput.rescales} rescales, last recovery {recovery}",
+    )
+    return table
+
+
+def _world_text(world: api.RendezvousStatus) -> str:
+    if not world.world_size:
+        return "none" + (f", the last one was generation {world.generation}" if world.generation else "")
+    why = f": {cause_in_words(world.reason)}" if world.reason else ""
+    return f"generation {world.generation}, {world.world_size} pods, {world.processes} processes{why}"
+
+
+def _progress_line(progress: api.ProgressStatus) -> str:
+    step = f"step {progress.step if progress.step is not None else '?'}"
+    total = f" of {progress.total_steps} ({progress.percentage or 0}%)" if progress.total_steps else ""
+    left = progress.estimated_remaining_seconds
+    eta = f", {words.duration(left)} left" if left is not None else ""
+    metrics = "".join(f", {m.name} {words.number(m.value)}" for m in progress.metrics)
+    return step + total + eta + metrics
+
+
+def _conditions(job: Job, now: float) -> Table:
+    table = tables.plain_table("TYPE", "STATUS", "REASON", "AGE", "MESSAGE")
+    table.columns[-1].no_wrap = False
+    for found in job.status.conditions:
+        bad = found.type in ("Failed", "Degraded") and found.status == "True"
+        table.add_row(
+            Text(found.type, style="red" if bad else ""),
+            found.status,
+            found.reason,
+            words.age(parse_time(found.last_transition_time), now),
+            Text(found.message),
+        )
+    return table
+
+
+def failure(last: api.FailureStatus, now: float) -> RenderableType:
+    """What is kept of the last failure: who, how, the traceback and the end of the log."""
+    who = f"rank {last.rank} in {last.pod}" if last.rank is not None else (last.pod or "a worker")
+    how = f"exit code {last.exit_code}" if last.exit_code is not None else (last.reason or "failed")
+    how += f" ({last.signal})" if last.signal else ""
+    where = f" on {last.node}" if last.node else ""
+    head = f"{who}{where}: {how}, generation {last.generation or '?'}, {words.age(parse_time(last.time), now)} ago"
+    parts = [Text(head, style="red")]
+    if last.message:
+        parts.append(Text(last.message))
+    if last.traceback:
+        parts.append(Text(last.traceback.rstrip()))
+    if last.log_tail:
+        parts += [Text("end of its log:", style="dim"), Text(last.log_tail.rstrip())]
+    return Group(*parts)
+
+
+def live(job: Job, pods: Sequence[Pod], worlds: Sequence[World], now: float, *, rows: int = 40) -> RenderableType:
+    """One screen: phase, progress, members and the last generations."""
+    status = job.status
+    head = Text.assemble(
+        (job.name, "bold"),
+        "  ",
+        tables.phase(job),
+        f"  {_world_text(status.rendezvous)}",
+        f"  wanted {words.wanted(job)}",
+    )
+    trained, lost = goodput_seconds(job, now)
+    goodput = Text(
+        f"goodput {words.share(trained, lost)}  rescales {status.goodput.rescales}  "
+        f"last recovery {words.seconds_exact(status.goodput.last_recovery_seconds)}  "
+        f"restarts {status.restarts.total}  age {words.age(job.created, now)}",
+        style="dim",
+    )
+    parts: list[RenderableType] = [head, goodput]
+    reason = _trouble(job)
+    if reason:
+        parts.append(Text(reason, style="red" if status.is_true("Failed") else "yellow"))
+    if status.progress is not None:
+        parts.append(_progress_bar(status.progress))
+    spare = max(6, rows - len(parts) - 10)
+    parts += [Text(), tables.list_members(job, pods, limit=spare), Text(), generations(worlds[-6:], now)]
+    return Group(*parts)
+
+
+def _trouble(job: Job) -> str:
+    for type in ("Failed", "Degraded"):
+        found = job.status.condition(type)
+        if found is not None and found.status == "True":
+            return f"{type}: {found.reason}: {found.message}"
+    return ""
+
+
+def _progress_bar(progress: api.ProgressStatus) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    text = Text(_progress_line(progress))
+    if progress.total_steps:
+        grid.add_row(ProgressBar(total=progress.total_steps, completed=progress.step or 0, width=40), text)
+    else:
+        grid.add_row(text)
+    return grid
+
+
+def generations(worlds: Sequence[World], now: float) -> Table:
+    table = tables.plain_table("GENERATION", "AGE", "PODS", "SECONDS", "CAUSE")
+    for world in reversed(worlds):
+        table.add_row(
+            str(world.generation),
+            words.age(world.time, now),
+            str(world.size),
+            words.seconds_exact(world.seconds),
+            Text(world.cause or "-"),
+        )
+    return table
+
+
+def change_line(job: Job, before: Job | None) -> str | None:
+    """What a change means in one line, for a watch that is not on a terminal; None where nothing is worth a line."""
+    parts = []
+    status = job.status
+    if before is None or before.phase != job.phase:
+        parts.append(job.phase)
+    if before is None or before.status.rendezvous.generation != status.rendezvous.generation:
+        parts.append(_world_text(status.rendezvous))
+    if status.progress is not None and (before is None or before.status.progress != status.progress):
+        parts.append(_progress_line(status.progress))
+    trouble = _trouble(job)
+    if trouble and (before is None or _trouble(before) != trouble):
+        parts.append(trouble)
+    return f"{job.name}: {'; '.join(parts)}" if parts else None

@@ -1,0 +1,130 @@
+"""Tables of jobs, pods and events: values in, a rich table out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from elasticjob_operator.client.history import goodput_seconds
+from elasticjob_operator.client.model import Happening, Job, Pod
+from elasticjob_operator.view import words
+
+
+def plain_table(*columns: str) -> Table:
+    """As kubectl draws it: no lines, so that awk and people can both read it."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="fold")
+    return table
+
+
+def phase(job: Job) -> Text:
+    return Text(job.phase, style=words.PHASE_STYLES.get(job.phase, ""))
+
+
+def list_jobs(jobs: Sequence[Job], now: float, *, namespaces: bool = False, wide: bool = False) -> Table:
+    more = ("GENERATION", "RATE", "ETA", "GOODPUT", "RECOVERY", "REASON") if wide else ()
+    first = ("NAMESPACE",) if namespaces else ()
+    table = plain_table(*first, "NAME", "PHASE", "WORLD", "WANTED", "BOUNDS", "PROGRESS", "RESTARTS", "AGE", *more)
+    for job in jobs:
+        status = job.status
+        row: list[str | Text] = [job.namespace] if namespaces else []
+        row += [
+            job.name,
+            phase(job),
+            str(status.rendezvous.world_size),
+            words.wanted(job),
+            words.bounds(job),
+            words.progress_text(job),
+            str(status.restarts.total),
+            words.age(job.created, now),
+        ]
+        table.add_row(*row, *(_wide_cells(job, now) if wide else ()))
+    return table
+
+
+def _wide_cells(job: Job, now: float) -> list[str]:
+    status = job.status
+    rate = words.steps_per_second(job)
+    eta = status.progress.estimated_remaining_seconds if status.progress else None
+    return [
+        str(status.rendezvous.generation),
+        f"{rate:.3g}/s" if rate is not None else "-",
+        words.duration(eta),
+        words.share(*goodput_seconds(job, now)),
+        words.seconds_exact(status.goodput.last_recovery_seconds),
+        reason_of(job) or "-",
+    ]
+
+
+def reason_of(job: Job) -> str:
+    """The most telling condition, in short."""
+    for type in ("Failed", "Complete", "Suspended", "Degraded"):
+        found = job.status.condition(type)
+        if found is not None and found.status == "True":
+            return f"{type}: {found.reason}"
+    running = job.status.condition("Running")
+    return running.reason if running is not None and running.status != "True" else ""
+
+
+def list_members(
+    job: Job,
+    pods: Sequence[Pod],
+    *,
+    usage: Mapping[str, Mapping[str, str]] | None = None,
+    limit: int | None = None,
+) -> Table:
+    """The world by rank, then the pods outside it. Rows beyond `limit` are counted."""
+    more = ("CPU", "MEMORY") if usage is not None else ()
+    table = plain_table("RANKS", "POD", "NODE", "STATE", *more)
+    by_name = {pod.name: pod for pod in pods}
+    ranges = job.rank_ranges()
+    outside = [pod.name for pod in pods if pod.name not in ranges]
+    nodes = {member.pod: member.node for member in job.members}
+    rows = [*ranges, *outside]
+    for name in rows[:limit]:
+        pod = by_name.get(name)
+        state = pod.phase if pod else "gone"
+        if name in outside and state == "Running":
+            state = "outside the world"
+        style = "green" if state == "Running" else "red" if state in ("gone", "Failed") else "yellow"
+        cells = [(usage.get(name) or {}).get(kind, "-") for kind in ("cpu", "memory")] if usage is not None else []
+        node = (pod.node if pod else "") or nodes.get(name) or "-"
+        table.add_row(words.ranks(ranges.get(name, range(0))), name, node, Text(state, style=style), *cells)
+    if limit is not None and len(rows) > limit:
+        table.add_row("…", f"and {len(rows) - limit} more")
+    return table
+
+
+def list_events(events: Sequence[Happening], now: float) -> Table:
+    table = plain_table("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
+    table.columns[-1].no_wrap = False
+    for event in events:
+        style = "yellow" if event.type == "Warning" else ""
+        count = f" (x{event.count})" if event.count > 1 else ""
+        age = words.age(event.time, now)
+        table.add_row(age, Text(event.type, style=style), event.reason, event.object, Text(event.message + count))
+    return table
+
+
+def list_top(jobs: Sequence[Job], now: float) -> Table:
+    """What the jobs achieve, the busiest first."""
+    table = plain_table("NAME", "PHASE", "WORLD", "PROCESSES", "STEP", "RATE", "GOODPUT", "RESCALES", "RECOVERY")
+    for job in sorted(jobs, key=lambda j: (-j.status.rendezvous.processes, j.name)):
+        status = job.status
+        rate = words.steps_per_second(job)
+        step = status.progress.step if status.progress else None
+        table.add_row(
+            job.name,
+            phase(job),
+            str(status.rendezvous.world_size),
+            str(status.rendezvous.processes),
+            "-" if step is None else str(step),
+            f"{rate:.3g}/s" if rate is not None else "-",
+            words.share(*goodput_seconds(job, now)),
+            str(status.goodput.rescales),
+            words.seconds_exact(status.goodput.last_recovery_seconds),
+        )
+    return table
