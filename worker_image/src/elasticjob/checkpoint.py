@@ -1,0 +1,324 @@
+"""Checkpoints that survive: atomic, asynchronous, for any world size, damaged ones skipped, old ones deleted.
+
+    checkpoint = Checkpointer("/checkpoints", model, optimizer, sampler=sampler, every=100)
+    step = checkpoint.restore()          # 0 if there is nothing to restore
+    ...
+        if checkpoint.should_save(step):  # every 100 steps, or the agent announced a change of the world
+            checkpoint.save(step)
+
+Tensors go through `torch.distributed.checkpoint`: each rank writes its part, and a world of another size reads what it
+needs. What else has `state_dict()` and `load_state_dict()` (a sampler, a scheduler) is saved by rank 0, so its state
+must not depend on the rank. All ranks need the same directory: a shared volume.
+
+`save` copies the state and returns; a thread writes. The next `save`, `wait` and the end of the process wait for it and
+raise what went wrong, on every rank. A save that failed leaves the checkpoints before it as they are.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from elasticjob import checkpoint_files as files
+from elasticjob import signals
+from elasticjob.errors import CheckpointFailedError, ConfigurationError
+
+__all__ = ["Checkpointer", "clear", "on_signal", "requested"]
+
+_log = logging.getLogger("elasticjob.checkpoint")
+
+
+def on_signal(callback: Callable[[], None]) -> None:
+    """Call `callback` when the agent announces a change of the world: for scripts with a checkpoint of their own.
+
+    It is called in the main thread, between two instructions of Python, at another moment on each rank. So it should
+    note the wish, and the loop should save at a point that all ranks agree on, then call `clear()`: the agent waits for
+    that.
+    """
+    signals.on_checkpoint(callback)
+
+
+def requested() -> bool:
+    """Whether the agent asked for a checkpoint that is not made yet. Listens from the first call on."""
+    return signals.checkpoint_requested()
+
+
+def clear() -> None:
+    """Tell the agent that the checkpoint is made."""
+    signals.clear_checkpoint_request()
+
+
+class Checkpointer:
+    """Saves and restores a model, its optimizer and what else has a `state_dict`. All ranks make it and call it."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        every: int = 0,
+        keep: int = 3,
+        asynchronous: bool = True,
+        **others: Any,
+    ) -> None:
+        if not dist.is_initialized():
+            raise ConfigurationError("Checkpointer needs a process group: call elasticjob.init() first, even alone.")
+        if every < 0 or keep < 0:
+            raise ConfigurationError("every and keep must be 0 or more (0: never by count, and keep all).")
+        wrong = [name for name, one in others.items() if not hasattr(one, "load_state_dict")]
+        if wrong:
+            raise ConfigurationError(f"{', '.join(wrong)}: an object to save needs state_dict() and load_state_dict().")
+        self.directory = Path(directory)
+        self.skipped: list[str] = []  # checkpoints that restore() passed over, with the reason
+        self._model, self._optimizer, self._others = model, optimizer, others
+        self._every, self._keep, self._asynchronous = every, keep, asynchronous
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        # Two groups of our own: the thread that writes must not meet the collectives of the training.
+        self._writers = dist.new_group(backend="gloo")
+        self._deciders = dist.new_group(backend="gloo")
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._answering = False  # the save under way is the one that was asked for
+        signals.checkpoint_requested()  # listen from now on
+        self._on_rank_0("prepare the directory", self._prepare)
+
+    def _prepare(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for name in files.remove_unfinished(self.directory):
+            _log.warning("removed %s/%s, which an interrupted save left", self.directory, name)
+
+    # Deciding.
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save now: the count says so, or any rank got the checkpoint signal. The same on every rank."""
+        asked = bool(self._every and step and step % self._every == 0)
+        wanted = signals.checkpoint_requested() and not self._answering
+        if asked or self._size == 1:
+            return asked or wanted
+        flag = torch.tensor([int(wanted)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._deciders)
+        return bool(flag.item())
+
+    def steps(self) -> list[int]:
+        """The steps that are on disk, newest first."""
+        if not self.directory.is_dir():
+            return []
+        return files.list_steps(path.name for path in self.directory.iterdir())
+
+    # Saving.
+
+    def save(self, step: int, wait: bool = False) -> None:
+        """Save the state as it is now. Returns when it is copied, or written if `wait` or not asynchronous."""
+        self.wait()
+        self._answering = signals.checkpoint_requested()
+        temporary = self.directory / files.temporary_name(step)
+        self._on_rank_0(f"save step {step}", lambda: self._make_empty(temporary))
+        others = self._collect_others() if self._rank == 0 else b""
+        state = self._collect()
+        future = async_save(state, checkpoint_id=temporary, process_group=self._writers)
+
+        def finish() -> None:
+            try:
+                self._finish(step, temporary, future, others)
+            except BaseException as error:
+                self._failure = error
+            if self._answering:  # the agent waits until it is on disk, or cannot be
+                signals.clear_checkpoint_request()
+                self._answering = False
+
+        # Not a daemon: the interpreter waits for it at exit.
+        self._thread = threading.Thread(target=finish, name=f"checkpoint-{step}")
+        self._thread.start()
+        if wait or not self._asynchronous:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last save is on disk; raise what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            if isinstance(failure, CheckpointFailedError):
+                raise failure
+            raise CheckpointFailedError(f"the checkpoint could not be written: {_root_cause(failure)}") from failure
+
+    def _make_empty(self, folder: Path) -> None:
+        files.remove_unfinished(self.directory)
+        folder.mkdir(parents=True)
+
+    def _finish(self, step: int, temporary: Path, future: Any, others: bytes) -> None:
+        """In the thread, on every rank: write, seal the own files, and let rank 0 publish if all went well."""
+        problem: tuple[int, str] | None = None
+        entries: dict[str, list[int]] = {}
+        try:
+            future.result()
+            entries = files.seal_files(self._own_files(temporary, others))
+        except (Exception, CheckpointException) as error:  # the second is not an Exception
+            problem = _find_culprit(error, self._rank)
+        reports: list[Any] = [None] * self._size
+        dist.all_gather_object(reports, (problem, entries), group=self._writers)
+        problems = dict(report[0] for report in reports if report[0])
+        outcome: list[Any] = [problems]
+        if self._rank == 0 and not problems:
+            try:
+                manifest: dict[str, Any] = {"version": 1, "step": step, "worldSize": self._size, "files": {}}
+                for _, sealed in reports:
+                    manifest["files"] |= sealed
+                files.publish(temporary, self.directory / files.folder_name(step), manifest)
+                self._delete_expired()
+            except OSError as error:
+                outcome = [{0: str(error)}]
+        dist.broadcast_object_list(outcome, src=0, group=self._writers)
+        if outcome[0]:
+            rank, text = next(iter(outcome[0].items()))
+            raise CheckpointFailedError(
+                f"step {step} could not be saved in {self.directory}: rank {rank}: {text}. "
+                "The checkpoints before it are untouched. Make room on the volume, or check that it can be written."
+            )
+
+    def _own_files(self, temporary: Path, others: bytes) -> list[Path]:
+        own = sorted(temporary.glob(f"__{self._rank}_*"))
+        if self._rank == 0:
+            state = temporary / files.STATE
+            state.write_bytes(others)
+            own += [state, temporary / ".metadata"]
+        return own
+
+    def _delete_expired(self) -> None:
+        import shutil
+
+        for step in files.find_expired(self.steps(), self._keep):
+            shutil.rmtree(self.directory / files.folder_name(step), ignore_errors=True)
+
+    # Restoring.
+
+    def restore(self) -> int:
+        """Load the newest checkpoint that is whole, and return its step; 0 if there is none.
+
+        A damaged or unfinished one is skipped with a message; `skipped` keeps what was skipped and why.
+        """
+        self.wait()
+        for step in self._from_rank_0(self.steps):
+            folder = self.directory / files.folder_name(step)
+            problem = self._find_problem(folder) or self._load(folder)
+            if problem is None:
+                return int(step)
+            self.skipped.append(f"{folder.name}: {problem}")
+            if self._rank == 0:
+                _log.warning("skipped %s: %s", folder, problem)
+        return 0
+
+    def _find_problem(self, folder: Path) -> str | None:
+        """Each rank checks a part of the files; the answer is the same on all."""
+        problem: str | None = None
+        try:
+            entries = sorted(files.read_manifest(folder)["files"].items())
+            problem = files.find_damage(folder, dict(entries[self._rank :: self._size]))
+        except (ValueError, OSError) as error:
+            problem = str(error)
+        return self._first_problem(problem)
+
+    def _load(self, folder: Path) -> str | None:
+        state = self._collect()
+        problem: str | None = None
+        others: Any = None
+        try:
+            load(state, checkpoint_id=folder, process_group=self._writers)
+            others = torch.load(folder / files.STATE, map_location="cpu", weights_only=True)
+        except (Exception, CheckpointException) as error:
+            problem = _root_cause(error)
+        problem = self._first_problem(problem)
+        if problem is None:
+            self._apply(state, others)
+        return problem
+
+    def _first_problem(self, problem: str | None) -> str | None:
+        problems: list[Any] = [None] * self._size
+        dist.all_gather_object(problems, problem, group=self._deciders)
+        return next((one for one in problems if one), None)
+
+    # State.
+
+    def _collect(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"model": get_model_state_dict(self._model)}
+        if self._optimizer is not None:
+            state["optimizer"] = get_optimizer_state_dict(self._model, self._optimizer)
+        return state
+
+    def _collect_others(self) -> bytes:
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        state = {
+            "others": {name: one.state_dict() for name, one in self._others.items()},
+            # The settings of the groups, with keys that torch does not know, such as a learning-rate factor.
+            "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        return buffer.getvalue()
+
+    def _apply(self, state: dict[str, Any], others: dict[str, Any]) -> None:
+        set_model_state_dict(self._model, state["model"])
+        if self._optimizer is not None:
+            set_optimizer_state_dict(self._model, self._optimizer, state["optimizer"])
+            for group, saved in zip(self._optimizer.param_groups, others["groups"], strict=True):
+                group.update(saved)
+        for name, one in self._others.items():
+            if name in others["others"]:
+                one.load_state_dict(others["others"][name])
+            elif self._rank == 0:
+                _log.warning("the checkpoint has no %s: it starts anew", name)
+
+    # Talking.
+
+    def _on_rank_0(self, what: str, action: Callable[[], None]) -> None:
+        """Rank 0 acts, the others wait; an error is an error on all."""
+        outcome: list[str | None] = [None]
+        if self._rank == 0:
+            try:
+                action()
+            except OSError as error:
+                outcome = [str(error)]
+        dist.broadcast_object_list(outcome, src=0, group=self._deciders)
+        if outcome[0] is not None:
+            raise CheckpointFailedError(f"rank 0 could not {what} in {self.directory}: {outcome[0]}")
+
+    def _from_rank_0(self, question: Callable[[], Any]) -> Any:
+        answer: list[Any] = [question() if self._rank == 0 else None]
+        dist.broadcast_object_list(answer, src=0, group=self._deciders)
+        return answer[0]
+
+
+def _find_culprit(error: BaseException, rank: int) -> tuple[int, str]:
+    """Which rank failed, and why: torch wraps the errors of all ranks in one of its own."""
+    for failed, failure in getattr(error, "failures", {}).items():
+        return failed, _root_cause(failure[0] if isinstance(failure, tuple) else failure)
+    return rank, _root_cause(error)
+
+
+def _root_cause(error: BaseException) -> str:
+    """The first cause in one line."""
+    if getattr(error, "failures", None):
+        return _find_culprit(error, 0)[1]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,117 @@
+"""The files of a checkpoint: which are whole, which to keep. No torch here, and no collective.
+
+A checkpoint is a folder `step-00000100`. It is written as `.tmp-step-00000100`, each file is flushed, the manifest with
+every file's size and checksum comes last, and a rename makes it visible. So a folder with the final name is whole
+unless the disk damaged it later, which the checksums show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+STATE = "state.pt"
+_NAME = re.compile(r"step-(\d{8,})")
+_CHUNK = 1 << 20
+
+
+def folder_name(step: int) -> str:
+    """The name of the checkpoint of a step; names sort as steps do."""
+    return f"step-{step:08d}"
+
+
+def temporary_name(step: int) -> str:
+    return f".tmp-{folder_name(step)}"
+
+
+def list_steps(names: Iterable[str]) -> list[int]:
+    """The steps among these names, newest first."""
+    matches = (_NAME.fullmatch(name) for name in names)
+    return sorted((int(match.group(1)) for match in matches if match), reverse=True)
+
+
+def find_expired(steps: Sequence[int], keep: int) -> list[int]:
+    """The steps to delete when the newest `keep` stay. 0 keeps all."""
+    return sorted(steps, reverse=True)[keep:] if keep else []
+
+
+def checksum(path: Path) -> tuple[int, int]:
+    """Size and CRC-32: enough against damage by accident."""
+    size, value = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            value = zlib.crc32(chunk, value)
+    return size, value
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file that was written by another library."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def seal_files(paths: Iterable[Path]) -> dict[str, list[int]]:
+    """Flush files and return their entries for the manifest."""
+    entries = {}
+    for path in paths:
+        sync_file(path)
+        entries[path.name] = list(checksum(path))
+    return entries
+
+
+def publish(temporary: Path, final: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest and make the checkpoint visible."""
+    path = temporary / MANIFEST
+    path.write_text(json.dumps(manifest, indent=1))
+    sync_file(path)
+    sync_file(temporary)
+    if final.exists():  # the same step was saved before a restart, which repeated it
+        shutil.rmtree(final)
+    temporary.replace(final)
+    sync_file(final.parent)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, or an error in words."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        manifest["files"].items()
+    except FileNotFoundError:
+        raise ValueError("it has no manifest: it was not finished") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"its manifest cannot be read ({type(error).__name__})") from None
+    return manifest
+
+
+def find_damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str | None:
+    """What is wrong with these files, or None."""
+    for name, (size, value) in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        found_size, found_value = checksum(path)
+        if found_size != size:
+            return f"{name} has {found_size} bytes, not {size}"
+        if found_value != value:
+            return f"{name} is damaged: its checksum is wrong"
+    return None
+
+
+def remove_unfinished(directory: Path) -> list[str]:
+    """Delete what an interrupted save left."""
+    removed = []
+    for path in sorted(directory.glob(".tmp-step-*")):
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(path.name)
+    return removed

@@ -1,0 +1,158 @@
+"""What the pod was told: every `ELASTICJOB_*` variable the agent reads, parsed once and frozen.
+
+The names are the operator's (`names.py` there); the runtime keeps its own copy because it must not import the
+operator. Nothing below this module looks at the environment for them. A variable that is missing or broken ends
+in one `SettingsError` that names it and says what to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+NAME: Final = "ELASTICJOB_NAME"
+NAMESPACE: Final = "ELASTICJOB_NAMESPACE"
+UID: Final = "ELASTICJOB_UID"
+POD_NAME: Final = "ELASTICJOB_POD_NAME"
+POD_UID: Final = "ELASTICJOB_POD_UID"
+POD_IP: Final = "ELASTICJOB_POD_IP"
+NODE_NAME: Final = "ELASTICJOB_NODE_NAME"
+INDEX: Final = "ELASTICJOB_REPLICA_INDEX"
+HUB_URL: Final = "ELASTICJOB_HUB_URL"
+TOKEN_FILE: Final = "ELASTICJOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
+CA_FILE: Final = "ELASTICJOB_CA_FILE"
+GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
+HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"
+PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"
+
+# Set by the agent for the workers it starts.
+GENERATION: Final = "ELASTICJOB_GENERATION"
+CONTROL: Final = "ELASTICJOB_CONTROL"
+
+# Set by the author of the job: the workers keep their memory over a regroup (`elasticjob.Session`).
+IN_PROCESS: Final = "ELASTICJOB_IN_PROCESS"
+
+BACKEND: Final = "elasticjob"
+AGENT_PATH: Final = "/v1/agent"
+
+PREFLIGHT_LEVELS: Final = ("Off", "Node", "Network")
+
+_REMEDY: Final = "The operator sets it in the trainer container; outside of an ElasticJob use `torchrun --standalone`."
+
+
+class SettingsError(ValueError):
+    """A variable is missing or cannot be used. The text names it and the remedy."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the agent needs to know of its pod."""
+
+    hub_url: str  # ws://host:port or wss://host:port, without a path
+    token_file: Path
+    pod_ip: str
+    ca_file: Path | None = None
+    job: str = ""
+    namespace: str = ""
+    pod_name: str = ""
+    grace_seconds: float = 30.0
+    hang_timeout: float | None = None  # None means: tune it from the step time; 0 means off
+    preflight: str = "Off"
+    in_process: bool = False
+
+    @property
+    def endpoint(self) -> str:
+        return self.hub_url.rstrip("/") + AGENT_PATH
+
+
+def _require(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "").strip()
+    if not value:
+        raise SettingsError(f"{name} is not set. {_REMEDY}")
+    return value
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value < 0 or not math.isfinite(value):
+        raise SettingsError(f"{name}={text!r} is not a number of seconds. Set it to a number, 0 or more.")
+    return value
+
+
+def _hub_url(environ: Mapping[str, str]) -> str:
+    url = _require(environ, HUB_URL)
+    parts = urlsplit(url)
+    try:
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_fine = False
+    if parts.scheme not in ("ws", "wss") or not parts.hostname or not port_is_fine:
+        raise SettingsError(f"{HUB_URL}={url!r} is not a hub address. Use ws://HOST:PORT or wss://HOST:PORT.")
+    return url
+
+
+def _ca_file(environ: Mapping[str, str], hub_url: str) -> Path | None:
+    if not hub_url.startswith("wss://"):
+        return None
+    text = environ.get(CA_FILE, "").strip()
+    if not text:
+        return None  # a hub with a certificate of a public authority
+    if not Path(text).is_file():
+        raise SettingsError(f"{CA_FILE}={text!r} is no file. Mount the hub's CA certificate there.")
+    return Path(text)
+
+
+def _preflight(environ: Mapping[str, str]) -> str:
+    level = environ.get(PREFLIGHT, "").strip() or "Off"
+    if level not in PREFLIGHT_LEVELS:
+        raise SettingsError(f"{PREFLIGHT}={level!r} is unknown. Use {', '.join(PREFLIGHT_LEVELS)}.")
+    return level
+
+
+def has_hub(environ: Mapping[str, str]) -> bool:
+    """Whether the process was started by the operator (or something that acts like it)."""
+    return bool(environ.get(HUB_URL, "").strip())
+
+
+def is_in_process(environ: Mapping[str, str]) -> bool:
+    """Whether the workers are started before there is a world, and keep their memory between worlds."""
+    text = environ.get(IN_PROCESS, "").strip().lower()
+    if text in ("", "0", "false", "no"):
+        return False
+    if text in ("1", "true", "yes"):
+        return True
+    raise SettingsError(f"{IN_PROCESS}={text!r} is neither 1 nor 0.")
+
+
+def load(environ: Mapping[str, str], local_addr: str | None = None) -> Settings:
+    """Read the settings; `local_addr` is torchrun's `--local-addr`, which wins over the pod's address."""
+    hub_url = _hub_url(environ)
+    token_file = Path(_require(environ, TOKEN_FILE))
+    if not token_file.is_file():
+        raise SettingsError(
+            f"{TOKEN_FILE}={str(token_file)!r} is no file. Mount the projected service-account token there."
+        )
+    hang = environ.get(HANG_TIMEOUT, "auto").strip() or "auto"
+    return Settings(
+        hub_url=hub_url,
+        token_file=token_file,
+        pod_ip=local_addr or _require(environ, POD_IP),
+        ca_file=_ca_file(environ, hub_url),
+        job=environ.get(NAME, ""),
+        namespace=environ.get(NAMESPACE, ""),
+        pod_name=environ.get(POD_NAME, ""),
+        grace_seconds=_seconds(environ, GRACE_SECONDS, 30.0),
+        hang_timeout=None if hang == "auto" else _seconds(environ, HANG_TIMEOUT, 0.0),
+        preflight=_preflight(environ),
+        in_process=is_in_process(environ),
+    )

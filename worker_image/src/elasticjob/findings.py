@@ -1,0 +1,53 @@
+"""What a check found: a value, its table, its JSON. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check and its result. A failure comes with its remedy."""
+
+    check: str
+    status: str
+    detail: str
+    remedy: str = ""
+    rank: int | None = None  # who found it, in a check across the job
+
+
+def worst_status(findings: Sequence[Finding]) -> str:
+    """fail if anything failed, else warn if anything is doubtful, else ok."""
+    statuses = {finding.status for finding in findings}
+    return FAIL if FAIL in statuses else WARN if WARN in statuses else OK
+
+
+def find_exit_code(findings: Sequence[Finding]) -> int:
+    """1 if anything failed; a warning is not a failure."""
+    return int(worst_status(findings) == FAIL)
+
+
+def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    return {"status": worst_status(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def find_bad_members(findings: Sequence[Finding]) -> list[int]:
+    """The ranks that failed a check of their own."""
+    return sorted({finding.rank for finding in findings if finding.status == FAIL and finding.rank is not None})
+
+
+def render_table(findings: Sequence[Finding]) -> str:
+    """A table for people; the remedy stands below what it is for."""
+    width = max((len(finding.check) for finding in findings), default=0)
+    lines = []
+    for finding in findings:
+        where = f"[rank {finding.rank}] " if finding.rank is not None else ""
+        lines.append(f"{finding.status:<5} {finding.check:<{width}}  {where}{finding.detail}")
+        if finding.remedy and finding.status in (WARN, FAIL):
+            lines.append(f"{'':<5} {'':<{width}}  -> {finding.remedy}")
+    counts = [f"{sum(finding.status == status for finding in findings)} {status}" for status in (OK, WARN, FAIL, SKIP)]
+    return "\n".join([*lines, ", ".join(counts)])

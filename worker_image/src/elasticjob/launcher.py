@@ -1,0 +1,85 @@
+"""What `elasticjob-run` does once torch is imported: torch's own launch with our agent in it.
+
+Outside of an ElasticJob, or with another rendezvous backend, it is torchrun itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+
+from elasticjob import env, warm
+from elasticjob.agent import ElasticJobAgent
+
+
+def main(arguments: Sequence[str], pool: warm.Pool) -> None:
+    """Launch by these arguments; the workers come from the pool where they can."""
+    args = torchrun.get_args_parser().parse_args(arguments)
+    if args.standalone or args.rdzv_backend != env.BACKEND:
+        if env.has_hub(os.environ) and not args.standalone and args.rdzv_backend == "static":
+            args.rdzv_backend = env.BACKEND  # the default of torchrun; the pod belongs to an ElasticJob
+        else:
+            pool.close()
+            record(torchrun.run)(args)
+            return
+    launch(args, pool)
+
+
+@record
+def launch(args: Any, pool: warm.Pool) -> None:
+    """Run the agent until the job or this pod's part in it is over."""
+    config, command, command_args = torchrun.config_from_args(args)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    handler = rendezvous_registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend=config.rdzv_backend,
+            endpoint=config.rdzv_endpoint,
+            run_id=config.run_id or str(uuid.uuid4()),
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            local_addr=config.local_addr,
+            **config.rdzv_configs,
+        )
+    )
+    agent = ElasticJobAgent(
+        pool=pool,
+        spec=_build_spec(config, command, tuple(command_args), handler),
+        logs_specs=config.logs_specs,
+        start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+    )
+    try:
+        result = agent.run()
+        if result is not None and result.is_failed():
+            raise ChildFailedError(name=str(command), failures=result.failures)
+    except SignalException as stopped:
+        raise SystemExit(128 + int(stopped.sigval)) from None
+    finally:
+        pool.close()
+        handler.shutdown()
+
+
+def _build_spec(config: Any, command: Any, args: tuple[str, ...], handler: Any) -> WorkerSpec:
+    """A WorkerSpec with every field that this version of torch knows and the configuration has."""
+    values: dict[str, Any] = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(WorkerSpec)
+        if hasattr(config, field.name)
+    }
+    values |= {
+        "local_world_size": config.nproc_per_node,
+        "entrypoint": command,
+        "args": args,
+        "rdzv_handler": handler,
+    }
+    return WorkerSpec(**values)

@@ -1,0 +1,137 @@
+"""What torch's own elastic agent knows and does not tell its rendezvous: its workers, and why one failed.
+
+torch asks a rendezvous handler for the next world and nothing else. The handler finds the agent that called it
+on the stack, so an unmodified `torchrun` reports failures too. Everything here reads attributes that have kept
+their names from torch 2.4 to 2.13 and does without where one is missing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+from elasticjob import wire
+
+_NO_ERROR_FILE = "<NONE>"  # what torch writes for a script that noted nothing
+_ENDLESS = 1_000_000  # restarts; the operator keeps the budget, not the agent
+
+
+def find_agent() -> SimpleElasticAgent | None:
+    """The agent whose method called us, directly or not."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, SimpleElasticAgent):
+            return candidate
+        frame = frame.f_back
+    return None
+
+
+def local_world_size(agent: SimpleElasticAgent) -> int:
+    return int(agent.get_worker_group().spec.local_world_size)
+
+
+def set_restarts(agent: SimpleElasticAgent, restarts: int) -> None:
+    """Make every agent of a world count the same restarts, as the operator counts them.
+
+    The workers see the count as TORCHELASTIC_RESTART_COUNT, and older versions of torch put it into the keys of
+    the shared store: agents that count for themselves would wait for each other there for ever.
+    """
+    spec = agent.get_worker_group().spec
+    spec.max_restarts = restarts + _ENDLESS
+    agent._remaining_restarts = _ENDLESS
+
+
+def _processes(agent: SimpleElasticAgent) -> dict[int, Any]:
+    """The workers' Popen-like objects by local rank."""
+    context = getattr(agent, "_pcontext", None)
+    handlers = getattr(context, "subprocess_handlers", None)
+    if not handlers:
+        return {}
+    return {local_rank: handler.proc for local_rank, handler in handlers.items()}
+
+
+def stop_workers(agent: SimpleElasticAgent, grace: float, hurry: Callable[[], bool]) -> None:
+    """SIGTERM to every worker's process group, SIGKILL to what is left after `grace` or when `hurry` says so."""
+    processes = _processes(agent)
+    _signal_all(processes, signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline and not hurry():
+        if all(process.poll() is not None for process in processes.values()):
+            break
+        time.sleep(0.02)
+    _signal_all(processes, signal.SIGKILL)
+
+
+def kill_workers(agent: SimpleElasticAgent) -> None:
+    """SIGKILL to every worker's process group, now."""
+    _signal_all(_processes(agent), signal.SIGKILL)
+
+
+def _signal_all(processes: dict[int, Any], number: signal.Signals) -> None:
+    for process in processes.values():
+        if process.poll() is None:
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                continue
+
+
+def find_failure(agent: SimpleElasticAgent, generation: int) -> wire.Failure | None:
+    """The first failure among the agent's last workers, where torch has noted one."""
+    failures = getattr(getattr(agent, "_pcontext", None), "_failures", None)
+    if not isinstance(failures, dict) or not failures:
+        return None
+    first = min(failures.values(), key=lambda failure: getattr(failure, "timestamp", 0))
+    workers = agent.get_worker_group().workers
+    local_rank = int(first.local_rank)
+    rank = workers[local_rank].global_rank if local_rank < len(workers) else None
+    return describe(first, generation, rank)
+
+
+def describe(failure: Any, generation: int, rank: int | None) -> wire.Failure:
+    """torch's ProcessFailure as the hub wants to hear it."""
+    exit_code = int(failure.exitcode)
+    message, traceback = _read_error(failure)
+    if message == _NO_ERROR_FILE:
+        message = None
+    return wire.Failure(
+        generation=generation,
+        rank=rank,
+        local_rank=int(failure.local_rank),
+        exit_code=exit_code if exit_code >= 0 else 128 - exit_code,
+        signal=_signal_name(-exit_code) if exit_code < 0 else None,
+        message=message,
+        traceback=traceback,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def _read_error(failure: Any) -> tuple[str | None, str | None]:
+    """Message and traceback of an entry point under torch's `@record`."""
+    data = getattr(failure, "error_file_data", None)
+    if not isinstance(data, dict):
+        return None, None
+    inner = data.get("message", data)
+    if not isinstance(inner, dict):
+        return str(inner), None
+    message = inner.get("message")
+    extra = inner.get("extraInfo")
+    traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return (
+        message if isinstance(message, str) else json.dumps(message),
+        traceback if isinstance(traceback, str) else None,
+    )
