@@ -1,0 +1,63 @@
+"""Which loopback addresses a cluster, its nodes and its pods use.
+
+All of 127.0.0.0/8 reaches this machine, so every pod can have an address of its own without any set-up:
+127.<cluster>.<node>.<pod>. The cluster's number is claimed with a listening socket, so two clusters on one
+machine never share one.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+CLAIM_PORT: Final = 10256  # any fixed port would do: the socket is the lock
+FIRST_POD: Final = 2
+LAST_POD: Final = 254
+
+
+def claim_cluster(start: int) -> tuple[int, socket.socket]:
+    """A free cluster number and the socket that holds it; the number is free again when the socket closes."""
+    for offset in range(253):
+        number = 1 + (start + offset) % 253
+        claim = socket.socket()
+        claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            claim.bind((own_address(number), CLAIM_PORT))
+            claim.listen(1)
+        except OSError as error:
+            claim.close()
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                continue
+            raise
+        return number, claim
+    raise RuntimeError("253 devclusters run on this machine: stop one with `elasticjob-devcluster down`")
+
+
+def own_address(cluster: int) -> str:
+    """Where the cluster itself listens, where it must on a fixed port."""
+    return f"127.{cluster}.255.254"
+
+
+def node_address(cluster: int, node: int) -> str:
+    if not 0 <= node <= 254:
+        raise ValueError(f"node number {node} is outside 0..254: a devcluster has at most 255 nodes")
+    return f"127.{cluster}.{node}.1"
+
+
+def pod_address(node_ip: str, used: set[str]) -> str | None:
+    """The first free pod address of the node, or None where all 253 are taken."""
+    prefix = node_ip.rsplit(".", 1)[0]
+    for last in range(FIRST_POD, LAST_POD + 1):
+        address = f"{prefix}.{last}"
+        if address not in used:
+            return address
+    return None
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on now. Somebody may take it before we do: callers try again with another."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

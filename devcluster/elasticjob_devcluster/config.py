@@ -1,0 +1,93 @@
+"""What a cluster consists of, as values: written by whoever starts it, read by its supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elasticjob_devcluster.flags import Tuning
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """A node to be: its name and what it says it has."""
+
+    name: str
+    gpus: int = 0
+    cpu: int | str = 16
+    memory: str = "64Gi"
+    pods: int = 110
+    extended: Mapping[str, int | str] = field(default_factory=dict)  # any other resources, as {"amd.com/gpu": 2}
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Mapping[str, str], ...] = ()
+    runtime: str = "process"  # or "containerd": a node that runs images, which needs root
+    sandbox: str = "auto"  # or one of `node.sandbox.Mode`: how volumes are shown to containers
+
+    def capacity(self) -> dict[str, str]:
+        result = {"cpu": str(self.cpu), "memory": self.memory, "pods": str(self.pods)}
+        if self.gpus:
+            result["nvidia.com/gpu"] = str(self.gpus)
+        return result | {k: str(v) for k, v in self.extended.items()}
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Everything the supervisor needs; `owner` is the process whose end ends the cluster, 0 for none."""
+
+    id: str
+    directory: Path
+    binaries: Path
+    path: str  # PATH of the containers
+    nodes: tuple[NodeSpec, ...] = ()
+    tuning: Tuning = field(default_factory=Tuning)
+    owner: int = 0
+    keep_directory: bool = False
+
+    def save(self) -> Path:
+        path = self.directory / "config.json"
+        path.write_text(json.dumps(asdict(self), default=str))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> ClusterConfig:
+        raw = json.loads(path.read_text())
+        return cls(
+            **{
+                **raw,
+                "directory": Path(raw["directory"]),
+                "binaries": Path(raw["binaries"]),
+                "nodes": tuple(parse_node(n) for n in raw["nodes"]),
+                "tuning": parse_tuning(raw["tuning"]),
+            }
+        )
+
+    @property
+    def etcd_data(self) -> Path:
+        """In memory where there is such a place: nothing in a devcluster has to survive the machine."""
+        shm = Path("/dev/shm")  # noqa: S108
+        if os.access(shm, os.W_OK):
+            return shm / f"elasticjob-devcluster-{self.id}"
+        return self.directory / "etcd"
+
+
+def parse_node(raw: Mapping[str, Any]) -> NodeSpec:
+    return NodeSpec(**{**raw, "taints": tuple(raw.get("taints", ()))})
+
+
+def parse_tuning(raw: Mapping[str, Any]) -> Tuning:
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+    return Tuning(**values)
+
+
+def default_directory() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "elasticjob" / "devcluster"
+
+
+def temporary_directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="elasticjob-devcluster-"))

@@ -1,0 +1,118 @@
+"""A small synchronous client for the cluster's API, standard library only: what the facade and its command
+line need.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+MERGE: Final = "application/merge-patch+json"
+
+
+class KubeError(Exception):
+    """The API server refused; `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Kube:
+    """One admin identity; safe to use from several threads."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = json.loads(kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self.server: str = cluster["server"]
+        split = urlsplit(self.server)
+        self._host, self._port = split.hostname or "", split.port or 443
+        self._tls = ssl.create_default_context(cadata=_decode(cluster["certificate-authority-data"]))
+        with tempfile.TemporaryDirectory() as directory:
+            certificate, key = Path(directory, "crt"), Path(directory, "key")
+            certificate.write_text(_decode(user["client-certificate-data"]))
+            key.touch(mode=0o600)
+            key.write_text(_decode(user["client-key-data"]))
+            self._tls.load_cert_chain(certificate, key)
+        self._local = threading.local()
+        self._connections: set[http.client.HTTPSConnection] = set()  # of all threads
+
+    def raw(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        content_type: str = "application/json",
+        timeout: float = 30,
+    ) -> bytes:
+        """One request; a kept connection that the server closed meanwhile is made again."""
+        data = None if body is None else json.dumps(body)
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        for attempt in (0, 1):
+            connection = self._connection(timeout, fresh=attempt > 0)
+            try:
+                connection.request(method, path, data, headers)
+                response = connection.getresponse()
+                content = response.read()
+                break
+            except (http.client.HTTPException, ConnectionError):
+                if attempt:
+                    raise
+        if response.status >= 300:
+            raise KubeError(response.status, _message(content))
+        return content
+
+    def request(self, method: str, path: str, body: object = None, **options: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.raw(method, path, body, **options))
+        return answer
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        """The object, or None where there is none."""
+        try:
+            return self.request("GET", path)
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _connection(self, timeout: float, *, fresh: bool) -> http.client.HTTPSConnection:
+        connection: http.client.HTTPSConnection | None = getattr(self._local, "connection", None)
+        if connection is None or fresh:
+            if connection is not None:
+                self._connections.discard(connection)
+                connection.close()
+            connection = http.client.HTTPSConnection(self._host, self._port, context=self._tls)
+            self._local.connection = connection
+            self._connections.add(connection)
+        connection.timeout = timeout
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout)
+        return connection
+
+    def close(self) -> None:
+        """Close the connections; the next request opens one again."""
+        while self._connections:
+            self._connections.pop().close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_connections"):
+            self.close()
+
+
+def _decode(text: str) -> str:
+    return base64.b64decode(text).decode()
+
+
+def _message(content: bytes) -> str:
+    try:
+        return str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        return content.decode(errors="replace")[:500]

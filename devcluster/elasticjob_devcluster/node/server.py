@@ -1,0 +1,96 @@
+"""The node's own API, as far as `kubectl logs` needs it: `/containerLogs/...` and `/healthz`, over TLS, for
+the API server only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from elasticjob_devcluster.node import containerlog
+from elasticjob_devcluster.node.context import Node
+from elasticjob_devcluster.node.pod import PodWorker
+
+POLL_SECONDS = 0.1
+
+
+class NodeServer:
+    def __init__(self, node: Node, find: Callable[[str, str], PodWorker | None]) -> None:
+        self._node = node
+        self._find = find
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        settings = self._node.settings
+        pki = Path(settings.pki)
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(pki / "ca.crt"))
+        tls.verify_mode = ssl.CERT_REQUIRED
+        tls.load_cert_chain(pki / f"node-{settings.name}.crt", pki / f"node-{settings.name}.key")
+        site = web.TCPSite(self._runner, settings.address, settings.port, ssl_context=tls, shutdown_timeout=0.1)
+        await site.start()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        worker = self._find(request.match_info["namespace"], request.match_info["pod"])
+        loop = worker.container(request.match_info["container"]) if worker else None
+        if worker is None or loop is None:
+            return web.Response(status=404, text="no such container on this node")
+        query = request.query
+        attempt = loop.state.restarts - (1 if query.get("previous") == "true" else 0)
+        path = self._node.log_path(worker.uid, loop.name, attempt)
+        if attempt < 0 or not path.exists():
+            name = request.match_info["container"]
+            text = f'container "{name}" in pod "{request.match_info["pod"]}" has no logs: it has not run'
+            return web.Response(status=400, text=text)
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        follow = query.get("follow") == "true" and query.get("previous") != "true"
+        await self._stream(response, path, query, lambda: follow and loop.running_id is not None)
+        await response.write_eof()
+        return response
+
+    async def _stream(
+        self,
+        response: web.StreamResponse,
+        path: Path,
+        query: object,
+        more: Callable[[], bool],
+    ) -> None:
+        get = getattr(query, "get")  # noqa: B009 - any mapping
+        times, since = get("timestamps") == "true", get("sinceTime") or ""
+        if seconds := get("sinceSeconds"):
+            since = containerlog.time_before(float(seconds))
+        left = int(get("limitBytes") or -1)
+        with path.open("rb") as file:
+            raws = file.readlines()
+            if tail := get("tailLines"):
+                raws = raws[-int(tail) :] if int(tail) > 0 else []
+            while True:
+                going = more()
+                data = b"".join(containerlog.show(raw, times=times, since=since) for raw in raws)
+                if left >= 0:
+                    data, left = data[:left], left - len(data[:left])
+                if data:
+                    await response.write(data)
+                if left == 0:
+                    return
+                raws = file.readlines()
+                if not raws:
+                    if not going:
+                        return
+                    await asyncio.sleep(POLL_SECONDS)
