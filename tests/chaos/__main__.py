@@ -1,0 +1,100 @@
+"""`make chaos`: everything, long. One JSON line a suite; exit code 1 where anything was wrong.
+
+python -m chaos [--seed N] [--only SUITE] [--stories a,b] [--soak-minutes M]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from chaos import apifaults, mutants, soak
+from chaos.crashes import all_crashes, find_endings
+from chaos.lab import Zygote, make_lane
+from chaos.stories import STORIES
+from chaos.trials import Report, run_trials
+from elasticjob_devcluster import Cluster, NodeSpec
+from model.explore import explore
+from model.regroup_model import Rules, decide
+from model.replay import compare
+from operator_fixture import install_crd
+
+SUITES = ("model", "mutants", "crash", "api", "soak")
+
+
+def run_model(seed: int) -> Report:
+    """Two agents with two faults in every order; three with one, and the code shown what each of them met."""
+    report, began = Report("model", seed), time.monotonic()
+    cases = ((2, False, Rules(wanted=2, fault_budget=2)), (3, True, Rules(fault_budget=1, min=2, eager=True)))
+    for agents, running, rules in cases:
+        found = explore(agents, rules, running=running)
+        report.histories += found.states
+        report.faults += rules.fault_budget
+        report.violations += found.violations
+        report.violations += [w for v in found.views if (w := compare(v, decide(v, rules)))]
+    report.seconds = time.monotonic() - began
+    print(report.line(), flush=True)
+    return report
+
+
+def run_mutants(seed: int, directory: Path) -> Report:
+    report, began = Report("mutants", seed), time.monotonic()
+    for mutant in mutants.MUTANTS:
+        wrong = mutants.kill(mutant, directory)
+        report.histories += 1
+        report.faults += 1
+        report.violations += [wrong] if wrong else []
+        print(f"{'WRONG' if wrong else 'ok':5} {mutant.name}", flush=True)
+    report.seconds = time.monotonic() - began
+    print("\n".join([*report.violations, report.line()]), flush=True)
+    return report
+
+
+def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path) -> list[Report]:
+    cluster = Cluster.start(nodes=tuple(NodeSpec(f"node-{i}", gpus=2) for i in range(3)))
+    zygote, reports = Zygote(), []
+    try:
+        install_crd(cluster)
+        lanes = [make_lane(cluster, zygote, directory) for _ in range(args.lanes)]
+        if "crash" in suites or "api" in suites:
+            endings, undisturbed = find_endings(lanes, args.stories.split(","))
+            reports.append(undisturbed)
+            if "crash" in suites:
+                reports.append(run_trials("crash", args.seed, lanes, all_crashes(endings)))
+            if "api" in suites:
+                reports.append(run_trials("api", args.seed, lanes, apifaults.long_trials(endings, args.seed)))
+        if "soak" in suites:
+            reports.append(soak.run(cluster, lanes[0], args.seed, args.soak_minutes * 60, args.soak_jobs))
+    finally:
+        zygote.close()
+        cluster.stop()
+    return reports
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m chaos")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", choices=SUITES, action="append")
+    parser.add_argument("--stories", default=",".join(STORIES))
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--soak-minutes", type=float, default=20.0)
+    parser.add_argument("--soak-jobs", type=int, default=20)
+    args = parser.parse_args()
+    suites = list(args.only or SUITES)
+    print(json.dumps({"seed": args.seed, "suites": suites}), flush=True)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        directory = Path(name)
+        reports = [run_model(args.seed)] if "model" in suites else []
+        reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
+        if {"crash", "api", "soak"} & set(suites):
+            reports += run_on_cluster(args, suites, directory)
+    print("\n".join(r.line() for r in reports))
+    return 1 if any(r.violations for r in reports) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

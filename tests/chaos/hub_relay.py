@@ -1,0 +1,97 @@
+"""A relay before the hub that can swallow packets: silence without a reset, for some connections or for all.
+
+It runs in a thread of its own. A muted connection stays open on both sides and nothing gets through, in either
+direction; new connections are muted too, as long as it lasts, where all are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Any
+
+
+class HubRelay:
+    def __init__(self, hub_port: int) -> None:
+        self._hub_port = hub_port
+        self._muted: set[int] = set()
+        self._mute_new = False
+        self._count = 0
+        self.port = 0
+
+    def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(10)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def mute(self, share: float = 1.0) -> int:
+        """Silences this share of the connections, at least one; with all of them, new ones too. How many."""
+        chosen = sorted(self._live)[: max(1, round(share * len(self._live)))]
+        self._muted |= set(chosen)
+        self._mute_new = share >= 1.0
+        return len(chosen)
+
+    def heal(self) -> None:
+        """New connections get through; those that lost bytes are of no use any more and close."""
+        self._mute_new = False
+        muted, self._muted = self._muted, set()
+        for number in muted:
+            for task in self._live.get(number, ()):
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    async def _open(self) -> None:
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._live: dict[int, tuple[asyncio.Task[None], ...]] = {}
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        self._server.close()
+        rest = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.05)  # aborted transports need a turn of the loop to be gone
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._count += 1
+        number = self._count
+        if self._mute_new:
+            self._muted.add(number)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._hub_port)
+        except OSError:
+            writer.close()
+            return
+        self._writers |= {writer, far_writer}
+        both = (
+            asyncio.create_task(self._copy(number, reader, far_writer)),
+            asyncio.create_task(self._copy(number, far_reader, writer)),
+        )
+        self._live[number] = both
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._live[number]
+            for task in both:
+                task.cancel()
+            for end in (writer, far_writer):
+                end.transport.abort()
+                self._writers.discard(end)
+
+    async def _copy(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                if number not in self._muted:
+                    writer.write(data)
+                    await writer.drain()

@@ -1,0 +1,64 @@
+"""The operator, broken by hand: each mistake is one replaced text in a copy of the package, and has to be noticed.
+
+A mutant is run against the cheapest suite that can notice it. A text that is not found any more is an error: the list
+follows the code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ("tests/model", "-k", "code_does")
+SIMULATION = ("tests/controller", "-k", "simulation")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    module: str
+    old: str
+    new: str
+    suite: tuple[str, ...] = SIMULATION
+    quick: bool = False
+
+
+MUTANTS = (
+    Mutant("no fencing", "directives.py", "if w.pod.uid not in inside and", "if False and", MODEL, quick=True),
+    Mutant("form without all stopped", "membership.py", "    if not pending:\n", "    if True:\n", MODEL, quick=True),
+    Mutant("grow while members start", "membership.py", "(Standing.SUSPECT, Standing.STARTING)", "()", MODEL, True),
+    Mutant("no doubt about the silent", "membership.py", "if doubtful and not survivors:", "if False:"),
+    Mutant("ranks that do not stick", "membership.py", "[*survivors, *newcomers.find_newcomers(situation, judged)]",
+           "[*newcomers.find_newcomers(situation, judged), *survivors]", MODEL, quick=True),
+    Mutant("a generation twice", "membership.py", "generation=situation.world.generation + 1",
+           "generation=max(1, situation.world.generation)", SIMULATION),
+    Mutant("a suspect is lost at once", "standing.py", "until = agent.since + settings.reconnect",
+           "until = agent.since", MODEL),
+    Mutant("no grace after a restart", "standing.py", "until = situation.hub_started + settings.restart_grace",
+           "until = situation.hub_started", MODEL),
+    Mutant("forget the budget", "account.py", "status.restarts.user > spec.elastic_policy.max_restarts", "False"),
+    Mutant("announce is forgotten", "plan.py", "announces=decision.world is not None", "announces=False"),
+)  # fmt: skip
+
+
+def kill(mutant: Mutant, directory: Path) -> str:
+    """ "" where the suite noticed the mistake, else what is wrong."""
+    copy = directory / mutant.name.replace(" ", "-")
+    shutil.copytree(ROOT / "operator", copy)
+    file = copy / "elasticjob_operator" / mutant.module
+    text = file.read_text()
+    if text.count(mutant.old) < 1:
+        return f"{mutant.name}: the text to replace is not in {mutant.module} any more"
+    file.write_text(text.replace(mutant.old, mutant.new))
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.suite],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    if result.returncode == 1:
+        return ""
+    return f"{mutant.name}: survived ({result.returncode}): {result.stdout[-300:]}"

@@ -1,0 +1,95 @@
+"""Many jobs, random faults, a long time: one operator whose files, threads and memory stay flat, and no job is lost.
+
+All randomness comes from the seed; what it hits depends on what is there at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from chaos.lab import Lane, Stage
+from chaos.trials import Report
+from elasticjob_devcluster import Cluster, ClusterError, KubeError
+from operator_fixture import wait_for
+
+WORKERS = 2
+
+
+def measure(pid: int) -> dict[str, float]:
+    """Open files, threads and resident memory in MiB."""
+    root = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (root / "status").read_text().splitlines())
+    fds = sum(1 for _ in (root / "fd").iterdir())
+    return {"fds": fds, "threads": int(status["Threads"]), "rss": int(status["VmRSS"].split()[0]) / 1024}
+
+
+def run(cluster: Cluster, lane: Lane, seed: int, seconds: float, jobs: int) -> Report:
+    """Faults for so long; then they stop and every job has to complete."""
+    report, dice, began = Report("soak", seed), random.Random(seed), time.monotonic()
+    names = [f"soak-{i}" for i in range(jobs)]
+    with lane.open() as stage:
+        for name in names:
+            stage.jobs.create(name, stage.spec("--step-seconds", "0.5", replicas=WORKERS))
+        for name in names:
+            stage.jobs.await_world(name, WORKERS, timeout=300)
+        first = measure(stage.operator.pid)
+        while time.monotonic() - began < seconds:
+            report.faults += _break(cluster, stage, dice, dice.choice(names))
+            time.sleep(dice.uniform(0.2, 1.5))
+        for name in names:
+            report.histories += 1
+            with _noting(report, name):
+                stage.jobs.await_world(name, WORKERS, timeout=300)
+        last = measure(stage.operator.pid)
+        print(json.dumps({"suite": "soak", "first": first, "last": last}), flush=True)
+        if last["fds"] > first["fds"] + 10 or last["threads"] > first["threads"] + 4:
+            report.violations.append(f"it grows: {first} → {last}")
+        if last["rss"] > first["rss"] * 1.3 + 20:
+            report.violations.append(f"memory grows: {first} → {last}")
+        if stage.operator.crashes or "defect" in stage.operator.log:
+            report.violations.append(f"the operator met a defect: {stage.operator.log[-2000:]}")
+        for name in names:
+            with contextlib.suppress(KubeError):
+                stage.jobs.delete(name)
+        wait_for(lambda: not any(stage.jobs.pods(n) for n in names), "all pods are gone", 300)
+    report.seconds = time.monotonic() - began
+    print("\n".join([*report.violations, report.line()]), flush=True)
+    return report
+
+
+@contextlib.contextmanager
+def _noting(report: Report, name: str) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        report.violations.append(f"{name}: {error}")
+
+
+def _break(cluster: Cluster, stage: Stage, dice: random.Random, name: str) -> int:
+    """One random fault; 0 where there was nothing to break."""
+    what = dice.choice(["kill", "kill", "delete", "scale", "pause"])
+    try:
+        pods = [p for p in stage.jobs.pods(name) if p["status"].get("phase") == "Running"]
+        if not pods:
+            return 0
+        pod = dice.choice(pods)["metadata"]["name"]
+        if what == "kill":
+            cluster.kill_pod(stage.jobs.namespace, pod, signal.SIGKILL)
+        elif what == "delete":
+            stage.jobs.kube.request("DELETE", f"/api/v1/namespaces/{stage.jobs.namespace}/pods/{pod}")
+        elif what == "scale":
+            stage.jobs.scale(name, 1)
+            stage.jobs.scale(name, WORKERS)
+        else:
+            cluster.kill_pod(stage.jobs.namespace, pod, signal.SIGSTOP)
+            time.sleep(0.5)
+            cluster.kill_pod(stage.jobs.namespace, pod, signal.SIGCONT)
+    except (KubeError, ClusterError):  # it went away meanwhile
+        return 0
+    return 1

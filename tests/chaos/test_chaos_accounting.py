@@ -1,0 +1,42 @@
+"""A failure is charged once, wherever the operator dies while it books it. In the simulated cluster: no time passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.builders import make_spec
+from controller.simulated_cluster import Cluster
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(60)]
+
+
+@pytest.mark.parametrize("writes", range(8))
+def test_a_crash_of_the_operator_charges_no_failure_twice(writes: int) -> None:
+    cluster = Cluster(make_spec(1, 2, elasticPolicy={"maxRestarts": 5}))
+    cluster.run_until(lambda: cluster.trains)
+    victim = next(p.agent for p in cluster.pods.values() if p.agent)
+    assert victim is not None
+    cluster.crash_after = writes
+    victim.exit(1)
+    cluster.run(100)
+    cluster.crash_after = None
+    if not cluster.operator_up:
+        cluster.start_operator()
+    cluster.run(60)
+    assert cluster.trains
+    assert cluster.status.restarts.total == 1
+
+
+@pytest.mark.parametrize("writes", range(12))
+def test_nor_one_that_came_before_the_first_world(writes: int) -> None:
+    cluster = Cluster(make_spec(1, 1, elasticPolicy={"maxRestarts": 5}))
+    cluster.behaviours[0] = "exit1"
+    cluster.crash_after = writes
+    for _ in range(3):
+        cluster.run(100)  # beyond the time in which failures are taken for one
+        if not cluster.operator_up:
+            cluster.start_operator()
+    cluster.crash_after = None
+    cluster.run(120)
+    assert cluster.trains
+    assert cluster.status.restarts.total == 1

@@ -1,0 +1,15 @@
+"""Fixtures that every test folder shares."""
+
+from __future__ import annotations
+
+import hypothesis
+
+from devcluster_fixture import cluster, cluster_factory, namespace
+from operator_fixture import jobs, operator, operator_factory
+
+__all__ = ["cluster", "cluster_factory", "jobs", "namespace", "operator", "operator_factory"]
+
+# The normal run tries the same few examples every time; `--hypothesis-profile=long` tries thousands of new ones.
+hypothesis.settings.register_profile("default", max_examples=40, stateful_step_count=15, derandomize=True)
+hypothesis.settings.register_profile("long", max_examples=10_000, stateful_step_count=15, print_blob=True)
+hypothesis.settings.load_profile("default")

@@ -1,0 +1,210 @@
+"""Agents of the simulated cluster: they follow the state machine of docs/protocol.md, with delays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from elasticjob_operator import wire
+from elasticjob_operator.observe import Agent
+from elasticjob_operator.wire import AgentPhase
+
+if TYPE_CHECKING:
+    from controller.simulated_cluster import Cluster, SimPod
+
+READY, RUNNING, STOPPING = AgentPhase.READY, AgentPhase.RUNNING, AgentPhase.STOPPING
+LEAVING, SUCCEEDED, FAILED = AgentPhase.LEAVING, AgentPhase.SUCCEEDED, AgentPhase.FAILED
+
+
+@dataclass
+class Pace:
+    """How long things take, in seconds."""
+
+    boot: float = 2.0  # from the container's start to `ready`
+    start: float = 0.5  # from a world to `running`
+    stop: float = 0.2
+    checkpoint: float = 2.0
+    notice: float | None = 0.1  # after which the others feel that a peer is gone; None: they never do
+    silence: float = 3.0  # after which the hub calls a connection silent
+    reconnect: float = 0.2
+
+
+@dataclass
+class SimAgent:
+    """One agent process."""
+
+    pod: SimPod
+    cluster: Cluster
+    phase: AgentPhase = AgentPhase.STARTING
+    generation: int = 0
+    port: int = 0
+    failure: wire.Failure | None = None
+    alive: bool = True
+    paused: bool = False
+    connected: bool = False
+    wants_out: bool = False
+    deaf: bool = False  # connected, and does not do what it is told
+    world: wire.World | None = None
+    inbox: list[wire.Directive] = field(default_factory=list)
+    epoch: int = 0  # timers of an older epoch are void
+
+    # What it says.
+
+    def state(self) -> wire.AgentState:
+        hosts = self.phase is READY
+        return wire.AgentState(
+            phase=self.phase,
+            generation=self.generation,
+            store=wire.Store(address=self.pod.ip, port=self.port) if hosts else None,
+            address=self.pod.ip,
+            failure=self.failure,
+        )
+
+    def say(self, phase: AgentPhase) -> None:
+        self.phase = phase
+        self.epoch += 1
+        if self.connected and not self.paused:
+            self.cluster.hear(self)
+
+    def later(self, delay: float, step: str) -> None:
+        epoch = self.epoch
+
+        def run() -> None:
+            if not self.alive or self.epoch != epoch:
+                return
+            if self.paused:
+                self.later(0.5, step)
+                return
+            getattr(self, step)()
+
+        self.cluster.after(delay, run)
+
+    # Its life.
+
+    def boot(self) -> None:
+        self.cluster.connect(self)
+        self.become_ready()
+
+    def become_ready(self) -> None:
+        if self.wants_out:
+            self.exit(0)
+            return
+        self.cluster.ports += 1
+        self.port = self.cluster.ports
+        self.world = None
+        self.say(READY)
+        self.obey()
+
+    def receive(self, directive: wire.Directive) -> None:
+        if not self.alive:
+            return
+        self.inbox = [directive]
+        if not self.paused:
+            self.obey()
+
+    def obey(self) -> None:
+        """Does what the latest directive asks for, where it applies."""
+        if not self.inbox or self.deaf:
+            return
+        directive = self.inbox[0]
+        if isinstance(directive, wire.World):
+            mine = directive.rank != 0 or directive.store.port == self.port
+            if self.phase is READY and directive.generation > self.generation and mine:
+                self.world = directive
+                self.epoch += 1
+                self.later(self.cluster.pace.start, "enter")
+        elif isinstance(directive, wire.Regroup):
+            if self.phase in (RUNNING, LEAVING) and self.generation <= directive.generation:
+                self.say(STOPPING)
+                self.later(
+                    self.cluster.pace.checkpoint if directive.checkpoint else self.cluster.pace.stop, "become_ready"
+                )
+        elif self.phase in (RUNNING, LEAVING):
+            self.exit_code = 0 if directive.ok else 1
+            self.say(STOPPING)
+            self.later(self.cluster.pace.checkpoint if directive.checkpoint else self.cluster.pace.stop, "exit_as_told")
+        elif self.phase is not STOPPING:
+            self.exit(0 if directive.ok else 1)
+        else:
+            self.wants_out = True
+
+    exit_code: int = 0
+
+    def exit_as_told(self) -> None:
+        self.exit(self.exit_code)
+
+    def enter(self) -> None:
+        """Connects to rank 0's store; tries on while nobody listens there."""
+        world = self.world
+        if world is None or not self.inbox or self.inbox[0] != world:
+            return  # it has heard of something else meanwhile
+        if world.rank != 0 and not self.cluster.listens(world.store.port):
+            self.later(0.5, "enter")
+            return
+        self.generation = world.generation
+        self.failure = None
+        self.say(RUNNING)
+
+    def fail(self, code: int = 1, message: str = "ValueError: boom", *, secondary: bool = False) -> None:
+        """A worker process of this agent fails."""
+        if self.phase not in (RUNNING, LEAVING):
+            return
+        text = "RuntimeError: Connection closed by peer" if secondary else message
+        trace = f"Traceback (most recent call last)\n{text}"
+        self.failure = wire.Failure(generation=self.generation, exit_code=code, message=text, traceback=trace)
+        if not secondary:
+            self.cluster.break_world(self)
+        self.say(STOPPING)
+        self.later(self.cluster.pace.stop, "become_ready")
+
+    def feel_loss(self, generation: int) -> None:
+        if self.alive and not self.paused and self.phase in (RUNNING, LEAVING) and self.generation == generation:
+            self.fail(secondary=True)
+
+    def succeed(self) -> None:
+        if self.alive and self.phase is RUNNING:
+            self.say(SUCCEEDED)
+            self.later(10.0, "end")
+            self.obey()
+
+    def end(self) -> None:
+        self.exit(0)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        if self.wants_out:
+            return
+        self.wants_out = True
+        if self.phase is RUNNING:
+            self.say(LEAVING)
+            self.later(self.cluster.grace, "end")
+        elif self.phase is not STOPPING:
+            self.later(0.1, "end")
+
+    def exit(self, code: int, reason: str = "") -> None:
+        """The process ends: its connection closes, and the kubelet notices a little later."""
+        if not self.alive:
+            return
+        if self.phase in (RUNNING, LEAVING):
+            self.cluster.break_world(self)
+        self.alive = False
+        self.cluster.disconnect(self, "closed")
+        self.cluster.after(0.5, lambda: self.cluster.kubelet_sees_exit(self.pod, code, reason))
+
+    def record(self, before: Agent | None) -> Agent:
+        """What the hub knows."""
+        state, now = self.state(), self.cluster.now
+        same = before is not None and (before.state.phase, before.state.generation) == (state.phase, state.generation)
+        return Agent(
+            pod=self.pod.name,
+            pod_uid=self.pod.uid,
+            connected=True,
+            since=before.since if before is not None and before.connected else now,
+            state=state,
+            state_since=before.state_since if before is not None and same else now,
+            progress=before.progress if before else None,
+        )
+
+
+def lose(agent: Agent, by: str, now: float) -> Agent:
+    return replace(agent, connected=False, lost_by=by, since=now)

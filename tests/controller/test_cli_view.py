@@ -1,0 +1,178 @@
+"""What people see: statuses in, text out. No terminal, no cluster."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from controller import client_fixture as given
+from elasticjob_operator import api
+from elasticjob_operator.cli.change import command_of, default_name, parse_variables
+from elasticjob_operator.cli.chaos import choose_node_victims, choose_victim
+from elasticjob_operator.cli.logs import line_text
+from elasticjob_operator.client import Happening, Line, NotFoundError, Pod
+from elasticjob_operator.client.history import World
+from elasticjob_operator.view import details, tables, words
+
+NOW = given.job().created or 0.0
+NOW += 90
+
+
+def text_of(renderable: RenderableType, width: int = 160) -> str:
+    console = Console(width=width, force_terminal=False, color_system=None)
+    with console.capture() as captured:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def pod(index: int, *, node: str = "node-0", phase: str = "Running", leaving: bool = False) -> Pod:
+    raw: dict[str, Any] = given.pod_object("digits", index, "true")
+    raw["metadata"]["uid"] = f"u{index}"
+    raw["spec"]["nodeName"] = node
+    raw["status"] = {"phase": phase}
+    if leaving:
+        raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return Pod(raw)
+
+
+def test_a_list_reads_as_kubectl_writes_it() -> None:
+    text = text_of(tables.list_jobs([given.job(), given.job({}, "new")], NOW))
+    assert [line.split() for line in text.splitlines()] == [
+        ["NAME", "PHASE", "WORLD", "WANTED", "BOUNDS", "PROGRESS", "RESTARTS", "AGE"],
+        ["digits", "Running", "2", "4", "1-4", "40%", "1", "90s"],
+        ["new", "Pending", "0", "4", "1-4", "-", "0", "90s"],
+    ]
+
+
+def test_wide_says_rate_goodput_and_reason() -> None:
+    raw = given.running_status() | {"conditions": [given.condition("Degraded", reason="Unschedulable")]}
+    line = text_of(tables.list_jobs([given.job(raw)], NOW, namespaces=True, wide=True)).splitlines()[1]
+    expected = "team digits Running 2 4 1-4 40% 1 90s 3 0.5/s 2m 90.0% 1.25s Degraded: Unschedulable"
+    assert " ".join(line.split()) == expected
+
+
+def test_an_invalid_spec_is_still_listed() -> None:
+    assert "?" in text_of(tables.list_jobs([given.job(replicas=99)], NOW))
+    assert "invalid" in text_of(details.describe(given.job(replicas=99), [], [], NOW))
+
+
+def test_members_by_rank_then_the_others() -> None:
+    pods = [pod(1, node="node-1"), pod(2, node="node-2"), pod(3, phase="Pending", node="")]
+    text = text_of(tables.list_members(given.job(given.running_status(nproc=8)), pods))
+    assert [line.split(maxsplit=3) for line in text.splitlines()[1:]] == [
+        ["0-7", "digits-worker-0", "node-0", "gone"],
+        ["8-15", "digits-worker-1", "node-1", "Running"],
+        ["-", "digits-worker-2", "node-2", "outside the world"],
+        ["-", "digits-worker-3", "-", "Pending"],
+    ]
+
+
+def test_many_members_fit_on_a_screen() -> None:
+    job = given.job(given.running_status(pods=200))
+    text = text_of(details.live(job, [], [], NOW, rows=30))
+    assert "more" in text
+    assert len(text.splitlines()) <= 30
+
+
+def test_describe_says_what_matters() -> None:
+    raw = given.running_status() | {
+        "lastFailure": {
+            "pod": "digits-worker-1", "node": "node-1", "rank": 1, "exitCode": 1, "generation": 2,
+            "time": given.GENERATION_TIME, "logTail": "the end",
+            "traceback": "Traceback:\n  [bold]ValueError: no[/bold]",
+        }
+    }  # fmt: skip
+    events = [Happening(NOW - 5, "Warning", "MemberLost", "[x] lost", "elasticjob/digits", 3)]
+    text = text_of(details.describe(given.job(raw), [pod(0), pod(1)], events, NOW))
+    for expected in (
+        "generation 3, 2 pods, 2 processes: a member was lost",
+        "step 40 of 100 (40%), 2m left, loss 0.5",
+        "4 wanted, 1 to 4 allowed",
+        "rank 1 in digits-worker-1 on node-1: exit code 1, generation 2, 80s ago",
+        "  [bold]ValueError: no[/bold]",  # a user's text is never taken for markup
+        "[x] lost (x3)",
+        "90.0% (90s trained, 10s lost), 2 rescales, last recovery 1.25s",
+    ):
+        assert expected in text
+
+
+def test_the_live_view_has_progress_loss_members_and_generations() -> None:
+    worlds = [World(2, NOW - 60, 4, "newcomers are ready", 0.8), World(3, NOW - 30, 2, "a member was lost", 1.25)]
+    text = text_of(details.live(given.job(), [pod(0), pod(1, node="node-1")], worlds, NOW), width=100)
+    assert "━" in text
+    assert "loss 0.5" in text
+    lines = text.splitlines()
+    assert lines[-2].split(maxsplit=4) == ["3", "30s", "2", "1.25s", "a member was lost"]
+    assert any(line.split() == ["1", "digits-worker-1", "node-1", "Running"] for line in lines)
+
+
+def test_lines_of_a_watch_without_a_terminal() -> None:
+    first, second = given.job(given.running_status(step=40)), given.job(given.running_status(step=50))
+    assert details.change_line(first, None) == (
+        "digits: Running; generation 3, 2 pods, 2 processes: a member was lost; step 40 of 100 (40%), 2m left, loss 0.5"
+    )
+    assert details.change_line(second, first) == "digits: step 50 of 100 (50%), 2m left, loss 0.5"
+    assert details.change_line(second, second) is None
+
+
+def test_log_lines() -> None:
+    line = Line("digits-worker-1", range(8, 16), "[red]hello", "2026-01-01T00:00:00Z")
+    assert line_text(line, prefix=True, timestamps=False).plain == "[8-15] [red]hello"
+    assert line_text(line, prefix=False, timestamps=True).plain == "2026-01-01T00:00:00Z [red]hello"
+    outside = Line("digits-worker-7", range(0), "hello")
+    assert line_text(outside, prefix=True, timestamps=True).plain == "[digits-worker-7] hello"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"), (-3, "0s"), (0, "0s"), (119, "119s"), (120, "2m"), (599, "9m59s"), (3600, "60m"),
+        (3 * 3600 + 60, "3h1m"), (30 * 3600, "30h"), (50 * 3600, "2d2h"), (20 * 86400, "20d"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float | None, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "command"),
+    [
+        ("train.py", ("--lr", "1"), ["torchrun", "train.py", "--lr", "1"]),
+        ("python", ("-m", "pkg"), ["python", "-m", "pkg"]),
+    ],
+)
+def test_commands(script: str, arguments: tuple[str, ...], command: list[str]) -> None:
+    assert command_of(script, arguments) == command
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("/opt/Train_v2.py", "train-v2-x"), ("---.py", "job-x"), ("a" * 80 + ".py", "a" * 40 + "-x")],
+)
+def test_names_that_kubernetes_takes(script: str, name: str) -> None:
+    assert default_name(script, "x") == name
+
+
+def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROM_HERE", "1")
+    assert parse_variables(("A=b=c", "EMPTY=", "FROM_HERE")) == {"A": "b=c", "EMPTY": "", "FROM_HERE": "1"}
+
+
+def test_victims() -> None:
+    job = given.job()
+    pods = [pod(0), pod(1, node="node-1"), pod(2, node="node-1"), pod(3, leaving=True)]
+    assert choose_victim(job, pods, None, random.Random(1)).name in ("digits-worker-0", "digits-worker-1")
+    assert choose_victim(job, pods, "2", random.Random(1)).name == "digits-worker-2"
+    with pytest.raises(NotFoundError, match="pod 3: digits has digits-worker-0"):
+        choose_victim(job, pods, "3", random.Random(1))
+    assert [p.name for p in choose_node_victims(job, pods, "node-1").pods] == ["digits-worker-1", "digits-worker-2"]
+    assert choose_node_victims(job, pods, None).node == "node-0"
+    with pytest.raises(NotFoundError, match="its nodes: node-0, node-1"):
+        choose_node_victims(job, pods, "node-9")
+
+
+def test_failure_without_details() -> None:
+    assert "a worker: failed" in text_of(details.failure(api.FailureStatus(), NOW))

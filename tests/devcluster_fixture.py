@@ -1,0 +1,90 @@
+"""Fixtures for tests that need a cluster: one for the whole session, a fresh namespace for every test.
+
+Mark such tests with `cluster`. They are skipped, with the reason, where the control plane's programs cannot be had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from elasticjob_devcluster import BinariesUnavailable, Cluster, KubeError, NodeSpec, wait_until
+
+NODES = tuple(NodeSpec(f"node-{i}", gpus=2) for i in range(3))
+GONE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="session")
+def cluster_factory() -> Iterator[Callable[..., Cluster]]:
+    """Starts clusters of the test's own; takes the arguments of `Cluster.start`. All end with the session."""
+    clusters: list[Cluster] = []
+
+    def start(**arguments: object) -> Cluster:
+        try:
+            cluster = Cluster.start(**arguments)  # type: ignore[arg-type]
+        except BinariesUnavailable as error:
+            if os.environ.get("ELASTICJOB_REQUIRE_CLUSTER"):  # where a skip would hide that nothing was tested
+                raise
+            pytest.skip(f"no cluster: {error}")
+        clusters.append(cluster)
+        return cluster
+
+    yield start
+    for cluster in clusters:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(cluster_factory: Callable[..., Cluster]) -> Cluster:
+    """The session's cluster: three nodes with two GPUs each. A test that breaks a node mends it again."""
+    return cluster_factory(nodes=NODES)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own, ready for pods; everything in it is gone afterwards."""
+    name = f"test-{secrets.token_hex(4)}"
+    make_namespace(cluster, name)
+    yield name
+    remove_namespace(cluster, name)
+
+
+def make_namespace(cluster: Cluster, name: str) -> None:
+    cluster.kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    # The server refuses pods until the namespace has its service account (and, before 1.24, that a token).
+    probe = {
+        "metadata": {"name": "probe"},
+        "spec": {"containers": [{"name": "c", "image": "none"}]},
+    }
+
+    def accepts_pods() -> bool:
+        try:
+            cluster.kube.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", probe)
+        except KubeError as error:
+            if error.status in (403, 500, 504):
+                return False
+            raise
+        return True
+
+    wait_until(accepts_pods, 30, f"namespace {name} takes pods")
+
+
+def remove_namespace(cluster: Cluster, name: str) -> None:
+    """Delete it and wait for its pods, so that the next test finds the nodes free."""
+    kube = cluster.kube
+    with contextlib.suppress(KubeError):
+        kube.request("DELETE", f"/api/v1/namespaces/{name}")
+    deadline = time.monotonic() + GONE_SECONDS
+    while pods := kube.request("GET", f"/api/v1/namespaces/{name}/pods")["items"]:
+        for pod in pods:
+            with contextlib.suppress(KubeError):
+                path = f"/api/v1/namespaces/{name}/pods/{pod['metadata']['name']}"
+                kube.request("DELETE", path, {"gracePeriodSeconds": 0})
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"pods of namespace {name} are still there after {GONE_SECONDS:.0f} s")
+        time.sleep(0.05)

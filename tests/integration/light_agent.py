@@ -1,0 +1,180 @@
+"""A worker without torch: speaks the protocol, "trains" by counting steps, and fails on demand.
+
+For tests of the operator, where what the workers compute does not matter: it starts in a fraction of a second.
+It writes (time, generation, rank, step) lines to the file $LIGHT_LOG, one JSON object each, which a checker can
+read as a history.
+
+    python light_agent.py [--steps N] [--step-seconds S] [--fail-at STEP[:TIMES]] [--exit-code N] [--leave-on-term]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+
+class Agent:
+    """One pod. The main thread talks to the hub; steps are made in between."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.agent_id = uuid.uuid4().hex
+        self.phase, self.generation, self.rank, self.size = "ready", 0, 0, 0
+        self.listener = self._listen()
+        self.failure: dict[str, Any] | None = None
+        self.step = 0
+        self.seen_failures = 0
+        self.leaving = threading.Event()
+        self.log = os.environ.get("LIGHT_LOG", "")
+
+    def _listen(self) -> socket.socket:
+        """Stands for the store: a new port for every readiness."""
+        address = os.environ.get("ELASTICJOB_POD_IP") or "127.0.0.1"
+        return socket.create_server((address, 0))
+
+    def state(self) -> dict[str, Any]:
+        said: dict[str, Any] = {"phase": self.phase, "generation": self.generation, "nproc": 1}
+        if self.phase == "ready":
+            address, port = self.listener.getsockname()[:2]
+            said["store"] = {"address": address, "port": port}
+        if self.failure:
+            said["failure"] = self.failure
+        if self.step:
+            said["step"] = self.step
+        return said
+
+    def write(self, event: str) -> None:
+        if not self.log:
+            return
+        line = {"t": time.time(), "event": event, "generation": self.generation, "rank": self.rank, "step": self.step}
+        whose = {"pod": os.environ.get("ELASTICJOB_POD_UID", ""), "size": self.size}
+        with Path(self.log).open("a") as file:
+            file.write(json.dumps(line | whose) + "\n")
+
+    def run(self) -> int:
+        while True:
+            try:
+                code = self.talk()
+                if code is not None:
+                    return code
+            except (OSError, WebSocketException, TimeoutError):
+                if self.leaving.is_set():
+                    return 0
+                if self.phase == "running":
+                    self.make_step()
+                time.sleep(0.1)
+
+    def talk(self) -> int | None:
+        token = Path(os.environ["ELASTICJOB_TOKEN_FILE"]).read_text().strip()
+        url = os.environ["ELASTICJOB_HUB_URL"] + "/v1/agent"
+        ca = os.environ.get("ELASTICJOB_CA_FILE", "")
+        context = ssl.create_default_context(cafile=ca) if ca else None
+        headers = {"Authorization": f"Bearer {token}"}
+        with connect(url, ssl=context, additional_headers=headers, open_timeout=5, ping_interval=None) as ws:
+            ws.send(json.dumps({"v": 1, "type": "hello", "agent": self.agent_id, "state": self.state()}))
+            last_ping = 0.0
+            while True:
+                if time.monotonic() - last_ping > 1.0:
+                    ws.ping()
+                    last_ping = time.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    message = json.loads(ws.recv(timeout=self.args.step_seconds))
+                    code = self.hear(ws, message)
+                    if code is not None:
+                        return code
+                if self.phase == "running":
+                    self.make_step()
+                    self.after_step(ws)
+                if self.leaving.is_set() and self.phase not in ("leaving", "succeeded"):
+                    if not self.args.leave_on_term:
+                        return 143
+                    self.say(ws, "leaving")
+
+    def say(self, ws: ClientConnection, phase: str) -> None:
+        self.phase = phase
+        ws.send(json.dumps({"v": 1, "type": "state", "state": self.state()}))
+
+    def hear(self, ws: ClientConnection, message: dict[str, Any]) -> int | None:
+        if message["type"] != "directive":
+            return None
+        directive = message["directive"]
+        action = directive["action"]
+        if action == "world" and self.phase == "ready" and directive["generation"] > self.generation:
+            self.generation, self.rank = directive["generation"], directive["rank"]
+            self.size = len(directive["members"])
+            self.failure = None
+            self.write("start")
+            self.say(ws, "running")
+        elif (
+            action == "regroup" and self.phase in ("running", "leaving") and self.generation <= directive["generation"]
+        ):
+            self.write("stop")
+            self.stop(ws)
+        elif action == "stop":
+            self.write("end")
+            return 0 if directive.get("ok", True) else 1
+        return None
+
+    def stop(self, ws: ClientConnection) -> None:
+        self.say(ws, "stopping")
+        self.listener.close()
+        self.listener = self._listen()
+        self.say(ws, "ready")
+
+    def make_step(self) -> None:
+        self.step += 1
+        self.write("step")
+
+    def after_step(self, ws: ClientConnection) -> None:
+        report = {"generation": self.generation, "rank": self.rank, "step": self.step, "totalSteps": self.args.steps}
+        if self.step % 10 == 0:
+            ws.send(json.dumps({"v": 1, "type": "progress", **report, "stepSeconds": self.args.step_seconds}))
+        if self.args.fail_at and self.step >= self.args.fail_at[0] and self.seen_failures < self.args.fail_at[1]:
+            self.seen_failures += 1
+            if self.args.exit_code:
+                print("Traceback (most recent call last):\nValueError: asked to fail", file=sys.stderr, flush=True)
+                os._exit(self.args.exit_code)
+            self.failure = {
+                "generation": self.generation, "rank": self.rank, "exitCode": 1,
+                "message": "ValueError: asked to fail", "traceback": "Traceback ...\nValueError: asked to fail",
+            }  # fmt: skip
+            self.step = 0
+            self.stop(ws)
+        elif self.step >= self.args.steps:
+            self.write("done")
+            self.say(ws, "succeeded")
+
+
+def fail_at(text: str) -> tuple[int, int]:
+    step, _, times = text.partition(":")
+    return int(step), int(times or 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--step-seconds", type=float, default=0.1)
+    parser.add_argument("--fail-at", type=fail_at, default=None)
+    parser.add_argument("--exit-code", type=int, default=0)
+    parser.add_argument("--leave-on-term", action="store_true")
+    agent = Agent(parser.parse_args())
+    signal.signal(signal.SIGTERM, lambda *_: agent.leaving.set())
+    return agent.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The regression guard: what an event costs in messages and requests. Never seconds: a busy machine changes those."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import cases, controlplane, launchers, timeline
+from benchmarks.launchers import local
+from benchmarks.processes import RUN, find_marked, kill_marked
+from benchmarks.system import System
+
+from elasticjob_devcluster import BinariesUnavailable
+
+PATIENCE = 90.0
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """Whatever the test started is gone afterwards."""
+    try:
+        yield
+        assert find_marked(RUN) == []
+    finally:
+        kill_marked(RUN)
+
+
+def read_counts(launcher: local.Local, generation: int) -> dict[str, int]:
+    """The hub's counts when all members of this generation ran."""
+    found: list[dict[str, Any]] = []
+
+    def runs() -> bool:
+        found[:] = [
+            line for line in launcher.trace() if line["event"] == "running" and line["generation"] == generation
+        ]
+        return bool(found)
+
+    assert cases.wait_until(runs, PATIENCE), f"generation {generation} did not run"
+    counts: dict[str, int] = found[0]["counts"]
+    return counts
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("nothing_is_left")
+def test_messages_of_a_start_and_of_a_loss(tmp_path: Path) -> None:
+    launcher = local.torchrun()
+    job = launchers.Job(tmp_path, 2)
+    run = cases.Run(launcher, timeline.Tail(job.steps))
+    try:
+        launcher.open(job, wanted=2)
+        began = min(launcher.start_agent(node) for node in range(2))
+        run.world = cases.wait_for_world(run, 2, began, PATIENCE)
+        assert run.world is not None, "the first world was not there"
+        start = read_counts(launcher, 1)
+        # An agent says hello, ready and running, and hears of its world once.
+        assert start["connected"] == 2
+        assert start["message:state"] <= 4
+        assert start["directives"] <= 2
+        event = launcher.kill(run.node_of(1), signal.SIGKILL)
+        assert cases.wait_for_world(run, 1, event, PATIENCE) is not None, "the survivor did not go on"
+        loss = read_counts(launcher, 2)
+        # The survivor says that it stops, is ready and runs again; it hears that its world is over, and of the new one.
+        assert loss["connected"] == 2, "the survivor kept its connection"
+        assert loss["message:state"] - start["message:state"] <= 3
+        assert loss["directives"] - start["directives"] <= 2
+    finally:
+        launcher.close()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("nothing_is_left")
+def test_requests_of_a_jobs_life(tmp_path: Path) -> None:
+    pods = 10
+    try:
+        system = System(tmp_path / "system")
+    except BinariesUnavailable as error:
+        pytest.skip(f"no cluster: {error}")
+    with system:
+        ours, _ = controlplane.find_kinds("1.20")
+        life = controlplane.live(system, ours, jobs=1, pods=pods)
+        assert life.created is not None
+        assert life.deleted is not None
+        assert life.writes["POST", "pods"] == pods, "one request a pod, none twice"
+        assert sum(life.writes.values()) <= pods + 8, dict(life.writes)

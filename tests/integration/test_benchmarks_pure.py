@@ -1,0 +1,110 @@
+"""What the benchmarks compute from what they saw: pure functions, exact values."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from benchmarks import controlplane, goodput, harness, timeline
+from benchmarks.system import parse_requests
+
+
+def make_step(t: float, rank: int, world: int, step: int, pid: int = 1, count: int = 0) -> timeline.Step:
+    return timeline.Step(t, node=rank, pid=pid, rank=rank, world=world, step=step, count=count)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        pytest.param([1.0, 3.0, 2.0], {"min": 1.0, "median": 2.0, "max": 3.0}, id="numbers"),
+        pytest.param([1.0, None, 2.0], {"min": 1.0, "median": 2.0, "max": None}, id="one of three never"),
+        pytest.param([None, None, 2.0], {"min": 2.0, "median": None, "max": None}, id="two of three never"),
+        pytest.param([1.0, None], {"min": 1.0, "median": None, "max": None}, id="one of two never"),
+        pytest.param([], {"min": None, "median": None, "max": None}, id="nothing measured"),
+        pytest.param([0.0123456], {"min": 0.01235, "median": 0.01235, "max": 0.01235}, id="four digits"),
+    ],
+)
+def test_samples_are_summarised(samples: list[float | None], expected: dict[str, float | None]) -> None:
+    assert harness.summarise(samples) == expected
+
+
+def test_a_line_has_exactly_the_documented_keys_in_their_order() -> None:
+    line = harness.Result("rescale", "start", [1.0], "torchrun", [4.0]).line("a machine")
+    assert list(line) == ["benchmark", "case", "seconds", "peer", "peerValue", "ratio", "machine"]
+    assert line["ratio"] == 0.25
+    rate = harness.Result("collectives", "all_reduce", [1.0], "TCP", [None], "rate").line("a machine")
+    assert list(rate)[2] == "rate"
+    assert rate["ratio"] is None, "a peer that never did it has no ratio"
+
+
+def test_a_world_is_there_when_every_rank_has_made_its_first_step() -> None:
+    old = [make_step(t / 10, rank, 3, t) for t in range(10) for rank in range(3)]
+    half = [make_step(2.0, 0, 2, 0, pid=7)]
+    assert timeline.find_world([*old, *half], 2, after=1.0) is None
+    world = timeline.find_world([*old, *half, make_step(2.2, 1, 2, 0, pid=8)], 2, after=1.0)
+    assert world is not None
+    assert (world.began, world.complete, world.node_of(1)) == (2.0, 2.2, 1)
+    assert timeline.find_pause([*old, *half], world) == pytest.approx(2.2 - 0.9)
+
+
+def test_a_world_of_before_the_event_does_not_count() -> None:
+    steps = [make_step(1.0, 0, 1, 0)]
+    assert timeline.find_world(steps, 1, after=1.0) is None
+
+
+def test_phases_add_up_to_the_whole_time() -> None:
+    world = timeline.Formed({0: make_step(14.0, 0, 1, 0, pid=5)})
+    marks = [timeline.Mark(11.5, 0, 5, "script"), timeline.Mark(13.0, 0, 5, "imported")]
+    seen = {"told": 10.1, "stopped": 10.4, "world": 10.5}
+    phases = timeline.find_phases(10.0, world, marks, seen)
+    assert phases["detect"] == pytest.approx(0.1)
+    assert phases["spawn"] == pytest.approx(1.0)
+    assert phases["connect"] == 0.0
+    assert sum(phases.values()) == pytest.approx(4.0)
+    blind = timeline.find_phases(10.0, world, marks, {})
+    assert blind["rendezvous"] == pytest.approx(1.5)
+    assert sum(blind.values()) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a warning of some library", "{", '{"t": 1}', '{"t": 1, "mark": "x", "pid": "no number"}', "[1, 2]"]
+)
+def test_other_output_is_no_line_of_the_script(text: str) -> None:
+    assert timeline.parse_line(0, text) is None
+
+
+def test_the_longest_gap_counts_from_the_event() -> None:
+    steps = [make_step(t, 0, 1, 0) for t in (0.5, 1.0, 4.0, 4.5)]
+    assert timeline.find_longest_gap(steps, 0.0, 5.0) == 3.0
+    assert timeline.find_longest_gap([], 0.0, 5.0) == 5.0
+
+
+def test_kills_are_one_in_each_interval_and_repeat_with_the_seed() -> None:
+    kills = goodput.plan_kills(random.Random(7), seconds=600, every=60)
+    assert kills == goodput.plan_kills(random.Random(7), seconds=600, every=60)
+    assert [int(at // 60) for at, _ in kills] == list(range(10))
+    assert {worker for _, worker in kills} <= set(range(goodput.WORKERS))
+
+
+def test_a_count_that_falls_back_to_the_checkpoint_is_in_the_plot() -> None:
+    steps = [make_step(10 + t / 10, 0, 1, t, count=t) for t in range(8)] + [make_step(10.8, 0, 1, 0, count=3)]
+    at, count = goodput.find_points(steps, begin=10.0)[-1]
+    assert (round(at, 3), count) == (0.8, 3)
+
+
+def test_the_pace_does_not_see_the_gaps() -> None:
+    steps = [make_step(t / 10, 0, 1, t) for t in range(20)] + [make_step(60 + t / 10, 0, 1, t) for t in range(20)]
+    assert goodput.find_pace(steps) == pytest.approx(0.1)
+    assert goodput.find_pace([]) == 0.0
+
+
+def test_the_api_servers_counters_are_read() -> None:
+    text = """# TYPE apiserver_request_total counter
+apiserver_request_total{code="201",resource="pods",subresource="",verb="POST"} 3
+apiserver_request_total{code="409",resource="pods",subresource="",verb="POST"} 1
+apiserver_request_total{code="200",resource="elasticjobs",subresource="status",verb="PATCH"} 2
+apiserver_request_total{code="200",resource="leases",subresource="",verb="PUT"} 9
+"""
+    counts = parse_requests(text)
+    assert counts["POST", "pods"] == 4
+    assert dict(controlplane.only_writes(counts)) == {("POST", "pods"): 4, ("PATCH", "elasticjobs/status"): 2}

@@ -1,0 +1,362 @@
+"""From nothing to nothing: images built, loaded into nodes that run containers, the chart installed, jobs trained
+through what happens to jobs, the chart uninstalled.
+
+The operator runs as the chart's own pods, as nobody, under the chart's RBAC, with TLS. One job uses the worker image,
+another an image with torch only, into which the runtime is injected. Needs root and Debian's packages
+(`scripts/e2e.sh` installs them); where something is missing the tests are skipped and say what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from chart_fixture import CHART, ROOT
+from elasticjob_devcluster import Cluster, KubeError, NodeSpec, wait_until
+from elasticjob_devcluster.containerd import tools
+
+pytestmark = [pytest.mark.container, pytest.mark.timeout(2400)]
+
+Object = dict[str, Any]
+SYSTEM = "elasticjob-system"
+JOBS = "/apis/elasticjob.dev/v1alpha1/namespaces/default/elasticjobs"
+PODS = "/api/v1/namespaces/default/pods"
+PATIENCE = 240.0  # for what takes seconds on an idle machine
+
+
+def load_images_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("e2e_images", ROOT / "scripts" / "e2e_images.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["e2e_images"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+images = load_images_script()
+
+
+@dataclass(frozen=True)
+class Platform:
+    cluster: Cluster
+    helm: helm_python.Config
+    shared: Path  # a folder that pods of both nodes have
+
+    def get(self, path: str) -> Object:
+        return self.cluster.kube.get(path) or {}
+
+    def status(self, job: str) -> Object:
+        status: Object = self.get(f"{JOBS}/{job}").get("status") or {}
+        return status
+
+    def world(self, job: str) -> int:
+        return int((self.status(job).get("rendezvous") or {}).get("worldSize") or 0)
+
+    def generation(self, job: str) -> int:
+        return int((self.status(job).get("rendezvous") or {}).get("generation") or 0)
+
+    def conditions(self, job: str) -> dict[str, str]:
+        return {c["type"]: c["status"] for c in self.status(job).get("conditions") or ()}
+
+    def pods(self, job: str) -> list[Object]:
+        found = self.get(f"{PODS}?labelSelector=elasticjob.dev/job-name={job}")
+        items: list[Object] = found["items"]
+        return items
+
+    def steps(self, job: str) -> list[Object]:
+        """All steps that any process of the job has written, by time."""
+        lines = [line for file in (self.shared / job).glob("*.jsonl") for line in file.read_text().splitlines()]
+        return sorted((json.loads(line) for line in lines if line.endswith("}")), key=lambda line: float(line["t"]))
+
+    def trains_at(self, job: str, size: int, *, above: int = 0) -> Callable[[], bool]:
+        """Whether a world of this size, in a generation above this one, has made a step just now."""
+
+        def check() -> bool:
+            if self.world(job) != size or self.generation(job) <= above:
+                return False
+            steps = self.steps(job)
+            return bool(steps) and steps[-1]["world"] == size and time.time() - float(steps[-1]["t"]) < 3
+
+        return check
+
+    def explain(self, job: str) -> str:
+        """For the report of a failed test."""
+        events = self.get("/api/v1/namespaces/default/events").get("items") or ()
+        lines = [f"{e['involvedObject'].get('name')}: {e['reason']}: {e['message']}" for e in events]
+        logs = []
+        for pod in self.pods(job):
+            name = pod["metadata"]["name"]
+            with contextlib.suppress(KubeError):
+                logs.append(f"--- {name} {pod['status'].get('phase')}\n{self.cluster.logs('default', name)[-1500:]}")
+        for pod in self.get(f"/api/v1/namespaces/{SYSTEM}/pods").get("items") or ():
+            with contextlib.suppress(KubeError):
+                name = pod["metadata"]["name"]
+                logs.append(f"--- {name}\n{self.cluster.logs(SYSTEM, name)[-3000:]}")
+        return "\n".join([json.dumps(self.status(job), indent=1), *lines[-30:], *logs])
+
+    def wait(self, condition: Callable[[], bool], what: str, job: str = "", seconds: float = PATIENCE) -> None:
+        try:
+            wait_until(condition, seconds, what, poll=0.3)
+        except TimeoutError:
+            pytest.fail(f"not after {seconds:.0f} s: {what}\n{self.explain(job)}")
+
+
+@pytest.fixture(scope="module")
+def platform() -> Iterator[Platform]:
+    """Two container nodes with all images, and the chart installed. In the end nothing of them is left."""
+    if why := tools.why_unavailable() or images.why_unavailable():
+        pytest.skip(why)
+    try:
+        archive = images.build_archive()
+    except images.Unavailable as error:
+        pytest.skip(f"the images cannot be built here: {error}")
+    nodes = [NodeSpec(f"node-{i}", gpus=2, runtime="containerd") for i in range(2)]
+    shared = Path(tempfile.mkdtemp(prefix="elasticjob-e2e-"))
+    shared.chmod(0o777)
+    cluster = Cluster.start(nodes)
+    try:
+        cluster.load_image(archive)
+        with helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=SYSTEM) as helm:
+            yield Platform(cluster, helm, shared)
+    finally:
+        cluster.stop()
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def submit(platform: Platform, job: Object) -> None:
+    place = platform.shared / job["metadata"]["name"]
+    place.mkdir()
+    place.chmod(0o777)
+    platform.cluster.kube.request("POST", JOBS, job)
+
+
+def host_path(path: Path) -> Object:
+    return {"name": "shared", "hostPath": {"path": str(path), "type": "Directory"}}
+
+
+def plain_job(platform: Platform, name: str, replicas: int) -> Object:
+    """An image with torch, a script from a ConfigMap, `torchrun`: nothing of ours anywhere."""
+    container = {
+        "name": "trainer",
+        "image": images.reference("torch"),
+        "imagePullPolicy": "Never",
+        "command": ["torchrun", "/script/until_stopped.py", "/out"],
+        "volumeMounts": [
+            {"name": "script", "mountPath": "/script"},
+            {"name": "shared", "mountPath": "/out"},
+        ],
+    }
+    volumes = [{"name": "script", "configMap": {"name": "script"}}, host_path(platform.shared / name)]
+    return {
+        "apiVersion": "elasticjob.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "elasticPolicy": {"minReplicas": 1, "maxReplicas": 3, "gracefulShutdownTimeoutSeconds": 10},
+            "template": {"spec": {"containers": [container], "volumes": volumes}},
+        },
+    }
+
+
+def run_pod(platform: Platform, name: str, image: str, command: list[str]) -> str:
+    """A pod by itself, as restricted as can be; its log, once it has ended well."""
+    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": "c",
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": command,
+        "securityContext": security,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    platform.cluster.kube.request("POST", PODS, {"metadata": {"name": name}, "spec": spec})
+    ended = ("Succeeded", "Failed")
+    platform.wait(lambda: platform.get(f"{PODS}/{name}")["status"].get("phase") in ended, f"{name} ends")
+    log = platform.cluster.logs("default", name)
+    assert platform.get(f"{PODS}/{name}")["status"]["phase"] == "Succeeded", log
+    platform.cluster.kube.request("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+    return log
+
+
+def test_install(platform: Platform) -> None:
+    """Helm itself waits until both replicas are ready: their certificate is made, their caches are full."""
+    release = platform.helm.install(
+        CHART, "elasticjob", {}, namespace=SYSTEM, create_namespace=True, wait="watcher", timeout=300
+    )
+    assert release["status"] == "deployed"
+    pods = platform.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    assert len({p["spec"]["nodeName"] for p in pods}) == len(pods) == 2
+    for pod in pods:
+        assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+        pid = platform.cluster.pod_pids(SYSTEM, pod["metadata"]["name"])[0]
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        state = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        assert state["Uid"].split() == ["65532"] * 4
+        assert int(state["CapEff"], 16) == 0
+        assert state["NoNewPrivs"].strip() == "1"
+
+
+def test_images_hold_what_they_should(platform: Platform) -> None:
+    runtime = run_pod(platform, "runtime", images.reference("runtime"), ["/runtime/install", "/tmp/runtime"])
+    assert runtime == ""
+    packages = ("torch", "kopf", "elasticjob", "elasticjob_operator", "elasticjob_devcluster")
+    look = f"from importlib.util import find_spec; print(*[n for n in {packages} if find_spec(n)])"
+    expected = {"worker": ["torch", "elasticjob"], "torch": ["torch"], "operator": ["kopf", "elasticjob_operator"]}
+    for name, found in expected.items():
+        assert run_pod(platform, name, images.reference(name), ["python3", "-c", look]).split() == found
+
+
+def test_the_doctor_is_content_in_the_worker_image(platform: Platform) -> None:
+    text = run_pod(platform, "doctor", images.reference("worker"), ["elasticjob", "doctor"])
+    assert text
+
+
+def test_a_foreign_image_trains_is_scaled_loses_a_pod_and_is_drained(platform: Platform) -> None:
+    cluster, job = platform.cluster, "plain"
+    script = (ROOT / "tests/integration/programs/until_stopped.py").read_text()
+    body = {"metadata": {"name": "script"}, "data": {"until_stopped.py": script}}
+    cluster.kube.request("POST", "/api/v1/namespaces/default/configmaps", body)
+    submit(platform, plain_job(platform, job, 2))
+    platform.wait(platform.trains_at(job, 2), "two pods train", job)
+    for pod in platform.pods(job):
+        assert [c["image"] for c in pod["spec"]["initContainers"]] == [f"elasticjob/runtime:{images.VERSION}"]
+        assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+    scale = {"spec": {"replicas": 3}}
+    merge = "application/merge-patch+json"
+    cluster.kube.request("PATCH", f"{JOBS}/{job}/scale", scale, content_type=merge)
+    platform.wait(platform.trains_at(job, 3), "three pods train", job)
+
+    victim = f"{job}-worker-1"
+    before = {p["metadata"]["uid"] for p in platform.pods(job)}
+    others = {p["metadata"]["uid"] for p in platform.pods(job) if p["metadata"]["name"] != victim}
+    generation = platform.generation(job)
+    cluster.kill_pod("default", victim)
+    platform.wait(lambda: {p["metadata"]["uid"] for p in platform.pods(job)} - before != set(), "a new pod comes", job)
+    platform.wait(platform.trains_at(job, 3, above=generation), "three pods train again", job)
+    assert others < {p["metadata"]["uid"] for p in platform.pods(job)}, "the others were not touched"
+
+    node = platform.get(f"{PODS}/{job}-worker-0")["spec"]["nodeName"]
+    other = next(n for n in ("node-0", "node-1") if n != node)
+    moves = any(p["spec"].get("nodeName") == other for p in platform.pods(job))
+    generation = platform.generation(job) if moves else 0
+    cluster.drain(other, timeout=PATIENCE)
+    places = {node, None}
+    platform.wait(lambda: {p["spec"].get("nodeName") for p in platform.pods(job)} <= places, "the node is free", job)
+    platform.wait(platform.trains_at(job, 3, above=generation), "three pods train on one node", job)
+    cluster.uncordon(other)
+    platform.wait(lambda: len(ready_operators(platform)) == 2, "the operator's evicted replica is back")
+
+    (platform.shared / job / "stop").touch()
+    platform.wait(lambda: platform.conditions(job).get("Complete") == "True", "the job completes", job)
+    assert platform.status(job)["restarts"].get("user", 0) == 0, "nothing of this was the user's fault"
+
+
+def test_the_example_learns_in_the_worker_image_while_it_is_scaled(platform: Platform) -> None:
+    job: Object = yaml.safe_load((ROOT / "manifests/examples/digits.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    pod["volumes"] = [{**host_path(platform.shared / "digits"), "name": pod["volumes"][0]["name"]}]
+    pod["containers"][0]["imagePullPolicy"] = "Never"
+    epochs = pod["containers"][0]["command"].index("--epochs=40")
+    pod["containers"][0]["command"][epochs] = "--epochs=8"
+    submit(platform, job)
+    platform.wait(lambda: platform.world("digits") == 2, "two pods are in the world", "digits")
+    assert [len(p["spec"].get("initContainers") or ()) for p in platform.pods("digits")] == [0, 0]
+    scale = {"spec": {"replicas": 3}}
+    merge = "application/merge-patch+json"
+    platform.cluster.kube.request("PATCH", f"{JOBS}/digits/scale", scale, content_type=merge)
+
+    def ended() -> bool:
+        return any(platform.conditions("digits").get(c) == "True" for c in ("Complete", "Failed"))
+
+    platform.wait(ended, "the example ends", "digits", seconds=600)
+    assert platform.conditions("digits").get("Complete") == "True", platform.explain("digits")
+
+
+def ready_operators(platform: Platform) -> list[str]:
+    pods = platform.get(f"/api/v1/namespaces/{SYSTEM}/pods").get("items") or ()
+    return [
+        p["metadata"]["name"]
+        for p in pods
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in p["status"].get("conditions") or ())
+        and "deletionTimestamp" not in p["metadata"]
+    ]
+
+
+def test_metrics_are_served(platform: Platform) -> None:
+    pod = ready_operators(platform)[0]
+    text = platform.cluster.kube.raw("GET", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics").decode()
+    assert "elasticjob_leader" in text
+
+
+def test_uninstall_leaves_nothing(platform: Platform) -> None:
+    kube = platform.cluster.kube
+    for job in platform.get(JOBS)["items"]:
+        kube.request("DELETE", f"{JOBS}/{job['metadata']['name']}")
+    platform.wait(lambda: not platform.get(PODS)["items"], "the pods of deleted jobs are gone")
+    platform.helm.uninstall("elasticjob", wait="watcher", timeout=120)
+    kube.request("DELETE", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev")
+    kube.request("DELETE", f"/api/v1/namespaces/{SYSTEM}")
+    kube.request("DELETE", "/api/v1/namespaces/default/configmaps/script")
+    platform.wait(lambda: kube.get(f"/api/v1/namespaces/{SYSTEM}") is None, "the namespace is gone")
+    platform.wait(lambda: leftovers(platform) == [], "nothing is left")
+
+
+def leftovers(platform: Platform) -> list[str]:
+    """Everything in the cluster whose name or labels speak of us, whatever its kind."""
+    kube, found = platform.cluster.kube, []
+    groups = [("/api/v1", kube.request("GET", "/api/v1"))]
+    for group in kube.request("GET", "/apis")["groups"]:
+        root = f"/apis/{group['preferredVersion']['groupVersion']}"
+        with contextlib.suppress(KubeError):
+            groups.append((root, kube.request("GET", root)))
+    for root, listing in groups:
+        for resource in listing["resources"]:
+            if "list" not in resource["verbs"] or resource["name"] == "events":
+                continue
+            with contextlib.suppress(KubeError):
+                for item in kube.request("GET", f"{root}/{resource['name']}").get("items") or ():
+                    text = json.dumps([item["metadata"]["name"], item["metadata"].get("labels") or {}])
+                    if "elasticjob" in text:
+                        found.append(f"{resource['name']}/{item['metadata']['name']}")
+    return found
+
+
+def test_a_cluster_with_container_nodes_leaves_nothing_on_the_machine() -> None:
+    if why := tools.why_unavailable():
+        pytest.skip(why)
+    cluster = Cluster.start([NodeSpec("node-0", runtime="containerd")])
+    directory = cluster.directory
+    node = cluster.kube.request("GET", "/api/v1/nodes/node-0")
+    address = next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
+    gateway = f"{address.rpartition('.')[0]}.1"
+    cluster.stop()
+    assert not directory.exists()
+    assert not list(tools.CGROUPS.glob(f"*/ejdc-{cluster.id}*"))
+    assert str(directory) not in Path("/proc/self/mounts").read_text()
+    links = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True, timeout=10).stdout
+    assert not [line for line in links.splitlines() if f" {gateway}/" in line]

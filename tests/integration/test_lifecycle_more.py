@@ -1,0 +1,265 @@
+"""The rest of the lifecycle through a real API server: sizes, policies, deadlines, gangs and nodes that go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticjob_devcluster import Cluster
+from operator_fixture import LIGHT_AGENT, Jobs, light_spec, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
+
+
+def pod_uids(jobs: Jobs, name: str) -> set[str]:
+    return {p["metadata"]["uid"] for p in jobs.pods(name)}
+
+
+def world_uids(status: dict[str, Any]) -> list[str]:
+    return [m["uid"] for m in status["rendezvous"]["members"]]
+
+
+def served_policy(jobs: Jobs) -> str:
+    """The root of the policy group; old servers have v1beta1 only."""
+    group = jobs.kube.request("GET", "/apis/policy")
+    return f"/apis/{group['preferredVersion']['groupVersion']}"
+
+
+class TestSize:
+    def test_a_horizontal_pod_autoscaler_finds_its_target(self, jobs: Jobs) -> None:
+        """There is no metrics server here: what it needs is the scale with a selector that finds the pods."""
+        jobs.create("hpa", light_spec())
+        jobs.await_world("hpa", 2)
+        target = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "name": "hpa"}
+        scaler = {
+            "metadata": {"name": "hpa"},
+            "spec": {
+                "scaleTargetRef": target,
+                "minReplicas": 1,
+                "maxReplicas": 4,
+                "targetCPUUtilizationPercentage": 50,
+            },
+        }
+        path = f"/apis/autoscaling/v1/namespaces/{jobs.namespace}/horizontalpodautoscalers"
+        jobs.kube.request("POST", path, scaler)
+        scale = jobs.kube.request("GET", f"{jobs.path}/hpa/scale")
+        assert scale["spec"]["replicas"] == scale["status"]["replicas"] == 2
+        selected = f"/api/v1/namespaces/{jobs.namespace}/pods?labelSelector={scale['status']['selector']}"
+        assert len(jobs.kube.request("GET", selected)["items"]) == 2
+
+        def has_looked() -> bool:
+            status = (jobs.kube.get(f"{path}/hpa") or {}).get("status") or {}
+            return bool(status.get("currentReplicas") == 2)
+
+        wait_for(has_looked, "the autoscaler has found its target")
+
+    def test_a_spare_takes_the_place_of_a_lost_member(self, jobs: Jobs, cluster: Cluster) -> None:
+        jobs.create("spare", light_spec(elasticPolicy={"spares": 1}))
+        before = jobs.await_world("spare", 2)
+        wait_for(lambda: len(jobs.pods("spare")) == 3, "two members and a spare")
+        wait_for(
+            lambda: all(p["status"]["phase"] == "Running" for p in jobs.pods("spare")), "the spare is warm", timeout=90
+        )
+        known = pod_uids(jobs, "spare")
+        cluster.kill_pod(jobs.namespace, before["rendezvous"]["members"][1]["pod"])
+        after = jobs.await_world("spare", 2, above=before["rendezvous"]["generation"])
+        assert world_uids(after)[0] == world_uids(before)[0]
+        assert set(world_uids(after)) <= known, "nobody waits for a new pod"
+        wait_for(lambda: len(pod_uids(jobs, "spare") - known) == 1, "there is a new spare")
+
+    def test_only_steps_are_legal(self, jobs: Jobs) -> None:
+        policy = {"minReplicas": 1, "maxReplicas": 4, "replicaIncrementStep": 2}
+        jobs.create("step", light_spec(elasticPolicy=policy))
+        assert jobs.await_world("step", 1)["replicas"] == 1
+        jobs.scale("step", 3)
+        jobs.await_world("step", 3)
+        jobs.scale("step", 4)
+        wait_for(lambda: jobs.condition("step", "Degraded").get("reason") == "BelowWanted", "one more is of no use")
+        assert len(jobs.pods("step")) == 3
+
+    def test_only_discrete_values_are_legal(self, jobs: Jobs) -> None:
+        policy = {"minReplicas": 1, "maxReplicas": 4, "replicaDiscreteValues": [1, 2, 4]}
+        jobs.create("value", light_spec(replicas=3, elasticPolicy=policy))
+        assert jobs.await_world("value", 2)["replicas"] == 2
+        jobs.scale("value", 4)
+        jobs.await_world("value", 4)
+
+    def test_bounds_change_while_it_runs(self, jobs: Jobs) -> None:
+        jobs.create("bound", light_spec(elasticPolicy={"maxReplicas": 2}))
+        before = jobs.await_world("bound", 2)
+        jobs.patch("bound", {"elasticPolicy": {"maxReplicas": 3, "minReplicas": 2}, "replicas": 3})
+        grown = jobs.await_world("bound", 3)
+        assert world_uids(grown)[:2] == world_uids(before)
+        path = f"{served_policy(jobs)}/namespaces/{jobs.namespace}/poddisruptionbudgets"
+
+        def follows() -> bool:
+            budgets = jobs.kube.request("GET", path)["items"]
+            return [b["spec"]["minAvailable"] for b in budgets] == [2]
+
+        wait_for(follows, "the PodDisruptionBudget follows minReplicas")
+        jobs.patch("bound", {"elasticPolicy": {"maxReplicas": 2}, "replicas": 2})
+        jobs.await_world("bound", 2, above=grown["rendezvous"]["generation"])
+
+
+class TestTemplate:
+    def test_a_change_moves_all_pods_with_suspend_and_resume(self, jobs: Jobs) -> None:
+        jobs.create("edit", light_spec())
+        jobs.await_world("edit", 2)
+        before = pod_uids(jobs, "edit")
+        jobs.patch("edit", {"template": {"metadata": {"labels": {"edition": "second"}}}})
+        wait_for(lambda: jobs.condition("edit", "Degraded").get("reason") == "TemplateChanged", "the user is told")
+        assert pod_uids(jobs, "edit") == before, "who runs is left alone"
+        jobs.patch("edit", {"runPolicy": {"suspend": True}})
+        jobs.await_condition("edit", "Suspended")
+        jobs.patch("edit", {"runPolicy": {"suspend": False}})
+        jobs.await_world("edit", 2)
+        assert {p["metadata"]["labels"].get("edition") for p in jobs.pods("edit")} == {"second"}
+        wait_for(lambda: jobs.condition("edit", "Degraded").get("status") != "True", "all is well again")
+
+
+class TestOtherControllers:
+    def test_managed_by_another(self, jobs: Jobs) -> None:
+        jobs.create("other", light_spec(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"}))
+        jobs.create("ours", light_spec(replicas=1, runPolicy={"managedBy": "elasticjob.dev/operator"}))
+        jobs.await_world("ours", 1)
+        assert jobs.status("other") == {}
+        assert jobs.pods("other") == []
+
+    def test_created_suspended_as_a_queue_does(self, jobs: Jobs) -> None:
+        jobs.create("queue", light_spec(runPolicy={"suspend": True}))
+        jobs.await_condition("queue", "Suspended")
+        assert jobs.pods("queue") == []
+        jobs.patch("queue", {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}}})
+        jobs.patch("queue", {"runPolicy": {"suspend": False}})
+        status = jobs.await_world("queue", 2)
+        assert {m["node"] for m in status["rendezvous"]["members"]} == {"node-1"}
+
+    @pytest.fixture
+    def pod_groups(self, cluster: Cluster) -> Iterator[None]:
+        """Volcano's kind, as far as it matters here."""
+        version = {
+            "name": "v1beta1",
+            "served": True,
+            "storage": True,
+            "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+        }
+        spec = {
+            "group": "scheduling.volcano.sh",
+            "scope": "Namespaced",
+            "names": {"plural": "podgroups", "singular": "podgroup", "kind": "PodGroup"},
+            "versions": [version],
+        }
+        name = "podgroups.scheduling.volcano.sh"
+        cluster.kube.request("POST", CRDS, {"metadata": {"name": name}, "spec": spec})
+        wait_for(lambda: cluster.kube.get(f"{VOLCANO}/podgroups"), "PodGroups are served")
+        yield
+        cluster.kube.request("DELETE", f"{CRDS}/{name}")
+
+    def test_a_gang_is_minreplicas(self, jobs: Jobs, pod_groups: None) -> None:
+        spec = light_spec(replicas=3, elasticPolicy={"minReplicas": 2})
+        spec["template"]["spec"]["schedulerName"] = "volcano"
+        jobs.create("gang", spec)
+        path = f"{VOLCANO}/namespaces/{jobs.namespace}/podgroups"
+        (group,) = wait_for(lambda: jobs.kube.request("GET", path)["items"], "the PodGroup exists")
+        assert group["spec"]["minMember"] == 2
+        assert group["metadata"]["ownerReferences"][0]["name"] == "gang"
+        pods = wait_for(lambda: p if len(p := jobs.pods("gang")) == 3 else None, "all pods exist")
+        grouped = {
+            p["metadata"]["name"]: p["metadata"]["annotations"].get("scheduling.k8s.io/group-name") for p in pods
+        }
+        own = group["metadata"]["name"]
+        assert grouped == {"gang-worker-0": own, "gang-worker-1": own, "gang-worker-2": None}, "extras stay outside"
+
+
+class TestEnding:
+    def test_startup_deadline(self, jobs: Jobs) -> None:
+        spec = light_spec(runPolicy={"startupDeadlineSeconds": 2})
+        spec["template"]["spec"]["nodeSelector"] = {"no": "such-node"}
+        jobs.create("never", spec)
+        assert jobs.await_condition("never", "Failed")["reason"] == "StartupDeadlineExceeded"
+        wait_for(lambda: not jobs.pods("never"), "its pods are gone")
+
+    def test_fault_deadline(self, jobs: Jobs, cluster: Cluster) -> None:
+        """The member is lost, and where it could run again there is no room."""
+        spec = light_spec(
+            elasticPolicy={"minReplicas": 2, "maxReplicas": 2}, runPolicy={"faultDeadlineSeconds": 3}, replicas=2
+        )
+        jobs.create("fault", spec)
+        status = jobs.await_world("fault", 2)
+        for node in ("node-0", "node-1", "node-2"):
+            cluster.cordon(node)
+        try:
+            cluster.kill_pod(jobs.namespace, status["rendezvous"]["members"][1]["pod"])
+            failed = jobs.await_condition("fault", "Failed")
+        finally:
+            for node in ("node-0", "node-1", "node-2"):
+                cluster.uncordon(node)
+        assert failed["reason"] == "FaultDeadlineExceeded"
+
+    @pytest.mark.parametrize(("policy", "kept"), [("All", 0), ("None", 2)])
+    def test_clean_pod_policy(self, jobs: Jobs, policy: str, kept: int) -> None:
+        jobs.create("clean", light_spec("--steps", "5", runPolicy={"cleanPodPolicy": policy}))
+        jobs.await_condition("clean", "Complete")
+        wait_for(lambda: len(jobs.pods("clean")) == kept, f"{kept} pods are kept")
+
+    def test_rank_0_decides(self, jobs: Jobs) -> None:
+        spec = light_spec(successPolicy="Rank0")
+        agent = f"exec {sys.executable} {LIGHT_AGENT}"
+        script = f'if [ "$ELASTICJOB_REPLICA_INDEX" = 0 ]; then {agent} --steps 20; else {agent}; fi'
+        spec["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+        jobs.create("first", spec)
+        assert "rank 0" in jobs.await_condition("first", "Complete")["message"]
+
+        def all_ended() -> bool:
+            return all(p["status"]["phase"] not in ("Pending", "Running") for p in jobs.pods("first"))
+
+        wait_for(all_ended, "the other one does not train on")
+
+
+class TestNodes:
+    def test_a_termination_taint_moves_a_member(self, jobs: Jobs, cluster: Cluster) -> None:
+        jobs.create("taint", light_spec("--leave-on-term"))
+        before = jobs.await_world("taint", 2)
+        node = before["rendezvous"]["members"][1]["node"]
+        cluster.taint(node, "elasticjob.dev/leaving")
+        try:
+            generation = before["rendezvous"]["generation"]
+
+            def moved() -> dict[str, Any] | None:
+                status = jobs.status("taint")
+                members = status["rendezvous"]["members"]
+                away = len(members) == 2 and node not in [m["node"] for m in members]
+                return status if away and status.get("readyReplicas") == 2 else None
+
+            after = wait_for(moved, "both train elsewhere", 90)
+            assert after["rendezvous"]["generation"] > generation
+            assert after["restarts"]["total"] == 0
+        finally:
+            cluster.taint(node, "elasticjob.dev/leaving", remove=True)
+
+    def test_a_dead_node_is_replaced_elsewhere(self, jobs: Jobs, cluster: Cluster) -> None:
+        jobs.create("dead", light_spec(elasticPolicy={"faultyPodTimeoutSeconds": 2}))
+        before = jobs.await_world("dead", 2)
+        node = before["rendezvous"]["members"][1]["node"]
+        lost = {m["uid"] for m in before["rendezvous"]["members"] if m["node"] == node}
+        cluster.kill_node(node)
+        try:
+
+            def replaced() -> dict[str, Any] | None:
+                status = jobs.status("dead")
+                members = status["rendezvous"]["members"]
+                away = len(members) == 2 and not lost & {m["uid"] for m in members}
+                return status if away and status.get("readyReplicas") == 2 else None
+
+            after = wait_for(replaced, "two train without the lost ones", 120)
+            assert node not in [m["node"] for m in after["rendezvous"]["members"]]
+            assert after["restarts"]["total"] == 0
+            wait_for(lambda: not lost & pod_uids(jobs, "dead"), "nothing hangs in Terminating", 90)
+        finally:
+            cluster.restart_node(node)

@@ -1,0 +1,62 @@
+"""The session example under the real operator: the world changes, the survivors' processes do not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticjob_devcluster import Cluster
+from elasticjob_devcluster.local import localize
+from operator_fixture import ROOT, Jobs, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+
+def read_steps(jobs: Jobs, pod: str) -> list[dict[str, Any]]:
+    """The steps in the pod's log, the oldest first."""
+    lines = []
+    for text in jobs.cluster.logs(jobs.namespace, pod).splitlines():
+        if text.startswith('{"event": "step"') and text.endswith("}"):
+            lines.append(json.loads(text))
+    return lines
+
+
+def await_step(jobs: Jobs, pod: str, size: int, generation: int) -> None:
+    def look() -> bool:
+        return any(s["worldSize"] == size and s["generation"] >= generation for s in read_steps(jobs, pod))
+
+    wait_for(look, f"{pod} makes a step in a world of {size}", timeout=120, poll=0.2)
+
+
+def test_survivors_keep_their_processes(jobs: Jobs, cluster: Cluster) -> None:
+    manifest = yaml.safe_load((ROOT / "manifests/examples/digits-session.yaml").read_text())
+    job = localize(manifest, {"/opt/elasticjob/examples": ROOT / "worker_image/examples"})
+    job["spec"]["elasticPolicy"]["maxReplicas"] = 3
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["command"] += ["--epochs=10000", "--step-seconds=0.1"]
+    jobs.create("session", job["spec"])
+    two = jobs.await_world("session", 2, timeout=120)
+    await_step(jobs, two["rendezvous"]["members"][1]["pod"], 2, two["rendezvous"]["generation"])
+    jobs.scale("session", 3)
+    three = jobs.await_world("session", 3, timeout=120)["rendezvous"]
+    pods = [member["pod"] for member in three["members"]]
+    for pod in pods:
+        await_step(jobs, pod, 3, three["generation"])
+    cluster.kill_pod(jobs.namespace, pods[0], signal.SIGKILL)
+    again = jobs.await_world("session", 3, above=three["generation"], timeout=200)
+    for pod in pods[1:]:
+        await_step(jobs, pod, 3, again["rendezvous"]["generation"])
+        steps = read_steps(jobs, pod)
+        assert len({step["pid"] for step in steps}) == 1, f"a worker of {pod} was started again"
+        # A rank that missed the end of a step gets it from another: it counts on, one step further.
+        gaps = {after["commit"] - before["commit"] for before, after in itertools.pairwise(steps)}
+        assert gaps <= {1, 2}
+    newest = read_steps(jobs, pods[1])[-1]
+    last = max(step["commit"] for step in read_steps(jobs, pods[1]) if step["generation"] == three["generation"])
+    assert newest["commit"] > last, "training went on"
+    assert again["restarts"]["total"] == 0

@@ -1,0 +1,96 @@
+"""Unmodified scripts under an unmodified `torchrun`, with nothing but the environment that the operator sets."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticjob_devcluster import Cluster
+from elasticjob_devcluster.local import localize
+from operator_fixture import ROOT, Jobs, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+EXAMPLES = ROOT / "worker_image/examples"
+
+
+def torchrun_spec(out: Path, **changes: Any) -> dict[str, Any]:
+    command = ["torchrun", str(EXAMPLES / "steps.py"), f"--out={out}", "--step-seconds=0.05"]
+    return {
+        "replicas": 2,
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 3},
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "a/b:1", "command": command}]}},
+        **changes,
+    }
+
+
+def read_steps(out: Path) -> list[dict[str, Any]]:
+    """The whole lines of every rank, by time."""
+    lines = [text for file in sorted(out.glob("*.jsonl")) for text in file.read_text().split("\n")[:-1]]
+    return sorted((json.loads(text) for text in lines), key=lambda line: float(line["t"]))
+
+
+def await_step(out: Path, world: int, after: float = 0.0) -> float:
+    """When a rank of a world of this size first made a step after this moment."""
+
+    def look() -> float | None:
+        times = [float(s["t"]) for s in read_steps(out) if s["world"] == world and s["t"] > after]
+        return min(times, default=None)
+
+    return wait_for(look, f"a step in a world of {world}", timeout=120)
+
+
+def test_torchrun_grows_and_survives_the_loss_of_rank_0(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
+    jobs.create("steps", torchrun_spec(tmp_path))
+    await_step(tmp_path, 2)
+    status = jobs.await_world("steps", 2)
+    jobs.scale("steps", 3)
+    await_step(tmp_path, 3)
+    status = jobs.await_world("steps", 3)
+    generation = status["rendezvous"]["generation"]
+    cluster.kill_pod(jobs.namespace, status["rendezvous"]["members"][0]["pod"], signal.SIGKILL)
+    # The survivors may step at size 2, or be joined by the replacement before they do.
+    wait_for(lambda: any(s["generation"] > generation for s in read_steps(tmp_path)), "a step after the loss", 120)
+    after = jobs.await_world("steps", 3, above=generation, timeout=120)
+    await_step(tmp_path, 3, after=read_steps(tmp_path)[-1]["t"])
+    assert after["restarts"]["total"] == 0
+    assert_one_world_at_a_time(read_steps(tmp_path))
+
+
+def assert_one_world_at_a_time(steps: list[dict[str, Any]]) -> None:
+    """No rank of an older world steps after a newer one has begun."""
+    newest = 0
+    for step in steps:
+        assert step["generation"] >= newest, f"generation {step['generation']} stepped after {newest} began"
+        newest = max(newest, step["generation"])
+
+
+def test_torch_own_rendezvous_without_the_runtime(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
+    """Backend c10d: the operator gives environment and pods. There is no cluster DNS here, so the endpoint is named."""
+    spec = torchrun_spec(tmp_path, rendezvous={"backend": "c10d", "endpoint": "127.0.0.1:29477"})
+    jobs.create("c10d", spec)
+    await_step(tmp_path, 2)
+    jobs.await_world("c10d", 2)
+    jobs.scale("c10d", 3)
+    await_step(tmp_path, 3)
+    env = {e["name"]: e.get("value") for e in jobs.pods("c10d")[0]["spec"]["containers"][0]["env"]}
+    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert "ELASTICJOB_HUB_URL" not in env
+
+
+def test_the_digits_example_is_complete(jobs: Jobs, tmp_path: Path) -> None:
+    manifest = yaml.safe_load((ROOT / "manifests/examples/digits.yaml").read_text())
+    job = localize(manifest, {"/opt/elasticjob/examples": EXAMPLES, "/checkpoints": tmp_path})
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["command"] += ["--epochs=6"]
+    jobs.create("digits", job["spec"])
+    jobs.await_condition("digits", "Complete", timeout=200)
+    first = jobs.status("digits")["rendezvous"]["members"][0]["pod"]
+    log = jobs.cluster.logs(jobs.namespace, first)
+    done = [json.loads(line) for line in log.splitlines() if '"event": "done"' in line]
+    assert done[-1]["accuracy"] >= 0.95

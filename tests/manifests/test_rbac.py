@@ -1,0 +1,282 @@
+"""The chart's RBAC is exactly what the operator uses.
+
+The real operator runs with the token of the chart's own service account and the arguments of the chart's Deployment,
+while jobs go through their life. The API server's audit log then tells of every request. A request that was forbidden
+means that a rule is missing; a rule that no request needed is one too many. Both fail the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+
+from chart_fixture import CHART, container, render
+from devcluster_fixture import make_namespace, remove_namespace
+from elasticjob_devcluster import Cluster, KubeError, NodeSpec, Tuning
+from operator_fixture import MERGE, Jobs, light_spec, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+Object = dict[str, Any]
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+ACCOUNT = "elasticjob"
+
+
+@dataclass(frozen=True)
+class Grant:
+    """One verb on one resource, as one rule of one role gives it."""
+
+    role: str
+    namespace: str  # empty: everywhere
+    group: str
+    resource: str
+    verb: str
+    names: tuple[str, ...] = ()
+
+    def allows(self, request: Request) -> bool:
+        return (
+            (self.group, self.resource, self.verb) == (request.group, request.resource, request.verb)
+            and self.namespace in ("", request.namespace)
+            and (not self.names or request.name in self.names)
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    namespace: str
+    group: str
+    resource: str
+    verb: str
+    name: str
+    allowed: bool
+
+
+def read_audit(cluster: Cluster, user: str) -> set[Request]:
+    """What this user asked for; what belongs to no resource (discovery) is everybody's."""
+    found = set()
+    for line in (cluster.directory / "audit.log").read_text().split("\n")[:-1]:
+        event = json.loads(line)
+        target = event.get("objectRef")
+        if event["user"]["username"] != user or target is None:
+            continue
+        resource = "/".join(part for part in (target.get("resource", ""), target.get("subresource", "")) if part)
+        allowed = event["annotations"].get("authorization.k8s.io/decision") == "allow"
+        name = target.get("name", "") if event["verb"] != "create" else ""
+        place = target.get("namespace", "")
+        found.add(Request(place, target.get("apiGroup", ""), resource, event["verb"], name, allowed))
+    return found
+
+
+def read_grants(cluster: Cluster, user: str) -> list[Grant]:
+    """All that the roles bound to this user give, as the API server has them."""
+    kube, found = cluster.kube, []
+    _, _, namespace, name = user.split(":")
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+    for kind in ("clusterrolebindings", "rolebindings"):
+        for binding in kube.request("GET", f"{RBAC}/{kind}")["items"]:
+            if subject not in [{k: s.get(k) for k in subject} for s in binding.get("subjects") or ()]:
+                continue
+            place = binding["metadata"].get("namespace", "")
+            role = binding["roleRef"]["name"]
+            path = f"{RBAC}/namespaces/{place}/roles/{role}" if place else f"{RBAC}/clusterroles/{role}"
+            for rule in kube.request("GET", path)["rules"]:
+                names = tuple(rule.get("resourceNames") or ())
+                found += [
+                    Grant(role, place, group, resource, verb, names)
+                    for group in rule["apiGroups"]
+                    for resource in rule["resources"]
+                    for verb in rule["verbs"]
+                ]
+    return found
+
+
+class ChartOperator:
+    """The operator as the chart would run it, but for the addresses."""
+
+    def __init__(self, cluster: Cluster, namespace: str, values: Object, directory: Path) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.user = f"system:serviceaccount:{namespace}:{ACCOUNT}"
+        self.directory = directory
+        self.arguments: list[str] = container(render(values, namespace=namespace))["args"]
+        self.process: subprocess.Popen[bytes] | None = None
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port: int = probe.getsockname()[1]
+
+    def _kubeconfig(self) -> Path:
+        path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{ACCOUNT}/token"
+        spec = {"expirationSeconds": 3600}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        token = self.cluster.kube.request("POST", path, body)["status"]["token"]
+        config = json.loads(self.cluster.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": token}
+        target = self.directory / "kubeconfig"
+        target.write_text(json.dumps(config))
+        return target
+
+    def start(self, address: str) -> None:
+        log = (self.directory / "operator.log").open("ab")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "elasticjob_operator", *self.arguments),
+                *("--kubeconfig", str(self._kubeconfig()), "--http-host", "127.0.0.1", "--http-port", "0"),
+                *("--hub-port", str(self.port), "--hub-url", f"wss://{address}:{self.port}"),
+                *("--stable-seconds", "1", "--log-format", "human"),
+            ],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "POD_NAMESPACE": self.namespace, "POD_NAME": "by-hand", "POD_IP": "10.9.8.7"},
+        )
+        log.close()
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def requests(self) -> set[Request]:
+        return read_audit(self.cluster, self.user)
+
+    def await_request(self, resource: str, verb: str, act: Callable[[], object] = lambda: None) -> None:
+        """Acts again and again until the operator has made such a request."""
+
+        def look() -> bool:
+            act()
+            return any((r.resource, r.verb) == (resource, verb) for r in self.requests())
+
+        try:
+            wait_for(look, f"{verb} {resource}", timeout=60, poll=0.3)
+        except AssertionError as error:
+            log = (self.directory / "operator.log").read_text()[-4000:]
+            seen = sorted(f"{r.verb} {r.resource}" for r in self.requests())
+            raise AssertionError(f"{error}; seen: {', '.join(seen)}\n{log}") from None
+
+
+@pytest.fixture(scope="module")
+def audited(cluster_factory: Callable[..., Cluster]) -> Cluster:
+    return cluster_factory(nodes=[NodeSpec("node-0"), NodeSpec("node-1")], tuning=Tuning(audit=True))
+
+
+@pytest.fixture
+def work(audited: Cluster) -> Iterator[str]:
+    make_namespace(audited, "work")
+    yield "work"
+    remove_namespace(audited, "work")
+    wait_for(lambda: audited.kube.get("/api/v1/namespaces/work") is None, "the namespace is gone")
+
+
+def live(operator: ChartOperator, jobs: Jobs) -> None:
+    """All that can happen to jobs, in an order that ends."""
+    kube, place = operator.cluster.kube, jobs.namespace
+    pods = f"/api/v1/namespaces/{place}/pods"
+    stray = {"metadata": {"name": "life-worker-2"}, "spec": {"containers": [{"name": "c", "image": "a/b:1"}]}}
+    kube.request("POST", pods, stray)  # a name that the job will want: the operator looks whose it is
+    spec = light_spec("--step-seconds", "0.1", elasticPolicy={"minReplicas": 1, "maxReplicas": 2})
+    del spec["replicas"]  # the operator fills it in
+    jobs.create("life", spec)
+    jobs.await_world("life", 2)
+    jobs.patch("life", {"elasticPolicy": {"maxReplicas": 3}})
+    jobs.scale("life", 3)
+    operator.await_request("pods", "get")
+    kube.request("DELETE", f"{pods}/life-worker-2", {"gracePeriodSeconds": 0})
+    jobs.await_world("life", 3, timeout=90)
+    before = jobs.status("life")["rendezvous"]["generation"]
+    operator.cluster.kill_pod(place, "life-worker-1")
+    jobs.await_world("life", 3, above=before)
+
+    # Written by another version of the operator: everything that is not a pod is brought up to date.
+    changes = {
+        "services": f"/api/v1/namespaces/{place}/services/life-workers",
+        "configmaps": f"/api/v1/namespaces/{place}/configmaps/life-elasticjob-ca",
+        "networkpolicies": f"/apis/networking.k8s.io/v1/namespaces/{place}/networkpolicies/life-workers",
+        "poddisruptionbudgets": f"/apis/policy/v1beta1/namespaces/{place}/poddisruptionbudgets/life-workers",
+    }
+    if kube.get(changes["poddisruptionbudgets"]) is None:
+        changes["poddisruptionbudgets"] = changes["poddisruptionbudgets"].replace("v1beta1", "v1")
+    older = {"metadata": {"annotations": {"elasticjob.dev/digest": "older"}}}
+    for resource, path in changes.items():
+        kube.request("PATCH", path, older, content_type=MERGE)
+        operator.await_request(resource, "patch")
+
+    # Somebody else writes all the time: what the operator writes is refused, and it looks again.
+    def disturb() -> None:
+        for _ in range(20):
+            body = {"metadata": {"annotations": {"note": str(time.monotonic())}}}
+            kube.request("PATCH", f"{jobs.path}/life", body, content_type=MERGE)
+        jobs.scale("life", 5 - int(jobs.get("life")["spec"]["replicas"]))
+
+    operator.await_request("elasticjobs", "get", disturb)
+    jobs.patch("life", {"runPolicy": {"suspend": True}})
+    wait_for(lambda: jobs.pods("life") == [], "a suspended job has no pods")
+    jobs.patch("life", {"runPolicy": {"suspend": False}})
+    wait_for(lambda: jobs.pods("life"), "a resumed job has pods")
+    jobs.delete("life")
+    jobs.create("short", light_spec("--steps", "3", runPolicy={"ttlSecondsAfterFinished": 1}))
+    operator.await_request("elasticjobs", "delete")
+    operator.await_request("poddisruptionbudgets", "delete")
+
+
+@pytest.mark.parametrize("mode", ["cluster-wide", "namespaced"])
+def test_every_rule_is_used_and_none_is_missing(audited: Cluster, work: str, mode: str, tmp_path: Path) -> None:
+    values: Object = {
+        "replicas": 0,
+        "watchNamespaces": [work] if mode == "namespaced" else [],
+        "crds": {"keep": False},
+        "images": {"runtime": {"enabled": False}},  # nodes that run processes have no images
+    }
+    namespace = f"system-{mode}"
+    with helm_python.Config(kubeconfig_path=audited.kubeconfig, namespace=namespace) as helm:
+        helm.install(CHART, "elasticjob", values, namespace=namespace, create_namespace=True)
+        operator = ChartOperator(audited, namespace, values, tmp_path)
+        try:
+            operator.start("127.0.0.1")
+            live(operator, Jobs(audited, work))
+            operator.stop()
+            operator.start("127.0.0.2")  # another address: the certificate has to name it
+            operator.await_request("secrets", "update")
+        finally:
+            operator.stop()
+            grants = read_grants(audited, operator.user)
+            helm.uninstall("elasticjob")
+            crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
+            wait_for(lambda: audited.kube.get(crds) is None, "the CRD is gone")
+            with contextlib.suppress(KubeError):
+                audited.kube.request("DELETE", f"/api/v1/namespaces/{namespace}")
+    # Watches are in the log when they have ended.
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: find_unused(grants, operator.requests()) == [], "every rule is used", timeout=20)
+    requests = operator.requests()
+    assert [r for r in requests if not r.allowed] == [], "a rule is missing"
+    assert len(grants) > 20, "the roles were read"
+    assert find_unused(grants, requests) == [], "a rule is unused"
+
+
+def find_unused(grants: list[Grant], requests: set[Request]) -> list[Grant]:
+    return [g for g in grants if not any(g.allows(r) for r in requests)]
+
+
+def test_the_comparison_sees_an_unused_rule() -> None:
+    request = Request("a", "", "pods", "get", "p", True)
+    assert Grant("r", "a", "", "pods", "get").allows(request)
+    assert Grant("r", "", "", "pods", "get", ("p",)).allows(request)
+    assert not Grant("r", "b", "", "pods", "get").allows(request)
+    assert not Grant("r", "a", "", "pods", "list").allows(request)
+    assert not Grant("r", "a", "", "pods", "get", ("q",)).allows(request)
+    assert not Grant("r", "a", "apps", "pods", "get").allows(request)

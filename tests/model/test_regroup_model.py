@@ -1,0 +1,41 @@
+"""The protocol holds in every order of events, the mistakes do not, and the code does as the model does."""
+
+from __future__ import annotations
+
+import pytest
+
+from model.explore import explore
+from model.regroup_model import Rules, decide
+from model.replay import compare
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.chaos]
+
+SMALL = Rules(fault_budget=1, wanted=2)
+
+
+def test_two_agents_and_every_single_fault() -> None:
+    found = explore(2, SMALL)
+    assert found.states > 5_000
+    assert not found.violations
+
+
+@pytest.mark.parametrize(
+    ("agents", "running", "rules"),
+    [
+        pytest.param(2, False, SMALL._replace(eager=True), id="min1-of-2"),
+        pytest.param(3, True, Rules(fault_budget=1, min=2, wanted=3, eager=True), id="min2-of-3"),
+    ],
+)
+def test_the_code_does_as_the_model_does(agents: int, running: bool, rules: Rules) -> None:
+    found = explore(agents, rules, running=running)
+    assert not found.violations
+    differences = [f"{view}: {wrong}" for view in sorted(found.views) if (wrong := compare(view, decide(view, rules)))]
+    assert not differences, f"{len(differences)} of {len(found.views)} differ, first:\n" + "\n".join(differences[:5])
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"persist_first": False}, {"wait_for_stop": False}, {"settle": True}, {"doubt": False}]
+)
+def test_a_mistake_is_found(mistake: dict[str, bool]) -> None:
+    rules = SMALL._replace(fault_budget=2, **mistake)  # breadth first: found long before all is seen
+    assert explore(2, rules).violations

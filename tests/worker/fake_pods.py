@@ -1,0 +1,176 @@
+"""Pods as local processes for tests of the runtime: an address, a token and an agent of one's own each.
+
+A pod is started with only the environment the operator would set. Killing it kills every process of it, as the
+end of a container does. Nothing outlives the `Pods` context manager.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = ROOT / "worker_image" / "examples" / "steps.py"
+BIN = Path(sys.executable).parent
+
+
+class Pod:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log_file = log
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def tree(self) -> list[psutil.Process]:
+        """All processes of the pod, the agent last."""
+        try:
+            agent = psutil.Process(self.process.pid)
+            return [*agent.children(recursive=True), agent]
+        except psutil.NoSuchProcess:
+            return []
+
+    def workers(self) -> list[psutil.Process]:
+        return self.tree()[:-1]
+
+    def signal_all(self, number: signal.Signals) -> None:
+        for process in self.tree():
+            try:
+                process.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+
+    def kill(self) -> None:
+        """The end of the container: every process at once."""
+        self.signal_all(signal.SIGKILL)
+        self.process.wait(30)
+
+    def terminate(self) -> None:
+        """What the kubelet does first: SIGTERM to the container's first process."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float = 60.0) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end in {timeout} s; its log:\n{self.log[-6000:]}") from None
+
+
+class Pods:
+    """Starts pods and ends them all."""
+
+    def __init__(self, folder: Path, hub_url: str | None, subnet: int | None = None) -> None:
+        self.folder = folder
+        self.hub_url = hub_url
+        self.pods: dict[str, Pod] = {}
+        self._numbers = itertools.count(2)
+        # A subnet of one's own, so that tests that run side by side do not meet.
+        self._subnet = os.getpid() % 250 + 1 if subnet is None else subnet
+
+    def __enter__(self) -> Pods:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pod in self.pods.values():
+            pod.signal_all(signal.SIGKILL)
+        for pod in self.pods.values():
+            pod.process.wait(30)
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What the operator sets in the trainer container."""
+        token = self.folder / f"{name}.token"
+        token.write_text(f"token-{name}\n")
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PET_", "ELASTICJOB_", "TORCHELASTIC_"))
+        }
+        env |= {
+            "PATH": f"{BIN}:{env.get('PATH', '')}",
+            "OMP_NUM_THREADS": "1",
+            "PET_NNODES": "1:64",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_RDZV_ID": "job",
+            "PET_RDZV_ENDPOINT": "",
+            "PET_MONITOR_INTERVAL": "0.05",
+            "ELASTICJOB_POD_IP": f"127.{self._subnet}.0.{next(self._numbers)}",
+            "ELASTICJOB_POD_NAME": name,
+            "ELASTICJOB_TOKEN_FILE": str(token),
+            "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS": "20",
+            "PET_RDZV_BACKEND": "elasticjob",
+        }
+        if self.hub_url is not None:
+            env["ELASTICJOB_HUB_URL"] = self.hub_url
+        return env
+
+    def start(
+        self, name: str, *command: str, env: dict[str, str | None] | None = None, launcher: str = "torchrun"
+    ) -> Pod:
+        environment = self.environment(name)
+        for key, value in (env or {}).items():
+            if value is None:
+                environment.pop(key, None)
+            else:
+                environment[key] = value
+        log = self.folder / f"{name}-{len(self.pods)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [str(BIN / launcher), *command],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        pod = Pod(name, process, log)
+        self.pods[f"{name}/{process.pid}"] = pod
+        return pod
+
+
+class Steps:
+    """Reads what steps.py wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self) -> list[dict[str, Any]]:
+        lines = []
+        for file in sorted(self.folder.glob("*.jsonl")):
+            for line in file.read_text().splitlines():
+                try:
+                    lines.append(json.loads(line))
+                except ValueError:
+                    continue  # half a line of a killed process
+        return sorted(lines, key=lambda line: line["t"])
+
+    def wait(self, condition: Callable[[list[dict[str, Any]]], bool], timeout: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition(self.read()):
+            assert time.monotonic() < deadline, f"no such steps in {timeout} s: {self.read()[-5:]}"
+            time.sleep(0.05)
+
+    def wait_for_world(self, world: int, generation: int, timeout: float = 60.0) -> float:
+        """Wait until every rank of the generation has made a step; the time of the last rank's first one."""
+
+        def first_steps(lines: list[dict[str, Any]]) -> dict[int, float]:
+            found: dict[int, float] = {}
+            for line in lines:
+                if line["world"] == world and line["generation"] == generation:
+                    found.setdefault(line["rank"], line["t"])
+            return found
+
+        self.wait(lambda lines: len(first_steps(lines)) == world, timeout)
+        return max(first_steps(self.read()).values())

@@ -1,0 +1,116 @@
+"""Run a script as a small world of real processes, and collect what each rank says.
+
+One gang makes many checks: the price of a test is the import of torch, so a file of tests pays it once. The store
+of the world lives in the test's process, as the agent's does in a pod. Nothing outlives `run_gang`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = Path(__file__).parent / "programs"
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Member:
+    """How one rank ended."""
+
+    rank: int
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What the rank printed as `{"check": name, "result": value}` lines."""
+        found = {}
+        for line in self.stdout.splitlines():
+            if line.startswith('{"check"'):
+                said = json.loads(line)
+                found[said["check"]] = said["result"]
+        return found
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """This process's environment without what a launcher would set."""
+    prefixes = ("ELASTICJOB_", "PET_", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(prefixes) and name not in ("RANK", "WORLD_SIZE")
+    }
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "tests")} | extra
+
+
+def run_gang(
+    script: Path,
+    size: int,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 90,
+    may_die: Sequence[int] = (),
+) -> list[Member]:
+    """Start `size` ranks of a script, wait for all, kill what is left at the deadline."""
+
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    # A store for each phase of the program (`programs/phases.py`): the keys of two worlds must not meet.
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(16)]
+    base = clean_environment(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(stores[0].port),
+        GANG_PORTS=",".join(str(store.port) for store in stores),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(size),
+        GLOO_SOCKET_IFNAME="lo",
+    ) | dict(env or {})
+    deadline = time.monotonic() + timeout
+    with tempfile.TemporaryDirectory() as folder:
+        processes = []
+        try:
+            for rank in range(size):
+                with Path(folder, f"{rank}.out").open("wb") as out, Path(folder, f"{rank}.err").open("wb") as err:
+                    processes.append(
+                        subprocess.Popen(
+                            [sys.executable, str(script), *arguments],
+                            env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                            stdout=out,
+                            stderr=err,
+                            start_new_session=True,
+                        )
+                    )
+            for process in processes:
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    break
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        members = [
+            Member(
+                rank,
+                process.returncode,
+                Path(folder, f"{rank}.out").read_text(),
+                Path(folder, f"{rank}.err").read_text(),
+            )
+            for rank, process in enumerate(processes)
+        ]
+    for member in members:
+        if member.rank not in may_die:
+            assert member.exit_code == 0, f"rank {member.rank}: {member.exit_code}\n{member.stderr[-3000:]}"
+    return members

@@ -1,0 +1,80 @@
+"""A small training loop on a session; every committed step is one JSON line with a hash of the parameters."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticjob import data, session
+
+SAMPLES, GLOBAL_BATCH = 960, 48
+
+
+def hash_parameters(model: torch.nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=1000)
+    parser.add_argument("--step-seconds", type=float, default=0.05)
+    args = parser.parse_args()
+    args.out.mkdir(exist_ok=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    x = torch.randn(SAMPLES, 8)
+    y = (x @ torch.randn(8, 1)).tanh()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sampler = data.ElasticDistributedSampler(SAMPLES, global_batch_size=GLOBAL_BATCH, rank=0, world_size=1)
+    dataset = TensorDataset(x, y)
+    loader = DataLoader(dataset, batch_sampler=sampler)
+    descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    torch.manual_seed(2 + os.getpid())  # newcomers differ until they get the state
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1) if "FIXED" not in os.environ else parameter.data.fill_(0.05)
+    compiled: Any = torch.compile(model, backend="aot_eager") if "COMPILE" in os.environ else model
+    run = session.Session(model=compiled, optimizer=optimizer, sampler=sampler)
+    for epoch in range(sampler.epoch, args.epochs):
+        sampler.set_epoch(epoch)
+        for inputs, targets in run.batches(loader):
+            before = run.committed
+            with run.step():
+                loss = torch.nn.functional.mse_loss(run.model(inputs), targets) * run.scale
+                loss.backward()  # type: ignore[no-untyped-call]
+                if run.ends_step:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if run.committed > before:
+                with torch.no_grad():
+                    full = torch.nn.functional.mse_loss(model(x), y).item()
+                line = {
+                    "t": time.time(),
+                    "step": run.committed,
+                    "rank": run.rank,
+                    "world": run.world_size,
+                    "generation": run.generation,
+                    "pid": os.getpid(),
+                    "hash": hash_parameters(model),
+                    "loss": full,
+                    "used": [sampler.epoch, sampler.used],
+                }
+                os.write(descriptor, (json.dumps(line) + "\n").encode())
+            time.sleep(args.step_seconds)
+    run.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Several worlds, one after another, for the price of one import of torch: each phase is a fork.
+
+The parent never sets up torch.distributed, so that a child starts as a fresh process would. Each phase has its own
+store, as each generation has.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+
+def run_phase(
+    number: int, size: int, action: Callable[[], object], kill_when: Callable[[], bool] | None = None
+) -> None:
+    """Run `action` in a world of `size`; the ranks beyond it sit this one out.
+
+    With `kill_when`, the child is killed without a goodbye as soon as that is true.
+    """
+    if int(os.environ["RANK"]) >= size:
+        return
+    child = os.fork()
+    if child == 0:
+        faulthandler.dump_traceback_later(150, exit=True)  # a child that hangs says where
+        os.environ |= {
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_PORT": os.environ["GANG_PORTS"].split(",")[number],
+            "TORCHELASTIC_RESTART_COUNT": str(number),
+        }
+        try:
+            action()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        sys.stdout.flush()
+        os._exit(0)
+    if kill_when is not None:
+        import time
+
+        while not kill_when() and os.waitpid(child, os.WNOHANG)[0] == 0:
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return
+    _, status = os.waitpid(child, 0)
+    if status:
+        sys.exit(f"phase {number} ended with status {status}")

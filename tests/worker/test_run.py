@@ -1,0 +1,174 @@
+"""`elasticjob-run`: the same membership as under torchrun, and what only our agent does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elasticjob.run import count_early
+from worker.fake_hub import FakeHub
+from worker.fake_pods import BIN, STEPS, Pods, Steps
+
+pytestmark = pytest.mark.timeout(240)
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with FakeHub(size=2) as hub:
+        yield hub
+
+
+@pytest.fixture
+def pods(hub: FakeHub, tmp_path: Path) -> Iterator[Pods]:
+    with Pods(tmp_path, hub.url) as pods:
+        yield pods
+
+
+def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHub, pods: Pods) -> None:
+    program = str(PROGRAMS / "ej_fail.py")
+    members = [pods.start(f"pod-{i}", program, "--x", launcher="elasticjob-run") for i in range(2)]
+    assert [pod.wait(120) for pod in members] == [0, 0]
+    failure = next(failure for failure in hub.failures() if "ValueError" in failure.get("message", ""))
+    assert failure["exitCode"] == 1
+    assert failure["rank"] == 1
+    assert failure["traceback"].rstrip().endswith("ValueError: the first world is meant to fail")
+    assert "standby" not in failure["traceback"], "the traceback is the script's own"
+    assert all("finished after 1 restarts" in pod.log for pod in members)
+    assert f"argv ['--x'] name __main__ file {program}" in members[0].log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "expected"),
+    [
+        pytest.param(["train.py"], {}, 1, id="one by default"),
+        pytest.param(["train.py"], {"PET_NPROC_PER_NODE": "3"}, 3, id="by variable"),
+        pytest.param(["--nproc-per-node=2", "train.py"], {"PET_NPROC_PER_NODE": "3"}, 2, id="by argument"),
+        pytest.param(["--nproc_per_node", "2", "train.py"], {}, 2, id="the old spelling"),
+        pytest.param(["train.py", "--nproc-per-node=4"], {}, 1, id="the script's own argument"),
+        pytest.param(["--nproc-per-node=gpu", "train.py"], {}, 1, id="only torch can tell"),
+        pytest.param(["--no-python", "./train"], {}, 0, id="no interpreter of ours"),
+        pytest.param(["--standalone", "train.py"], {}, 0, id="torchrun itself"),
+        pytest.param(["train.py"], {"ELASTICJOB_HUB_URL": ""}, 0, id="no hub"),
+        pytest.param(["train.py"], {"ELASTICJOB_WARM_START": "0"}, 0, id="turned off"),
+    ],
+)
+def test_how_many_interpreters_start_before_torch(arguments: list[str], environ: dict[str, str], expected: int) -> None:
+    assert count_early(arguments, {"ELASTICJOB_HUB_URL": "ws://hub:1", **environ}) == expected
+
+
+@pytest.mark.parametrize("launcher", ["elasticjob-run", "torchrun"])
+def test_a_failed_preflight_is_reported_and_ends_the_pod(hub: FakeHub, pods: Pods, launcher: str) -> None:
+    env: dict[str, str | None] = {"ELASTICJOB_PREFLIGHT": "Node", "GLOO_SOCKET_IFNAME": "nowhere0"}
+    pod = pods.start("pod-0", str(STEPS), "--out", "out", launcher=launcher, env=env)
+    assert pod.wait(120) == 1
+    assert hub.phases("pod-0")[-1] == "failed"
+    assert "ready" not in hub.phases("pod-0")
+    (failure,) = hub.failures()
+    assert failure["message"].startswith("preflight: interface: GLOO_SOCKET_IFNAME=nowhere0 does not exist here")
+    assert "-- unset it or correct it" in failure["message"]
+    said = [line for line in pod.log.splitlines() if "nowhere0" in line]
+    assert said == [f"elasticjob: error: {failure['message']}"]
+    assert "Traceback" not in pod.log
+
+
+@pytest.mark.parametrize("level", ["Node", "Network"])
+def test_a_good_preflight_is_silent(hub: FakeHub, pods: Pods, tmp_path: Path, level: str) -> None:
+    hub.set_size(1)
+    env: dict[str, str | None] = {"ELASTICJOB_PREFLIGHT": level}
+    command = [str(STEPS), "--out", str(tmp_path / "out"), "--steps", "2"]
+    assert pods.start("pod-0", *command, launcher="elasticjob-run", env=env).wait(120) == 0
+    assert hub.phases("pod-0")[:3] == ["starting", "ready", "running"]
+
+
+def test_an_unknown_preflight_level_is_one_clear_error(pods: Pods) -> None:
+    pod = pods.start("pod-0", str(STEPS), launcher="elasticjob-run", env={"ELASTICJOB_PREFLIGHT": "Always"})
+    assert pod.wait(60) == 1
+    assert "ELASTICJOB_PREFLIGHT='Always' is unknown. Use Off, Node, Network." in pod.log
+    assert "Traceback" not in pod.log
+
+
+def test_the_workers_die_with_their_agent(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher="elasticjob-run")
+    world = hub.wait_for_world(1)
+    Steps(tmp_path / "out").wait_for_world(1, world.generation)
+    workers = pod.workers()
+    pod.process.kill()
+    pod.process.wait(30)
+    gone, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+    assert gone
+
+
+def test_the_checkpoint_signal_comes_before_an_announced_change(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    command = [str(PROGRAMS / "ej_save.py"), str(tmp_path), "-1"]
+    for i in range(2):
+        pods.start(f"pod-{i}", *command, launcher="elasticjob-run")
+    world = hub.wait_for_world(2)
+    hub.wait_for(lambda: hub.messages("progress"), what="progress")
+    hub.set_size(1)
+    hub.remove(world.pods[1])
+    hub.wait_for_world(1, newer_than=world.generation)
+    saved = {int(file.read_text()) for file in tmp_path.glob(f"saved-{world.generation}-*")}
+    assert len(list(tmp_path.glob(f"saved-{world.generation}-*"))) == 2, "every rank saved"
+    assert len(saved) == 1, "at the same step"
+    report = hub.messages("progress")[-1]
+    assert report["totalSteps"] == 100_000
+    assert "loss" in report["metrics"]
+
+
+def test_a_hang_is_diagnosed_and_restarted(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    command = [str(PROGRAMS / "ej_save.py"), str(tmp_path), "60"]
+    env: dict[str, str | None] = {"ELASTICJOB_HANG_TIMEOUT_SECONDS": "5"}
+    for i in range(2):
+        pods.start(f"pod-{i}", *command, launcher="elasticjob-run", env=env)
+    world = hub.wait_for_world(2)
+    hub.wait_for_world(2, newer_than=world.generation, timeout=120)
+    text = "".join(message["text"] for message in hub.messages("diagnosis"))
+    assert "ej_save.py" in text, "the stacks show where"
+    assert any("hang: no step" in failure.get("message", "") for failure in hub.failures())
+
+
+def test_without_a_hub_it_is_torchrun(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICJOB_"))}
+    subprocess.run(
+        [
+            str(BIN / "elasticjob-run"),
+            *("--standalone", "--nproc-per-node", "2", str(STEPS), "--out", str(out)),
+            *("--steps", "3"),
+        ],
+        check=True,
+        timeout=120,
+        env=env | {"OMP_NUM_THREADS": "1"},
+    )
+    assert {line["world"] for line in Steps(out).read()} == {2}
+
+
+def test_it_warns_nobody_and_starts_nothing_on_import() -> None:
+    code = (
+        "import threading, elasticjob.rendezvous, elasticjob.control, elasticjob.signals, sys;"
+        "assert threading.active_count() == 1; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_sigterm_twice_means_now(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher="elasticjob-run")
+    world = hub.wait_for_world(1)
+    Steps(tmp_path / "out").wait_for_world(1, world.generation)
+    pod.terminate()
+    hub.wait_for(lambda: "leaving" in hub.phases("pod-0"))
+    time.sleep(0.1)
+    pod.terminate()
+    assert pod.wait() in (0, 128 + signal.SIGTERM)

@@ -1,0 +1,201 @@
+"""The rules of one seat in the world, the wire and the settings: pure, so tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob import env, hang, seat, state, wire
+
+STORE = wire.Store("10.0.0.1", 4000)
+MEMBERS = (wire.Member("a", 0, 2), wire.Member("b", 1, 1), wire.Member("c", 2, 4))
+
+
+def world(generation: int = 5, rank: int = 1) -> wire.World:
+    return wire.World(generation, rank, MEMBERS, STORE)
+
+
+@pytest.mark.parametrize(
+    ("generation", "directive", "expected"),
+    [
+        pytest.param(5, None, False, id="nothing was said"),
+        pytest.param(5, wire.Regroup(4, "x"), False, id="an older one is over"),
+        pytest.param(5, wire.Regroup(5, "x"), True, id="ours is over"),
+        pytest.param(5, wire.Regroup(7, "x"), True, id="a newer one is over: fenced"),
+        pytest.param(5, world(5), False, id="our world, repeated"),
+        pytest.param(5, world(6), True, id="a newer world exists"),
+        pytest.param(5, world(4), False, id="an older world, late"),
+        pytest.param(5, wire.Stop("done"), True, id="stop"),
+    ],
+)
+def test_when_a_generation_is_over(generation: int, directive: wire.Directive | None, expected: bool) -> None:
+    assert seat.is_over(generation, directive) is expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "store", "directive", "found"),
+    [
+        pytest.param(4, None, world(5), True, id="newer"),
+        pytest.param(5, None, world(5), False, id="already run"),
+        pytest.param(4, STORE, world(5, rank=0), True, id="we host and listen"),
+        pytest.param(4, wire.Store("10.0.0.1", 4001), world(5, rank=0), False, id="made for an old store of ours"),
+        pytest.param(4, STORE, wire.Regroup(4, "x"), False, id="no world"),
+    ],
+)
+def test_which_world_is_entered(
+    generation: int, store: wire.Store | None, directive: wire.Directive, found: bool
+) -> None:
+    assert (seat.find_world(generation, store, directive) is not None) is found
+
+
+def test_ranks_follow_the_number_of_workers_of_each_pod() -> None:
+    assert [seat.base_rank(world(rank=rank)) for rank in range(3)] == [0, 2, 3]
+    assert seat.world_size(world()) == 7
+
+
+def test_back_off_starts_at_once_and_ends_at_five_seconds() -> None:
+    assert seat.backoff(0, 0.5) == 0
+    delays = [seat.backoff(attempt, 1.0) for attempt in range(1, 20)]
+    assert delays[0] == pytest.approx(0.1)
+    assert delays == sorted(delays)
+    assert delays[-1] == 5.0
+    assert seat.backoff(3, 0.0) == pytest.approx(seat.backoff(3, 1.0) / 2)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param("no json", id="no json"),
+        pytest.param({"v": 2, "type": "welcome"}, id="version"),
+        pytest.param({"v": 1, "type": "other"}, id="type"),
+        pytest.param({"v": 1, "type": "directive", "directive": {"action": "dance"}}, id="action"),
+        pytest.param({"v": 1, "type": "directive", "directive": {"action": "regroup", "reason": "x"}}, id="missing"),
+        pytest.param(
+            {"v": 1, "type": "directive", "directive": {"action": "regroup", "generation": -1, "reason": "x"}},
+            id="negative",
+        ),
+        pytest.param(
+            {
+                "v": 1,
+                "type": "directive",
+                "directive": {
+                    "action": "world",
+                    "generation": 1,
+                    "rank": 1,
+                    "members": [{"pod": "a", "rank": 1}],
+                    "store": {"address": "x", "port": 1},
+                },
+            },
+            id="ranks do not count from 0",
+        ),
+    ],
+)
+def test_a_message_is_understood_or_refused(broken: Any) -> None:
+    with pytest.raises(wire.WireError):
+        wire.parse(broken if isinstance(broken, str) else json.dumps(broken))
+
+
+def test_unknown_fields_are_ignored() -> None:
+    text = '{"v": 1, "type": "welcome", "heartbeatSeconds": 1, "timeoutSeconds": 3, "news": true}'
+    assert wire.parse(text) == wire.Welcome(1.0, 3.0)
+
+
+def test_what_is_sent_keeps_to_the_limits() -> None:
+    failure = wire.Failure(1, message="m" * 9999, traceback="a" * 99999 + "the end")
+    dumped = failure.dump()
+    assert len(dumped["message"]) == wire.MAX_TEXT
+    assert len(dumped["traceback"]) == wire.MAX_TRACEBACK
+    assert dumped["traceback"].endswith("the end")
+    assert len(wire.diagnosis(1, "hang", "x" * 10**6)) < wire.MAX_MESSAGE_BYTES
+
+
+def test_settings_come_from_the_environment(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t")
+    variables = {
+        "ELASTICJOB_HUB_URL": "ws://hub:1/",
+        "ELASTICJOB_TOKEN_FILE": str(token),
+        "ELASTICJOB_POD_IP": "10.0.0.1",
+        "ELASTICJOB_HANG_TIMEOUT_SECONDS": "0",
+        "ELASTICJOB_IN_PROCESS": "1",
+    }
+    settings = env.load(variables)
+    assert settings.endpoint == "ws://hub:1/v1/agent"
+    assert settings.hang_timeout == 0
+    assert settings.in_process
+    assert env.load(variables, local_addr="10.9.9.9").pod_ip == "10.9.9.9"
+    for name, value in (
+        ("ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS", "soon"),
+        ("ELASTICJOB_HANG_TIMEOUT_SECONDS", "-1"),
+        ("ELASTICJOB_IN_PROCESS", "perhaps"),
+        ("ELASTICJOB_HUB_URL", "ws://hub:port"),
+    ):
+        with pytest.raises(env.SettingsError, match=name):
+            env.load({**variables, name: value})
+
+
+def test_the_hang_watch_follows_the_pace() -> None:
+    watch = hang.Watch(None)
+    for second in range(10):
+        watch.report(float(second * 10), second)
+    assert hang.find_limit(watch) == pytest.approx(hang.FACTOR * 10)
+    assert not hang.is_hung(watch, 90 + 299)
+    assert hang.is_hung(watch, 90 + 301)
+    watch.report(500.0, 9)
+    assert hang.is_hung(watch, 500), "the same step again is no progress"
+
+
+@pytest.mark.parametrize(
+    ("limit", "reports", "expected"),
+    [
+        pytest.param(None, 2, None, id="too early to tell"),
+        pytest.param(0.0, 9, None, id="off"),
+        pytest.param(7.0, 9, 7.0, id="set"),
+        pytest.param(None, 9, hang.LEAST_SECONDS, id="fast steps"),
+    ],
+)
+def test_the_limit_of_the_hang_watch(limit: float | None, reports: int, expected: float | None) -> None:
+    watch = hang.Watch(limit)
+    for step in range(reports):
+        watch.report(step * 0.1, step)
+    assert hang.find_limit(watch) == expected
+
+
+def standing(step: int, clean: bool = True, digest: int = 0) -> state.Standing:
+    return state.Standing(step, clean, digest)
+
+
+@pytest.mark.parametrize(
+    ("standings", "source"),
+    [
+        pytest.param([standing(-1), standing(-1)], 0, id="a fresh start"),
+        pytest.param([standing(7), standing(8), standing(-1)], 1, id="the most advanced"),
+        pytest.param([standing(8), standing(8)], 0, id="the lowest of equals"),
+        pytest.param([standing(9, clean=False), standing(8)], 1, id="not a step applied in part"),
+    ],
+)
+def test_whose_state_counts(standings: list[state.Standing], source: int) -> None:
+    assert state.choose_source(standings) == source
+
+
+def test_when_no_state_is_whole_it_is_lost() -> None:
+    with pytest.raises(state.StateLostError):
+        state.choose_source([standing(3, clean=False)])
+
+
+def test_a_state_travels_in_two_parts() -> None:
+    import torch
+
+    value = {"a": torch.arange(3), "b": [{"c": torch.ones(2, 2)}, 5, "x"], "t": (torch.tensor(1.5), None)}
+    tensors: list[torch.Tensor] = []
+    skeleton = state.split(value, tensors)
+    assert [slot.index for slot in state.find_slots(skeleton)] == [0, 1, 2]
+    back = state.join(skeleton, tensors)
+    assert torch.equal(back["b"][0]["c"], torch.ones(2, 2))
+    assert back["t"][1] is None
+    before = state.digest(tensors)
+    tensors[1][0, 0] += 1e-7
+    assert state.digest(tensors) != before, "one bit is seen"

@@ -1,0 +1,295 @@
+"""Sessions: the process keeps its memory while the world changes. Real processes, real losses, bitwise equality."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.fake_hub import FakeHub, World
+from worker.fake_pods import Pod, Pods, Steps
+from worker.gang_helper import clean_environment
+
+pytestmark = pytest.mark.timeout(300)
+PROGRAM = str(Path(__file__).parent / "programs" / "ej_session.py")
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with FakeHub(size=2) as hub:
+        yield hub
+
+
+@pytest.fixture
+def pods(hub: FakeHub, tmp_path: Path) -> Iterator[Pods]:
+    with Pods(tmp_path, hub.url) as pods:
+        yield pods
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Steps:
+    return Steps(tmp_path / "out")
+
+
+class Story:
+    """Starts members and checks what must always hold of what they wrote."""
+
+    def __init__(self, hub: FakeHub, pods: Pods, steps: Steps, launcher: str = "elasticjob-run") -> None:
+        self.hub, self.pods, self.steps, self.launcher = hub, pods, steps, launcher
+        self.members: dict[str, Pod] = {}
+
+    def start(self, name: str, *more: str, env: dict[str, str | None] | None = None) -> None:
+        command = [PROGRAM, "--out", str(self.steps.folder), *more]
+        variables = {"ELASTICJOB_IN_PROCESS": "1", **(env or {})}
+        self.members[name] = self.pods.start(name, *command, launcher=self.launcher, env=variables)
+
+    def wait_for(self, size: int, after: World | None = None) -> World:
+        world = self.hub.wait_for_world(size, newer_than=0 if after is None else after.generation, timeout=120)
+        self.steps.wait_for_world(size, world.generation)
+        return world
+
+
+def check_history(lines: list[dict[str, Any]], repeated: int) -> None:
+    """All ranks have the same parameters after each step, no step is skipped, at most `repeated` are done twice."""
+    hashes: dict[tuple[int, int], set[str]] = defaultdict(set)
+    ranges: dict[int, list[int]] = defaultdict(list)
+    for line in lines:
+        hashes[line["generation"], line["step"]].add(line["hash"])
+        ranges[line["generation"]].append(line["step"])
+    assert all(len(found) == 1 for found in hashes.values()), "parameters differ between ranks"
+    again = 0
+    for before, after in itertools.pairwise(sorted(ranges)):
+        gap = min(ranges[after]) - max(ranges[before])
+        assert gap <= 1, f"steps are missing between generations {before} and {after}"
+        again += 1 - gap
+    assert again <= repeated, f"{again} steps were done twice"
+
+
+def test_announced_changes_lose_no_step_and_no_process(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    story = Story(hub, pods, steps)
+    story.start("pod-0")
+    story.start("pod-1")
+    world = story.wait_for(2)
+    story.start("pod-2")
+    world = story.wait_for(3, world)
+    hub.remove(world.pods[0])
+    assert story.members[world.pods[0]].wait() == 0
+    world = story.wait_for(2, world)
+    lines = steps.read()
+    check_history(lines, repeated=0)
+    assert len({line["pid"] for line in lines}) == 3, "nobody was started twice"
+    assert all(agent.state["inProcess"] for agent in hub.agents.values())
+    assert not hub.failures()
+
+
+@pytest.mark.parametrize("victims", [pytest.param([0], id="rank 0"), pytest.param([1, 2], id="two at once")])
+def test_a_loss_repeats_at_most_one_step(hub: FakeHub, pods: Pods, steps: Steps, victims: list[int]) -> None:
+    hub.set_size(3)
+    story = Story(hub, pods, steps)
+    for i in range(3):
+        story.start(f"pod-{i}")
+    world = story.wait_for(3)
+    hub.set_size(1)
+    names = [world.pods[rank] for rank in victims]
+    for name in names:
+        story.members[name].signal_all(signal.SIGKILL)
+    after = story.wait_for(3 - len(victims), world)
+    assert after.pods == [pod for pod in world.pods if pod not in names]
+    check_history(steps.read(), repeated=1)
+    survivors = {line["pid"] for line in steps.read() if line["generation"] == after.generation}
+    assert survivors <= {line["pid"] for line in steps.read() if line["generation"] == world.generation}
+
+
+def test_a_loss_in_the_middle_of_a_regroup(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    story = Story(hub, pods, steps)
+    story.start("pod-0")
+    story.start("pod-1")
+    world = story.wait_for(2)
+    hub.set_size(1)
+    story.start("pod-2")
+    hub.wait_for(lambda: "ready" in hub.phases("pod-2"), timeout=120)
+    story.members[world.pods[0]].signal_all(signal.SIGKILL)  # the grow is being announced or carried out
+    hub.wait_for_world(2, newer_than=world.generation, timeout=120)
+    last = hub.world
+    assert last is not None
+    steps.wait_for_world(2, last.generation)
+    check_history(steps.read(), repeated=2)
+
+
+def test_a_silent_member_does_not_hold_the_others(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    story = Story(hub, pods, steps)
+    story.start("pod-0")
+    story.start("pod-1")
+    world = story.wait_for(2)
+    hub.set_size(1)
+    paused = story.members[world.pods[1]]
+    paused.signal_all(signal.SIGSTOP)
+    hub.declare_lost(world.pods[1])
+    alone = story.wait_for(1, world)
+    paused.signal_all(signal.SIGCONT)
+    story.wait_for(2, alone)
+    late = [line for line in steps.read() if line["generation"] == world.generation and line["t"] > alone.announced_at]
+    assert not late, "the old world made no step after the new one began"
+    check_history(steps.read(), repeated=1)
+
+
+def test_a_crashed_worker_comes_back_as_a_newcomer(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    hub.set_size(1)
+    story = Story(hub, pods, steps)
+    story.start("pod-0")
+    world = story.wait_for(1)
+    story.start("pod-1")
+    world = story.wait_for(2, world)
+    workers = {line["rank"]: line["pid"] for line in steps.read() if line["generation"] == world.generation}
+    killer = next(p for p in story.members[world.pods[1]].workers() if p.pid == workers[1])
+    killer.send_signal(signal.SIGKILL)
+    again = hub.wait_for_world(2, newer_than=world.generation, timeout=120)
+    steps.wait_for_world(2, again.generation)
+    check_history(steps.read(), repeated=1)
+    now = {line["rank"]: line["pid"] for line in steps.read() if line["generation"] == again.generation}
+    assert now[0] == workers[0], "the survivor kept its process"
+    assert now[1] != workers[1]
+
+
+def test_the_loss_curve_does_not_depend_on_the_world(hub: FakeHub, pods: Pods, steps: Steps, tmp_path: Path) -> None:
+    """A run that grows and loses a member ends where an undisturbed one does: constant global batch."""
+    fixed: dict[str, str | None] = {"FIXED": "1"}
+    story = Story(hub, pods, steps)
+    hub.set_size(2, max_size=2)
+    for i in range(3):
+        story.start(f"pod-{i}", "--epochs", "16", env=fixed)
+    hub.wait_for(lambda: len([a for a in hub.agents.values() if a.phase in ("ready", "running")]) == 3, timeout=120)
+    world = story.wait_for(2)
+    hub.set_size(1, max_size=3)
+    world = story.wait_for(3, world)
+    story.members[world.pods[0]].signal_all(signal.SIGKILL)
+    assert [story.members[pod].wait(120) for pod in world.pods[1:]] == [0, 0]
+    lines = steps.read()
+    check_history(lines, repeated=1)
+    alone = Steps(tmp_path / "alone")
+    env = {**fixed, "ELASTICJOB_HUB_URL": None, "ELASTICJOB_IN_PROCESS": None, "PET_RDZV_BACKEND": None}
+    command = ["--standalone", PROGRAM, "--out", str(alone.folder), "--epochs", "16", "--step-seconds", "0"]
+    assert pods.start("alone", *command, env=env).wait(120) == 0
+    undisturbed = {line["step"]: line["loss"] for line in alone.read()}
+    disturbed = {line["step"]: line["loss"] for line in lines}
+    assert max(undisturbed) == max(disturbed) == 16 * 20 - 1
+    assert disturbed == pytest.approx(undisturbed, rel=1e-4)
+
+
+def test_it_works_under_plain_torchrun(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    hub.set_size(1)
+    story = Story(hub, pods, steps, launcher="torchrun")
+    story.start("pod-0", "--epochs", "60")
+    world = story.wait_for(1)
+    story.start("pod-1", "--epochs", "60")
+    story.wait_for(2, world)
+    hub.stop()
+    assert [pod.wait() for pod in story.members.values()] == [0, 0]
+    check_history(steps.read(), repeated=0)
+
+
+def test_a_compiled_model_survives(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    env: dict[str, str | None] = {"COMPILE": "1"}
+    story = Story(hub, pods, steps)
+    story.start("pod-0", env=env)
+    story.start("pod-1", env=env)
+    world = story.wait_for(2)
+    hub.set_size(1)
+    story.members[world.pods[0]].signal_all(signal.SIGKILL)
+    story.wait_for(1, world)
+    lines = steps.read()
+    check_history(lines, repeated=1)
+    assert len({line["pid"] for line in lines}) == 2, "the survivor kept its process"
+
+
+def test_a_loss_is_noticed_by_a_script_that_sleeps(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    """Between two steps nothing tells of a loss but the agent; the session hears it before the next one."""
+    story = Story(hub, pods, steps)
+    for i in range(2):
+        story.start(f"pod-{i}", "--step-seconds", "4")
+    world = story.wait_for(2)
+    hub.set_size(1)
+    story.members[world.pods[1]].signal_all(signal.SIGKILL)
+    hub.declare_lost(world.pods[1])
+    story.wait_for(1, world)
+    check_history(steps.read(), repeated=0)
+    assert "said that a member was lost" in story.members[world.pods[0]].log
+
+
+EVENTS = ("grow", "shrink", "kill")
+SCHEDULES = [(seed, random.Random(seed).choices(EVENTS, k=length)) for seed, length in ((8, 3), (5, 2))]
+
+
+@pytest.mark.parametrize(("seed", "schedule"), SCHEDULES, ids=["-".join(events) for _, events in SCHEDULES])
+def test_any_schedule_gives_the_undisturbed_curve(
+    hub: FakeHub, pods: Pods, steps: Steps, tmp_path: Path, seed: int, schedule: list[str]
+) -> None:
+    chance = random.Random(seed)
+    fixed: dict[str, str | None] = {"FIXED": "1"}
+    story = Story(hub, pods, steps)
+    names = (f"pod-{i}" for i in itertools.count())
+    for _ in range(2):
+        story.start(next(names), env=fixed)
+    world = story.wait_for(2)
+    hub.set_size(1)
+    for event in schedule:
+        size = len(world.pods)
+        if event == "grow" or size == 1:
+            story.start(next(names), env=fixed)
+            world = story.wait_for(size + 1, world)
+            continue
+        victim = chance.choice(world.pods)
+        if event == "shrink":
+            hub.remove(victim)
+        else:
+            story.members[victim].signal_all(signal.SIGKILL)
+        world = story.wait_for(size - 1, world)
+    hub.stop()
+    lines = steps.read()
+    check_history(lines, repeated=schedule.count("kill"))
+    alone = Steps(tmp_path / "alone")
+    last = max(line["step"] for line in lines)
+    env = {**fixed, "ELASTICJOB_HUB_URL": None, "ELASTICJOB_IN_PROCESS": None, "PET_RDZV_BACKEND": None}
+    command = ["--standalone", PROGRAM, "--out", str(alone.folder), "--epochs", str(last // 20 + 1)]
+    assert pods.start("alone", *command, "--step-seconds", "0", env=env).wait(120) == 0
+    undisturbed = {line["step"]: line["loss"] for line in alone.read()}
+    assert {line["step"]: line["loss"] for line in lines} == pytest.approx(
+        {step: undisturbed[step] for step in {line["step"] for line in lines}}, rel=1e-3
+    )
+
+
+def test_models_that_a_session_cannot_carry_are_refused() -> None:
+    program = """
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from elasticjob import Session
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+plain = torch.nn.Linear(2, 2)
+sharded = torch.nn.Linear(2, 2)
+from torch.distributed.device_mesh import init_device_mesh
+fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+for model in (sharded, DistributedDataParallel(plain)):
+    try:
+        Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    except ValueError as error:
+        print(error)
+dist.destroy_process_group()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=90, check=True
+    )
+    sharded, wrapped = done.stdout.splitlines()
+    assert "cannot keep a sharded model: 'weight' is a DTensor" in sharded
+    assert "elasticjob.Checkpointer" in sharded
+    assert "Give it the plain module" in wrapped
