@@ -1,0 +1,45 @@
+"""`python -m benchmarks [--quick]`: every benchmark, one after the other. A broken one does not stop the others."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+
+from benchmarks import harness
+
+NAMES = ("runtime", "collectives", "rescale", "controlplane", "hub")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=NAMES, help="which of them (default: all)")
+    parser.add_argument("--list", action="store_true", help="print their names as JSON")
+    known, rest = parser.parse_known_args(argv)
+    names = known.only or [name for name in NAMES if importlib.util.find_spec(f"benchmarks.{name}")]
+    if known.list:
+        print(json.dumps(names))
+        return 0
+    broken = []
+    for name in names:
+        harness.say(f"--- {name}")
+        try:
+            importlib.import_module(f"benchmarks.{name}").main(rest)
+        except KeyboardInterrupt:
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code in (0, None):
+                continue
+            traceback.print_exc(file=sys.stderr)
+            broken.append(name)
+    if broken:
+        harness.say(f"broken: {', '.join(broken)}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

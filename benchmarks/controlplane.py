@@ -1,0 +1,258 @@
+"""Pods for jobs: our operator against Kubernetes' own Job controller, on one API server, on the same objects.
+
+The pods name a scheduler that does not exist, so nobody but the controllers touches them. Measured from the first
+request of the user: until all pods exist, from deletion until all are gone, from the loss of a pod until there is
+another one. The writes of a job's life are read from the API server's own counters, without the user's.
+
+The Job controller limits itself to 20 requests a second by default; `--qps` raises that, to compare at equal
+parallelism. Ours sends up to 64 at a time and is bounded by the API server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import harness, plots
+from benchmarks.processes import install_clean_up
+from benchmarks.system import JOBS, WRITES, System
+from elasticjob_devcluster import wait_until
+
+BATCH = "/apis/batch/v1"
+BOUND = 240.0
+SHAPES = ((1, 100), (100, 5), (1000, 1), (1, 1000))
+QUICK_SHAPES = ((1, 50), (20, 2))
+POD: dict[str, Any] = {
+    "schedulerName": "nobody",
+    "terminationGracePeriodSeconds": 0,
+    "containers": [{"name": "worker", "image": "none", "command": ["torchrun", "train.py"]}],
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a user creates, and where."""
+
+    name: str
+    root: str
+    plural: str
+    build: Callable[[str, int], dict[str, Any]]
+    own_pods: str = "pods"
+
+
+def build_elastic_job(name: str, pods: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "elasticjob.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": name},
+        "spec": {"elasticPolicy": {"minReplicas": 1, "maxReplicas": pods}, "template": {"spec": POD}},
+    }
+
+
+def build_job(name: str, pods: int, *, indexed: bool) -> dict[str, Any]:
+    spec: dict[str, Any] = {"parallelism": pods, "completions": pods, "backoffLimit": 1000}
+    if indexed:
+        spec["completionMode"] = "Indexed"
+    template = {"spec": {**POD, "restartPolicy": "Never"}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {**spec, "template": template}}
+
+
+def find_kinds(version: str) -> tuple[Kind, Kind]:
+    """Ours and the peer. Indexed Jobs exist since 1.22."""
+    minor = int(version.split(".")[1].rstrip("+")) if "." in version else 0
+    indexed = minor >= 22
+    peer = Kind(
+        f"Job controller {version}" + ("" if indexed else ", not indexed"),
+        BATCH,
+        "jobs",
+        lambda name, pods: build_job(name, pods, indexed=indexed),
+    )
+    return Kind("ours", JOBS, "elasticjobs", build_elastic_job), peer
+
+
+@dataclass
+class Life:
+    """One run of J jobs with P pods each."""
+
+    created: float | None
+    replaced: float | None
+    deleted: float | None
+    writes: Counter[tuple[str, str]]
+    cpu: float
+    memory: float
+
+    def writes_per_job(self, jobs: int) -> float:
+        return sum(self.writes.values()) / jobs
+
+
+def wait_for(condition: Callable[[], bool], began: float, bound: float = BOUND) -> float | None:
+    try:
+        wait_until(condition, bound, "", poll=0.01)
+    except TimeoutError:
+        return None
+    return time.time() - began
+
+
+def in_parallel(calls: Sequence[Callable[[], object]]) -> None:
+    """Eight at a time: the user must not be what is measured."""
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(call) for call in calls]:
+            future.result()
+
+
+def only_writes(counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
+    """What a controller makes and changes. Deletion is left out: it is the garbage collector's, for both alike."""
+    others: tuple[str, ...] = (
+        "leases",
+        "events",
+        "serviceaccounts",
+        "tokenreviews",
+        "namespaces",
+        "secrets",
+        "endpoints",
+    )
+    others += ("poddisruptionbudgets/status", "configmaps")  # those of the cluster's own controllers
+    return Counter(
+        {
+            (verb, resource): count
+            for (verb, resource), count in counts.items()
+            if verb in WRITES and verb != "DELETE" and not resource.startswith(others) and count > 0
+        }
+    )
+
+
+def live(system: System, kind: Kind, jobs: int, pods: int) -> Life:
+    """Create, lose a pod, delete."""
+    kube, namespace = system.cluster.kube, system.make_namespace()
+    process = system.operator_process() if kind.root == JOBS else system.controller_manager()
+    path = f"{kind.root}/namespaces/{namespace}/{kind.plural}"
+    before, cpu = system.requests(), sum(process.cpu_times()[:2])
+    began = time.time()
+    names = [f"job-{number}" for number in range(jobs)]
+    in_parallel([lambda name=name: kube.request("POST", path, kind.build(name, pods)) for name in names])  # type: ignore[misc]
+    total = jobs * pods
+    created = wait_for(lambda: system.count_pods(namespace) >= total, began)
+    replaced = replace(system, namespace, total) if created is not None else None
+    memory = process.memory_info().rss / 2**20
+    began = time.time()
+    policy = {"propagationPolicy": "Background"}
+    in_parallel([lambda name=name: kube.request("DELETE", f"{path}/{name}", policy) for name in names])  # type: ignore[misc]
+    deleted = wait_for(lambda: system.count_pods(namespace) == 0, began)
+    used = sum(process.cpu_times()[:2]) - cpu
+    writes = only_writes(system.requests() - before)
+    ours_to_ask = Counter({("POST", kind.plural): jobs, ("POST", "pods"): 1})  # one pod's replacement
+    return Life(created, replaced, deleted, writes - ours_to_ask, used, memory)
+
+
+def warm_up(system: System, *kinds: Kind) -> None:
+    """A job of each kind comes and goes first: the garbage collector takes half a minute to learn of a new kind."""
+    for kind in kinds:
+        live(system, kind, 1, 1)
+
+
+def replace(system: System, namespace: str, total: int) -> float | None:
+    """Delete one pod and wait until another one is there in its stead."""
+    kube = system.cluster.kube
+    victim = kube.request("GET", f"/api/v1/namespaces/{namespace}/pods?limit=1")["items"][0]["metadata"]
+    began = time.time()
+    kube.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{victim['name']}", {"gracePeriodSeconds": 0})
+
+    def is_back() -> bool:
+        pod = kube.get(f"/api/v1/namespaces/{namespace}/pods/{victim['name']}")
+        gone = pod is None or pod["metadata"]["uid"] != victim["uid"]
+        return gone and system.count_pods(namespace) >= total
+
+    return wait_for(is_back, began, 60.0)
+
+
+def compare(shape: tuple[int, int], ours: Sequence[Life], theirs: Sequence[Life], peer: str) -> list[harness.Result]:
+    jobs, pods = shape
+    label = f"{jobs} x {pods}"
+    total = jobs * pods
+
+    def rate(lives: Sequence[Life]) -> list[float | None]:
+        return [None if life.created is None else total / life.created for life in lives]
+
+    def add(case: str, read: Callable[[Life], float | None]) -> harness.Result:
+        return harness.Result("controlplane", f"{label}: {case}", [*map(read, ours)], peer, [*map(read, theirs)])
+
+    return [
+        add("create to all pods exist", lambda life: life.created),
+        add("one pod lost to replaced", lambda life: life.replaced),
+        add("delete to all pods gone", lambda life: life.deleted),
+        add("controller CPU", lambda life: life.cpu),
+        harness.Result("controlplane", f"{label}: pods created a second", rate(ours), peer, rate(theirs), "rate"),
+        harness.Result(
+            "controlplane",
+            f"{label}: writes in a job's life (count)",
+            [life.writes_per_job(jobs) for life in ours],
+            peer,
+            [life.writes_per_job(jobs) for life in theirs],
+            "rate",
+        ),
+        harness.Result(
+            "controlplane",
+            f"{label}: controller memory (MiB)",
+            [life.memory for life in ours],
+            peer,
+            [life.memory for life in theirs],
+            "rate",
+        ),
+    ]
+
+
+def measure_idle(system: System, seconds: float) -> Counter[tuple[str, str]]:
+    """Requests of anybody while nothing happens, watches left out."""
+    before = system.requests()
+    time.sleep(seconds)
+    after = system.requests() - before
+    return Counter(
+        {key: count for key, count in after.items() if key[0] not in ("WATCH", "") and "leases" not in key[1]}
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--qps", type=int, default=0, help="raise the Job controller's own limit (default: its own 20)")
+    parser.add_argument("--shape", action="append", help="JOBSxPODS, may be repeated (default: all)")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    install_clean_up()
+    options = harness.parse_options(
+        "controlplane", __doc__ or "", argv, budgets=(40, 600), repeats=(1, 3), add_arguments=add_arguments
+    )
+    shapes: tuple[tuple[int, int], ...] = QUICK_SHAPES if options.quick else SHAPES
+    if options.extra.shape:
+        shapes = tuple((int(j), int(p)) for j, p in (shape.split("x") for shape in options.extra.shape))
+    qps = options.extra.qps
+    flags = (f"--kube-api-qps={qps}", f"--kube-api-burst={qps}", "--concurrent-job-syncs=64") if qps else ()
+    report, bars = harness.Report("controlplane", options.out), {}
+    with System(options.out / "controlplane", flags=flags) as system:
+        ours, peer = find_kinds(system.cluster.version.removeprefix("v").removeprefix("Kubernetes v"))
+        name = peer.name + (f", {qps} requests/s allowed" if qps else ", its default limits")
+        warm_up(system, ours, peer)
+        for shape in shapes:
+            lives: dict[str, list[Life]] = {"ours": [], "peer": []}
+            for _ in range(options.repeats):
+                for who, kind in (("ours", ours), ("peer", peer)):
+                    if options.has_time() or not lives["peer"]:
+                        lives[who].append(live(system, kind, *shape))
+                        harness.say(f"{shape} {kind.name}: {lives[who][-1]}")
+            found = compare(shape, lives["ours"], lives["peer"], name)
+            report.add_all(found)
+            bars[f"{shape[0]} x {shape[1]}"] = {
+                who: min(life.created for life in lives[key] if life.created)
+                for key, who in (("ours", "ours"), ("peer", name))
+                if any(life.created for life in lives[key])
+            }
+        harness.say(f"idle, 10 s, every request but watches and leases: {dict(measure_idle(system, 10.0))}")
+    plots.draw_bars(options.out / "controlplane.png", bars, "seconds until all pods exist (best run)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Goodput: three workers are wanted, one is killed at random every so often, and work that was lost does not count.
+
+The script checkpoints every ten steps and goes on from the last one. The share is what rank 0 had counted at the
+end, divided by what an undisturbed job would have: the median pace of its own steps. A pod that is gone is
+replaced a second later, under every launcher alike; so is an agent that gave up by itself.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from benchmarks import harness, launchers, plots, timeline
+
+WORKERS = 3
+REPLACE_SECONDS = 1.0
+SETTLE_SECONDS = 5.0  # of training before the clock starts
+
+
+@dataclass(frozen=True)
+class Series:
+    """One run: how much was kept, and the count over time for the plot."""
+
+    launcher: str
+    share: float
+    points: Sequence[tuple[float, int]]
+    kills: Sequence[float]
+
+
+def plan_kills(rng: random.Random, seconds: float, every: float) -> list[tuple[float, int]]:
+    """(time, which of the live workers): one kill in each interval, at any moment of it."""
+    return [(begin * every + rng.uniform(0, every), rng.randrange(WORKERS)) for begin in range(int(seconds // every))]
+
+
+def find_pace(steps: Sequence[timeline.Step]) -> float:
+    """Seconds a step takes when nobody disturbs it: the median does not see the gaps."""
+    times = sorted(step.t for step in steps if step.rank == 0)
+    return median([later - earlier for earlier, later in pairwise(times)] or [0.0])
+
+
+def find_points(steps: Sequence[timeline.Step], begin: float, every: float = 0.5) -> list[tuple[float, int]]:
+    """The count over time, thinned out. A restart may take it back to the checkpoint."""
+    points: list[tuple[float, int]] = []
+    for step in sorted(steps, key=lambda step: step.t):
+        if not points or step.t - begin - points[-1][0] >= every or step.count < points[-1][1]:
+            points.append((step.t - begin, step.count))
+    return points
+
+
+class Job:
+    """Three workers that are replaced when they are gone."""
+
+    def __init__(self, launcher: launchers.Launcher, directory: Path) -> None:
+        arguments = ["--checkpoint", str(directory / "checkpoint"), "--step-seconds", "0.05"]
+        self.launcher = launcher
+        self.job = launchers.Job(directory, WORKERS, arguments=arguments)
+        self.tail = timeline.Tail(self.job.steps)
+        self.due: dict[int, float] = {}
+
+    def start(self) -> None:
+        self.launcher.open(self.job, wanted=WORKERS)
+        for node in range(WORKERS):
+            self.launcher.start_agent(node)
+
+    def tend(self) -> None:
+        """What a controller does: replace who is gone."""
+        now = time.monotonic()
+        for node in range(WORKERS):
+            if self.launcher.is_node_alive(node):
+                self.due.pop(node, None)
+            elif self.due.setdefault(node, now + REPLACE_SECONDS) <= now:
+                del self.due[node]
+                self.launcher.start_agent(node)
+
+    def kill(self, choice: int) -> bool:
+        live = [node for node in range(WORKERS) if self.launcher.is_node_alive(node)]
+        if live:
+            self.launcher.kill(live[choice % len(live)], signal.SIGKILL)
+        return bool(live)
+
+
+def run(launcher: launchers.Launcher, directory: Path, seconds: float, every: float, seed: int) -> Series:
+    job = Job(launcher, directory)
+    try:
+        job.start()
+        until = time.monotonic() + 120
+        while timeline.find_world(job.tail.steps, WORKERS, 0.0) is None:
+            if time.monotonic() > until:
+                return Series(launcher.name, 0.0, [], [])
+            job.tail.read()
+            time.sleep(0.05)
+        time.sleep(SETTLE_SECONDS)
+        job.tail.read()
+        before = max(step.count for step in job.tail.steps)
+        begin, kills = time.time(), []
+        for after, choice in plan_kills(random.Random(seed), seconds, every):
+            while time.time() < begin + after:
+                job.tend()
+                time.sleep(0.05)
+            if job.kill(choice):
+                kills.append(after)
+        while time.time() < begin + seconds:
+            job.tend()
+            time.sleep(0.05)
+        end = begin + seconds
+        job.tail.read()
+        steps = [step for step in job.tail.steps if begin <= step.t <= end]
+        last = max(steps, key=lambda step: step.t).count if steps else before
+        return Series(launcher.name, (last - before) * find_pace(steps) / seconds, find_points(steps, begin), kills)
+    finally:
+        launcher.close()
+
+
+def main(
+    options: harness.Options,
+    peers: Mapping[str, Callable[[], launchers.Launcher]],
+    ours: Mapping[str, Callable[[], launchers.Launcher]],
+) -> None:
+    seed = options.extra.seed if options.extra.seed is not None else random.SystemRandom().randrange(10**6)
+    harness.say(f"seed {seed}: repeat with --seed {seed}")
+    seconds = options.extra.minutes * 60
+    report = harness.Report("goodput", options.out)
+    for every in options.extra.kill_every:
+        found: dict[str, Series] = {}
+        for name, make in {**ours, **peers}.items():
+            with tempfile.TemporaryDirectory(prefix="elasticjob-bench-") as directory:
+                found[name] = run(make(), Path(directory), seconds, every, seed)
+            harness.say(f"one kill in {every:.0f} s | {found[name].launcher}: {found[name].share:.1%} kept")
+        for mine in ours:
+            for peer in peers:
+                case = f"one kill in {every:.0f} s, {seconds / 60:.0f} min, seed {seed} [{found[mine].launcher}]"
+                values = [found[mine].share], [found[peer].share]
+                report.add(harness.Result("goodput", case, values[0], found[peer].launcher, values[1], "rate"))
+        plots.draw_goodput(options.out / f"goodput-{every:.0f}s.png", list(found.values()), every)

@@ -1,0 +1,137 @@
+"""The hub: connect N agents, form a world of all of them, lose a member and form the next.
+
+Agents are real sockets in a process of their own, TLS included. The limit to compare with is the same event loop
+that writes the same bytes to the same number of bare connections: what is above it is the hub's. CPU seconds are
+those of the hub's process; they tell more than wall time on a busy machine.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ROOT, Options, Report, Result, parse_options, say
+
+PEER = "bare asyncio connections, the same bytes"
+CASE_SECONDS = 240.0
+LIMIT_BYTES = 50 * 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    agents: int
+    tls: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.agents} agents, {'TLS' if self.tls else 'plain'}"
+
+
+QUICK = (Size(100, True), Size(1000, True))
+FULL = (Size(100, True), Size(1000, False), Size(1000, True), Size(5000, False), Size(5000, True))
+
+
+def measure(size: Size, *, raw: bool, idle: float) -> dict[str, Any] | None:
+    """One run in a fresh process; None where it did not finish in time."""
+    command = [sys.executable, "-m", "benchmarks.scripts.hub_case", "--agents", str(size.agents), "--idle", str(idle)]
+    command += (["--tls"] if size.tls else []) + (["--raw"] if raw else [])
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CASE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode:
+        say(f"{size.name}: {done.stderr.strip().splitlines()[-1:]}")
+        return None
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def results(size: Size, ours: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]]) -> list[Result]:
+    def of(key: str, runs: Sequence[dict[str, Any]]) -> list[float | None]:
+        return [run.get(key) for run in runs]
+
+    def line(case: str, key: str, peer: str | None) -> Result:
+        named = PEER if peer else "none"
+        return Result("hub", f"{size.name}: {case}", of(key, ours), named, of(peer, peers) if peer else [])
+
+    return [
+        line("connect, to the last welcome", "connect", "connect"),
+        line("form a world, to the last agent", "form", "form"),
+        line("form a world, CPU", "formCpu", "formCpu"),
+        line("lose a member and form the next world, to the last agent", "change", None),
+        line("lose a member and form the next world, CPU", "changeCpu", None),
+        line("heartbeats, CPU per second", "idleCpu", None),
+        Result(
+            "hub", f"{size.name}: memory of an agent", of("agentBytes", ours), PEER, of("agentBytes", peers), "bytes"
+        ),
+        Result("hub", f"{size.name}: memory of an agent after two worlds", of("toldBytes", ours), "none", [], "bytes"),
+        Result("hub", f"{size.name}: a world on the wire", of("frameBytes", ours), "none", [], "bytes"),
+    ]
+
+
+def draw(path: Path, found: dict[Size, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> None:
+    """Latency to the last agent and memory per agent over the number of agents."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (times, memory) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for tls, colour in ((False, "#3182bd"), (True, "#01665e")):
+        sizes = sorted((size for size in found if size.tls is tls), key=lambda size: size.agents)
+        if not sizes:
+            continue
+        count = [size.agents for size in sizes]
+        label = "TLS" if tls else "plain"
+
+        def best(key: str, side: int, sizes: Sequence[Size] = sizes) -> list[float]:
+            return [min((run[key] for run in found[size][side]), default=float("nan")) for size in sizes]
+
+        times.plot(count, best("form", 0), "o-", color=colour, label=f"form a world, {label}")
+        times.plot(count, best("change", 0), "s--", color=colour, label=f"lose a member, {label}")
+        times.plot(count, best("form", 1), "x:", color=colour, label=f"bare connections, {label}")
+        memory.plot(count, [b / 1024 for b in best("agentBytes", 0)], "o-", color=colour, label=label)
+    for axes, title in ((times, "seconds to the last agent"), (memory, "KiB of memory per agent")):
+        axes.set_xscale("log")
+        axes.set_xlabel("agents")
+        axes.set_title(title)
+        axes.legend(fontsize=7)
+    times.set_yscale("log")
+    memory.axhline(LIMIT_BYTES / 1024, color="#a50026", linewidth=0.8)
+    memory.set_ylim(bottom=0)
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)
+
+
+def run(options: Options) -> None:
+    report = Report("hub", options.out)
+    found: dict[Size, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
+    for size in QUICK if options.quick else FULL:
+        ours: list[dict[str, Any]] = []
+        peers: list[dict[str, Any]] = []
+        for turn in range(options.repeats):
+            if not options.has_time():
+                break
+            say(f"{size.name}, {turn + 1} of {options.repeats}")
+            for runs, raw in ((ours, False), (peers, True)):
+                one = measure(size, raw=raw, idle=1.0 if options.quick else 5.0)
+                if one is not None:
+                    runs.append(one)
+        if ours:
+            found[size] = (ours, peers)
+            report.add_all(results(size, ours, peers))
+    if found:
+        draw(options.out / "hub.png", found)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run(parse_options("hub", __doc__ or "", argv, budgets=(40.0, 900.0), repeats=(1, 3)))
+
+
+if __name__ == "__main__":
+    main()

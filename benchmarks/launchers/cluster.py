@@ -1,0 +1,136 @@
+"""ElasticJob whole: a devcluster with process nodes, the real operator, one ElasticJob.
+
+Replacements come by themselves. One cluster serves all runs of a benchmark; each run has its namespace.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shlex
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import launchers
+from benchmarks.system import JOBS, System
+from elasticjob_devcluster import KubeError, NodeSpec, kube
+
+_systems: list[System] = []
+
+
+def find_system() -> System:
+    """The one system of this process, started when it is first asked for."""
+    if not _systems:
+        directory = Path(tempfile.mkdtemp(prefix="elasticjob-bench-system-"))
+        _systems.append(System(directory, nodes=tuple(NodeSpec(f"node-{number}") for number in range(3))))
+        atexit.register(_systems[0].close)
+    return _systems[0]
+
+
+@dataclass
+class OnCluster:
+    """See the module. A node is the pod with that replica index."""
+
+    name: str = "ours: torchrun, whole operator"
+    program: tuple[str, ...] = ("torchrun",)
+    nodes: set[int] = field(default_factory=set)
+
+    def open(self, job: launchers.Job, wanted: int) -> None:
+        self.job, self.wanted = job, wanted
+        self.system = find_system()
+        self.namespace = self.system.make_namespace()
+        self.path = f"{JOBS}/namespaces/{self.namespace}/elasticjobs"
+
+    def start_agent(self, node: int) -> float:
+        """The first one creates the job with all its first pods; a later one raises the wanted size."""
+        began = time.time()
+        if not self.nodes:
+            self.nodes |= set(range(self.wanted))
+            self.system.cluster.kube.request("POST", self.path, self._manifest())
+        elif node >= self.wanted:
+            self.nodes.add(self.wanted)
+            self.wanted += 1
+            self._scale()
+        return began
+
+    def _manifest(self) -> dict[str, Any]:
+        words = [*self.program, *self.job.command("INDEX")]
+        command = "exec " + shlex.join(words).replace("INDEX", '"$ELASTICJOB_REPLICA_INDEX"')
+        environment = [{"name": "GLOO_SOCKET_IFNAME", "value": "lo"}, {"name": "OMP_NUM_THREADS", "value": "1"}]
+        container = {"name": "worker", "image": "none", "command": ["sh", "-c", command], "env": environment}
+        policy = {"minReplicas": 1, "maxReplicas": self.job.maximum, "gracefulShutdownTimeoutSeconds": 20}
+        return {
+            "apiVersion": "elasticjob.dev/v1alpha1",
+            "kind": "ElasticJob",
+            "metadata": {"name": "job"},
+            "spec": {
+                "replicas": self.wanted,
+                "elasticPolicy": policy,
+                "template": {"spec": {"containers": [container]}},
+            },
+        }
+
+    def _scale(self) -> None:
+        body = {"spec": {"replicas": self.wanted}}
+        self.system.cluster.kube.request("PATCH", f"{self.path}/job", body, content_type=kube.MERGE)
+
+    def _pod(self, node: int) -> str:
+        return f"job-worker-{node}"
+
+    def kill(self, node: int, number: signal.Signals) -> float:
+        began = time.time()
+        self.system.cluster.kill_pod(self.namespace, self._pod(node), number)
+        return began
+
+    def terminate(self, node: int) -> float:
+        """Deleting the pod is what sends it SIGTERM."""
+        began = time.time()
+        self.system.cluster.kube.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{self._pod(node)}")
+        return began
+
+    def shrink(self, node: int) -> float:
+        began = time.time()
+        self.wanted -= 1
+        self._scale()
+        return began
+
+    def lose_coordinator(self) -> float | None:
+        began = time.time()
+        self.system.kill_operator()
+        time.sleep(1)
+        self.system.start_operator()
+        return began
+
+    def is_alive(self) -> bool:
+        job = self.system.cluster.kube.get(f"{self.path}/job")
+        return job is not None and (job.get("status") or {}).get("phase") not in ("Failed", "Succeeded", "Complete")
+
+    def is_node_alive(self, node: int) -> bool:
+        """The operator replaces what is gone: nobody else has to."""
+        return True
+
+    def moments(self, event: float) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        for path in (f"{self.path}/job", f"/api/v1/namespaces/{self.namespace}"):
+            try:
+                self.system.cluster.kube.request("DELETE", path)
+            except KubeError as error:
+                if error.status != 404:
+                    raise
+
+
+def torchrun() -> OnCluster:
+    return OnCluster()
+
+
+def elasticjob_run() -> OnCluster:
+    return OnCluster(name="ours: elasticjob-run, whole operator", program=("elasticjob-run",))
+
+
+LAUNCHERS: dict[str, Callable[[], launchers.Launcher]] = {"torchrun": torchrun, "run": elasticjob_run}
