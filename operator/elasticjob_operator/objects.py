@@ -165,6 +165,7 @@ def _rendezvous_environment(job: Job, spec: api.Spec, index: int, settings: Sett
             "PET_RDZV_ENDPOINT": endpoint,
             "PET_NNODES": elastic,
             "PET_MAX_RESTARTS": UNLIMITED_RESTARTS,
+            "PET_LOCAL_ADDR": f"$({names.ENV_POD_IP})",  # torch would give its peers a host name, and DNS lags
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with sharing nobody can join a formed rendezvous
         }
     if conf:

@@ -78,6 +78,7 @@ def test_environment_of_the_operators_rendezvous() -> None:
             {
                 "PET_RDZV_BACKEND": "c10d",
                 "PET_RDZV_ENDPOINT": "digits-worker-0.digits-workers.default:29400",
+                "PET_LOCAL_ADDR": "$(ELASTICJOB_POD_IP)",
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             },
             id="c10d",
