@@ -181,9 +181,9 @@ class Demo:
         return self.summary(accuracy)
 
     def settle(self) -> None:
-        """A second and a half of undisturbed training between two events."""
-        until = time.monotonic() + 1.5
-        self.wait(lambda: time.monotonic() > until, 5, "a moment")
+        """Some seconds of undisturbed training between two events: the agents keep their next interpreter warm again."""
+        until = time.monotonic() + 4
+        self.wait(lambda: time.monotonic() > until, 10, "a moment")
 
     def await_recovery(self, moment: float) -> None:
         """Survivors train on at once, at the size that is left; then the replacement is taken in."""

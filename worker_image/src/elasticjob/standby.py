@@ -10,10 +10,12 @@ Nothing of elasticjob that needs torch may be imported before torch is meant to 
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -51,6 +53,8 @@ def die_with_parent() -> None:
 def _wait_for_order(channel: socket.socket) -> dict[str, Any]:
     import torch.distributed  # noqa: F401 - this is what the wait is for
 
+    if not select.select([channel], [], [], 0)[0]:
+        _import_what_optimizers_need()
     with channel:
         space = socket.CMSG_SPACE(2 * array.array("i").itemsize)
         text, files = b"", array.array("i")
@@ -67,6 +71,12 @@ def _wait_for_order(channel: socket.socket) -> dict[str, Any]:
         os.close(given)
     order: dict[str, Any] = json.loads(text)
     return order
+
+
+def _import_what_optimizers_need() -> None:
+    """The first optimizer of a process imports torch's compiler, compiled or not: a second, which is free while we wait."""
+    with contextlib.suppress(ImportError):
+        import torch._dynamo  # noqa: F401
 
 
 def become(argv: list[str]) -> NoReturn:
