@@ -6,16 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from elasticjob.run import count_early
+from elasticjob.run import wants_standby
 from worker.fake_hub import FakeHub
-from worker.fake_pods import BIN, STEPS, Pods, Steps
+from worker.fake_pods import BIN, STEPS, Pod, Pods, Steps
 
 pytestmark = pytest.mark.timeout(240)
 PROGRAMS = Path(__file__).parent / "programs"
@@ -49,20 +48,17 @@ def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHu
 @pytest.mark.parametrize(
     ("arguments", "environ", "expected"),
     [
-        pytest.param(["train.py"], {}, 1, id="one by default"),
-        pytest.param(["train.py"], {"PET_NPROC_PER_NODE": "3"}, 3, id="by variable"),
-        pytest.param(["--nproc-per-node=2", "train.py"], {"PET_NPROC_PER_NODE": "3"}, 2, id="by argument"),
-        pytest.param(["--nproc_per_node", "2", "train.py"], {}, 2, id="the old spelling"),
-        pytest.param(["train.py", "--nproc-per-node=4"], {}, 1, id="the script's own argument"),
-        pytest.param(["--nproc-per-node=gpu", "train.py"], {}, 1, id="only torch can tell"),
-        pytest.param(["--no-python", "./train"], {}, 0, id="no interpreter of ours"),
-        pytest.param(["--standalone", "train.py"], {}, 0, id="torchrun itself"),
-        pytest.param(["train.py"], {"ELASTICJOB_HUB_URL": ""}, 0, id="no hub"),
-        pytest.param(["train.py"], {"ELASTICJOB_WARM_START": "0"}, 0, id="turned off"),
+        pytest.param(["train.py"], {}, True, id="a script"),
+        pytest.param(["--nproc-per-node=2", "train.py"], {}, True, id="two workers"),
+        pytest.param(["--no-python", "./train"], {}, False, id="no interpreter of ours"),
+        pytest.param(["train.py"], {"PET_NO_PYTHON": "1"}, False, id="the same by variable"),
+        pytest.param(["--standalone", "train.py"], {}, False, id="torchrun itself"),
+        pytest.param(["train.py"], {"ELASTICJOB_HUB_URL": ""}, False, id="no hub"),
+        pytest.param(["train.py"], {"ELASTICJOB_WARM_START": "0"}, False, id="turned off"),
     ],
 )
-def test_how_many_interpreters_start_before_torch(arguments: list[str], environ: dict[str, str], expected: int) -> None:
-    assert count_early(arguments, {"ELASTICJOB_HUB_URL": "ws://hub:1", **environ}) == expected
+def test_when_a_standby_is_forked(arguments: list[str], environ: dict[str, str], expected: bool) -> None:
+    assert wants_standby(arguments, {"ELASTICJOB_HUB_URL": "ws://hub:1", **environ}) is expected
 
 
 @pytest.mark.parametrize("launcher", ["elasticjob-run", "torchrun"])
@@ -174,3 +170,37 @@ def test_sigterm_twice_means_now(hub: FakeHub, pods: Pods, tmp_path: Path) -> No
     # Python drops its handlers while it exits: then the second signal ends what was ending.
     assert pod.wait() in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
     assert not psutil.wait_procs(workers, timeout=30)[1]
+
+
+def find_standby(pod: Pod) -> psutil.Process:
+    """The oldest child of the agent: the workers were forked from it later."""
+    return min(pod.workers(), key=lambda process: process.pid)
+
+
+def test_without_its_standby_it_starts_workers_cold(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    members = [pods.start(f"pod-{i}", str(STEPS), "--out", str(out), launcher="elasticjob-run") for i in range(2)]
+    world = hub.wait_for_world(2)
+    Steps(out).wait_for_world(2, world.generation)
+    standbys = [find_standby(pod) for pod in members]
+    workers = [process for pod in members for process in pod.workers() if process not in standbys]
+    for process in standbys:
+        process.kill()
+    assert not psutil.wait_procs(standbys, timeout=30)[1]
+    assert len(workers) == 2
+    assert all(process.is_running() for process in workers), "the workers outlive it"
+    hub.set_size(1)
+    hub.remove(world.pods[1])
+    smaller = hub.wait_for_world(1, newer_than=world.generation)
+    Steps(out).wait_for_world(1, smaller.generation)
+    assert "workers start cold from now on" in next(p for p in members if p.name == smaller.pods[0]).log
+
+
+def test_orphans_of_a_worker_do_not_stay_as_zombies(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    pod = pods.start("pod-0", str(PROGRAMS / "ej_orphan.py"), str(tmp_path / "pid"), launcher="elasticjob-run")
+    hub.wait_for((tmp_path / "pid").exists, what="the worker left a child")
+    orphan = psutil.Process(int((tmp_path / "pid").read_text()))
+    hub.wait_for(lambda: orphan.ppid() == pod.process.pid, what="the agent adopted it")
+    orphan.kill()
+    hub.wait_for(lambda: not orphan.is_running(), what="its exit code was taken")

@@ -6,8 +6,6 @@ torch's agent must do differently with its processes.
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -20,16 +18,12 @@ from elasticjob.handler import ElasticJobRendezvous
 class ElasticJobAgent(LocalElasticAgent):
     """Watches the workers of one pod."""
 
-    def __init__(self, *args: Any, pool: warm.Pool, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, nursery: warm.Nursery, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._pool = pool
-        # The first workers are warm too: torch is imported while the pod waits for its world.
-        if warm.is_enabled(os.environ):
-            pool.resize(self._worker_group.spec.local_world_size)
-        pool.refill(time.monotonic())
+        self._nursery = nursery
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with warm.serve_torch(self._pool):
+        with warm.serve_torch(self._nursery):
             started: dict[int, Any] = super()._start_workers(worker_group)
         handler = worker_group.spec.rdzv_handler
         if isinstance(handler, ElasticJobRendezvous):
@@ -39,5 +33,5 @@ class ElasticJobAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.HEALTHY:
-            self._pool.refill(time.monotonic())
+            self._nursery.reap()
         return result

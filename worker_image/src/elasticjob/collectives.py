@@ -111,9 +111,10 @@ def _explain(name: str, started: float, error: Exception) -> Exception:
 
 
 def _run(name: str, group: Group, call: Callable[..., Any], *args: Any) -> None:
-    """The synchronous path: torch's call and next to nothing else, because small messages take only microseconds."""
-    if group is not None:
-        size_and_rank(group)  # torch only warns where this rank is not in the group
+    """The synchronous path: torch's call and next to nothing else, because small messages take only microseconds.
+
+    The caller has made sure that this rank is in the group: torch only warns where it is not.
+    """
     started = time.monotonic()
     try:
         call(*args, group)
@@ -143,21 +144,14 @@ def _gather_function() -> Any:
 
 def size_and_rank(group: Group = None) -> tuple[int, int]:
     """The size of the group and this process's rank in it; an error if it is not a member."""
+    members: Any = dist.group.WORLD if group is None else group
+    try:  # the group itself is asked: torch's functions look three times whether it is there
+        return members.size(), members.rank()
+    except AttributeError:  # no group, or the mark that torch gives to those outside
+        pass
     if not dist.is_initialized():
         raise ConfigurationError("torch.distributed is not set up: call elasticjob.init() or init_process_group().")
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ConfigurationError(f"rank {dist.get_rank()} is not in this group: only members may call its collectives.")
-    return dist.get_world_size(group), rank
-
-
-def _find_size(group: Group) -> int:
-    """The size of the group, by one question where all is well."""
-    if dist.is_initialized():
-        size: int = dist.get_world_size(group)
-        if size > 0:
-            return size
-    return size_and_rank(group)[0]  # says what is wrong
+    raise ConfigurationError(f"rank {dist.get_rank()} is not in this group: only members may call its collectives.")
 
 
 def global_rank(group_rank: int, group: Group = None) -> int:
@@ -186,6 +180,8 @@ def all_reduce(tensor: torch.Tensor, op: str = "sum", group: Group = None, async
     for NCCL.)
     """
     if not async_op and op in _OPERATIONS:
+        if group is not None:
+            size_and_rank(group)
         _run("all_reduce", group, dist.all_reduce, tensor, _OPERATIONS[op])
         return tensor
     size, _ = size_and_rank(group)
@@ -204,30 +200,37 @@ def all_reduce(tensor: torch.Tensor, op: str = "sum", group: Group = None, async
     return _finish([work], result, tensor, name, wait=not async_op)
 
 
-def all_gather(tensor: torch.Tensor, group: Group = None, *, stack: bool = False, async_op: bool = False) -> Any:
+def all_gather(
+    tensor: torch.Tensor,
+    group: Group = None,
+    *,
+    stack: bool = False,
+    out: torch.Tensor | None = None,
+    async_op: bool = False,
+) -> Any:
     """Gather tensors of one shape on every rank: concatenated along dimension 0, or stacked in a new one.
 
     With `stack=False` and input `[a, b]` in a world of n the result is `[n*a, b]`; with `stack=True` it is `[n, a, b]`.
+    `out`, of either shape, takes the result and is returned: a call in a loop needs no new memory.
     """
-    size = _find_size(group)
+    size, _ = size_and_rank(group)
     source = tensor.contiguous()
-    if not async_op and source.dim() > 0:
-        first, *rest = source.shape
-        output = source.new_empty((size * first, *rest))
-        _run("all_gather", group, _gather_function(), output, source)
-        return output.reshape((size, first, *rest)) if stack else output
-    shape = (size, *source.shape)
-    # The output is preallocated, and is n inputs long.
-    flat = torch.empty(size * source.numel(), dtype=source.dtype, device=source.device)
+    output = _make_output(source, size, stack) if out is None else out
     name = "all_gather"
+    if not async_op:
+        _run(name, group, _gather_function(), output, source)
+        return output
     with _explained(name):
-        work = _all_gather_flat(flat, source.reshape(-1), group=group, async_op=True)
+        work = _all_gather_flat(output, source, group=group, async_op=True)
+    return _finish([work], lambda: output, source, name, wait=False)
 
-    def result() -> torch.Tensor:
-        stacked = flat.reshape(shape)
-        return stacked if stack or source.dim() == 0 else stacked.flatten(0, 1)
 
-    return _finish([work], result, source, name, wait=not async_op)
+def _make_output(source: torch.Tensor, size: int, stack: bool) -> torch.Tensor:
+    """Memory for what all ranks of a group of this size have. Sizes by themselves are faster than as a tuple."""
+    if stack or source.dim() == 0:
+        return source.new_empty(size, *source.shape)
+    first, *rest = source.shape
+    return source.new_empty(size * first, *rest)
 
 
 def gather(tensor: torch.Tensor, dst: int = 0, group: Group = None, async_op: bool = False) -> Any:
@@ -235,10 +238,14 @@ def gather(tensor: torch.Tensor, dst: int = 0, group: Group = None, async_op: bo
     size, rank = size_and_rank(group)
     source = tensor.contiguous()
     parts = [torch.empty_like(source) for _ in range(size)] if rank == dst else None
+    destination = global_rank(dst, group)
     name = "gather"
+    if not async_op:
+        _run(name, group, dist.gather, source, parts, destination)
+        return parts
     with _explained(name):
-        work = dist.gather(source, parts, dst=global_rank(dst, group), group=group, async_op=True)
-    return _finish([work], lambda: parts, source, name, wait=not async_op)
+        work = dist.gather(source, parts, dst=destination, group=group, async_op=True)
+    return _finish([work], lambda: parts, source, name, wait=False)
 
 
 def all_gather_unequal(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:

@@ -33,7 +33,8 @@ PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"
 GENERATION: Final = "ELASTICJOB_GENERATION"
 CONTROL: Final = "ELASTICJOB_CONTROL"
 
-# Set by the author of the job: the workers keep their memory over a regroup (`elasticjob.Session`).
+# May be set by the author of the job: 1 starts the workers before there is a world, 0 forbids sessions. Without it the
+# agent learns from the script, and from the hub, that it uses an `elasticjob.Session`.
 IN_PROCESS: Final = "ELASTICJOB_IN_PROCESS"
 
 BACKEND: Final = "elasticjob"
@@ -62,7 +63,7 @@ class Settings:
     grace_seconds: float = 30.0
     hang_timeout: float | None = None  # None means: tune it from the step time; 0 means off
     preflight: str = "Off"
-    in_process: bool = False
+    in_process: bool | None = None  # None: learn it from the script and the hub
 
     @property
     def endpoint(self) -> str:
@@ -124,10 +125,12 @@ def has_hub(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(HUB_URL, "").strip())
 
 
-def is_in_process(environ: Mapping[str, str]) -> bool:
-    """Whether the workers are started before there is a world, and keep their memory between worlds."""
+def is_in_process(environ: Mapping[str, str]) -> bool | None:
+    """Whether the workers keep their memory between worlds; None where the author did not say."""
     text = environ.get(IN_PROCESS, "").strip().lower()
-    if text in ("", "0", "false", "no"):
+    if not text:
+        return None
+    if text in ("0", "false", "no"):
         return False
     if text in ("1", "true", "yes"):
         return True

@@ -104,6 +104,12 @@ class Hub:
             return self._welcome is not None
 
     @property
+    def welcome(self) -> wire.Welcome | None:
+        """What the hub said when it last greeted us."""
+        with self._changed:
+            return self._welcome
+
+    @property
     def fatal(self) -> str | None:
         """Why the connection is over for good, or None."""
         with self._changed:

@@ -22,21 +22,21 @@ from elasticjob import env, warm
 from elasticjob.agent import ElasticJobAgent
 
 
-def main(arguments: Sequence[str], pool: warm.Pool) -> None:
-    """Launch by these arguments; the workers come from the pool where they can."""
+def main(arguments: Sequence[str], nursery: warm.Nursery) -> None:
+    """Launch by these arguments; the workers come from the nursery where they can."""
     args = torchrun.get_args_parser().parse_args(arguments)
     if args.standalone or args.rdzv_backend != env.BACKEND:
         if env.has_hub(os.environ) and not args.standalone and args.rdzv_backend == "static":
             args.rdzv_backend = env.BACKEND  # the default of torchrun; the pod belongs to an ElasticJob
         else:
-            pool.close()
+            nursery.close()
             record(torchrun.run)(args)
             return
-    launch(args, pool)
+    launch(args, nursery)
 
 
 @record
-def launch(args: Any, pool: warm.Pool) -> None:
+def launch(args: Any, nursery: warm.Nursery) -> None:
     """Run the agent until the job or this pod's part in it is over."""
     config, command, command_args = torchrun.config_from_args(args)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
@@ -52,7 +52,7 @@ def launch(args: Any, pool: warm.Pool) -> None:
         )
     )
     agent = ElasticJobAgent(
-        pool=pool,
+        nursery=nursery,
         spec=_build_spec(config, command, tuple(command_args), handler),
         logs_specs=config.logs_specs,
         start_method=config.start_method,
@@ -65,7 +65,7 @@ def launch(args: Any, pool: warm.Pool) -> None:
     except SignalException as stopped:
         raise SystemExit(128 + int(stopped.sigval)) from None
     finally:
-        pool.close()
+        nursery.close()
         handler.shutdown()
 
 

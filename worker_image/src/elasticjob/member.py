@@ -39,6 +39,10 @@ class JoinError(Exception):
     """The pod cannot become a member; the text says why and what to do."""
 
 
+class Abandoned(Exception):  # noqa: N818 - it is not an error
+    """There are no workers any more who could enter the world that this pod waited for."""
+
+
 def runtime_versions() -> dict[str, str]:
     return {"elasticjob": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
@@ -56,6 +60,7 @@ class Member:
         state = wire.AgentState(nproc=nproc, address=settings.pod_ip)
         self.hub = hub.Hub(settings, runtime_versions(), state)
         self._started = False
+        self.is_abandoned: Callable[[], bool] = lambda: False  # asked while waiting for a world
 
     @property
     def state(self) -> wire.AgentState:
@@ -110,25 +115,40 @@ class Member:
             raise Released(0 if directive.ok else 1, directive.reason)
         if self.leaving:
             raise Released(0, "asked to leave, and the world goes on without this pod")
+        if self.is_abandoned():
+            raise Abandoned
 
     def join(self, failure: wire.Failure | None = None) -> tuple[wire.World, store.GenerationStore]:
         """Become ready with a new store, wait for a world and connect to its store."""
         while True:
             self._become_ready(failure)
-            self.hub.wait(self._is_called, None)
-            self._check()
-            world = seat.find_world(self.generation, self.state.store, self.hub.directive)
-            if world is None:
-                continue
+            world = self._await_world()
             session = self._enter(world)
             if session is not None:
                 return world, session
             failure = None
 
+    def _await_world(self) -> wire.World:
+        """Wait for a world to enter. A regroup meanwhile names one that we shall not enter any more: say so."""
+        while True:
+            self.hub.wait(self._is_called, None)
+            self._check()
+            directive = self.hub.directive
+            world = seat.find_world(self.generation, self.state.store, directive)
+            if world is not None:
+                return world
+            if isinstance(directive, wire.Regroup) and seat.is_given_up(self.generation, directive):
+                self._update(generation=directive.generation)
+
     def _is_called(self) -> bool:
-        if self.hub.fatal is not None or self.leaving or isinstance(self.hub.directive, wire.Stop):
+        directive = self.hub.directive
+        if self.hub.fatal is not None or self.leaving or isinstance(directive, wire.Stop):
             return True
-        return seat.find_world(self.generation, self.state.store, self.hub.directive) is not None
+        if self.is_abandoned():
+            return True
+        if seat.is_given_up(self.generation, directive):
+            return True
+        return seat.find_world(self.generation, self.state.store, directive) is not None
 
     def _become_ready(self, failure: wire.Failure | None) -> None:
         self._check()
@@ -198,7 +218,8 @@ class Member:
         self.say(wire.SUCCEEDED)
         deadline = time.monotonic() + timeout
         while not self.hub.wait(self._is_released, 0.2):
-            if all_finished() or time.monotonic() >= deadline:
+            # Workers that keep their memory have left the store behind that torch's agent asks.
+            if (all_finished() and not self.state.in_process) or time.monotonic() >= deadline:
                 return
 
     def _is_released(self) -> bool:

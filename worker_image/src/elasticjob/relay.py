@@ -1,9 +1,10 @@
 """The agent's side of a regroup in which the workers keep their memory.
 
-With ELASTICJOB_IN_PROCESS=1 the workers are started once, before there is a world, and make an
-`elasticjob.Session`. The relay then passes worlds to them: when all workers of the pod are idle it becomes ready,
-hears the world from the hub and hands it on; when the generation is over it asks them to pause. A worker that does
-not follow in time is killed, and torch's agent starts it again: the fallback is the ordinary restart.
+The relay takes over when the scripts of all workers of the pod have made an `elasticjob.Session`: in the world that
+they were started in, or, where the pod is told that the others keep their memory too, before there is one. From then
+on it passes worlds to them: when all workers of the pod are idle it becomes ready, hears the world from the hub and
+hands it on; when the generation is over it asks them to pause. A worker that does not follow in time is killed, and
+torch's agent starts it again: the fallback is the ordinary restart.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 
 from elasticjob import control, seat, wire
-from elasticjob.member import JoinError, Member, Released
+from elasticjob.member import Abandoned, JoinError, Member, Released
 from elasticjob.team import Team
 
 logger = logging.getLogger("elasticjob")
@@ -25,7 +26,7 @@ _ADVICE = 60.0
 
 
 class Relay:
-    """Passes worlds from the hub to sessions. One thread, started with the first workers."""
+    """Passes worlds from the hub to sessions. One thread, from the moment that there are sessions."""
 
     def __init__(self, member: Member, team: Team, nproc: int) -> None:
         self._member = member
@@ -35,69 +36,142 @@ class Relay:
         self._idle: dict[int, control.Message] = {}  # by pid of the worker
         self._failure: wire.Failure | None = None
         self._ended: Exception | None = None
+        self._active = False
+        self._proven = False  # the script has shown that it makes a session
+        self._declined = -1  # the generation whose workers are stopped as others are
+        self._starts = 0
+        member.is_abandoned = self._is_abandoned
         team.on_message = self._hear
-        self._thread = threading.Thread(target=self._run, name="elasticjob-relay", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        if not self._thread.is_alive():
-            self._member.set_in_process(True)
-            self._thread.start()
+    @property
+    def active(self) -> bool:
+        """Whether the workers keep their memory: then their worlds are ours to pass on."""
+        with self._changed:
+            return self._active
 
     @property
     def ended(self) -> Exception | None:
         """Why there will be no further world for this pod."""
         return self._ended
 
-    def restart(self, failure: wire.Failure | None) -> None:
-        """The workers died and are started again: the world must go on without them until they are back."""
+    # What the handler decides.
+
+    def start(self) -> None:
+        """The workers are started before there is a world."""
         with self._changed:
-            self._failure = failure
+            self._activate(adopted=False)
+
+    def decline(self) -> bool:
+        """The workers of this generation are about to be stopped. False: too late, they keep their memory."""
+        with self._changed:
+            if not self._active:
+                self._declined = self._member.generation
+            return not self._active
+
+    def restart(self, failure: wire.Failure | None) -> bool:
+        """The workers died and are started again: the world must go on without them until they are back.
+
+        False where they never made a session: this script wants to be started in a world, as others are.
+        """
+        with self._changed:
             self._idle.clear()
+            if not self._proven:
+                self._active, thread = False, self._thread
+                self._changed.notify_all()
+            else:
+                self._failure, thread = failure, None
+                self._starts += 1
+        if thread is not None:
+            thread.join()
+            self._member.set_in_process(False)
+            return False
         self._member.say(wire.STARTING, failure)
         self._member.hub.notify()
+        return True
+
+    def _activate(self, adopted: bool) -> None:
+        self._active = True
+        self._member.set_in_process(True)
+        self._thread = threading.Thread(target=self._run, args=(adopted,), name="elasticjob-relay", daemon=True)
+        self._thread.start()
+
+    # In the threads that read from the workers.
 
     def _hear(self, peer: control.Peer, message: control.Message | None) -> None:
         with self._changed:
+            kind = None if message is None else message.get("type")
             if message is None:
                 self._idle.pop(peer.pid, None)
-            elif message.get("type") == "idle":
+            elif kind == "idle":
                 self._idle[peer.pid] = message
+                self._proven = True
+            elif kind == "hello" and self._is_world_of_sessions():
+                self._proven = True
+                self._activate(adopted=True)
             self._changed.notify_all()
         self._member.hub.notify()
 
-    def _run(self) -> None:
+    def _is_world_of_sessions(self) -> bool:
+        """Whether all workers that run in the present world have made a session, and may keep it."""
+        generation, phase = self._member.generation, self._member.state.phase
+        if self._active or generation <= self._declined or phase not in (wire.RUNNING, wire.LEAVING):
+            return False
+        peers = self._team.server.peers(control.SESSION)
+        return len({peer.pid for peer in peers if peer.generation == generation}) >= self._nproc
+
+    # The relay's own thread.
+
+    def _run(self, adopted: bool) -> None:
         try:
-            self._member.start()
-            while True:
-                self._wait_for_sessions()
+            if adopted:
+                logger.info("Generation %d: the workers keep their memory from now on.", self._member.generation)
+                self._watch(self._member.generation)
+            else:
+                self._member.start()
+            while self._wait_for_sessions():
                 self._one_world()
         except (Released, JoinError) as end:
             self._ended = end
+            self._member.hub.notify()
 
     def _all_idle(self) -> bool:
         return len(self._idle) >= self._nproc
 
-    def _wait_for_sessions(self) -> None:
+    def _wait_for_sessions(self) -> bool:
+        """False where the script turned out to make none."""
         with self._changed:
-            while not self._changed.wait_for(self._all_idle, _ADVICE):
+            while not self._changed.wait_for(lambda: self._all_idle() or not self._active, _ADVICE):
                 logger.warning(
-                    "Still waiting for elasticjob.Session in %d of %d workers. A script without one needs"
-                    " ELASTICJOB_IN_PROCESS unset.",
+                    "Still waiting for elasticjob.Session in %d of %d workers. They were started before there is a"
+                    " world; ELASTICJOB_IN_PROCESS=0 forbids it.",
                     self._nproc - len(self._idle),
                     self._nproc,
                 )
+            return self._active
+
+    def _is_abandoned(self) -> bool:
+        """Whether the workers died while the member waited for their next world."""
+        return self._active and threading.current_thread() is self._thread and not self._all_idle()
 
     def _one_world(self) -> None:
         failure, self._failure = self._failure or self._find_breakage(), None
-        world, _ = self._member.join(failure)
+        try:
+            world, _ = self._member.join(failure)
+        except Abandoned:
+            return
         self._team.begin()
         with self._changed:
             self._idle.clear()
         for peer in self._team.server.peers(control.SESSION):
             peer.send(_describe(world, peer.local_rank, self._nproc))
+        self._watch(world.generation)
+
+    def _watch(self, generation: int) -> None:
+        """Until the generation is over, or the sessions have left it."""
         self._member.hub.wait(self._is_interrupted, None)
         if self._member.is_over():
-            self._pause(world.generation)
+            self._pause(generation)
 
     def _find_breakage(self) -> wire.Failure | None:
         """What the sessions say of the end of their world, where the hub did not order it."""
@@ -120,8 +194,9 @@ class Relay:
         if self._member.state.phase != wire.STARTING:  # the workers died: a new start says so
             self._member.say(wire.STOPPING)
         asked: bool | None = None
+        starts = self._starts
         deadline = time.monotonic() + max(self._member.grace(), _LOSS_PATIENCE)
-        while not self._all_idle() and time.monotonic() < deadline:
+        while not self._all_idle() and self._starts == starts and time.monotonic() < deadline:
             announced = seat.grace_of(self._member.hub.directive) > 0
             if announced != asked:
                 asked = announced
@@ -132,7 +207,7 @@ class Relay:
                     peer.send({"type": "regroup", "generation": generation, "announced": announced})
             with self._changed:
                 self._changed.wait_for(self._all_idle, 0.1)
-        if not self._all_idle():
+        if not self._all_idle() and self._starts == starts:
             self._kill_late()
 
     def _kill_late(self) -> None:

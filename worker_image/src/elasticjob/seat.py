@@ -31,6 +31,11 @@ def find_world(generation: int, store: wire.Store | None, directive: wire.Direct
     return directive
 
 
+def is_given_up(generation: int, directive: wire.Directive | None) -> bool:
+    """Whether the hub waits to hear, from `ready`, that a generation which never ran here never will."""
+    return isinstance(directive, wire.Regroup) and directive.generation > generation
+
+
 def grace_of(directive: wire.Directive | None) -> float:
     """Seconds the script may take to save its state before the generation ends; 0 where nothing can be saved."""
     if isinstance(directive, wire.Regroup | wire.Stop) and directive.checkpoint:

@@ -1,9 +1,10 @@
-"""A worker process that waits, with torch already imported, and then becomes the user's script.
+"""A process that waits with torch imported, and forks a worker for every order.
 
-`python -u -m elasticjob.standby FD` imports torch and waits for the order on the socket FD: arguments,
-environment and output files. From then on it is the worker: same pid, same signals, same exit code as if the
-script had been started by itself. `python -u -m elasticjob.standby run …` does the same without waiting.
-A worker started this way dies with its agent, and notes an uncaught exception where torch's agent looks for it.
+A worker then starts in hundredths of a second and shares the memory of torch's code with its siblings. It becomes
+the user's script as if an interpreter had been started with it: same arguments, environment and output files, its
+own session, the same exit code. It is a child of the agent, not of this process, and dies with the agent. It notes
+an uncaught exception where torch's agent looks for it.
+`python -u -m elasticjob.standby run …` runs a script with these manners in this interpreter, without waiting.
 Nothing of elasticjob that needs torch may be imported before torch is meant to be.
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import gc
+import io
 import json
 import os
 import runpy
@@ -22,61 +25,133 @@ import sys
 import time
 import traceback
 import types
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _MAX_ORDER = 4 * 1024 * 1024
+GO = b"g"
+
+
+@dataclass
+class Order:
+    """What the agent wants to run, and where the worker answers."""
+
+    argv: list[str]
+    env: dict[str, str]
+    stdout: int
+    stderr: int
+    answer: int
 
 
 def main() -> None:
-    die_with_parent()
     if sys.argv[1] == "run":
+        die_with_parent(os.getppid())
         become(sys.argv[2:])
-    order = _wait_for_order(socket.socket(fileno=int(sys.argv[1])))
-    os.environ.clear()
-    os.environ.update(order["env"])
-    become(order["argv"])
+    serve(socket.socket(fileno=int(sys.argv[1])), os.getppid())
 
 
-def die_with_parent() -> None:
+def serve(channel: socket.socket, agent: int) -> NoReturn:
+    """Fork a worker for every order until the agent is gone. Each worker leaves this function as the user's script."""
+    die_with_parent(agent)
+    import torch.distributed  # noqa: F401 - this is what the agent saves
+
+    if not select.select([channel], [], [], 0)[0]:
+        _import_what_optimizers_need()
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not copy what it shares with us
+    while (order := _receive(channel)) is not None:
+        if _fork_child_of(agent):
+            channel.close()
+            _take_over(order)
+            become(order.argv)
+        for file in (order.stdout, order.stderr, order.answer):
+            os.close(file)
+    os._exit(0)
+
+
+def _import_what_optimizers_need() -> None:
+    """The first optimizer of a process imports torch's compiler, used or not: a second, free while we wait."""
+    with contextlib.suppress(ImportError):
+        import torch._dynamo  # noqa: F401
+
+
+def _receive(channel: socket.socket) -> Order | None:
+    """The next order; None when the agent has closed its end."""
+    space = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+    text, files = b"", array.array("i")
+    while not text.endswith(b"\n"):
+        part, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, space)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                files.frombytes(data[: len(data) - len(data) % files.itemsize])
+        if not part:
+            return None
+        text += part
+    order = json.loads(text)
+    return Order(order["argv"], order["env"], *files)
+
+
+def _fork_child_of(agent: int) -> bool:
+    """Fork a process whose parent is the agent, which adopts orphans; True in that process."""
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return False
+    between = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)  # no process to be had: the agent sees that nobody answers
+    os.setsid()
+    while os.getppid() == between:
+        time.sleep(0.0005)
+    die_with_parent(agent)
+    return True
+
+
+def die_with_parent(parent: int) -> None:
     """Without its agent a worker is a process of a world that nobody watches any more."""
-    parent = os.getppid()
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
         return  # not Linux
     if os.getppid() != parent:
-        sys.exit(0)  # it died before the call
+        os._exit(0)  # it died before the call
 
 
-def _wait_for_order(channel: socket.socket) -> dict[str, Any]:
-    import torch.distributed  # noqa: F401 - this is what the wait is for
-
-    if not select.select([channel], [], [], 0)[0]:
-        _import_what_optimizers_need()
-    with channel:
-        space = socket.CMSG_SPACE(2 * array.array("i").itemsize)
-        text, files = b"", array.array("i")
-        while not text.endswith(b"\n"):
-            part, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, space)
-            for level, kind, data in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    files.frombytes(data[: len(data) - len(data) % files.itemsize])
-            if not part:
-                sys.exit(0)  # the agent does not need us
-            text += part
-    for standard, given in zip((1, 2), files, strict=False):
+def _take_over(order: Order) -> None:
+    """Become what a fresh interpreter with this environment and these files would be, and ask for leave to begin."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for given, standard in ((nothing, 0), (order.stdout, 1), (order.stderr, 2)):
         os.dup2(given, standard)
         os.close(given)
-    order: dict[str, Any] = json.loads(text)
-    return order
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(_standard(0, "r")))  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(_standard(1, "w"), write_through=True)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(  # type: ignore[misc]
+        _standard(2, "w"), errors="backslashreplace", write_through=True
+    )
+    threads = order.env.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and threads != os.environ.get("OMP_NUM_THREADS"):
+        import torch
+
+        torch.set_num_threads(int(threads))  # the variable itself was read when torch was loaded
+    os.environ.clear()
+    os.environ.update(order.env)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # else all workers would draw the same numbers
+    with socket.socket(fileno=order.answer) as answer:
+        answer.sendall(b"%d\n" % os.getpid())
+        if answer.recv(1) != GO:
+            os._exit(0)  # the agent has given us up
 
 
-def _import_what_optimizers_need() -> None:
-    """The first optimizer of a process imports torch's compiler, compiled or not: a second, which is free while we wait."""
-    with contextlib.suppress(ImportError):
-        import torch._dynamo  # noqa: F401
+def _standard(number: int, mode: str) -> io.FileIO:
+    file = io.FileIO(number, mode, closefd=False)
+    file.name = ("<stdin>", "<stdout>", "<stderr>")[number]
+    return file
 
 
 def become(argv: list[str]) -> NoReturn:

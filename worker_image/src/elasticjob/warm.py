@@ -1,94 +1,152 @@
-"""The agent's side of warm start: keep a standby interpreter per local rank, hand it the next worker's order.
+"""The agent's side of warm start: a process forked from the agent, with torch imported, from which workers are forked.
 
-A restarted worker then does not pay for `import torch`. The standby costs memory and, for a moment, CPU; so the
-next ones are started only a while after the workers began. ELASTICJOB_WARM_START=0 turns it off.
+A worker then does not pay for `import torch`, the first one neither: the agent has imported it already.
+ELASTICJOB_WARM_START=0 turns it off; Linux only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
+
+from elasticjob import standby
 
 logger = logging.getLogger("elasticjob")
 
-SETTLE_SECONDS = 2.0  # after the start of workers, before new standbys compete with them
+ANSWER_SECONDS = 60.0  # an import of torch on a busy machine, and more
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-@dataclass
-class Standby:
-    """An interpreter that waits."""
+class Process(Protocol):
+    """What torch's agent does with a worker; `subprocess.Popen` is one."""
 
-    process: subprocess.Popen[bytes]
-    channel: socket.socket
+    pid: int
 
-    def close(self) -> None:
-        self.channel.close()
-        try:
-            self.process.wait(0.5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
-class Pool:
-    """The standbys of one agent. All methods belong to the main thread: a worker dies with the thread that made it."""
+class Child:
+    """A child of this process that somebody else forked. Exit codes as `subprocess.Popen` gives them."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._standbys: list[Standby] = []
-        self._refill_at = 0.0
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
 
-    def resize(self, size: int) -> None:
-        """How many to keep from now on."""
-        self._size = size
-        while len(self._standbys) > size:
-            self._standbys.pop().close()
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
 
-    def refill(self, now: float) -> None:
-        """Start what is missing, unless workers were just started."""
-        if now < self._refill_at:
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        if self.poll() is None:
+            ended = os.pidfd_open(self.pid)
+            try:
+                select.select([ended], [], [], timeout)
+            finally:
+                os.close(ended)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Nursery:
+    """Where the workers of one agent come from. All methods belong to the main thread, whose children they are.
+
+    `fork` must come before the agent has threads. A nursery that was not forked starts every worker cold.
+    """
+
+    def __init__(self) -> None:
+        self._standby: Child | None = None
+        self._channel: socket.socket | None = None
+        self._workers: dict[int, Process] = {}
+
+    def fork(self) -> None:
+        """Fork the standby. In it, and in its workers, this call does not return."""
+        if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            return  # the workers could not become our children
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._channel, theirs = socket.socketpair()
+        agent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            self._channel.close()
+            os.setsid()
+            standby.serve(theirs, agent)
+        theirs.close()
+        self._standby = Child(pid)
+
+    def start(self, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
+        """Start a worker: from the standby, else cold but with the same manners, else as the plain command."""
+        worker: Process | None = None
+        if can_warm(command):
+            worker = self._start_warm(command[2:], env, stdout, stderr)
+            command = (*command[:2], "-m", "elasticjob.standby", "run", *command[2:])
+        if worker is None:
+            worker = subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
+        self._workers[worker.pid] = worker
+        return worker
+
+    def _start_warm(self, argv: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Child | None:
+        if self._channel is None:
+            return None
+        ours, theirs = socket.socketpair()
+        text = json.dumps({"argv": argv, "env": dict(env)}).encode() + b"\n"
+        files = [1 if stdout is None else stdout.fileno(), 2 if stderr is None else stderr.fileno(), theirs.fileno()]
+        with ours:
+            try:
+                with theirs:
+                    sent = socket.send_fds(self._channel, [text], files)
+                    self._channel.sendall(text[sent:])
+                ours.settimeout(ANSWER_SECONDS)
+                pid = int(ours.makefile("rb").readline())
+                ours.sendall(standby.GO)
+            except (OSError, ValueError) as error:
+                logger.warning("The standby started no worker (%s); workers start cold from now on.", error)
+                self.close()
+                return None
+        return Child(pid)
+
+    def reap(self) -> None:
+        """Take the exit codes of orphans that became our children, such as the data loaders of a killed worker."""
+        if self._standby is None:
             return
-        while len(self._standbys) < self._size:
-            self._standbys.append(_start_standby())
-
-    def take(self) -> Standby | None:
-        """A living standby, ready or nearly so."""
-        self._refill_at = time.monotonic() + SETTLE_SECONDS
-        while self._standbys:
-            standby = self._standbys.pop(0)
-            if standby.process.poll() is None:
-                return standby
-            standby.close()
-        return None
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = ended.si_pid
+                known = self._standby if pid == self._standby.pid else self._workers.pop(pid, None)
+                if known is None or known.poll() is None:
+                    os.waitpid(pid, 0)
 
     def close(self) -> None:
-        for standby in self._standbys:
-            standby.channel.close()
-        for standby in self._standbys:
-            standby.close()
-        self._standbys, self._size = [], 0
-
-
-def _start_standby() -> Standby:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "elasticjob.standby", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    return Standby(process, ours)
+        """End the standby. Workers go on."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._standby is not None:
+            self._standby.kill()
+            self._standby.wait()
+        self._channel = self._standby = None
 
 
 def can_warm(command: tuple[str, ...]) -> bool:
@@ -96,46 +154,19 @@ def can_warm(command: tuple[str, ...]) -> bool:
     return len(command) >= 3 and command[:2] == (sys.executable, "-u")
 
 
-def start(
-    pool: Pool, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any
-) -> subprocess.Popen[bytes]:
-    """Start a worker: from a standby, else cold but with the same manners, else as the plain command."""
-    if not can_warm(command):
-        return subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
-    standby = pool.take()
-    if standby is not None and _order(standby, command[2:], env, stdout, stderr):
-        return standby.process
-    cold = [*command[:2], "-m", "elasticjob.standby", "run", *command[2:]]
-    return subprocess.Popen(cold, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
-
-
-def _order(standby: Standby, argv: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> bool:
-    text = json.dumps({"argv": argv, "env": dict(env)}).encode() + b"\n"
-    files = [1 if stdout is None else stdout.fileno(), 2 if stderr is None else stderr.fileno()]
-    try:
-        sent = socket.send_fds(standby.channel, [text], files)
-        standby.channel.sendall(text[sent:])
-    except OSError as error:
-        logger.warning("A standby did not take its order (%s); starting the worker cold.", error)
-        standby.close()
-        return False
-    standby.channel.close()
-    return True
-
-
 @contextlib.contextmanager
-def serve_torch(pool: Pool) -> Iterator[None]:
-    """While this lasts, torch's agent gets its worker processes from the pool."""
+def serve_torch(nursery: Nursery) -> Iterator[None]:
+    """While this lasts, torch's agent gets its worker processes from the nursery."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     class Handler(SubprocessHandler):
-        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-            return start(pool, tuple(args), env, self._stdout, self._stderr)
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            return nursery.start(tuple(args), env, self._stdout, self._stderr)
 
     with mock.patch.object(api, "get_subprocess_handler", Handler):
         yield
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
-    return environ.get("ELASTICJOB_WARM_START", "1") not in ("0", "false", "no") and os.name == "posix"
+    return environ.get("ELASTICJOB_WARM_START", "1") not in ("0", "false", "no") and sys.platform == "linux"

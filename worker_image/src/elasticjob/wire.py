@@ -76,6 +76,7 @@ Directive = World | Regroup | Stop
 class Welcome:
     heartbeat_seconds: float
     timeout_seconds: float
+    in_process: bool = False  # the scripts of the others keep their memory over a regroup
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ def parse(text: str | bytes) -> Welcome | Directive | Refusal:
         raise WireError("the hub speaks another version; use a runtime of the operator's version")
     kind = message.get("type")
     if kind == "welcome":
-        return Welcome(_number(message, "heartbeatSeconds"), _number(message, "timeoutSeconds"))
+        in_process = message.get("inProcess", False) is True
+        return Welcome(_number(message, "heartbeatSeconds"), _number(message, "timeoutSeconds"), in_process)
     if kind == "error":
         return Refusal(_text(message, "code"), _text(message, "message"))
     if kind == "directive":
