@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from elasticjob_operator import api, directives, newcomers, wire
-from elasticjob_operator.observe import format_time, parse_time
+from elasticjob_operator import api, directives, newcomers, proof, wire
+from elasticjob_operator.observe import format_time
 from elasticjob_operator.standing import (
     Judged,
     Situation,
@@ -172,18 +172,15 @@ def _keep(situation: Situation, judged: tuple[Judged, ...], wake_at: float | Non
 
 def _regroup(situation: Situation, judged: tuple[Judged, ...], *, cause: str, checkpoint: bool) -> Decision:
     """The generation is over: everybody stops; when all that live have stopped, the next one is formed."""
-    pending = [j for j in judged if _has_to_stop(j)]
-    until = _stop_deadline(situation, judged)
+    pending = [j for j in judged if proof.has_to_stop(j, situation)]
+    until = proof.stop_deadline(situation, judged)
     if until is not None and situation.now >= until:  # their store and their peers are gone, and they do not listen
         why = "it did not stop its workers"
         judged = tuple(replace(j, standing=Standing.LOST, why=why) if j in pending else j for j in judged)
         pending = []
     if not pending:
         return _form(situation, judged, cause=cause)
-    told: dict[str, wire.Directive] = {}
-    for j in judged:
-        if j.worker and j.worker.agent and j.worker.agent.connected and j.standing is not Standing.SUCCEEDED:
-            told[j.member.uid] = directives.build_regroup(situation, cause, checkpoint=checkpoint)
+    told = _tell_end(situation, [j for j in judged if not proof.is_late(j, situation)], cause, checkpoint=checkpoint)
     told |= directives.fence(situation, situation.world.members)
     waits = ", ".join(j.member.pod for j in pending)
     reason = f"{cause}: waiting for {waits} to stop"
@@ -191,23 +188,14 @@ def _regroup(situation: Situation, judged: tuple[Judged, ...], *, cause: str, ch
     return Decision(State.REGROUPING, reason, told, judged=judged, cause=cause, wake_at=wake_at)
 
 
-def _has_to_stop(judged: Judged) -> bool:
-    if judged.standing is Standing.LOST:  # blamed for the others' trouble, and it still runs
-        agent = judged.worker.agent if judged.worker else None
-        return agent is not None and agent.connected and agent.state.phase in (AgentPhase.RUNNING, AgentPhase.LEAVING)
-    if judged.standing is Standing.STARTING:  # told of a generation that it never started: as good as stopped
-        return not (judged.worker and newcomers.is_ready(judged.worker))
-    return judged.standing in (Standing.RUNNING, Standing.STOPPING, Standing.SUSPECT)
-
-
-def _stop_deadline(situation: Situation, judged: Sequence[Judged]) -> float | None:
-    """When the patience with members that do not stop is over: counted from the last thing that happened."""
-    if situation.broken_since is None:
-        return None
-    agents = [j.worker.agent for j in judged if j.worker and j.worker.agent]
-    times = [situation.broken_since, parse_time(situation.world.formed_time) or 0.0]
-    times += [t for a in agents for t in (a.since, a.state_since)]
-    return max(times) + situation.grace + situation.settings.stop + situation.settings.start
+def _tell_end(
+    situation: Situation, judged: Sequence[Judged], cause: str, *, checkpoint: bool
+) -> dict[str, wire.Directive]:
+    return {
+        j.member.uid: directives.build_regroup(situation, cause, checkpoint=checkpoint)
+        for j in judged
+        if j.worker and j.worker.agent and j.worker.agent.connected and j.standing is not Standing.SUCCEEDED
+    }
 
 
 def _form(situation: Situation, judged: tuple[Judged, ...], *, cause: str) -> Decision:
@@ -218,6 +206,9 @@ def _form(situation: Situation, judged: tuple[Judged, ...], *, cause: str) -> De
     wait = _why_wait(situation, judged, survivors, candidates, size)
     if wait is not None:
         told = directives.fence(situation, ())
+        told |= _tell_end(
+            situation, [j for j in judged if not proof.is_out(j, situation.world)], cause, checkpoint=False
+        )
         return Decision(State.WAITING, wait.reason, told, judged=judged, cause=cause, wake_at=wait.until)
     world = _next_world(situation, candidates[:size], cause)
     announced = replace(situation, world=world)
@@ -231,7 +222,7 @@ def _may_go_on(judged: Judged) -> bool:
     worker = judged.worker
     return (
         worker is not None
-        and judged.standing in (Standing.STOPPED, Standing.STARTING)
+        and judged.standing is Standing.STOPPED
         and newcomers.is_ready(worker)
         and not worker.leaving
         and worker.pod.live
@@ -257,9 +248,12 @@ def _why_wait(
         return _Wait(f"{len(candidates)} of at least {sizes.min} ready")
     if now < situation.hold_until:
         return _Wait("backing off after a failure", situation.hold_until)
-    doubtful = next((j for j in judged if not _is_surely_dead(j)), None)
-    if doubtful and not survivors:  # it may still train alone in the old world: never two worlds at once
-        return _Wait(f"{doubtful.member.pod} of the old world is not confirmed dead")
+    doubtful = [j for j in judged if not proof.is_out(j, situation.world)]
+    # A world without one of its members never trains again; that one is gone on with is proof as good as any.
+    if doubtful and (
+        not survivors or len(doubtful) == len(judged)
+    ):  # it may still train alone in the old world: never two worlds at once
+        return _Wait(f"{doubtful[0].member.pod} of the old world is not confirmed dead")
     if len(survivors) >= sizes.min or size >= sizes.legal(sizes.wanted):
         return None
     if not newcomers.count_coming(situation, judged):
@@ -267,14 +261,6 @@ def _why_wait(
     since = sorted(w.agent.state_since for w in candidates if w.agent)
     patience = since[sizes.min - 1] + settings.join_patience
     return _Wait(f"{len(candidates)} ready, others are on their way", patience) if now < patience else None
-
-
-def _is_surely_dead(judged: Judged) -> bool:
-    """Gone, ended, or standing before us without its old world."""
-    worker = judged.worker
-    if worker is None or worker.pod.terminal:
-        return True
-    return worker.agent is not None and worker.agent.connected
 
 
 def _next_world(situation: Situation, chosen: Sequence[Worker], cause: str) -> api.RendezvousStatus:

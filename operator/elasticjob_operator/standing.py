@@ -61,7 +61,7 @@ class Standing(StrEnum):
     """How a member stands towards the present generation."""
 
     RUNNING = "running"
-    STARTING = "starting"  # it was told and has not started yet
+    STARTING = "starting"  # it was told, or will be, and is not known to have started
     STOPPING = "stopping"  # it left the generation and is not ready again
     STOPPED = "stopped"  # it left the generation and is ready for the next
     SUCCEEDED = "succeeded"
@@ -203,13 +203,18 @@ def _judge_present(member: api.Member, worker: Worker, agent: Agent, situation: 
         if situation.now < until:
             return Judged(member, Standing.STOPPING, worker, "its workers stop", until)
         return Judged(member, Standing.LOST, worker, "it did not stop its workers")
-    if state.phase is AgentPhase.READY and member.rank == 0 and not _hosts(state, world):
+    if lost_its_store(member, state, world):
         return Judged(member, Standing.STOPPED, worker, "the store of this generation is gone")
     # Nobody can be late for what nobody could tell it.
     until = max(parse_time(world.formed_time) or 0.0, agent.since, situation.hub_started) + settings.start
     if situation.now < until:
         return Judged(member, Standing.STARTING, worker, "it has not started yet", until)
     return Judged(member, Standing.LATE, worker, f"it did not start within {settings.start:.0f} s")
+
+
+def lost_its_store(member: api.Member, state: wire.AgentState, world: api.RendezvousStatus) -> bool:
+    """Whether rank 0 can never start in this generation, since it is ready with another store by now."""
+    return state.phase is AgentPhase.READY and member.rank == 0 and not _hosts(state, world)
 
 
 def _hosts(state: wire.AgentState, world: api.RendezvousStatus) -> bool:

@@ -73,7 +73,7 @@ class AgentState(_Wire):
     """The whole state of an agent, sent in `hello` and whenever it changes."""
 
     phase: AgentPhase
-    generation: Count = 0  # the generation it runs, or last ran; 0 before the first
+    generation: Count = 0  # the one it runs, last ran or gave up; it enters only newer ones
     store: Store | None = None  # with `ready`: the store it would host as rank 0
     nproc: Annotated[int, Field(ge=1, le=1024)] = 1  # local world size
     address: Short | None = None  # where peers reach it; default: the pod's IP
@@ -144,6 +144,8 @@ class World(_Wire):
 class Regroup(_Wire):
     """Generation `generation` and all before it are over: stop the workers and become ready.
 
+    An agent that is ready already says so again with this generation: it will not enter it any more.
+
     `checkpoint` is true for an announced change, where every member is alive: signal the script, give it
     `grace_seconds`. It is false after a loss: nothing can be saved, stop at once.
     """
@@ -173,6 +175,7 @@ class Welcome(_Wire):
     type: Literal["welcome"] = "welcome"
     heartbeat_seconds: float  # the agent sends a WebSocket ping this often
     timeout_seconds: float  # silence after which the hub calls it lost
+    in_process: bool = False  # the workers of the others keep their memory: start the script before there is a world
 
 
 class DirectiveMessage(_Wire):

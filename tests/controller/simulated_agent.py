@@ -119,6 +119,9 @@ class SimAgent:
                 self.later(
                     self.cluster.pace.checkpoint if directive.checkpoint else self.cluster.pace.stop, "become_ready"
                 )
+            elif self.phase is READY and self.generation < directive.generation:
+                self.world, self.generation = None, directive.generation
+                self.say(READY)
         elif self.phase in (RUNNING, LEAVING):
             self.exit_code = 0 if directive.ok else 1
             self.say(STOPPING)

@@ -29,6 +29,7 @@ def worker(index: int = 1, **fields: Any) -> Worker:
 
 
 LATE = format_time(NOW - 100)
+LATELY = format_time(NOW - 10)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,51 @@ GONE = api.RendezvousStatus()
             id="loss-below-min-waits",
         ),
         pytest.param(
+            make_situation(make_world(members=(0, 1, 2), formed_time=LATELY), READY[:2]),
+            (State.REGROUPING, "lost", [], {"regroup"}),
+            id="who-has-not-started-yet-may-be-about-to",
+        ),
+        pytest.param(
+            make_situation(
+                make_world(members=(0, 1, 2), formed_time=LATELY), (make_worker(0, "ready", 1), make_worker(1))
+            ),
+            (State.REGROUPING, "lost", [], {"regroup"}),
+            id="each-of-them-gives-it-up",
+        ),
+        pytest.param(
+            make_situation(
+                make_world(members=(0, 1, 2), formed_time=LATELY), tuple(make_worker(i, "ready", 1) for i in (0, 1))
+            ),
+            (State.STARTING, "lost", ["u0", "u1"], {"world"}),
+            id="who-gave-it-up-goes-on",
+        ),
+        pytest.param(
+            make_situation(
+                make_world(members=(0, 1, 2), formed_time=LATELY),
+                (make_worker(0, port=41000), make_worker(1, "ready", 1)),
+            ),
+            (State.STARTING, "lost", ["u0", "u1"], {"world"}),
+            id="a-new-store-is-proof-too",
+        ),
+        pytest.param(
+            make_situation(make_world(members=(0, 1, 2), formed_time=LATE), READY[:3]),
+            (State.REGROUPING, "lost", [], {"regroup"}),
+            id="late-ones-are-nobodys-proof",
+        ),
+        pytest.param(
+            make_situation(
+                make_world(members=(0,), formed_time=LATE),
+                (
+                    make_worker(0, "running", 1, leaving="drain", since=NOW - 100, state_since=NOW - 100),
+                    make_worker(1),
+                ),
+                min=1,
+                broken_since=NOW - 100,
+            ),
+            (State.WAITING, "drain", [], {"regroup"}),
+            id="the-only-one-that-does-not-stop-is-waited-for",
+        ),
+        pytest.param(
             make_situation(
                 make_world(), (make_worker(0, "succeeded", 1), make_worker(1, "running", 1), make_worker(2))
             ),
@@ -336,6 +382,16 @@ def test_a_lone_member_that_is_silent_blocks_the_next_world() -> None:
     assert decide(situation).reason == "digits-worker-0 of the old world is not confirmed dead"
     gone = replace(situation, workers=(make_worker(1),))
     assert [m.uid for m in (decide(gone).world or GONE).members] == ["u1"]
+
+
+def test_only_the_host_of_a_store_that_nobody_reaches_is_asked() -> None:
+    world = make_world(members=(0, 1, 2), formed_time=LATE)
+    blamed = make_situation(world, (make_worker(0, "running", 1), make_worker(1), make_worker(2)))
+    assert set(decide(blamed).directives) == {"u0"}, "an answer of the others would be no blame any more"
+    stopped = replace(blamed, workers=(make_worker(0, "ready", 1), *blamed.workers[1:]))
+    made = decide(stopped)
+    assert [m.uid for m in (made.world or GONE).members] == ["u1", "u2"]
+    assert [j.member.uid for j in made.standing(Standing.LOST)] == ["u0"]
 
 
 def test_a_member_that_missed_a_regroup_is_told_of_its_own_generation() -> None:

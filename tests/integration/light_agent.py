@@ -124,6 +124,9 @@ class Agent:
         ):
             self.write("stop")
             self.stop(ws)
+        elif action == "regroup" and self.phase == "ready" and self.generation < directive["generation"]:
+            self.generation = directive["generation"]  # it will not be entered any more
+            self.say(ws, "ready")
         elif action == "stop":
             self.write("end")
             return 0 if directive.get("ok", True) else 1

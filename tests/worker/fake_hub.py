@@ -68,6 +68,7 @@ class FakeHub:
         self.port = port
         self.generation = 0
         self.restarts = 0
+        self.in_process: bool | None = None  # what to tell newcomers; None: what the others say of themselves
         self.agents: dict[str, Agent] = {}
         self.world: World | None = None
         self.stop_reason: tuple[str, bool] | None = None
@@ -243,7 +244,12 @@ class FakeHub:
             agent = self._admit(pod, message, socket)
             await self._send(
                 agent,
-                {"type": "welcome", "heartbeatSeconds": self.heartbeat, "timeoutSeconds": self.timeout},
+                {
+                    "type": "welcome",
+                    "heartbeatSeconds": self.heartbeat,
+                    "timeoutSeconds": self.timeout,
+                    "inProcess": self._is_in_process(),
+                },
             )
             agent.told = None
             self._think()
@@ -291,6 +297,15 @@ class FakeHub:
         agent.told = directive
         asyncio.get_running_loop().create_task(self._send(agent, {"type": "directive", "directive": directive}))
 
+    def order_regroup(self, pod: str, generation: int) -> None:
+        """Tell one pod that a world which it never saw is over, as after an operator that died in between."""
+
+        def order() -> None:
+            self.generation = generation
+            self._tell(self.agents[pod], self._regroup_directive(generation, "over", checkpoint=False))
+
+        self.call(order)
+
     # Membership, much simpler than the operator's.
 
     def _think(self) -> None:
@@ -308,6 +323,12 @@ class FakeHub:
                 self._tell(agent, {"action": "stop", "reason": "not wanted", "ok": True})
         with self.changed:
             self.changed.notify_all()
+
+    def _is_in_process(self) -> bool:
+        if self.in_process is not None:
+            return self.in_process
+        tried = [a.state for a in self.agents.values() if a.socket is not None and a.generation > 0]
+        return bool(tried) and all(state.get("inProcess") for state in tried)
 
     def _is_stale(self, agent: Agent) -> bool:
         """It runs in a world that is over and was not there when that was said."""

@@ -108,6 +108,18 @@ def test_a_paused_pod_is_fenced(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     assert not late, "the old world made no step after the new one began"
 
 
+def test_a_ready_pod_says_that_it_gives_a_world_up(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    pods.start("pod-0", *command(steps))
+    hub.wait_for(lambda: "ready" in hub.phases("pod-0"), what="it is ready")
+    hub.order_regroup("pod-0", 3)
+    hub.wait_for(lambda: hub.agents["pod-0"].state["generation"] == 3, what="it says so")
+    assert hub.phases("pod-0")[-1] == "ready"
+    pods.start("pod-1", *command(steps))
+    world = hub.wait_for_world(2)
+    assert world.generation == 4
+    steps.wait_for_world(2, 4)
+
+
 def test_training_goes_on_without_the_hub(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     for i in range(2):
         pods.start(f"pod-{i}", *command(steps))

@@ -51,6 +51,20 @@ def test_which_world_is_entered(
     assert (seat.find_world(generation, store, directive) is not None) is found
 
 
+@pytest.mark.parametrize(
+    ("generation", "directive", "expected"),
+    [
+        pytest.param(4, wire.Regroup(5, "x"), True, id="one that was never entered"),
+        pytest.param(5, wire.Regroup(5, "x"), False, id="one that ran here"),
+        pytest.param(5, wire.Regroup(4, "x"), False, id="an older one"),
+        pytest.param(4, world(5), False, id="a world"),
+        pytest.param(4, None, False, id="nothing was said"),
+    ],
+)
+def test_which_generation_is_given_up(generation: int, directive: wire.Directive | None, expected: bool) -> None:
+    assert seat.is_given_up(generation, directive) is expected
+
+
 def test_ranks_follow_the_number_of_workers_of_each_pod() -> None:
     assert [seat.base_rank(world(rank=rank)) for rank in range(3)] == [0, 2, 3]
     assert seat.world_size(world()) == 7
