@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticjob_devcluster import Cluster
-from operator_fixture import LIGHT_AGENT, Jobs, light_spec, wait_for
+from operator_fixture import LIGHT_AGENT, MERGE, Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -32,8 +32,8 @@ def served_policy(jobs: Jobs) -> str:
 
 
 class TestSize:
-    def test_a_horizontal_pod_autoscaler_finds_its_target(self, jobs: Jobs) -> None:
-        """There is no metrics server here: what it needs is the scale with a selector that finds the pods."""
+    def test_a_horizontal_pod_autoscaler_drives_the_size(self, jobs: Jobs) -> None:
+        """There is no metrics server here, and none is needed to bring a size back between minimum and maximum."""
         jobs.create("hpa", light_spec())
         jobs.await_world("hpa", 2)
         target = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "name": "hpa"}
@@ -53,11 +53,16 @@ class TestSize:
         selected = f"/api/v1/namespaces/{jobs.namespace}/pods?labelSelector={scale['status']['selector']}"
         assert len(jobs.kube.request("GET", selected)["items"]) == 2
 
-        def has_looked() -> bool:
+        def has_seen(count: int) -> bool:
             status = (jobs.kube.get(f"{path}/hpa") or {}).get("status") or {}
-            return bool(status.get("currentReplicas") == 2)
+            return bool(status.get("currentReplicas") == count)
 
-        wait_for(has_looked, "the autoscaler has found its target")
+        wait_for(lambda: has_seen(2), "the autoscaler has found its target")
+        jobs.kube.request("PATCH", f"{path}/hpa", {"spec": {"minReplicas": 3}}, content_type=MERGE)
+        jobs.await_world("hpa", 3)
+        jobs.kube.request("PATCH", f"{path}/hpa", {"spec": {"minReplicas": 1, "maxReplicas": 1}}, content_type=MERGE)
+        jobs.await_world("hpa", 1)
+        wait_for(lambda: has_seen(1), "the autoscaler counts what is left")
 
     def test_a_spare_takes_the_place_of_a_lost_member(self, jobs: Jobs, cluster: Cluster) -> None:
         jobs.create("spare", light_spec(elasticPolicy={"spares": 1}))
