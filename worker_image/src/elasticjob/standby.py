@@ -64,6 +64,8 @@ def serve(channel: socket.socket, agent: int) -> NoReturn:
     while (order := _receive(channel)) is not None:
         if _fork_child_of(agent):
             channel.close()
+            if _lost_devices():
+                os._exit(1)  # nobody answers: the agent starts its workers cold
             _take_over(order)
             become(order.argv)
         for file in (order.stdout, order.stderr, order.answer):
@@ -73,6 +75,9 @@ def serve(channel: socket.socket, agent: int) -> NoReturn:
 
 def _import_what_optimizers_need() -> None:
     """The first optimizer of a process imports torch's compiler, used or not: a second, free while we wait."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+        "1"  # a look for devices must not start CUDA: it does not survive a fork
+    )
     with contextlib.suppress(ImportError):
         import torch._dynamo  # noqa: F401
 
@@ -91,6 +96,14 @@ def _receive(channel: socket.socket) -> Order | None:
         text += part
     order = json.loads(text)
     return Order(order["argv"], order["env"], *files)
+
+
+def _lost_devices() -> bool:
+    """Whether something had started a device's driver before the fork: this process cannot use it any more."""
+    import torch
+
+    checks = (getattr(getattr(torch, name, None), "_is_in_bad_fork", None) for name in ("cuda", "xpu", "mtia"))
+    return any(check is not None and check() for check in checks)
 
 
 def _fork_child_of(agent: int) -> bool:
