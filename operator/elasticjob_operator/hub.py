@@ -224,7 +224,11 @@ class Hub:
                 farewell = hello
                 return
             seat = self._seats.enter(link, identity, hello)
-            welcome = wire.Welcome(heartbeat_seconds=link.heartbeat, timeout_seconds=link.timeout)
+            welcome = wire.Welcome(
+                heartbeat_seconds=link.heartbeat,
+                timeout_seconds=link.timeout,
+                in_process=self._seats.is_in_process((identity.namespace, identity.job)),
+            )
             await link.send(frames.encode(welcome))
             self._seats.send_soon(seat)
             while True:

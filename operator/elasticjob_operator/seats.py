@@ -61,6 +61,11 @@ class Seats:
         seats = self._jobs.get(job, {})
         return {uid: seat.agent for uid, seat in seats.items() if seat.agent is not None}
 
+    def is_in_process(self, job: JobKey) -> bool:
+        """Whether the job's scripts keep their memory over a regroup, as all that were in a world have shown."""
+        tried = [a.state for a in self.agents(job).values() if a.connected and a.state.generation > 0]
+        return bool(tried) and all(state.in_process for state in tried)
+
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
         """Says what holds for the job's pods, by pod uid; a pod that is not named has no directive.
 

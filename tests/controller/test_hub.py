@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import aiohttp
 import pytest
 
-from controller.hub_fixture import FAST, JOB, connected, eventually, running_hub, seated
+from controller.hub_fixture import FAST, JOB, RunningHub, connected, eventually, running_hub, seated
 from elasticjob_operator import certificates, wire
 
 UID = "uid-digits-worker-0"
@@ -169,6 +169,26 @@ async def test_silence_is_a_loss_without_a_closed_socket() -> None:
         await eventually(lambda: not running.hub.agents(JOB)[UID].connected)
         assert running.hub.agents(JOB)[UID].lost_by == "silent"
         assert running.hub.counts["lost:silent"] == 1
+
+
+async def greet(running: RunningHub, pod: str) -> wire.Welcome:
+    async with connected(running, pod) as client:
+        await client.hello()
+        welcome = await client.hear()
+        assert isinstance(welcome, wire.Welcome)
+        return welcome
+
+
+async def test_a_newcomer_hears_whether_the_others_keep_their_memory() -> None:
+    async with running_hub() as running:
+        assert not (await greet(running, "digits-worker-8")).in_process, "there are no others"
+        async with seated(running, "digits-worker-0") as one:
+            for state in (READY, {"phase": "running", "generation": 1}):
+                await one.state(**state, in_process=True)
+            await eventually(lambda: running.hub.agents(JOB)[UID].state.generation == 1)
+            assert (await greet(running, "digits-worker-8")).in_process
+            async with seated(running, "digits-worker-1", state={"phase": "running", "generation": 1}):
+                assert not (await greet(running, "digits-worker-8")).in_process, "not all of them do"
 
 
 async def test_jobs_do_not_see_each_other() -> None:

@@ -147,11 +147,11 @@ def test_the_session_example_is_an_ordinary_script_too() -> None:
     assert first == second >= 0.9
 
 
-def test_the_session_example_is_marked_as_one() -> None:
+def test_the_session_example_needs_no_setting() -> None:
     job = yaml.safe_load((MANIFESTS / "digits-session.yaml").read_text())
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert {"name": "ELASTICJOB_IN_PROCESS", "value": "1"} in container["env"]
     assert container["command"][0] == "elasticjob-run"
+    assert "env" not in container
 
 
 def test_the_agent_meets_before_it_assigns_ranks_and_starts() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from worker.fake_hub import FakeHub, World
-from worker.fake_pods import Pod, Pods, Steps
+from worker.fake_pods import STEPS, Pod, Pods, Steps
 from worker.gang_helper import clean_environment
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,8 +48,7 @@ class Story:
 
     def start(self, name: str, *more: str, env: dict[str, str | None] | None = None) -> None:
         command = [PROGRAM, "--out", str(self.steps.folder), *more]
-        variables = {"ELASTICJOB_IN_PROCESS": "1", **(env or {})}
-        self.members[name] = self.pods.start(name, *command, launcher=self.launcher, env=variables)
+        self.members[name] = self.pods.start(name, *command, launcher=self.launcher, env=env)
 
     def wait_for(self, size: int, after: World | None = None) -> World:
         world = self.hub.wait_for_world(size, newer_than=0 if after is None else after.generation, timeout=120)
@@ -88,6 +87,39 @@ def test_announced_changes_lose_no_step_and_no_process(hub: FakeHub, pods: Pods,
     assert len({line["pid"] for line in lines}) == 3, "nobody was started twice"
     assert all(agent.state["inProcess"] for agent in hub.agents.values())
     assert not hub.failures()
+    kept = {pod: states[0]["inProcess"] for pod in ("pod-0", "pod-2") if (states := ready_states(hub, pod))}
+    assert kept == {"pod-0": False, "pod-2": True}, "the newcomer's script ran before it was ready"
+
+
+def ready_states(hub: FakeHub, pod: str) -> list[dict[str, Any]]:
+    states = [message["state"] for _, who, message in hub.history if who == pod and "state" in message]
+    return [state for state in states if state["phase"] == "ready"]
+
+
+def test_a_script_without_a_session_is_started_in_a_world(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    """The pod was told that the others keep their memory; this script cannot, and trains all the same."""
+    hub.in_process = True
+    hub.set_size(1)
+    pod = pods.start("pod-0", str(STEPS), "--out", str(steps.folder))
+    world = hub.wait_for_world(1, timeout=120)
+    steps.wait_for_world(1, world.generation)
+    assert "before it made an elasticjob.Session" in pod.log
+    assert not hub.failures(), "it costs nothing of the restart budget"
+    assert not hub.agents["pod-0"].state["inProcess"]
+
+
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_the_author_may_decide(hub: FakeHub, pods: Pods, steps: Steps, setting: str) -> None:
+    env: dict[str, str | None] = {"ELASTICJOB_IN_PROCESS": setting}
+    hub.set_size(1)
+    story = Story(hub, pods, steps)
+    story.start("pod-0", env=env)
+    world = story.wait_for(1)
+    story.start("pod-1", env=env)
+    world = story.wait_for(2, world)
+    assert [state["inProcess"] for state in ready_states(hub, "pod-0")] == [setting == "1"] * 2
+    survivors = {line["pid"] for line in steps.read() if line["rank"] == 0}
+    assert len(survivors) == (1 if setting == "1" else 2)
 
 
 @pytest.mark.parametrize("victims", [pytest.param([0], id="rank 0"), pytest.param([1, 2], id="two at once")])
@@ -175,7 +207,7 @@ def test_the_loss_curve_does_not_depend_on_the_world(hub: FakeHub, pods: Pods, s
     lines = steps.read()
     check_history(lines, repeated=1)
     alone = Steps(tmp_path / "alone")
-    env = {**fixed, "ELASTICJOB_HUB_URL": None, "ELASTICJOB_IN_PROCESS": None, "PET_RDZV_BACKEND": None}
+    env = {**fixed, "ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None}
     command = ["--standalone", PROGRAM, "--out", str(alone.folder), "--epochs", "16", "--step-seconds", "0"]
     assert pods.start("alone", *command, env=env).wait(120) == 0
     undisturbed = {line["step"]: line["loss"] for line in alone.read()}
@@ -257,7 +289,7 @@ def test_any_schedule_gives_the_undisturbed_curve(
     check_history(lines, repeated=schedule.count("kill"))
     alone = Steps(tmp_path / "alone")
     last = max(line["step"] for line in lines)
-    env = {**fixed, "ELASTICJOB_HUB_URL": None, "ELASTICJOB_IN_PROCESS": None, "PET_RDZV_BACKEND": None}
+    env = {**fixed, "ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None}
     command = ["--standalone", PROGRAM, "--out", str(alone.folder), "--epochs", str(last // 20 + 1)]
     assert pods.start("alone", *command, "--step-seconds", "0", env=env).wait(120) == 0
     undisturbed = {line["step"]: line["loss"] for line in alone.read()}

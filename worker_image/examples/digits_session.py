@@ -1,7 +1,7 @@
 """The digits of `digits.py` again, in a session: the process keeps its memory when the world changes.
 
 Run it with `python digits_session.py`, `torchrun --standalone --nproc-per-node=2 digits_session.py`, or in an
-ElasticJob with ELASTICJOB_IN_PROCESS=1. A pod that joins or leaves costs no step, a lost one at most one, and no
+ElasticJob. A pod that joins or leaves costs no step, a lost one at most one, and no
 process of a survivor is started again.
 
 Each rank prints one JSON object a line. `event` is start, step or done. `commit` is the number of the step: the same

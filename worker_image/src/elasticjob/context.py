@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elasticjob.env import NO_PORT
 from elasticjob.errors import ConfigurationError
 
 
@@ -61,7 +62,7 @@ def read_context(env: Mapping[str, str]) -> Context:
     if rank >= world_size:
         raise ConfigurationError(f"RANK={rank} does not fit WORLD_SIZE={world_size}: ranks start at 0.")
     port = read_integer(env, "MASTER_PORT", 0)
-    if port > 65535:
+    if port > NO_PORT:
         raise ConfigurationError(f"MASTER_PORT={port} is not a port: it must be below 65536.")
     restarts = read_integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
     return Context(

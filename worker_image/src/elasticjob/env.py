@@ -37,6 +37,9 @@ CONTROL: Final = "ELASTICJOB_CONTROL"
 # agent learns from the script, and from the hub, that it uses an `elasticjob.Session`.
 IN_PROCESS: Final = "ELASTICJOB_IN_PROCESS"
 
+# The MASTER_PORT of a worker that is started before there is a world: torch refuses it at once.
+NO_PORT: Final = 65536
+
 BACKEND: Final = "elasticjob"
 AGENT_PATH: Final = "/v1/agent"
 

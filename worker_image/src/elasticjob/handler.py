@@ -92,11 +92,11 @@ class ElasticJobRendezvous(RendezvousHandler):
         try:
             self._check_before_first()
             failure = self._find_failure(agent)
-            if self.member.settings.in_process:
+            if self._keeps_memory(failure):
                 if agent is not None:
                     torchagent.set_restarts(agent, 0)
-                return self._start_sessions(failure)
-            world, session = self.member.join(failure)
+                return self._start_sessions()
+            world, session = self.member.join(failure if self._ran else None)
         except (JoinError, Released) as end:
             _exit(end)
         if agent is not None:
@@ -112,7 +112,6 @@ class ElasticJobRendezvous(RendezvousHandler):
         if self._checked:
             return
         self._checked = True
-        self.member.set_in_process(self.member.settings.in_process)
         self.member.start()
         problem = doctor.find_problem(doctor.preflight(self.member.settings.preflight, os.environ))
         if problem is not None:
@@ -120,19 +119,33 @@ class ElasticJobRendezvous(RendezvousHandler):
             self.member.say(wire.FAILED, wire.Failure(0, message=message))
             fail(message)
 
-    def _start_sessions(self, failure: wire.Failure | None) -> RendezvousInfo:
-        """Workers that keep their memory are started before there is a world; the relay brings them worlds."""
-        nproc = self.member.state.nproc
+    def _keeps_memory(self, failure: wire.Failure | None) -> bool:
+        """Whether to start the workers before there is a world, because they make a session and wait for one."""
+        wanted = self.member.settings.in_process
+        if wanted is False:
+            return False
         if self._relay is None:
-            self._relay = Relay(self.member, self.team, nproc)
-            self._relay.start()
-        elif self._relay.ended is not None:
+            self._relay = Relay(self.member, self.team, self.member.state.nproc)
+            welcome = self.member.hub.welcome
+            if wanted or (welcome is not None and welcome.in_process):
+                self._relay.start()
+                return True
+        if self._relay.decline():
+            return False
+        if self._relay.ended is not None:
             _exit(self._relay.ended)
-        else:
-            self._relay.restart(failure)
+        if self._relay.restart(failure):
+            return True
+        logger.warning("The script ended before it made an elasticjob.Session: from now on it is started in a world.")
+        self._ran = False
+        return False
+
+    def _start_sessions(self) -> RendezvousInfo:
+        """The relay will bring worlds to these workers."""
+        os.environ[env.GENERATION] = "0"  # the workers inherit it: they are in no world
         self._ran, self._hang = True, None
-        session = PodStore(nproc, self.member.finish, lambda: False)
-        return RendezvousInfo(session, 0, 1, RendezvousStoreInfo(self.member.settings.pod_ip, 1))
+        session = PodStore(self.member.state.nproc, self.member.finish, lambda: False)
+        return RendezvousInfo(session, 0, 1, RendezvousStoreInfo(self.member.settings.pod_ip, env.NO_PORT))
 
     def _find_failure(self, agent: SimpleElasticAgent | None) -> wire.Failure | None:
         """Why torchrun comes back, unless it comes because the hub called."""
@@ -146,10 +159,12 @@ class ElasticJobRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         self.catch_sigterm()
         agent = torchagent.find_agent()
-        if self._relay is not None:
+        if self._relay is not None and self._relay.active:
             return self._watch_relay(self._relay, agent)
         if not self.member.is_over():
             return 0 if agent is None else self._watch_for_hangs(agent)
+        if self._relay is not None and not self._relay.decline():
+            return 0  # the workers just made their sessions: the relay ends this world
         self.member.say(wire.STOPPING)
         grace = self.member.grace()
         if grace > 0:

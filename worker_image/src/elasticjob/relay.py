@@ -37,9 +37,9 @@ class Relay:
         self._failure: wire.Failure | None = None
         self._ended: Exception | None = None
         self._active = False
-        self._proven = False  # the script has shown that it makes a session
+        # Whether the script makes a session: its author says so, or it has shown it.
+        self._proven = member.settings.in_process is True
         self._declined = -1  # the generation whose workers are stopped as others are
-        self._starts = 0
         member.is_abandoned = self._is_abandoned
         team.on_message = self._hear
         self._thread: threading.Thread | None = None
@@ -81,7 +81,6 @@ class Relay:
                 self._changed.notify_all()
             else:
                 self._failure, thread = failure, None
-                self._starts += 1
         if thread is not None:
             thread.join()
             self._member.set_in_process(False)
@@ -127,8 +126,6 @@ class Relay:
             if adopted:
                 logger.info("Generation %d: the workers keep their memory from now on.", self._member.generation)
                 self._watch(self._member.generation)
-            else:
-                self._member.start()
             while self._wait_for_sessions():
                 self._one_world()
         except (Released, JoinError) as end:
@@ -159,6 +156,7 @@ class Relay:
         try:
             world, _ = self._member.join(failure)
         except Abandoned:
+            self._member.say(wire.STARTING, self._member.state.failure)
             return
         self._team.begin()
         with self._changed:
@@ -191,12 +189,13 @@ class Relay:
         if isinstance(directive, wire.Stop) and directive.checkpoint:
             # Nobody keeps this memory: the scripts save while the world still works.
             self._team.save(directive.grace_seconds, lambda: False)
-        if self._member.state.phase != wire.STARTING:  # the workers died: a new start says so
-            self._member.say(wire.STOPPING)
+        if self._are_new():
+            self._member.abandon()
+            return
+        self._member.say(wire.STOPPING)
         asked: bool | None = None
-        starts = self._starts
         deadline = time.monotonic() + max(self._member.grace(), _LOSS_PATIENCE)
-        while not self._all_idle() and self._starts == starts and time.monotonic() < deadline:
+        while not self._all_idle() and not self._are_new() and time.monotonic() < deadline:
             announced = seat.grace_of(self._member.hub.directive) > 0
             if announced != asked:
                 asked = announced
@@ -207,8 +206,12 @@ class Relay:
                     peer.send({"type": "regroup", "generation": generation, "announced": announced})
             with self._changed:
                 self._changed.wait_for(self._all_idle, 0.1)
-        if not self._all_idle() and self._starts == starts:
+        if not self._all_idle() and not self._are_new():
             self._kill_late()
+
+    def _are_new(self) -> bool:
+        """Whether the workers died and are started anew: they are in no world that they could leave."""
+        return self._member.state.phase == wire.STARTING
 
     def _kill_late(self) -> None:
         for peer in self._team.server.peers(control.SESSION):

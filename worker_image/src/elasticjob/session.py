@@ -11,8 +11,8 @@
 
 An announced change ends the world at a step that all ranks agree on: no step is lost. After a loss the broken step
 is rolled back and repeated in the new world. On entering a world the ranks compare what they have; where it differs
-the most advanced whole state is sent to all, so parameters are bitwise equal after every regroup. It works where
-the agent runs with ELASTICJOB_IN_PROCESS=1; elsewhere it is plain DDP, and a change of the world is a restart.
+the most advanced whole state is sent to all, so parameters are bitwise equal after every regroup. In an ElasticJob the
+agent learns of the session and keeps the process; elsewhere it is plain DDP, and a change of the world is a restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import datetime
 import logging
 import os
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class Session:
         self._extras = extras
         self._backend = backend or ("nccl" if next(model.parameters()).is_cuda else "gloo")
         self._timeout = datetime.timedelta(seconds=timeout)
-        self._client = control.connect() if is_in_process(os.environ) else None
+        self._client = control.connect() if self._may_keep_memory() else None
         self._worlds: queue.Queue[control.Message | None] = queue.Queue()
         # The newest generations that the agent called over: announced or not, and lost without notice.
         self._over = self._lost = -1
@@ -82,9 +82,14 @@ class Session:
         if self._client is not None:
             self._client.listen(self._hear)
             self._client.want(control.SESSION)
-            self._regroup()
+            self._regroup(_world_of(os.environ) if self.generation > 0 else None)
         else:
             self._join_fixed_world()
+
+    @staticmethod
+    def _may_keep_memory() -> bool:
+        """A process group that the script made itself is bound to its world, and the script to restarts."""
+        return is_in_process(os.environ) is not False and not dist.is_initialized()
 
     # What the training loop uses.
 
@@ -226,14 +231,18 @@ class Session:
             with contextlib.suppress(RuntimeError, AttributeError, ValueError):
                 group.abort()
 
-    def _regroup(self) -> None:
-        """Leave this world, wait for the next, and enter it with the state that counts."""
+    def _regroup(self, world: control.Message | None = None) -> None:
+        """Leave this world, wait for the next, and enter it with the state that counts.
+
+        `world` is the one in which the process was started.
+        """
         assert self._client is not None
         while True:
-            self._leave()
-            self._client.send({"type": "idle", "step": self.committed, "error": self._broken})
-            self._broken, self._interrupted = None, False
-            world = self._await_world()
+            if world is None:
+                self._leave()
+                self._client.send({"type": "idle", "step": self.committed, "error": self._broken})
+                self._broken, self._interrupted = None, False
+                world = self._await_world()
             try:
                 self._enter(world)
                 self._agree()
@@ -243,7 +252,7 @@ class Session:
             except Exception as error:
                 if not is_world_failure(error):
                     raise
-                self._broken = _first_line(error)
+                self._broken, world = _first_line(error), None
                 continue
             self.regroups += 1
             return
@@ -358,6 +367,20 @@ class Session:
 
     def _device(self, slot: state.Slot) -> torch.device:
         return torch.device(slot.device) if slot.device == "cpu" else next(self._module.parameters()).device
+
+
+def _world_of(environ: Mapping[str, str]) -> control.Message:
+    """The world in which the agent started this process, as the relay would describe it."""
+    return {
+        "generation": int(environ[GENERATION]),
+        "rank": int(environ["RANK"]),
+        "worldSize": int(environ["WORLD_SIZE"]),
+        "groupRank": int(environ.get("GROUP_RANK", "0")),
+        "groupWorldSize": int(environ.get("GROUP_WORLD_SIZE", "1")),
+        "address": environ["MASTER_ADDR"],
+        "port": int(environ["MASTER_PORT"]),
+        "restarts": int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    }
 
 
 def is_world_failure(error: Exception) -> bool:

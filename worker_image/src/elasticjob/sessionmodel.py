@@ -26,8 +26,8 @@ def check_model(model: torch.nn.Module) -> None:
         if type(parameter.data).__name__ == "DTensor":
             raise ConfigurationError(
                 f"Session(model=...) cannot keep a sharded model: {name!r} is a DTensor, and a lost rank takes its"
-                " shards with it. Use elasticjob.Checkpointer and restarts instead (leave ELASTICJOB_IN_PROCESS"
-                " unset): it reads the shards at any world size. worker_image/examples/fsdp.py shows it."
+                " shards with it. Use elasticjob.Checkpointer and restarts instead: it reads the shards at any world"
+                " size. worker_image/examples/fsdp.py shows it."
             )
 
 
