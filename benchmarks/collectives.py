@@ -1,7 +1,8 @@
 """Collectives over gloo on loopback: against raw TCP between the same processes, and ours against plain torch.
 
 The limit is a ring of plain sockets that moves the bytes each rank has to send, in both directions at once. Against
-torch, ours are `elasticjob`'s own functions with their defaults. `--settings` tries what gloo can be told. NCCL is
+torch, ours are `elasticjob`'s own functions with their defaults; `all_gather` writes into a tensor that is there, and
+`all_gather_new` makes one for each result, ours and torch's alike. `--settings` tries what gloo can be told. NCCL is
 measured where CUDA is there.
 """
 
@@ -20,7 +21,7 @@ from benchmarks.launchers.torchrun import find_port
 from benchmarks.processes import Pod, install_clean_up
 
 WORKER = launchers.ROOT / "benchmarks" / "scripts" / "collective_worker.py"
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv")
+OPS = ("all_reduce", "all_gather", "all_gather_new", "reduce_scatter", "broadcast", "send_recv")
 SIZES = (4, 1024, 16 * 1024, 256 * 1024, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 QUICK_SIZES = (4, 1024, 256 * 1024, 16 << 20)
 SETTINGS: dict[str, dict[str, str]] = {
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     report = harness.Report("collectives", options.out)
     sizes = [size for size in (QUICK_SIZES if options.quick else SIZES) if size <= options.extra.max_bytes]
-    ops = ("all_reduce", "all_gather", "broadcast") if options.quick else OPS
+    ops = ("all_reduce", "all_gather", "all_gather_new", "broadcast") if options.quick else OPS
     for world in (2, 4):
         if not options.has_time():
             harness.say("the time is over: what follows is left out (--budget)")

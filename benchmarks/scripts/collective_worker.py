@@ -89,6 +89,7 @@ def torch_steps(count: int, rank: int, world: int) -> dict[str, Callable[[], obj
     return {
         "all_reduce": lambda: dist.all_reduce(data),
         "all_gather": lambda: gather(whole, part),
+        "all_gather_new": lambda: gather(part.new_empty(whole.numel()), part),
         "reduce_scatter": lambda: scatter(part, whole),
         "broadcast": lambda: dist.broadcast(data, 0),
         "send_recv": ping,
@@ -96,13 +97,15 @@ def torch_steps(count: int, rank: int, world: int) -> dict[str, Callable[[], obj
 
 
 def elasticjob_steps(count: int, world: int) -> dict[str, Callable[[], object]]:
-    """The same with our functions, where we have one of our own."""
+    """The same with our functions, where we have one of our own. Ours return the result, `out` or a new tensor."""
     import elasticjob
 
     data, part = torch.ones(count), torch.ones(max(1, count // world))
+    whole = torch.empty(part.numel() * world)
     return {
         "all_reduce": lambda: elasticjob.all_reduce(data),
-        "all_gather": lambda: elasticjob.all_gather(part),
+        "all_gather": lambda: elasticjob.all_gather(part, out=whole),
+        "all_gather_new": lambda: elasticjob.all_gather(part),
     }
 
 
@@ -110,7 +113,7 @@ def moved(op: str, size: int, world: int) -> int:
     """Bytes each rank must send at least, and so what raw TCP is asked to move."""
     if op == "all_reduce":
         return 2 * size * (world - 1) // world
-    if op in ("all_gather", "reduce_scatter"):
+    if op in ("all_gather", "all_gather_new", "reduce_scatter"):
         return size * (world - 1) // world
     return size
 

@@ -39,6 +39,14 @@ def gathers(rank: int) -> None:
     say("all_gather", list(collectives.all_gather(mine).shape))
     say("all_gather values", collectives.all_gather(mine)[:, 0].tolist())
     say("all_gather stack", list(collectives.all_gather(mine, stack=True).shape))
+    into = torch.empty(8, 3)
+    say("all_gather out", collectives.all_gather(mine, out=into) is into and into[:, 0].tolist())
+    stacked = torch.empty(4, 2, 3)
+    say("all_gather out async", collectives.all_gather(mine, out=stacked, async_op=True).wait()[:, 1, 0].tolist())
+    try:
+        collectives.all_gather(mine, out=torch.empty(3))
+    except ConfigurationError as error:
+        say("all_gather out wrong", str(error))
     say("all_gather scalar", collectives.all_gather(torch.tensor(rank)).tolist())
     say("all_gather async", collectives.all_gather(mine.t(), async_op=True).wait().shape[0])
     parts = collectives.gather(torch.tensor([rank]), dst=2)

@@ -213,24 +213,46 @@ def all_gather(
     With `stack=False` and input `[a, b]` in a world of n the result is `[n*a, b]`; with `stack=True` it is `[n, a, b]`.
     `out`, of either shape, takes the result and is returned: a call in a loop needs no new memory.
     """
-    size, _ = size_and_rank(group)
-    source = tensor.contiguous()
-    output = _make_output(source, size, stack) if out is None else out
+    source = tensor.contiguous() if tensor.dim() else tensor.reshape(1)
+    if out is None:
+        size, _ = size_and_rank(group)
+        joined = _make_joined(source, size)
+        output = joined.view(size, *source.shape) if stack and tensor.dim() else joined
+    else:
+        if group is not None:
+            size_and_rank(group)
+        joined = out if out.dim() == source.dim() else out.view(-1, *source.shape[1:])
+        output = out
     name = "all_gather"
-    if not async_op:
-        _run(name, group, _gather_function(), output, source)
-        return output
-    with _explained(name):
-        work = _all_gather_flat(output, source, group=group, async_op=True)
+    try:
+        if not async_op:
+            _run(name, group, _gather_function(), joined, source)
+            return output
+        with _explained(name):
+            work = _all_gather_flat(joined, source, group=group, async_op=True)
+    except (CollectiveFailedError, ValueError):
+        if out is not None:
+            _check_out(out, source, size_and_rank(group)[0])
+        raise
     return _finish([work], lambda: output, source, name, wait=False)
 
 
-def _make_output(source: torch.Tensor, size: int, stack: bool) -> torch.Tensor:
-    """Memory for what all ranks of a group of this size have. Sizes by themselves are faster than as a tuple."""
-    if stack or source.dim() == 0:
-        return source.new_empty(size, *source.shape)
+def _check_out(out: torch.Tensor, source: torch.Tensor, size: int) -> None:
+    """Only after a failure: torch has looked at it already."""
+    wanted = size * source.numel()
+    if out.numel() != wanted or out.dtype != source.dtype or out.device != source.device:
+        raise ConfigurationError(
+            f"out has {out.numel()} elements of {out.dtype} on {out.device}: "
+            f"{wanted} of {source.dtype} on {source.device} are needed."
+        )
+
+
+def _make_joined(source: torch.Tensor, size: int) -> torch.Tensor:
+    """Memory for the tensors of all ranks of a group of this size, one after the other."""
+    if source.dim() == 1:
+        return source.new_empty(size * source.numel())
     first, *rest = source.shape
-    return source.new_empty(size * first, *rest)
+    return source.new_empty(size * first, *rest)  # lengths one by one are faster than as a tuple
 
 
 def gather(tensor: torch.Tensor, dst: int = 0, group: Group = None, async_op: bool = False) -> Any:
