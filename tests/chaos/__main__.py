@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import apifaults, mutants, soak
+from chaos import apifaults, mutants, sessions, soak
 from chaos.crashes import all_crashes, find_endings
 from chaos.lab import Zygote, make_lane
 from chaos.stories import STORIES
@@ -23,7 +23,7 @@ from model.regroup_model import Rules, decide
 from model.replay import compare
 from operator_fixture import install_crd
 
-SUITES = ("model", "mutants", "crash", "api", "soak")
+SUITES = ("model", "mutants", "sessions", "crash", "api", "soak")
 
 
 def run_model(seed: int) -> Report:
@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("--only", choices=SUITES, action="append")
     parser.add_argument("--stories", default=",".join(STORIES))
     parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--session-histories", type=int, default=100)
     parser.add_argument("--soak-minutes", type=float, default=20.0)
     parser.add_argument("--soak-jobs", type=int, default=20)
     args = parser.parse_args()
@@ -90,6 +91,7 @@ def main() -> int:
         directory = Path(name)
         reports = [run_model(args.seed)] if "model" in suites else []
         reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
+        reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
         if {"crash", "api", "soak"} & set(suites):
             reports += run_on_cluster(args, suites, directory)
     print("\n".join(r.line() for r in reports))

@@ -52,6 +52,12 @@ class Pod:
             except psutil.NoSuchProcess:
                 continue
 
+    def signal_worker(self, pid: int, number: signal.Signals) -> None:
+        """To one process of this pod; what has ended is left alone."""
+        for process in self.workers():
+            if process.pid == pid:
+                process.send_signal(number)
+
     def kill(self) -> None:
         """The end of the container: every process at once."""
         self.signal_all(signal.SIGKILL)
