@@ -9,7 +9,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo test test-unit check format generate constraints chaos chaos-short e2e bench clean
+.PHONY: help setup demo demo-session test test-unit check format generate constraints chaos chaos-short e2e bench clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,9 @@ setup: ## Create or check the environment (.venv).
 
 demo: setup ## Run the main job: real training through a real API server while pods are killed.
 	@$(PY) -m elasticjob_devcluster.demo
+
+demo-session: setup ## The same story with a script that keeps its memory over every change.
+	@$(PY) -m elasticjob_devcluster.demo --session
 
 test: setup ## Run all tests; the summary says what was skipped and why.
 	@$(PY) -m pytest $(PYTEST_ARGS)

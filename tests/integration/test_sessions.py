@@ -54,9 +54,9 @@ def test_survivors_keep_their_processes(jobs: Jobs, cluster: Cluster) -> None:
         steps = read_steps(jobs, pod)
         assert len({step["pid"] for step in steps}) == 1, f"a worker of {pod} was started again"
         # A rank that missed the end of a step gets it from another: it counts on, one step further.
-        gaps = {after["commit"] - before["commit"] for before, after in itertools.pairwise(steps)}
+        gaps = {after["step"] - before["step"] for before, after in itertools.pairwise(steps)}
         assert gaps <= {1, 2}
     newest = read_steps(jobs, pods[1])[-1]
-    last = max(step["commit"] for step in read_steps(jobs, pods[1]) if step["generation"] == three["generation"])
-    assert newest["commit"] > last, "training went on"
+    last = max(step["step"] for step in read_steps(jobs, pods[1]) if step["generation"] == three["generation"])
+    assert newest["step"] > last, "training went on"
     assert again["restarts"]["total"] == 0

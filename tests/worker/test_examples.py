@@ -141,8 +141,8 @@ def test_the_session_example_is_an_ordinary_script_too() -> None:
     script = str(EXAMPLES / "digits_session.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     said = run_script(*torchrun, script, "--epochs", "4")
-    commits = {rank: [s["commit"] for s in said if s["event"] == "step" and s["rank"] == rank] for rank in (0, 1)}
-    assert commits[0] == commits[1] == list(range(len(commits[0])))
+    steps = {rank: [s["step"] for s in said if s["event"] == "step" and s["rank"] == rank] for rank in (0, 1)}
+    assert steps[0] == steps[1] == list(range(1, len(steps[0]) + 1))
     first, second = (line["accuracy"] for line in said if line["event"] == "done")
     assert first == second >= 0.9
 

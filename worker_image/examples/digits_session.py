@@ -4,8 +4,8 @@ Run it with `python digits_session.py`, `torchrun --standalone --nproc-per-node=
 ElasticJob. A pod that joins or leaves costs no step, a lost one at most one, and no
 process of a survivor is started again.
 
-Each rank prints one JSON object a line. `event` is start, step or done. `commit` is the number of the step: the same
-on all ranks, whatever happened to the world.
+Each rank prints one JSON object a line. `event` is start (of a process), step, epoch or done. `step` counts what the
+whole run has made: the same on all ranks, whatever happened to the world.
 """
 
 from __future__ import annotations
@@ -39,9 +39,15 @@ def load_digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 def report(event: str, session: elasticjob.Session, **values: Any) -> None:
     where = {"event": event, "generation": session.generation, "rank": session.rank, "worldSize": session.world_size}
-    line = where | {"pid": os.getpid(), "commit": session.committed} | values | {"time": round(time.time(), 3)}
+    line = where | {"pid": os.getpid(), "step": session.committed + 1} | values | {"time": round(time.time(), 3)}
     sys.stdout.write(json.dumps(line) + "\n")  # one write: the ranks of a node share the output
     sys.stdout.flush()
+
+
+def accuracy_on(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Every rank tests the whole of it: a world that breaks here would not be mended."""
+    with torch.no_grad():
+        return round((model(x).argmax(1) == y).float().mean().item(), 4)
 
 
 def main() -> None:
@@ -54,6 +60,7 @@ def main() -> None:
     torch.manual_seed(0)
     x, y = load_digits()
     is_test = torch.arange(len(x)) % 5 == 0
+    test_x, test_y = x[is_test], y[is_test]
     data = TensorDataset(x[~is_test], y[~is_test])
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -61,7 +68,8 @@ def main() -> None:
     loader = DataLoader(data, batch_sampler=sampler)
 
     session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler)
-    report("start", session)
+    report("start", session, epoch=sampler.epoch)
+    accuracy = accuracy_on(model, test_x, test_y)
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)
         for inputs, labels in session.batches(loader):
@@ -73,12 +81,12 @@ def main() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
             if session.committed > before:
-                report("step", session, loss=round(loss.item(), 5))
+                report("step", session, epoch=epoch, loss=round(loss.item(), 5))
                 elasticjob.report(step=session.committed + 1, loss=loss)
             time.sleep(max(0.0, args.step_seconds - (time.monotonic() - started)))
-    with torch.no_grad():
-        hits = (model(x[is_test]).argmax(1) == y[is_test]).float().mean()
-    report("done", session, accuracy=round(hits.item(), 4))
+        accuracy = accuracy_on(model, test_x, test_y)
+        report("epoch", session, epoch=epoch, accuracy=accuracy)
+    report("done", session, epoch=args.epochs, accuracy=accuracy)
     session.close()
 
 

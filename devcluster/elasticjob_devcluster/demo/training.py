@@ -85,28 +85,30 @@ class History:
         steps = self.select(lambda line: line.event in ("step", "epoch"))
         return steps[-1] if steps else None
 
-    def first_step_of_all(self, after: float, world_size: int) -> float | None:
+    def first_step_of_all(self, after: float, world_size: int, newer_than: int = 0) -> float | None:
         """When every rank of a world of this size had made its first step after this moment."""
         firsts: dict[int, float] = {}
         for line in self.select(lambda x: x.event == "step" and x.time > after and x.world_size == world_size):
-            firsts.setdefault(line.rank, line.time)
+            if line.generation > newer_than:
+                firsts.setdefault(line.rank, line.time)
         return max(firsts.values()) if len(firsts) == world_size else None
 
     def pause_before(self, moment: float) -> float:
         """From the last step of the old world to `moment`, the first step of the new one on every rank."""
-        starts = self.select(lambda x: x.event == "start" and x.time <= moment)
-        if not starts:
-            return 0.0
-        old = self.select(lambda x: x.event == "step" and x.time < starts[-1].time)
-        return moment - old[-1].time if old else 0.0
+        steps = self.select(lambda x: x.event == "step" and x.time <= moment)
+        old = [x.time for x in steps if x.generation < steps[-1].generation]
+        return moment - old[-1] if old else 0.0
 
     def went_back(self) -> int:
-        """By how many steps any restart resumed before the furthest step until then."""
+        """How many steps a new world repeated at most."""
+        spans: dict[int, tuple[int, int]] = {}  # of a generation: its first and its last step
+        for line in self.select(lambda x: x.event == "step"):
+            first, last = spans.get(line.generation, (line.step, line.step))
+            spans[line.generation] = (min(first, line.step), max(last, line.step))
         furthest, worst = 0, 0
-        for line in self.select(lambda x: x.event in ("start", "step")):
-            if line.event == "start":
-                worst = max(worst, furthest - line.step)
-            furthest = max(furthest, line.step)
+        for _, (first, last) in sorted(spans.items()):
+            worst = max(worst, furthest + 1 - first)
+            furthest = max(furthest, last)
         return worst
 
 
