@@ -15,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ("tests/model", "-k", "code_does")
+ACCOUNTING = ("tests/chaos/test_chaos_accounting.py",)
+TABLE = ("tests/controller/test_membership.py",)
 SIMULATION = ("tests/controller", "-k", "simulation")
 
 
@@ -32,7 +34,7 @@ MUTANTS = (
     Mutant("no fencing", "directives.py", "if w.pod.uid not in inside and", "if False and", MODEL, quick=True),
     Mutant("form without all stopped", "membership.py", "    if not pending:\n", "    if True:\n", MODEL, quick=True),
     Mutant("grow while members start", "membership.py", "(Standing.SUSPECT, Standing.STARTING)", "()", MODEL, True),
-    Mutant("no doubt about the silent", "membership.py", "if doubtful and not survivors:", "if False:"),
+    Mutant("no doubt about the silent", "membership.py", "if doubtful and (not", "if False and (not", TABLE, True),
     Mutant("ranks that do not stick", "membership.py", "[*survivors, *newcomers.find_newcomers(situation, judged)]",
            "[*newcomers.find_newcomers(situation, judged), *survivors]", MODEL, quick=True),
     Mutant("a generation twice", "membership.py", "generation=situation.world.generation + 1",
@@ -42,6 +44,12 @@ MUTANTS = (
     Mutant("no grace after a restart", "standing.py", "until = situation.hub_started + settings.restart_grace",
            "until = situation.hub_started", MODEL),
     Mutant("forget the budget", "account.py", "status.restarts.user > spec.elastic_policy.max_restarts", "False"),
+    Mutant("forget which pods are accounted for", "account.py", "pod.uid not in status.restarts.counted", "True",
+           ACCOUNTING, quick=True),
+    Mutant("who has not started has stopped", "proof.py", "Standing.STARTING, Standing.STOPPING", "Standing.STOPPING",
+           MODEL, quick=True),
+    Mutant("whoever is connected is out", "proof.py", "    state = worker.agent.state\n",
+           "    state = worker.agent.state\n    if worker.agent.connected:\n        return True\n", TABLE, quick=True),
     Mutant("announce is forgotten", "plan.py", "announces=decision.world is not None", "announces=False"),
 )  # fmt: skip
 

@@ -40,3 +40,22 @@ def test_nor_one_that_came_before_the_first_world(writes: int) -> None:
     cluster.run(120)
     assert cluster.trains
     assert cluster.status.restarts.total == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_nor_one_whose_pod_cannot_be_deleted(restarted: bool) -> None:
+    """It stays before everybody's eyes for longer than failures are taken for one, and is accounted for once."""
+    cluster = Cluster(make_spec(1, 2, elasticPolicy={"maxRestarts": 5}))
+    cluster.run_until(lambda: cluster.trains)
+    cluster.deletes_refused = True
+    cluster.give_up(1)
+    cluster.run(60)
+    if restarted:
+        cluster.restart_operator()
+        cluster.run(60)
+    assert cluster.trains
+    assert cluster.status.restarts.total == 1
+    cluster.deletes_refused = False
+    cluster.run(60)
+    assert cluster.status.restarts.counted == []
+    assert cluster.size == 2

@@ -176,6 +176,8 @@ class Cluster:
     def make_pass(self) -> bool:
         seen = self.seen()
         made = plan(seen, self.config)
+        if self.deletes_refused:
+            made = replace(made, delete=())
         if self.deleting:
             return True
         quiet = made.is_idle and made.status == self.status and not self._is_news(made)
@@ -285,6 +287,7 @@ class Cluster:
         return agent.pod.uid not in self.pods or agent.pod.uid in self.partitioned
 
     partitioned: frozenset[str] = frozenset()  # UIDs whose agents do not reach the hub
+    deletes_refused: bool = False  # the API server will not delete anything now
     unreachable: frozenset[str] = frozenset()  # UIDs whose stores nobody reaches
 
     def hear(self, agent: SimAgent) -> None:

@@ -1,10 +1,17 @@
-"""Tries everything that can happen in the model, and looks at all states together: safety, deadlock, progress."""
+"""Tries everything that can happen in the model, and looks at all states together: safety, deadlock, progress.
+
+Millions of states fit because only the present level is kept: of those that were seen there is a hash and a number. Two
+states with one hash of 64 bits would be taken for one; with ten million states that is one chance in 300,000.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from model.canonical import canonical
 from model.regroup_model import Rules, State, View, is_goal, runs_unwritten, start, successors, view_of, whole_worlds
 
 
@@ -16,41 +23,81 @@ class Explored:
     violations: list[str] = field(default_factory=list)
 
 
-def explore(agents: int, rules: Rules, *, running: bool = False) -> Explored:
+class _Graph:
+    """The steps between numbered states."""
+
+    def __init__(self) -> None:
+        self.parents = array("i")
+        self.sources, self.targets = array("I"), array("I")  # of steps without a new fault
+        self.goals = array("I")
+
+    def find_stuck(self) -> int | None:
+        """A state from which no goal can be reached without another fault, where there is one."""
+        count = len(self.parents)
+        sources, targets = np.frombuffer(self.sources, np.uint32), np.frombuffer(self.targets, np.uint32)
+        order = np.argsort(targets, kind="stable")
+        before = sources[order]
+        first = np.searchsorted(targets[order], np.arange(count + 1))
+        reached = np.zeros(count, dtype=bool)
+        todo = np.frombuffer(self.goals, np.uint32)
+        reached[todo] = True
+        while len(todo):
+            found = np.concatenate([before[first[n] : first[n + 1]] for n in todo]) if len(todo) else todo
+            todo = np.unique(found[~reached[found]])
+            reached[todo] = True
+        stuck = np.flatnonzero(~reached)
+        return int(stuck[0]) if len(stuck) else None
+
+
+def explore(agents: int, rules: Rules, *, running: bool = False, late: bool = False) -> Explored:
     """Breadth first, so that a violation comes with a shortest trace."""
-    first, found = start(agents, running=running), Explored()
-    numbers: dict[State, int] = {first: 0}
-    parents: list[tuple[int, str]] = [(-1, "start")]
-    into: list[list[int]] = [[]]  # by state: from which states a step without a new fault leads to it
-    goals: list[int] = []
-    todo = deque([first])
-    while todo:
-        state = todo.popleft()
-        number = numbers[state]
+    first, found, graph = canonical(start(agents, running=running, late=late)), Explored(), _Graph()
+    numbers = {hash(first): 0}
+    graph.parents.append(-1)
+    level = [(0, first)]
+    while level and not found.violations:
+        level = _explore_level(level, rules, numbers, graph, found, first)
+    found.states = len(numbers)
+    if not found.violations and graph.goals:
+        stuck = graph.find_stuck()
+        if stuck is not None:
+            found.violations.append(f"it never trains again: {_trace(first, rules, numbers, graph, stuck)}")
+    elif not found.violations:
+        found.violations.append("it never trains")
+    return found
+
+
+def _explore_level(
+    level: list[tuple[int, State]],
+    rules: Rules,
+    numbers: dict[int, int],
+    graph: _Graph,
+    found: Explored,
+    first: State,
+) -> list[tuple[int, State]]:
+    after_next: list[tuple[int, State]] = []
+    for number, state in level:
         wrong = _look_at(state)
         if wrong:
-            found.violations.append(f"{wrong}: {_trace(parents, number)}")
-            break
-        if state.up and state.announce is None:
+            found.violations.append(f"{wrong}: {_trace(first, rules, numbers, graph, number)}")
+            return []
+        if state.up and not state.announcing:
             found.views.add(view_of(state, rules))
         if is_goal(state, rules):
-            goals.append(number)
-        for what, after in successors(state, rules):
+            graph.goals.append(number)
+        for _, raw in successors(state, rules):
             found.steps += 1
-            known = numbers.get(after)
+            after = canonical(raw)
+            key = hash(after)
+            known = numbers.get(key)
             if known is None:
-                known = numbers[after] = len(parents)
-                parents.append((number, what))
-                into.append([])
-                todo.append(after)
+                known = numbers[key] = len(numbers)
+                graph.parents.append(number)
+                after_next.append((known, after))
             if after.faults == state.faults:
-                into[known].append(number)
-    found.states = len(parents)
-    if not found.violations:
-        stuck = _cannot_reach(goals, into)
-        if stuck is not None:
-            found.violations.append(f"it never trains again: {_trace(parents, stuck)}")
-    return found
+                graph.sources.append(number)
+                graph.targets.append(known)
+    return after_next
 
 
 def _look_at(state: State) -> str:
@@ -60,24 +107,15 @@ def _look_at(state: State) -> str:
     return "a world that was never written runs" if runs_unwritten(state) else ""
 
 
-def _cannot_reach(goals: list[int], into: list[list[int]]) -> int | None:
-    """A state from which no goal can be reached without another fault, where there is one."""
-    reached = bytearray(len(into))
-    todo = list(goals)
-    for number in goals:
-        reached[number] = 1
-    while todo:
-        for before in into[todo.pop()]:
-            if not reached[before]:
-                reached[before] = 1
-                todo.append(before)
-    stuck = reached.find(0)
-    return None if stuck < 0 else stuck
-
-
-def _trace(parents: list[tuple[int, str]], number: int) -> str:
-    steps = []
-    while number >= 0:
-        number, what = parents[number]
-        steps.append(what)
-    return " → ".join(reversed(steps))
+def _trace(first: State, rules: Rules, numbers: dict[int, int], graph: _Graph, number: int) -> str:
+    """What happened, found again step by step: the way is remembered as numbers only."""
+    way = [number]
+    while way[-1]:
+        way.append(graph.parents[way[-1]])
+    state, told = first, ["start"]
+    for wanted in reversed(way[:-1]):
+        what, state = next(
+            (w, after) for w, raw in successors(state, rules) if numbers.get(hash(after := canonical(raw))) == wanted
+        )
+        told.append(what)
+    return " → ".join(told)

@@ -4,8 +4,11 @@ Time is left out: patience that may end, ends at some point, and every order of 
 `successors` gives everything that can happen next. `decide` says the protocol's rules once more, in few words and
 without looking at the operator's own code; `replay` holds the two together.
 
+All that is known of one slot is in its `Agent`, its place in the worlds too. So slots that stand alike can change
+places, and numbers of generations that nobody remembers can go: `canonical` makes one state of all that differ only so.
+
 What is left out on purpose: sizes with steps, spares, success, drains (an agent that leaves is one that stops), budget,
-and deadlines for members that do not stop: a connected agent of the model always stops in the end.
+late members and deadlines for those that do not stop: a connected agent of the model always stops in the end.
 """
 
 from __future__ import annotations
@@ -14,49 +17,49 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 READY, RUNNING, STOPPING = "ready", "running", "stopping"
-# What the hub knows of an agent: its (phase, generation) while it is connected, else one of these.
-UNHEARD, YOUNG, OLD, SILENT = ("unheard", -1), ("young", -1), ("old", -1), ("silent", -1)
-Known = tuple[str, int]
+HERE, YOUNG, OLD, SILENT = "", "young", "old", "silent"  # whether the hub's connection to an agent is there, or why not
+Known = tuple[str, int, str]  # what the hub heard last (phase, generation), and whether the connection is there
+UNHEARD: Known = ("unheard", -1, "unheard")
+OUTSIDE, MEMBER, FORMER = 0, 1, 2  # of the latest world: this pod is none, is one, or an earlier pod of the slot was
 GRACE = "grace is over"
 Directive = tuple[str, int]  # ("world" | "regroup", generation)
 
 
 class Agent(NamedTuple):
-    """One slot: the pod of one replica index. A pod that died is followed by a new one with another number."""
+    """One slot: the pod of one replica index. A pod that died is followed by a new one."""
 
-    life: int = 0
     alive: bool = True
     dead_seen: bool = False  # the operator knows that this pod has ended
+    place: int = OUTSIDE
+    older: tuple[int, ...] = ()  # earlier worlds it was in that could still train
     phase: str = READY
     generation: int = 0
     connected: bool = True
     cut: bool = False  # partitioned: it cannot connect
     up: bool = False  # something to say is on its way
-    known: Known = (READY, 0)
-    told: Directive | None = None  # what the hub says to it, again after each reconnect
+    known: Known = (READY, 0, HERE)
+    told: Directive | tuple[()] = ()  # what the hub says to it, again after each reconnect
+    next: Directive | tuple[()] = ()  # what it is told when the generation has been announced
     down: tuple[Directive, ...] = ()  # on its way to the agent
-    holds: Directive | None = None  # the latest that the agent has heard
-
-
-Member = tuple[int, int]  # slot, life
+    holds: Directive | tuple[()] = ()  # the latest that the agent has heard
+    promised: bool = False  # told of a world that is not persisted yet: a mistake
 
 
 class State(NamedTuple):
     agents: tuple[Agent, ...]
-    worlds: tuple[tuple[Member, ...], ...] = ()  # persisted: generation n is the n-th
+    generation: int = 0  # the latest that was persisted
     up: bool = True
     grace: bool = False  # agents not heard of since the operator started may still come
-    announce: tuple[tuple[int, Directive], ...] | None = None  # persisted, and not told yet
-    unwritten: tuple[Member, ...] | None = None  # told before it was persisted: a mistake
+    announcing: bool = False  # persisted, and not told yet
+    unwritten: bool = False  # told before it was persisted: a mistake
     faults: int = 0
 
 
 class View(NamedTuple):
     """What the operator decides on."""
 
-    world: tuple[Member, ...]
     generation: int
-    agents: tuple[tuple[int, bool, Known], ...]  # life, whether its pod is seen to have ended, what is known
+    agents: tuple[tuple[int, bool, Known], ...]  # place, whether its pod is seen to have ended, what is known
     grace: bool
     min: int
     wanted: int
@@ -65,7 +68,7 @@ class View(NamedTuple):
 class Decided(NamedTuple):
     kind: str  # keep, regroup, form, wait
     told: tuple[tuple[int, Directive], ...]  # by slot
-    world: tuple[Member, ...] = ()
+    world: tuple[int, ...] = ()  # slots
 
 
 class Rules(NamedTuple):
@@ -80,98 +83,105 @@ class Rules(NamedTuple):
     eager: bool = False  # the operator decides at once after each event: fewer orders, far fewer states
     settle: bool = False  # a mistake: grow a world while its members may still be starting in it
     doubt: bool = True  # else: a world of newcomers is formed while an old member may train on alone
-
-
-def is_connected(known: Known) -> bool:
-    return known[1] >= 0
+    proof: bool = True  # else: a member that is ready and has not started counts as stopped
 
 
 # --- the rules -----------------------------------------------------------------------------------------------
 
 
-def stand(view: View, member: Member) -> str:
+def stand(view: View, slot: int) -> str:
     """How one member stands towards the present generation."""
-    slot, life = member
-    now_life, ended, known = view.agents[slot]
-    if now_life != life or ended:
+    place, ended, (phase, generation, away) = view.agents[slot]
+    if place == FORMER or ended:
         return "lost"
-    if not is_connected(known):
-        if not any(is_connected(k) for _, _, k in view.agents):
+    if away:
+        ran = phase == "unheard" or (phase == RUNNING and generation == view.generation)
+        if ran and all(k[2] for _, _, k in view.agents):
             return "suspect"
-        young = known == YOUNG or (known == UNHEARD and view.grace)
+        young = away == YOUNG or (phase == "unheard" and view.grace)
         return "suspect" if young else "lost"
-    phase, generation = known
     if generation >= view.generation:
         return {RUNNING: "running", READY: "stopped", STOPPING: "stopping"}[phase]
     return "starting"
 
 
+def is_out(view: View, slot: int) -> bool:
+    """It trains in the present generation neither now nor later."""
+    place, ended, (phase, generation, _) = view.agents[slot]
+    return place == FORMER or ended or (phase == READY and generation >= view.generation)
+
+
 def decide(view: View, rules: Rules) -> Decided:
-    standing = {m: stand(view, m) for m in view.world}
-    if not view.world:
+    standing = {slot: stand(view, slot) for slot, (place, _, _) in enumerate(view.agents) if place != OUTSIDE}
+    if not standing:
         return _form(view, rules, standing)
-    broken = any(s in ("stopped", "stopping", "lost") for s in standing.values())
-    if broken:
-        for member, s in standing.items():
-            if s == "suspect" and view.agents[member[0]][2] != UNHEARD:
-                standing[member] = "lost"
+    if not {"stopped", "stopping", "lost"}.isdisjoint(standing.values()):
+        for slot, s in standing.items():
+            if s == "suspect" and view.agents[slot][2] != UNHEARD:
+                standing[slot] = "lost"
         return _regroup(view, rules, standing)
-    grown = min(len(view.world) + len(_newcomers(view)), view.wanted)
+    grown = min(len(standing) + len(_newcomers(view)), view.wanted)
     settled = rules.settle or "starting" not in standing.values()
-    if settled and "suspect" not in standing.values() and grown > len(view.world):
+    if settled and "suspect" not in standing.values() and grown > len(standing):
         return _regroup(view, rules, standing)
-    told = {}
-    for slot, _ in view.world:
-        phase, generation = view.agents[slot][2]
-        if generation < 0:
-            continue
-        late = generation < view.generation and phase != READY
-        told[slot] = ("regroup", generation) if late else ("world", view.generation)
-    return Decided("keep", _sorted(told | _fence(view, rules, view.world)))
+    told: dict[int, Directive] = {}
+    for slot in standing:
+        phase, generation, away = view.agents[slot][2]
+        if not away:
+            late = generation < view.generation and phase != READY
+            told[slot] = ("regroup", generation) if late else ("world", view.generation)
+    return Decided("keep", _sorted(told | _fence(view, rules, standing)))
 
 
-def _regroup(view: View, rules: Rules, standing: dict[Member, str]) -> Decided:
-    if rules.wait_for_stop and any(_has_to_stop(view, m, s) for m, s in standing.items()):
-        told = {slot: ("regroup", view.generation) for slot, _ in view.world if is_connected(view.agents[slot][2])}
-        told = {slot: d for slot, d in told.items() if (slot, view.agents[slot][0]) in view.world}
-        return Decided("regroup", _sorted(told | _fence(view, rules, view.world)))
+def _regroup(view: View, rules: Rules, standing: dict[int, str]) -> Decided:
+    if rules.wait_for_stop and any(_has_to_stop(view, rules, slot, s) for slot, s in standing.items()):
+        return Decided("regroup", _sorted(_end(view, standing) | _fence(view, rules, standing)))
     return _form(view, rules, standing)
 
 
-def _has_to_stop(view: View, member: Member, standing: str) -> bool:
-    if standing == "starting":
-        return view.agents[member[0]][2][0] != READY
-    return standing in ("running", "stopping", "suspect")
+def _end(view: View, slots: dict[int, str] | list[int]) -> dict[int, Directive]:
+    return {
+        slot: ("regroup", view.generation)
+        for slot in slots
+        if view.agents[slot][0] == MEMBER and not view.agents[slot][2][2]
+    }
 
 
-def _form(view: View, rules: Rules, standing: dict[Member, str]) -> Decided:
-    survivors = [m for m, s in standing.items() if s in ("stopped", "starting") and view.agents[m[0]][2][0] == READY]
+def _has_to_stop(view: View, rules: Rules, slot: int, standing: str) -> bool:
+    if standing == "starting" and not rules.proof:
+        return view.agents[slot][2][0] != READY
+    return standing in ("running", "starting", "stopping", "suspect")
+
+
+def _form(view: View, rules: Rules, standing: dict[int, str]) -> Decided:
+    alive = ("stopped",) if rules.proof else ("stopped", "starting")
+    survivors = [slot for slot, s in standing.items() if s in alive and view.agents[slot][2][0] == READY]
     chosen = (survivors + _newcomers(view))[: view.wanted]
-    doubtful = rules.doubt and any(
-        view.agents[slot][:2] == (life, False) and not is_connected(view.agents[slot][2]) for slot, life in view.world
-    )
+    doubtful = [slot for slot in standing if not is_out(view, slot)] if rules.doubt else []
     if len(chosen) < view.min or (doubtful and not survivors):
-        return Decided("wait", _sorted(_fence(view, rules, ())))
-    told = {slot: ("world", view.generation + 1) for slot, _ in chosen}
-    fenced = _fence(view, rules, tuple(chosen), view.generation + 1)
+        return Decided("wait", _sorted(_fence(view, rules, {}) | _end(view, doubtful)))
+    told: dict[int, Directive] = dict.fromkeys(chosen, ("world", view.generation + 1))
+    fenced = _fence(view, rules, dict.fromkeys(chosen, ""), view.generation + 1)
     return Decided("form", _sorted(fenced | told), tuple(chosen))
 
 
-def _newcomers(view: View) -> list[Member]:
+def _newcomers(view: View) -> list[int]:
     return [
-        (slot, life)
-        for slot, (life, ended, known) in enumerate(view.agents)
-        if (slot, life) not in view.world and not ended and known[0] == READY
+        slot
+        for slot, (place, ended, (phase, _, away)) in enumerate(view.agents)
+        if place != MEMBER and not ended and not away and phase == READY
     ]
 
 
-def _fence(view: View, rules: Rules, inside: tuple[Member, ...], generation: int | None = None) -> dict[int, Directive]:
+def _fence(view: View, rules: Rules, inside: dict[int, str], generation: int | None = None) -> dict[int, Directive]:
     if not rules.fence:
         return {}
     return {
         slot: ("regroup", view.generation if generation is None else generation)
-        for slot, (life, _, known) in enumerate(view.agents)
-        if (slot, life) not in inside and known[0] in (RUNNING, STOPPING)
+        for slot, (place, _, (phase, _, away)) in enumerate(view.agents)
+        if not (slot in inside and (place == MEMBER or generation is not None))
+        and not away
+        and phase in (RUNNING, STOPPING)
     }
 
 
@@ -183,14 +193,8 @@ def _sorted(told: dict[int, Directive]) -> tuple[tuple[int, Directive], ...]:
 
 
 def view_of(state: State, rules: Rules) -> View:
-    return View(
-        state.worlds[-1] if state.worlds else (),
-        len(state.worlds),
-        tuple((a.life, a.dead_seen, a.known) for a in state.agents),
-        state.grace,
-        rules.min,
-        rules.wanted,
-    )
+    agents = tuple((a.place, a.dead_seen, a.known) for a in state.agents)
+    return View(state.generation, agents, state.grace, rules.min, rules.wanted)
 
 
 def successors(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
@@ -212,82 +216,93 @@ def _operator_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     if not state.up:
         yield "operator starts", state._replace(up=True, grace=True)
         return
-    if state.announce is not None:
-        yield "announce", _direct(state._replace(announce=None), state.announce)
+    if state.announcing:
+        told = tuple((slot, a.next) for slot, a in enumerate(state.agents) if a.next)
+        agents = tuple(a._replace(next=()) for a in state.agents)
+        yield "announce", _direct(state._replace(announcing=False, agents=agents), told)
         return
-    if state.unwritten is not None:
-        yield "persist", state._replace(worlds=(*state.worlds, state.unwritten), unwritten=None)
+    if state.unwritten:
+        chosen = [slot for slot, a in enumerate(state.agents) if a.promised]
+        agents = tuple(a._replace(promised=False) for a in state.agents)
+        yield "persist", _persist(state._replace(unwritten=False, agents=agents), chosen)
         return
     decided = decide(view_of(state, rules), rules)
-    if decided.kind == "form":
-        persisted = state._replace(worlds=(*state.worlds, decided.world))
-        if rules.persist_first:
-            yield "persist", persisted._replace(announce=decided.told)
-        else:  # the write is lost if the operator dies now
-            yield "told before persist", _direct(state, decided.told)._replace(unwritten=decided.world)
-    else:
+    if decided.kind != "form":
         after = _direct(state, decided.told)
         if after != state:
             yield decided.kind, after
+    elif rules.persist_first:
+        persisted, told = _persist(state, decided.world), dict(decided.told)
+        agents = tuple(a._replace(next=told.get(slot, ())) for slot, a in enumerate(persisted.agents))
+        yield "persist", persisted._replace(agents=agents, announcing=True)
+    else:  # the write is lost if the operator dies now
+        after = _direct(state, decided.told)
+        agents = tuple(a._replace(promised=slot in decided.world) for slot, a in enumerate(after.agents))
+        yield "told before persist", after._replace(agents=agents, unwritten=True)
     # Those that can come back do so within the grace; who does not is called cut off, and that is a fault.
     if state.grace and all(a.connected or a.cut or not a.alive for a in state.agents):
         yield GRACE, state._replace(grace=False)
 
 
+def _persist(state: State, chosen: tuple[int, ...] | list[int]) -> State:
+    """The next generation is in the status; the one before is an older world from now on."""
+    could = all(a.place != FORMER for a in state.agents)  # a world that misses a pod never trains again
+    agents = tuple(
+        a._replace(
+            older=(*a.older, state.generation) if a.place == MEMBER and could else a.older,
+            place=MEMBER if slot in chosen else OUTSIDE,
+        )
+        for slot, a in enumerate(state.agents)
+    )
+    return state._replace(generation=state.generation + 1, agents=agents)
+
+
 def _direct(state: State, told: tuple[tuple[int, Directive], ...]) -> State:
     """What holds now, by slot; for a slot that is not named, nothing does."""
     named = dict(told)
+    agents = []
     for slot, agent in enumerate(state.agents):
-        directive = named.get(slot)
-        if directive is None:
-            if agent.told is not None:
-                state = _with(state, slot, agent._replace(told=None))
-            continue
+        directive = named.get(slot, ())
         if agent.told != directive:
-            down = (*agent.down, directive) if agent.connected else ()
-            state = _with(state, slot, agent._replace(told=directive, down=down))
-    return state
+            down = (*agent.down, directive) if agent.connected and directive else agent.down
+            agent = agent._replace(told=directive, down=down)  # noqa: PLW2901
+        agents.append(agent)
+    return state._replace(agents=tuple(agents))
 
 
 def _agent_steps(state: State, agent: Agent) -> Iterator[tuple[str, Agent]]:
     if not agent.alive:
         if not agent.dead_seen:
-            yield "end is seen", agent._replace(dead_seen=True, known=OLD)
-        elif state.up and state.announce is None:  # its successor
-            yield "new pod", Agent(life=agent.life + 1, connected=False, known=UNHEARD)
+            yield "end is seen", agent._replace(dead_seen=True, known=(*agent.known[:2], OLD))
+        elif state.up and not state.announcing:  # its successor
+            place = FORMER if agent.place != OUTSIDE else OUTSIDE
+            yield "new pod", Agent(place=place, connected=False, known=UNHEARD)
         return
     if agent.up and agent.connected:
-        yield "heard", agent._replace(up=False, known=(agent.phase, agent.generation))
+        yield "heard", agent._replace(up=False, known=(agent.phase, agent.generation, HERE))
     if agent.down:
         yield "told", agent._replace(down=agent.down[1:], holds=agent.down[0])
-    if _may_start(agent):
-        yield (
-            "starts",
-            agent._replace(phase=RUNNING, generation=agent.holds[1] if agent.holds else 0, up=agent.connected),
-        )
-    if _is_over(agent):
-        yield "stops", agent._replace(phase=STOPPING, up=agent.connected)
+    yield from _obey(agent)
     if agent.phase == STOPPING:
         yield "stopped", agent._replace(phase=READY, up=agent.connected)
     if agent.cut:
         yield "healed", agent._replace(cut=False)
     elif not agent.connected and state.up:
-        down = (agent.told,) if agent.told else ()
-        yield "connects", agent._replace(connected=True, up=False, known=(agent.phase, agent.generation), down=down)
-    if agent.known == YOUNG:
-        yield "patience is over", agent._replace(known=OLD)
+        known, down = (agent.phase, agent.generation, HERE), (agent.told,) if agent.told else ()
+        yield "connects", agent._replace(connected=True, up=False, known=known, down=down)
+    if agent.known[2] == YOUNG:
+        yield "patience is over", agent._replace(known=(*agent.known[:2], OLD))
 
 
-def _may_start(agent: Agent) -> bool:
-    holds = agent.holds
-    return agent.phase == READY and holds is not None and holds[0] == "world" and holds[1] > agent.generation
-
-
-def _is_over(agent: Agent) -> bool:
-    if agent.phase != RUNNING or agent.holds is None:
-        return False
+def _obey(agent: Agent) -> Iterator[tuple[str, Agent]]:
+    if not agent.holds:
+        return
     action, generation = agent.holds
-    return agent.generation <= generation if action == "regroup" else agent.generation < generation
+    if agent.phase == READY and generation > agent.generation:
+        phase, what = (RUNNING, "starts") if action == "world" else (READY, "gives up")
+        yield what, agent._replace(phase=phase, generation=generation, up=agent.connected)
+    if agent.phase == RUNNING and agent.generation < generation + (action == "regroup"):
+        yield "stops", agent._replace(phase=STOPPING, up=agent.connected)
 
 
 def _faults(state: State) -> Iterator[tuple[str, State]]:
@@ -297,17 +312,20 @@ def _faults(state: State) -> Iterator[tuple[str, State]]:
         if not agent.alive:
             continue
         lost = agent._replace(connected=False, up=False, down=())
-        known = YOUNG if is_connected(agent.known) else agent.known
-        yield f"pod dies {slot}", _with(state, slot, lost._replace(alive=False, known=known))
+        young = (*agent.known[:2], YOUNG) if not agent.known[2] else agent.known
+        yield f"pod dies {slot}", _with(state, slot, lost._replace(alive=False, known=young))
         if agent.connected:
-            yield f"connection breaks {slot}", _with(state, slot, lost._replace(known=YOUNG))
-            yield f"cut off {slot}", _with(state, slot, lost._replace(known=SILENT, cut=True))
+            yield f"connection breaks {slot}", _with(state, slot, lost._replace(known=young))
+            yield f"cut off {slot}", _with(state, slot, lost._replace(known=(*agent.known[:2], SILENT), cut=True))
 
 
 def _crash(state: State) -> State:
     """Nothing in memory is left: what agents said, what they were told, what was about to be announced."""
-    agents = tuple(a._replace(connected=False, up=False, down=(), known=UNHEARD, told=None) for a in state.agents)
-    return state._replace(up=False, grace=False, announce=None, unwritten=None, agents=agents)
+    agents = tuple(
+        a._replace(connected=False, up=False, down=(), known=UNHEARD, told=(), next=(), promised=False)
+        for a in state.agents
+    )
+    return state._replace(up=False, grace=False, announcing=False, unwritten=False, agents=agents)
 
 
 def _with(state: State, slot: int, agent: Agent) -> State:
@@ -317,43 +335,46 @@ def _with(state: State, slot: int, agent: Agent) -> State:
 # --- what must hold ------------------------------------------------------------------------------------------
 
 
+def _trains(agents: list[Agent], generation: int) -> bool:
+    return bool(agents) and all(a.alive and a.phase == RUNNING and a.generation == generation for a in agents)
+
+
 def whole_worlds(state: State) -> list[int]:
     """The generations of which every member runs."""
-    found = []
-    for number, world in enumerate(state.worlds, 1):
-        agents = [(state.agents[slot], life) for slot, life in world]
-        if all(a.life == life and a.alive and a.phase == RUNNING and a.generation == number for a, life in agents):
-            found.append(number)
+    older = {n for a in state.agents for n in a.older}
+    found = [n for n in sorted(older) if _trains([a for a in state.agents if n in a.older], n)]
+    members = [a for a in state.agents if a.place == MEMBER]
+    if all(a.place != FORMER for a in state.agents) and _trains(members, state.generation):
+        found.append(state.generation)
     return found
 
 
 def runs_unwritten(state: State) -> bool:
-    """An agent runs in a generation that the API server has never heard of, or holds another's place in it."""
-    for slot, agent in enumerate(state.agents):
-        if agent.alive and agent.phase == RUNNING:
-            if agent.generation > len(state.worlds):
-                return True
-            if (slot, agent.life) not in state.worlds[agent.generation - 1]:
-                return True
-    return False
+    """An agent runs in a generation that the API server has never heard of, or without a place in the latest."""
+    return any(
+        a.alive
+        and a.phase == RUNNING
+        and (a.generation > state.generation or (a.generation == state.generation and a.place != MEMBER))
+        for a in state.agents
+    )
 
 
 def is_goal(state: State, rules: Rules) -> bool:
     """All train in one world of the wanted size, and the hub knows."""
-    whole = whole_worlds(state)
+    members = [a for a in state.agents if a.place == MEMBER]
     return (
         state.up
-        and bool(whole)
-        and whole[-1] == len(state.worlds)
-        and len(state.worlds[-1]) == min(rules.wanted, len(state.agents))
-        and all(a.known == (a.phase, a.generation) for a in state.agents)
+        and len(members) == min(rules.wanted, len(state.agents))
+        and _trains(members, state.generation)
+        and all(a.known == (a.phase, a.generation, HERE) for a in state.agents)
     )
 
 
-def start(agents: int, *, running: bool = False) -> State:
-    """All are ready; or, to save the orders of the beginning, all run in generation 1 already."""
-    if not running:
-        return State(tuple(Agent() for _ in range(agents)))
-    told = ("world", 1)
-    one = Agent(phase=RUNNING, generation=1, known=(RUNNING, 1), told=told, holds=told)
-    return State((one,) * agents, (tuple((slot, 0) for slot in range(agents)),))
+def start(agents: int, *, running: bool = False, late: bool = False) -> State:
+    """All are ready; or all run in generation 1 already, to save the orders of the beginning. One pod may come late."""
+    one = Agent()
+    if running:
+        told = ("world", 1)
+        one = Agent(place=MEMBER, phase=RUNNING, generation=1, known=(RUNNING, 1, HERE), told=told, holds=told)
+    last = Agent(connected=False, known=UNHEARD) if late else one
+    return State((*(one,) * (agents - 1), last), 1 if running else 0)

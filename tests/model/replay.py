@@ -7,42 +7,31 @@ from elasticjob_operator import api, membership, wire
 from elasticjob_operator.membership import State
 from elasticjob_operator.observe import format_time
 from elasticjob_operator.standing import Situation, Sizes, Worker
-from model.regroup_model import READY, RUNNING, UNHEARD, YOUNG, Decided, View, is_connected
+from model.regroup_model import FORMER, OUTSIDE, READY, UNHEARD, Decided, View
 
 AWAY = {"young": ("closed", 0.5), "old": ("closed", 5.0), "silent": ("silent", 5.0)}
 KINDS = {"keep": (State.RUNNING, State.STARTING), "regroup": (State.REGROUPING,), "wait": (State.WAITING,)}
 
 
-def uid_of(slot: int, life: int) -> str:
-    return f"u{slot}" if not life else f"u{slot}.{life}"
-
-
 def situation_of(view: View) -> Situation:
     """The same view as the operator's own values; patience of every kind is over, but where the view says it is not."""
     workers = []
-    for slot, (life, ended, known) in enumerate(view.agents):
-        pod = make_pod(slot, "Failed" if ended else "Running", attempt=life)
+    for slot, (_, ended, known) in enumerate(view.agents):
+        pod = make_pod(slot, "Failed" if ended else "Running")
         agent = None
-        if is_connected(known):
-            phase, generation = known
-            agent = make_agent(
-                slot, phase, generation, attempt=life, port=_port(slot, life, known), state_since=NOW - 20
-            )
-        elif known != UNHEARD and not ended:
-            lost_by, ago = AWAY[known[0]]
-            agent = make_agent(slot, READY, attempt=life, lost_by=lost_by, since=NOW - ago)
+        if known != UNHEARD and not ended:
+            phase, generation, away = known
+            lost_by, ago = AWAY.get(away, ("", 50))
+            agent = make_agent(slot, phase, generation, lost_by=lost_by, since=NOW - ago, state_since=NOW - 20)
         workers.append(Worker(pod, agent))
     members = [
-        api.Member(pod=f"digits-worker-{slot}", uid=uid_of(slot, life), rank=rank)
-        for rank, (slot, life) in enumerate(view.world)
+        api.Member(pod=f"digits-worker-{slot}", uid=f"u{slot}.former" if place == FORMER else f"u{slot}", rank=rank)
+        for rank, (slot, place) in enumerate((s, p) for s, (p, _, _) in enumerate(view.agents) if p != OUTSIDE)
     ]
     world = api.RendezvousStatus(generation=view.generation)
     if members:
-        slot, life = view.world[0]
-        known = view.agents[slot][2]
-        # The port that rank 0 had when the world was formed; where it stands ready before it, it still has it.
-        still = known[0] == READY and 0 <= known[1] < view.generation and view.agents[slot][0] == life
-        store = api.StoreAddress(address="10.0.0.1", port=_port(slot, life, known) or 1 if still else 1)
+        # The store that rank 0 had when the world was formed: where it is ready and has not started, it still has it.
+        store = api.StoreAddress(address="10.0.0.1", port=40_000 + int(members[0].pod.rpartition("-")[2]))
         update = {"members": members, "formed_time": format_time(NOW - 20), "store": store}
         world = world.model_copy(update=update)
     return make_situation(
@@ -53,18 +42,14 @@ def situation_of(view: View) -> Situation:
     )
 
 
-def _port(slot: int, life: int, known: tuple[str, int]) -> int | None:
-    return 40_000 + 1000 * slot + 100 * life + known[1] if known[0] == READY else None
-
-
 def compare(view: View, decided: Decided) -> str:
     """How the code differs from the model here; "" where it does not."""
     real = membership.decide(situation_of(view))
     told = {uid: _short(d) for uid, d in real.directives.items()}
-    expected = {uid_of(slot, view.agents[slot][0]): directive for slot, directive in decided.told}
+    expected = {f"u{slot}": directive for slot, directive in decided.told}
     if decided.kind == "form":
         members = tuple(m.uid for m in real.world.members) if real.world else ()
-        wanted = tuple(uid_of(*m) for m in decided.world)
+        wanted = tuple(f"u{slot}" for slot in decided.world)
         if members != wanted:
             return f"the model forms {wanted}, the code {members or real.state}"
     elif real.world is not None or real.state not in KINDS[decided.kind]:
@@ -77,4 +62,4 @@ def _short(directive: wire.Directive) -> tuple[str, int]:
     return directive.action, generation
 
 
-__all__ = ["RUNNING", "YOUNG", "compare", "situation_of"]
+__all__ = ["READY", "compare", "situation_of"]
