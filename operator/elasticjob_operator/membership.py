@@ -249,10 +249,9 @@ def _why_wait(
     if now < situation.hold_until:
         return _Wait("backing off after a failure", situation.hold_until)
     doubtful = [j for j in judged if not proof.is_out(j, situation.world)]
-    # A world without one of its members never trains again; that one is gone on with is proof as good as any.
-    if doubtful and (
-        not survivors or len(doubtful) == len(judged)
-    ):  # it may still train alone in the old world: never two worlds at once
+    # It may still train in the old world: never two worlds at once. A world that misses one member for good has ended.
+    ended = bool(survivors) and len(doubtful) < len(judged)
+    if doubtful and not ended:
         return _Wait(f"{doubtful[0].member.pod} of the old world is not confirmed dead")
     if len(survivors) >= sizes.min or size >= sizes.legal(sizes.wanted):
         return None

@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant("no fencing", "directives.py", "if w.pod.uid not in inside and", "if False and", MODEL, quick=True),
     Mutant("form without all stopped", "membership.py", "    if not pending:\n", "    if True:\n", MODEL, quick=True),
     Mutant("grow while members start", "membership.py", "(Standing.SUSPECT, Standing.STARTING)", "()", MODEL, True),
-    Mutant("no doubt about the silent", "membership.py", "if doubtful and (not", "if False and (not", TABLE, True),
+    Mutant("no doubt about the silent", "membership.py", "if doubtful and not ended:", "if False:", TABLE, True),
     Mutant("ranks that do not stick", "membership.py", "[*survivors, *newcomers.find_newcomers(situation, judged)]",
            "[*newcomers.find_newcomers(situation, judged), *survivors]", MODEL, quick=True),
     Mutant("a generation twice", "membership.py", "generation=situation.world.generation + 1",
