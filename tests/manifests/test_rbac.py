@@ -24,7 +24,7 @@ import pytest
 
 from chart_fixture import CHART, container, render
 from devcluster_fixture import make_namespace, remove_namespace
-from elasticjob_devcluster import Cluster, KubeError, NodeSpec, Tuning
+from elasticjob_devcluster import Cluster, KubeError
 from operator_fixture import MERGE, Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -167,11 +167,6 @@ class ChartOperator:
             log = (self.directory / "operator.log").read_text()[-4000:]
             seen = sorted(f"{r.verb} {r.resource}" for r in self.requests())
             raise AssertionError(f"{error}; seen: {', '.join(seen)}\n{log}") from None
-
-
-@pytest.fixture(scope="module")
-def audited(cluster_factory: Callable[..., Cluster]) -> Cluster:
-    return cluster_factory(nodes=[NodeSpec("node-0"), NodeSpec("node-1")], tuning=Tuning(audit=True))
 
 
 @pytest.fixture

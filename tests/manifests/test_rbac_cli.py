@@ -1,0 +1,196 @@
+"""The rights that `docs/cli.md` asks for are exactly what the commands use.
+
+For each row of its table a service account gets a Role with these rights and no other, and runs the row's commands.
+The API server's audit log says what they asked for: nothing may be refused, and no right may be left over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from chart_fixture import ROOT
+from controller import client_fixture as given
+from devcluster_fixture import make_namespace, remove_namespace
+from elasticjob_devcluster import Cluster
+from elasticjob_operator.cli.root import cli, run
+from manifests.test_rbac import RBAC, Request, find_unused, read_audit, read_grants
+from operator_fixture import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+SPACE = "rights"
+GROUPS = {"elasticjobs": "elasticjob.dev", "elasticjobs/scale": "elasticjob.dev"}
+# Not asked for by this API server: from 1.35 on it is, also where a WebSocket is opened by GET.
+BY_NEWER_SERVERS = [("pods/exec", "create")]
+
+
+@dataclass(frozen=True)
+class Right:
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+
+    def rule(self) -> dict[str, list[str]]:
+        return {"apiGroups": [self.group], "resources": [self.resource], "verbs": list(self.verbs)}
+
+
+def read_table() -> dict[str, list[Right]]:
+    """Commands → rights, as the page says it."""
+    section = (ROOT / "docs" / "cli.md").read_text().partition("## Rights")[2]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section, re.MULTILINE)
+    return {commands: [parse_right(text) for text in rights.split("; ")] for commands, rights in rows[1:]}
+
+
+def parse_right(text: str) -> Right:
+    *group, resource = re.findall(r"`([^`]+)`", text)
+    verbs = re.findall(r"\b(get|list|watch|create|patch|update|delete)\b", text.rpartition("`")[2])
+    return Right(group[0] if group else GROUPS.get(resource, ""), resource, tuple(verbs))
+
+
+TABLE = read_table()
+FIRST = next(iter(TABLE))
+CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
+    "list": (FIRST, ["list", "list -l a=b -o yaml"]),
+    "describe": (FIRST, ["describe NAME"]),
+    "wait": (FIRST, ["wait NAME --for Running"]),
+    "watch": (FIRST, ["watch NAME"]),
+    "top": (FIRST, ["top"]),
+    "events": (FIRST, ["events NAME"]),
+    "report": (FIRST, ["report NAME --html REPORT"]),
+    "logs": ("logs", ["logs NAME", "logs NAME -f", "logs NAME --rank 0 --tail 1"]),
+    "submit": ("submit", ["submit train.py --image i --name made"]),
+    "scale": ("scale", ["scale NAME 3"]),
+    "suspend": ("suspend, resume", ["suspend NAME"]),
+    "resume": ("suspend, resume", ["resume NAME"]),
+    "delete": ("delete", ["delete NAME"]),
+    "chaos": ("chaos", ["chaos rank NAME 1", "chaos pod NAME 0", "chaos node NAME NODE"]),
+    "top NAME": ("top with CPU and memory", ["top NAME"]),
+}
+WITHOUT_A_CLUSTER = {"convert", "completion"}
+
+
+@pytest.fixture(scope="module")
+def space(audited: Cluster) -> Iterator[str]:
+    given.install_crd(audited)
+    make_namespace(audited, SPACE)
+    yield SPACE
+    remove_namespace(audited, SPACE)
+
+
+class User:
+    """A service account with these rights in one namespace."""
+
+    def __init__(self, cluster: Cluster, space: str, name: str, rights: list[Right], directory: Path) -> None:
+        self.cluster = cluster
+        self.name = f"system:serviceaccount:{space}:{name}"
+        kube, metadata = cluster.kube, {"name": name}
+        accounts = f"/api/v1/namespaces/{space}/serviceaccounts"
+        kube.request("POST", accounts, {"metadata": metadata})
+        roles = f"{RBAC}/namespaces/{space}"
+        kube.request("POST", f"{roles}/roles", {"metadata": metadata, "rules": [right.rule() for right in rights]})
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": space}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+        kube.request("POST", f"{roles}/rolebindings", {"metadata": metadata, "roleRef": role, "subjects": [subject]})
+        for right in rights:
+            wait_for(lambda right=right: all(self._may(space, right, v) for v in right.verbs), f"{right} is granted")
+        token = kube.request("POST", f"{accounts}/{name}/token", {"spec": {}})["status"]["token"]
+        config = json.loads(cluster.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": token}
+        self.kubeconfig = directory / "kubeconfig"
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def _may(self, space: str, right: Right, verb: str) -> bool:
+        resource, _, subresource = right.resource.partition("/")
+        wanted = {"namespace": space, "group": right.group, "resource": resource, "subresource": subresource}
+        spec = {"user": self.name, "resourceAttributes": {**wanted, "verb": verb}}
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        return bool(self.cluster.kube.request("POST", path, {"spec": spec})["status"]["allowed"])
+
+    def requests(self) -> set[Request]:
+        return read_audit(self.cluster, self.name)
+
+
+def is_watched(cluster: Cluster) -> bool:
+    """Whether somebody watches the ElasticJobs of one namespace. (The audit log tells of a watch when it has ended.)"""
+    text = cluster.kube.raw("GET", "/metrics").decode()
+    lines = re.findall(r"^apiserver_longrunning_(?:gauge|requests)\{(.*)\} ([1-9].*)$", text, re.MULTILINE)
+    ours = ('resource="elasticjobs"', 'verb="WATCH"')
+    return any(all(word in labels for word in ours) and 'scope="cluster"' not in labels for labels, _ in lines)
+
+
+@pytest.fixture
+def when_watched(audited: Cluster) -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Acts once the jobs are watched: a command that watches ends by what happens then."""
+    threads: list[threading.Thread] = []
+    over = threading.Event()
+
+    def begin(act: Callable[[], object]) -> None:
+        def wait() -> None:
+            while not over.wait(0.1):
+                if is_watched(audited):
+                    act()
+                    return
+
+        threads.append(threading.Thread(target=wait))
+        threads[-1].start()
+
+    yield begin
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_the_rights_in_the_guide_are_those_that_the_commands_use(
+    audited: Cluster,
+    space: str,
+    row: str,
+    tmp_path: Path,
+    when_watched: Callable[[Callable[[], object]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rights = TABLE[row] if row != "top with CPU and memory" else TABLE[row] + TABLE[FIRST]
+    name = f"job-{list(TABLE).index(row)}"
+    jobs = f"/apis/elasticjob.dev/v1alpha1/namespaces/{space}/elasticjobs"
+    audited.kube.request("POST", jobs, given.manifest(name))
+    status = given.running_status()
+    for member in status["rendezvous"]["members"]:
+        member["pod"] = member["pod"].replace("digits", name)
+    given.write_status(audited, space, name, status)
+    if row in ("logs", "chaos"):
+        for index in (0, 1, 2):
+            given.run_pod(audited, space, name, index, "echo said" + ("; exec sleep 1000" if row == "chaos" else ""))
+    user = User(audited, space, name, rights, tmp_path)
+    done = {"phase": "Complete", "conditions": [given.condition("Complete")]}
+    when_watched(lambda: given.write_status(audited, space, name, done))
+    if row == "logs":  # to follow ends with the job
+        given.write_status(audited, space, name, done | {"rendezvous": status["rendezvous"]})
+    values = {"NAME": name, "REPORT": str(tmp_path / "report.html")}
+    for line in [line for place, lines in CASES.values() if place == row for line in lines]:
+        if "NODE" in line:
+            pod = audited.kube.request("GET", f"/api/v1/namespaces/{space}/pods/{name}-worker-2")
+            values["NODE"] = pod["spec"]["nodeName"]
+        code = run(["--kubeconfig", str(user.kubeconfig), "-n", space, *(values.get(w, w) for w in line.split())])
+        assert code == 0, (line, capsys.readouterr().err)
+    requests = user.requests()
+    assert [r for r in requests if not r.allowed] == [], "a right is missing in the guide"
+    mine = {(right.group, right.resource) for right in TABLE[row]}
+    unused = [g for g in find_unused(read_grants(audited, user.name), requests) if (g.group, g.resource) in mine]
+    assert [(g.resource, g.verb) for g in unused if (g.resource, g.verb) not in BY_NEWER_SERVERS] == []
+
+
+def test_every_command_is_in_the_table_or_needs_no_cluster() -> None:
+    known = {word for row in TABLE for word in re.findall(r"\w+", row)}
+    visible = {name for name, command in cli.commands.items() if not command.hidden}
+    assert visible - known == WITHOUT_A_CLUSTER
+    assert visible - known <= set(re.findall(r"\w+", (ROOT / "docs" / "cli.md").read_text().partition("## Rights")[2]))
+    assert {row for row, _ in CASES.values()} == set(TABLE)
+    tried = {line.split()[0] for _, lines in CASES.values() for line in lines}
+    assert tried == visible - WITHOUT_A_CLUSTER
