@@ -67,7 +67,7 @@ class Agent(asyncio.Protocol):
             del self._buffer[: end + 4]
             self._upgraded = True
             state = {"phase": "starting", "generation": 0}
-            self._say({"v": 1, "type": "hello", "agent": f"a-{self._number}", "state": state})
+            self._say({"v": 1, "type": "hello", "agent": f"a-{self._number}", "sizes": True, "state": state})
         while self._take_frame():
             pass
 

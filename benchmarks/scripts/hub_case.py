@@ -131,7 +131,7 @@ async def measure_hub(agents: int, context: ssl.SSLContext | None, ca: str, idle
             stretch = Stretch()
             found["form"] = await tell(hub, swarm, worlds[0], "world")
             found["formCpu"] = stretch.cpu_seconds()
-            found["frameBytes"] = len(frames.DirectiveEncoder().encode(worlds[0][uid(0)]))
+            found["frameBytes"] = len(frames.DirectiveEncoder().encode(worlds[0][uid(0)], sizes=True))
             await until(lambda: all(a.state.phase == "running" for a in hub.agents(JOB).values()))
             stretch = Stretch()
             regroup = wire.Regroup(generation=1, reason="lost")
@@ -178,7 +178,7 @@ async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> d
     )
     before = resident_bytes()
     found: dict[str, Any] = {}
-    frame = frames.DirectiveEncoder().encode(world_for(1, agents)[uid(0)])
+    frame = frames.DirectiveEncoder().encode(world_for(1, agents)[uid(0)], sizes=True)
     try:
         async with swarming(server.sockets[0].getsockname()[1], agents, ca, "--raw") as swarm:
             start = await swarm.event("start")

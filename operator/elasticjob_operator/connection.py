@@ -52,6 +52,7 @@ class Connection:
         "heard",
         "heartbeat",
         "sent",
+        "sizes",
         "stuck",
         "timeout",
         "transport",
@@ -73,6 +74,7 @@ class Connection:
         self.heartbeat = heartbeat
         self.timeout = limits.timeout_seconds(heartbeat, settings)
         self.sent: wire.Directive | None = None
+        self.sizes = False  # whether the agent understands sizes in place of members
         self.stuck: float | None = None
         self.farewell: Farewell | None = None
         self._settings = settings

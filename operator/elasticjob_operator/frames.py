@@ -1,11 +1,12 @@
 """Messages → text frames and back. Pure.
 
-A world of a thousand members is told a thousand times. Its member list is the same every time, so it is
+A world of a thousand members is told a thousand times. What it says of its members is the same every time, so it is
 encoded once and each frame only adds the rank.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -74,25 +75,36 @@ def encode(message: wire.Welcome | wire.Error) -> bytes:
 
 
 class DirectiveEncoder:
-    """The directives of one job → frames; remembers the member list it encoded last."""
+    """The directives of one job → frames; remembers what it encoded of the last world's members."""
 
     def __init__(self) -> None:
         self._members: tuple[wire.Member, ...] = ()
-        self._encoded = b"[]"
+        self._listed = b"[]"
+        self._sizes = b"[]"
 
-    def encode(self, directive: wire.Directive) -> bytes:
+    def encode(self, directive: wire.Directive, *, sizes: bool = False) -> bytes:
+        """A frame; with `sizes` for an agent that understands these in place of members."""
         head: dict[str, object] = {"v": wire.PROTOCOL_VERSION, "type": "directive"}
         if not isinstance(directive, wire.World):
             return json.dumps({**head, "directive": directive.dump()}, separators=(",", ":")).encode()
         # Comparing tuples looks at identity first, so worlds that share their members cost nothing here.
         if directive.members != self._members:
-            members = [member.dump() for member in directive.members]
-            self._encoded = json.dumps(members, separators=(",", ":")).encode()
+            listed = [member.dump() for member in directive.members]
+            self._listed = json.dumps(listed, separators=(",", ":")).encode()
+            self._sizes = json.dumps(sizes_of(directive.members), separators=(",", ":")).encode()
         self._members = directive.members  # even where equal: the next ones share the objects of these
-        own = directive.model_dump(by_alias=True, exclude_none=True, mode="json", exclude={"members"})
+        own = directive.model_dump(by_alias=True, exclude_none=True, mode="json", exclude={"members", "sizes"})
         text = json.dumps({**head, "directive": own}, separators=(",", ":")).encode()
         # `text` ends with the two braces of the directive and of the message.
-        return b'%s,"members":%s}}' % (text[:-2], self._encoded)
+        if sizes:
+            return b'%s,"sizes":%s}}' % (text[:-2], self._sizes)
+        return b'%s,"members":%s}}' % (text[:-2], self._listed)
+
+
+def sizes_of(members: tuple[wire.Member, ...]) -> list[tuple[int, int]]:
+    """How many members in a row, in the order of ranks, have how many processes."""
+    runs = itertools.groupby(member.nproc for member in sorted(members, key=lambda member: member.rank))
+    return [(len(list(run)), nproc) for nproc, run in runs]
 
 
 def same(left: wire.Directive | None, right: wire.Directive | None) -> bool:

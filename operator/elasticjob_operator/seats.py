@@ -116,7 +116,7 @@ class Seats:
         job: JobKey = (identity.namespace, identity.job)
         seat = self._jobs.setdefault(job, {}).setdefault(identity.pod_uid, Seat(identity))
         old, now = seat.link, self._clock()
-        seat.link = link
+        seat.link, link.sizes = link, hello.sizes
         self._links[link] = (job, identity.pod_uid)
         before = seat.agent
         same_agent = before is not None and before.agent_id == hello.agent
@@ -233,7 +233,7 @@ class Seats:
             return  # where the buffer is full, the sweep comes back to it
         try:
             encoder = self._encoders.setdefault(self._links[link][0], frames.DirectiveEncoder())
-            await link.send(encoder.encode(directive))
+            await link.send(encoder.encode(directive, sizes=link.sizes))
             link.sent = directive
             self.counts["directives"] += 1
         except (ConnectionError, RuntimeError):

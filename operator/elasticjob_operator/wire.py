@@ -87,6 +87,7 @@ class Hello(_Wire):
     type: Literal["hello"] = "hello"
     agent: Short  # one value per agent process: a restarted container is another agent
     runtime: dict[Short, Short] = Field(default_factory=dict, max_length=16)  # versions
+    sizes: bool = False  # it understands a world that says `sizes` in place of `members`
     state: AgentState
 
 
@@ -131,12 +132,17 @@ class Member(_Wire):
 
 
 class World(_Wire):
-    """You are in generation `generation` with this rank: start (or re-form) your workers."""
+    """You are in generation `generation` with this rank: start (or re-form) your workers.
+
+    An agent needs to know how many processes each rank has, not who they are. One that says so hears `sizes`: (members,
+    processes of each), in the order of ranks. For a thousand members that is 10 bytes where their names are 70 KB.
+    """
 
     action: Literal["world"] = "world"
     generation: Count
     rank: Count
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = ()
+    sizes: tuple[tuple[Count, Count], ...] | None = None
     store: Store
     restarts: Count = 0  # worker-caused restarts so far
 

@@ -90,6 +90,17 @@ def test_what_the_hub_directs_comes_through_whatever_it_said_before(directives: 
         assert message == wire.DirectiveMessage(directive=directive)
 
 
+@given(st.lists(st.integers(1, 16), max_size=8))
+def test_sizes_say_how_many_processes_each_rank_has(nprocs: list[int]) -> None:
+    members = tuple(wire.Member(pod=f"p-{rank}", rank=rank, nproc=nproc) for rank, nproc in enumerate(nprocs))
+    world = wire.World(generation=3, rank=0, members=members, store=wire.Store(address="a", port=1), restarts=2)
+    said = wire.HUB_MESSAGE.validate_json(frames.DirectiveEncoder().encode(world, sizes=True))
+    assert isinstance(said, wire.DirectiveMessage) and isinstance(said.directive, wire.World)
+    told = said.directive
+    assert [nproc for count, nproc in told.sizes or () for _ in range(count)] == nprocs
+    assert told.model_copy(update={"sizes": None, "members": members}) == world
+
+
 @given(
     st.builds(wire.Welcome, heartbeat_seconds=FLOAT, timeout_seconds=FLOAT)
     | st.builds(wire.Error, code=TEXT, message=TEXT)

@@ -59,6 +59,20 @@ async def test_a_directive_is_sent_once_and_again_when_it_changes() -> None:
         assert running.hub.counts["directives"] == 3
 
 
+@pytest.mark.parametrize("sizes", [False, True], ids=["an older agent", "an agent of this version"])
+async def test_an_agent_hears_of_a_world_in_the_way_that_it_understands(sizes: bool) -> None:
+    members = tuple(wire.Member(pod=f"digits-worker-{i}", rank=i, nproc=2) for i in range(3))
+    world = wire.World(generation=1, rank=0, members=members, store=wire.Store(address="10.0.0.1", port=4000))
+    async with running_hub() as running, connected(running) as agent:
+        state = wire.AgentState(phase=wire.AgentPhase.READY)
+        await agent.say(wire.Hello(agent="a-1", sizes=sizes, state=state))
+        assert isinstance(await agent.hear(), wire.Welcome)
+        running.hub.direct(JOB, {UID: world})
+        told = await agent.directive()
+        assert isinstance(told, wire.World)
+        assert (told.members, told.sizes) == (((), ((3, 2),)) if sizes else (members, None))
+
+
 async def test_only_the_latest_directive_is_sent() -> None:
     async with running_hub() as running, seated(running) as client:
         for generation in range(1, 50):

@@ -11,11 +11,11 @@ import pytest
 from elasticjob import env, hang, seat, state, wire
 
 STORE = wire.Store("10.0.0.1", 4000)
-MEMBERS = (wire.Member("a", 0, 2), wire.Member("b", 1, 1), wire.Member("c", 2, 4))
+NPROCS = (2, 1, 4)
 
 
 def world(generation: int = 5, rank: int = 1) -> wire.World:
-    return wire.World(generation, rank, MEMBERS, STORE)
+    return wire.World(generation, rank, NPROCS, STORE)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,20 @@ def test_ranks_follow_the_number_of_workers_of_each_pod() -> None:
     assert seat.world_size(world()) == 7
 
 
+def world_message(**fields: Any) -> dict[str, Any]:
+    """A world as the hub says it."""
+    world = {"action": "world", "generation": 5, "store": {"address": STORE.address, "port": STORE.port}, **fields}
+    return {"v": 1, "type": "directive", "directive": world}
+
+
+def test_both_ways_to_tell_of_a_world_mean_the_same() -> None:
+    listed = [{"pod": f"p-{rank}", "rank": rank, "address": "10.0.0.1", "nproc": n} for rank, n in enumerate(NPROCS)]
+    assert wire.parse(json.dumps(world_message(rank=1, members=listed))) == world()
+    assert wire.parse(json.dumps(world_message(rank=1, sizes=[[1, 2], [1, 1], [1, 4]]))) == world()
+    many = wire.parse(json.dumps(world_message(rank=7, sizes=[[1000, 8]])))
+    assert isinstance(many, wire.World) and many.nprocs == (8,) * 1000
+
+
 def test_back_off_starts_at_once_and_ends_at_five_seconds() -> None:
     assert seat.backoff(0, 0.5) == 0
     delays = [seat.backoff(attempt, 1.0) for attempt in range(1, 20)]
@@ -105,6 +119,11 @@ def test_back_off_starts_at_once_and_ends_at_five_seconds() -> None:
             },
             id="ranks do not count from 0",
         ),
+        pytest.param(world_message(rank=0), id="a world of nobody knows whom"),
+        pytest.param(world_message(rank=2, sizes=[[2, 1]]), id="not in the world"),
+        pytest.param(world_message(rank=0, sizes=[[2]]), id="half a size"),
+        pytest.param(world_message(rank=0, sizes=[[-1, 1]]), id="negative size"),
+        pytest.param(world_message(rank=0, sizes=[[2**40, 1]]), id="more members than memory"),
     ],
 )
 def test_a_message_is_understood_or_refused(broken: Any) -> None:

@@ -105,7 +105,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._ran, self._hang = True, None
         self.team.begin()
         where = RendezvousStoreInfo(world.store.address, world.store.port)
-        return RendezvousInfo(session, world.rank, len(world.members), where)
+        return RendezvousInfo(session, world.rank, len(world.nprocs), where)
 
     def _check_before_first(self) -> None:
         """The preflight: a pod that could only hold the others up says so, and never becomes ready."""

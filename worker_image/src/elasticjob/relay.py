@@ -233,7 +233,7 @@ def _describe(world: wire.World, local_rank: int, nproc: int) -> control.Message
         "localRank": local_rank,
         "localWorldSize": nproc,
         "groupRank": world.rank,
-        "groupWorldSize": len(world.members),
+        "groupWorldSize": len(world.nprocs),
         "address": world.store.address,
         "port": world.store.port,
         "restarts": world.restarts,

@@ -45,12 +45,12 @@ def grace_of(directive: wire.Directive | None) -> float:
 
 def base_rank(world: wire.World) -> int:
     """The global rank of this pod's first worker: pods may bring different numbers of workers."""
-    return sum(member.nproc for member in world.members[: world.rank])
+    return sum(world.nprocs[: world.rank])
 
 
 def world_size(world: wire.World) -> int:
     """How many worker processes the world has."""
-    return sum(member.nproc for member in world.members)
+    return sum(world.nprocs)
 
 
 def leave_after(grace_seconds: float) -> float:

@@ -108,7 +108,7 @@ class GenerationStore(Store):
         return self.inner.get(key)
 
     def _role_info(self, rank: int) -> bytes:
-        nproc = self._world.members[rank].nproc
+        nproc = self._world.nprocs[rank]
         return json.dumps({"role": self._role, "rank": rank, "local_world_size": nproc}).encode()
 
     # The exit barrier.

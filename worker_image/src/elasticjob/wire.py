@@ -12,7 +12,8 @@ from typing import Any, Final
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
-MAX_HUB_MESSAGE_BYTES: Final = 16 * 1024 * 1024  # a world names all its members: 70 KiB for a thousand
+MAX_HUB_MESSAGE_BYTES: Final = 16 * 1024 * 1024  # an older hub names all members: 70 KiB for a thousand
+MAX_MEMBERS: Final = 1_000_000
 MAX_TEXT: Final = 4096
 MAX_TRACEBACK: Final = 16384
 MAX_DIAGNOSIS: Final = 40 * 1024
@@ -37,18 +38,10 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Member:
-    pod: str
-    rank: int
-    nproc: int = 1
-    address: str | None = None
-
-
-@dataclass(frozen=True)
 class World:
     generation: int
     rank: int
-    members: tuple[Member, ...]
+    nprocs: tuple[int, ...]  # worker processes of each member, in the order of ranks
     store: Store
     restarts: int = 0
 
@@ -172,7 +165,7 @@ def _tail(text: str | None, size: int) -> str | None:
 
 
 def hello(agent: str, runtime: dict[str, str], state: AgentState) -> str:
-    return _encode("hello", agent=agent, runtime=runtime, state=state.dump())
+    return _encode("hello", agent=agent, runtime=runtime, sizes=True, state=state.dump())
 
 
 def state(value: AgentState) -> str:
@@ -226,28 +219,36 @@ def _parse_directive(value: dict[str, Any]) -> Directive:
 
 
 def _parse_world(value: dict[str, Any]) -> World:
-    raw_members, raw_store = value.get("members"), value.get("store")
-    if not isinstance(raw_members, list) or not isinstance(raw_store, dict):
-        raise WireError("a world needs members and a store")
-    members = []
-    for raw in raw_members:
-        if not isinstance(raw, dict):
-            raise WireError("a member is no object")
-        address = raw.get("address")
-        members.append(
-            Member(
-                pod=_text(raw, "pod"),
-                rank=_count(raw, "rank"),
-                nproc=_count(raw, "nproc", 1),
-                address=address if isinstance(address, str) else None,
-            )
-        )
-    members.sort(key=lambda member: member.rank)
-    rank = _count(value, "rank")
-    if [member.rank for member in members] != list(range(len(members))) or rank >= len(members):
-        raise WireError("the ranks of a world do not count from 0")
+    raw_store, rank = value.get("store"), _count(value, "rank")
+    nprocs = _parse_sizes(value["sizes"]) if "sizes" in value else _parse_members(value.get("members"))
+    if rank >= len(nprocs):
+        raise WireError("the rank is not in the world")
+    if not isinstance(raw_store, dict):
+        raise WireError("a world needs a store")
     store = Store(_text(raw_store, "address"), _count(raw_store, "port"))
-    return World(_count(value, "generation"), rank, tuple(members), store, _count(value, "restarts", 0))
+    return World(_count(value, "generation"), rank, nprocs, store, _count(value, "restarts", 0))
+
+
+def _parse_sizes(value: Any) -> tuple[int, ...]:
+    """[[members, processes of each], ...]: what a hub says that knows that we understand it."""
+    nprocs: list[int] = []
+    for run in value if isinstance(value, list) else [None]:
+        if not isinstance(run, list) or len(run) != 2 or not all(isinstance(n, int) and n > 0 for n in run):
+            raise WireError("the sizes of a world are pairs of numbers")
+        if len(nprocs) + run[0] > MAX_MEMBERS:
+            raise WireError("a world has too many members")
+        nprocs += [run[1]] * run[0]
+    return tuple(nprocs)
+
+
+def _parse_members(value: Any) -> tuple[int, ...]:
+    """One object for each member: what every hub of this version of the protocol can say."""
+    if not isinstance(value, list) or not all(isinstance(raw, dict) for raw in value):
+        raise WireError("a world needs members")
+    found = sorted((_count(raw, "rank"), _count(raw, "nproc", 1)) for raw in value)
+    if [rank for rank, _ in found] != list(range(len(found))):
+        raise WireError("the ranks of a world do not count from 0")
+    return tuple(nproc for _, nproc in found)
 
 
 def _text(value: dict[str, Any], key: str) -> str:
