@@ -50,7 +50,8 @@ def world_for(generation: int, size: int) -> dict[str, wire.Directive]:
         wire.Member(pod=uid(i), rank=i, address=f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", nproc=8) for i in range(size)
     )
     store = wire.Store(address="10.0.0.0", port=40_000)
-    return {uid(i): wire.World(generation=generation, rank=i, members=members, store=store) for i in range(size)}
+    one = wire.World(generation=generation, rank=0, members=members, store=store)
+    return {uid(i): one.model_copy(update={"rank": i}) for i in range(size)}  # building one copies the members
 
 
 class Swarm:
@@ -127,17 +128,18 @@ async def measure_hub(agents: int, context: ssl.SSLContext | None, ca: str, idle
             await asyncio.sleep(idle)
             found["idleCpu"] = stretch.cpu_seconds() / (time.monotonic() - stretch.start)
 
-            worlds = [world_for(generation, agents) for generation in (1, 2)]
+            world = world_for(1, agents)
             stretch = Stretch()
-            found["form"] = await tell(hub, swarm, worlds[0], "world")
+            found["form"] = await tell(hub, swarm, world, "world")
             found["formCpu"] = stretch.cpu_seconds()
-            found["frameBytes"] = len(frames.DirectiveEncoder().encode(worlds[0][uid(0)], sizes=True))
+            found["frameBytes"] = len(frames.DirectiveEncoder().encode(world[uid(0)], sizes=True))
             await until(lambda: all(a.state.phase == "running" for a in hub.agents(JOB).values()))
             stretch = Stretch()
             regroup = wire.Regroup(generation=1, reason="lost")
             await tell(hub, swarm, {uid(i): regroup for i in range(agents)}, "regroup")
             await until(lambda: all(a.state.phase == "ready" for a in hub.agents(JOB).values()))
-            await tell(hub, swarm, worlds[1], "world")
+            world = world_for(2, agents)
+            await tell(hub, swarm, world, "world")
             found["change"], found["changeCpu"] = time.monotonic() - stretch.start, stretch.cpu_seconds()
             found["toldBytes"] = (resident_bytes() - before) / agents
             assert hub.connections == agents, hub.counts
