@@ -1,9 +1,9 @@
-"""How long a change of the world takes: stock torchrun in its best-known settings against ElasticJob.
+"""How long a change of the world takes: torchrun, torchft and DLRover in their best-known settings against ElasticJob.
 
 Every case starts a small gloo job on this host, lets it train, does one thing to it, and waits for the first step
 of the new world on every rank. `event` is the time since the event, `pause` the time in which nobody trained. Peer
 and ours alternate. With `--goodput` workers are killed at random for minutes instead, and the work that was done
-and kept is counted.
+and kept is counted. torchft and DLRover take part once `python -m benchmarks.peers install` was run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cases, goodput, harness, launchers, plots
-from benchmarks.launchers import local, torchrun
+from benchmarks import cases, goodput, harness, launchers, peers, plots
+from benchmarks.launchers import dlrover, local, torchft, torchrun
 from benchmarks.processes import install_clean_up
 
 Make = Callable[[], launchers.Launcher]
@@ -23,14 +23,21 @@ PEERS: dict[str, Make] = {
     "defaults": torchrun.defaults,
     "tuned": torchrun.tuned,
     "external": torchrun.external,
+    "torchft": torchft.tuned,
+    "torchft-defaults": torchft.defaults,
+    "dlrover": dlrover.tuned,
+    "dlrover-defaults": dlrover.defaults,
 }
+DEFAULT_PEERS = ("defaults", "tuned", "external", "torchft", "dlrover")
+PACKAGES = {name: name.partition("-")[0] for name in PEERS if name.startswith(("torchft", "dlrover"))}
 OURS: dict[str, Make] = {
     "torchrun": local.torchrun,
     "run": local.elasticjob_run,
     "cold": local.elasticjob_run_cold,
     "session": local.session,
 }
-SLOW = "defaults"  # half a minute and more an event: once is enough
+SESSIONS = frozenset({"session", "torchft", "torchft-defaults"})  # run a script that was written for them
+SLOW = frozenset({"defaults", "dlrover-defaults"})  # half a minute and more an event: once is enough
 QUICK = ("start 2 below max", "SIGKILL follower")
 EVERY_CASE = (*cases.CASES, cases.COORDINATOR, cases.FENCE)
 
@@ -46,7 +53,20 @@ def find_makers(through: str) -> dict[str, Make]:
     return cluster.LAUNCHERS
 
 
-def measure(options: harness.Options, peers: dict[str, Make], ours: dict[str, Make]) -> Outcomes:
+def find_peers(wanted: Sequence[str]) -> dict[str, Make]:
+    """Those of the peers that are there; who is left out is said, with the remedy."""
+    missing = set(peers.find_missing(sorted({PACKAGES[name] for name in wanted if name in PACKAGES})))
+    if missing:
+        harness.say(f"left out, not installed: {', '.join(sorted(missing))}. To have them: {peers.COMMAND}")
+    return {name: PEERS[name] for name in wanted if PACKAGES.get(name) not in missing}
+
+
+def are_comparable(mine: str, peer: str) -> bool:
+    """A peer that needs its own kind of script is compared with our session alone."""
+    return peer not in SESSIONS or mine in SESSIONS
+
+
+def measure(options: harness.Options, against: dict[str, Make], ours: dict[str, Make]) -> Outcomes:
     """Rounds of all cases; within a case ours and the peers alternate."""
     found: Outcomes = defaultdict(list)
     chosen = [case for case in EVERY_CASE if case.name in (options.extra.case or [case.name])]
@@ -54,8 +74,8 @@ def measure(options: harness.Options, peers: dict[str, Make], ours: dict[str, Ma
         chosen = [case for case in chosen if case.name in QUICK]
     for repeat in range(options.repeats):
         for case in chosen:
-            for name, make in {**ours, **peers}.items():
-                if repeat and name == SLOW:
+            for name, make in {**ours, **against}.items():
+                if (repeat and name in SLOW) or (case.name in torchft.SKIPPED and PACKAGES.get(name) == "torchft"):
                     continue
                 if not options.has_time():
                     harness.say("the time is over: what follows is left out (--budget)")
@@ -74,14 +94,14 @@ def perform(case: cases.Case, make: Make, repeat: int) -> cases.Outcome:
     return outcome
 
 
-def compare(found: Outcomes, peers: dict[str, Make], ours: dict[str, Make]) -> list[harness.Result]:
+def compare(found: Outcomes, against: dict[str, Make], ours: dict[str, Make]) -> list[harness.Result]:
     """One line for each case, each of ours and each peer that was measured."""
     results = []
     for case in EVERY_CASE:
         for mine, make in ours.items():
-            for peer, make_peer in peers.items():
+            for peer, make_peer in against.items():
                 left, right = found.get((case.name, mine), []), found.get((case.name, peer), [])
-                if not left or not right:
+                if not left or not right or not are_comparable(mine, peer):
                     continue
                 notes = sorted({outcome.note for outcome in right if outcome.note})
                 name = make_peer().name + (f" ({'; '.join(notes)})" if notes else "")
@@ -98,8 +118,15 @@ def compare(found: Outcomes, peers: dict[str, Make], ours: dict[str, Make]) -> l
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--through", choices=("hub", "cluster"), default="hub", help="what ours runs behind")
-    parser.add_argument("--ours", nargs="*", help="which of ours (default: torchrun and run)")
-    parser.add_argument("--peers", nargs="*", choices=tuple(PEERS), help="which peers (default: all; quick: external)")
+    parser.add_argument(
+        "--ours", nargs="*", help="which of ours (default: torchrun and run; session too, beside torchft)"
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        choices=tuple(PEERS),
+        help=f"which peers (default: {' '.join(DEFAULT_PEERS)}; quick: external)",
+    )
     parser.add_argument("--case", action="append", help="only this case; may be repeated")
     parser.add_argument("--goodput", action="store_true", help="kill workers at random and count the work kept")
     parser.add_argument("--minutes", type=float, default=10.0, help="length of a goodput series")
@@ -110,22 +137,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     install_clean_up()
     options = harness.parse_options(
-        "rescale", __doc__ or "", argv, budgets=(45, 900), repeats=(1, 3), add_arguments=add_arguments
+        "rescale", __doc__ or "", argv, budgets=(45, 2400), repeats=(1, 3), add_arguments=add_arguments
     )
-    wanted = options.extra.peers if options.extra.peers is not None else ["external"] if options.quick else list(PEERS)
-    peers = {name: PEERS[name] for name in wanted}
+    wanted = (
+        options.extra.peers if options.extra.peers is not None else ["external"] if options.quick else DEFAULT_PEERS
+    )
+    chosen_peers = find_peers(wanted)
     available = find_makers(options.extra.through)
-    chosen = options.extra.ours if options.extra.ours is not None else ["torchrun", "run"]
+    beside = ["session"] if "session" in available and SESSIONS & set(chosen_peers) else []
+    chosen = options.extra.ours if options.extra.ours is not None else ["torchrun", "run", *beside]
     unknown = sorted(set(chosen) - set(available))
     if unknown:
         raise SystemExit(f"--ours: {', '.join(unknown)} is not one of {', '.join(available)}")
     ours = {name: available[name] for name in chosen}
     if options.extra.goodput:
-        goodput.main(options, peers, ours)
+        goodput.main(options, chosen_peers, ours)
         return
-    found = measure(options, peers, ours)
-    harness.Report("rescale", options.out).add_all(compare(found, peers, ours))
-    names = {name: make().name for name, make in {**ours, **peers}.items()}
+    found = measure(options, chosen_peers, ours)
+    harness.Report("rescale", options.out).add_all(compare(found, chosen_peers, ours))
+    names = {name: make().name for name, make in {**ours, **chosen_peers}.items()}
     plots.draw_phases(options.out / "rescale.png", found, names)
 
 

@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 import time
 from dataclasses import dataclass, field
 
 from benchmarks import launchers
-from benchmarks.processes import Pod
+from benchmarks.launchers.nodes import Nodes
 
 TUNED = {"last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
 STORE = (
@@ -46,25 +45,21 @@ def wait_for_port(host: str, port: int, seconds: float = 60.0) -> None:
 
 
 @dataclass
-class Torchrun:
+class Torchrun(Nodes):
     """See the module. Node 0 holds the store unless it is external."""
 
     name: str = "torchrun defaults"
     conf: dict[str, str] = field(default_factory=dict)
     share_store: bool = True
     external: bool = False
-    pods: dict[int, Pod] = field(default_factory=dict)
-    store: Pod | None = None
-    told: list[float] = field(default_factory=list)
 
     def open(self, job: launchers.Job, wanted: int) -> None:
-        self.job = job
+        super().open(job, wanted)
         self.host = launchers.address(0)
         self.port = find_port(self.host)
         if self.external:
             command = [sys.executable, "-c", STORE, self.host, str(self.port)]
-            log = job.directory / "logs" / "store.log"
-            self.store = Pod("store", command, launchers.base_environment(), log)
+            self.start_keeper(command, launchers.base_environment())
             wait_for_port(self.host, self.port)
 
     def start_agent(self, node: int) -> float:
@@ -82,34 +77,8 @@ class Torchrun:
             *self.job.command(node),
         ]
         began = time.time()
-        self.pods[node] = Pod(f"node-{node}", command, env, self.job.directory / "logs" / f"node-{node}.log")
+        self.start_node(node, command, env)
         return began
-
-    def kill(self, node: int, number: signal.Signals) -> float:
-        return self.pods[node].signal_all(number)
-
-    def terminate(self, node: int) -> float:
-        return self.pods[node].signal_first(signal.SIGTERM)
-
-    def shrink(self, node: int) -> float:
-        """There is nobody to announce it to: the pod is deleted, which is a SIGTERM."""
-        return self.terminate(node)
-
-    def lose_coordinator(self) -> float | None:
-        return None if self.store is None else self.store.signal_all(signal.SIGKILL)
-
-    def is_alive(self) -> bool:
-        return any(pod.is_alive() for pod in self.pods.values())
-
-    def is_node_alive(self, node: int) -> bool:
-        return self.pods[node].is_alive()
-
-    def moments(self, event: float) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        for pod in [*self.pods.values(), *([self.store] if self.store else [])]:
-            pod.close()
 
 
 def defaults() -> Torchrun:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
-from benchmarks import controlplane, goodput, harness, timeline
+from benchmarks import controlplane, goodput, harness, peers, rescale, timeline
 from benchmarks.system import parse_requests
 
 
@@ -108,3 +109,40 @@ apiserver_request_total{code="200",resource="leases",subresource="",verb="PUT"} 
     counts = parse_requests(text)
     assert counts["POST", "pods"] == 4
     assert dict(controlplane.only_writes(counts)) == {("POST", "pods"): 4, ("PATCH", "elasticjobs/status"): 2}
+
+
+@pytest.mark.parametrize(
+    ("mine", "peer", "expected"),
+    [
+        pytest.param("session", "torchft", True, id="a session against torchft"),
+        pytest.param("session", "tuned", True, id="a session against torchrun"),
+        pytest.param("torchrun", "dlrover", True, id="the same script on both sides"),
+        pytest.param("torchrun", "torchft", False, id="any script against one written for the peer"),
+    ],
+)
+def test_what_is_compared_runs_the_same_kind_of_script(mine: str, peer: str, expected: bool) -> None:
+    assert rescale.are_comparable(mine, peer) is expected
+
+
+def test_a_peer_is_there_only_in_its_pinned_version(tmp_path: Path) -> None:
+    pins = peers.parse_pins(peers.PINS.read_text())
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    assert peers.find_missing(["torchft", "dlrover"], tmp_path) == ["torchft", "dlrover"]
+    (site / f"torchft-{pins['torchft']}.dist-info").mkdir(parents=True)
+    (site / "dlrover-0.0.1.dist-info").mkdir()
+    assert peers.find_missing(["torchft", "dlrover"], tmp_path) == ["dlrover"]
+
+
+def test_the_pins_of_the_peers_do_not_contradict_those_of_the_project() -> None:
+    ours, theirs = (peers.parse_pins(path.read_text()) for path in (peers.CONSTRAINTS, peers.PINS))
+    assert not set(ours) & set(theirs)
+
+
+def test_a_missing_peer_is_left_out_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "find_missing", lambda names: ["torchft"] if "torchft" in names else [])
+    assert list(rescale.find_peers(["tuned", "torchft", "torchft-defaults", "dlrover"])) == ["tuned", "dlrover"]
+    assert peers.COMMAND in capsys.readouterr().err
+    assert list(rescale.find_peers(["tuned"])) == ["tuned"]
+    assert capsys.readouterr().err == "", "nobody who was not asked for is missed"

@@ -1,0 +1,82 @@
+"""The loop of `session_loop.py` in torchft's own style: manager, its DistributedDataParallel, its optimizer.
+
+It writes the same lines. A world is torchft's process group: a replica that has just joined commits its first step in
+it together with the others, though it adds nothing to it but zeros. `count` is the manager's number of committed steps.
+"""
+
+from __future__ import annotations
+
+import time
+
+STARTED = time.time()
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+from datetime import timedelta  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from torchft import (  # type: ignore[import-not-found]  # noqa: E402
+    DistributedDataParallel,
+    Manager,
+    Optimizer,
+    ProcessGroupGloo,
+)
+
+IMPORTED = time.time()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--step-seconds", type=float, default=0.05)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--checkpoint-every", type=int, default=10)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(**values: float | str) -> None:
+        os.write(descriptor, (json.dumps({**values, "pid": os.getpid()}) + "\n").encode())
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    write(t=STARTED, mark="script")
+    write(t=IMPORTED, mark="imported")
+    group = ProcessGroupGloo(timeout=timedelta(seconds=5))
+    manager = Manager(
+        pg=group,
+        min_replica_size=1,
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        replica_id=f"replica_{os.environ['REPLICA_GROUP_ID']}",
+        timeout=timedelta(seconds=30),
+    )
+    model = DistributedDataParallel(manager, torch.nn.Linear(args.size, 1, bias=False))
+    optimizer = Optimizer(manager, torch.optim.SGD(model.parameters(), lr=1e-6))
+    write(t=time.time(), mark="connected")
+    world, step, inputs = (-1, 0), 0, torch.ones(1, args.size)
+    while True:
+        before = manager.current_step()
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+        if manager.current_step() > before:
+            now = (group.parent.rank(), group.parent.size())
+            step = 0 if now != world else step + 1
+            world = now
+            write(t=time.time(), step=step, count=manager.current_step(), rank=now[0], world=now[1])
+        time.sleep(args.step_seconds)
+
+
+if __name__ == "__main__":
+    main()
