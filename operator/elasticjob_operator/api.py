@@ -262,6 +262,11 @@ class Network(Model):
         default=True,
         description="A NetworkPolicy that lets only the job's own pods reach each other's ports.",
     )
+    service: bool = Field(
+        default=False,
+        description="A headless Service, so that `<job>-worker-<index>.<job>-workers` resolves to the pod. "
+        "Torch's own rendezvous backends have it anyway; with `operator` nothing but a script may need it.",
+    )
 
 
 class RuntimeInjection(StrEnum):

@@ -11,7 +11,9 @@ from elasticjob_operator.records import Child, Config, Kind, Seen
 
 def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ...]:
     """The objects beside the pods that a running job has."""
-    children = [Child(Kind.SERVICE, names.service_name(job.name))]
+    children: list[Child] = []
+    if needs_service(spec):
+        children.append(Child(Kind.SERVICE, names.service_name(job.name)))
     minimum = (("minAvailable", spec.min_replicas),)
     children.append(Child(Kind.DISRUPTION_BUDGET, names.disruption_budget_name(job.name), minimum))
     if spec.network.policy and not spec.template["spec"].get("hostNetwork"):
@@ -23,6 +25,15 @@ def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ..
         values = (("flavour", flavour), ("minMember", spec.min_replicas))
         children.append(Child(Kind.POD_GROUP, names.pod_group_name(job.name), values))
     return tuple(children)
+
+
+def needs_service(spec: api.Spec) -> bool:
+    """Whether somebody finds the pods by name. With our rendezvous they meet by address.
+
+    A Service costs more than its one write: the cluster lists all addresses of the job in two objects, and writes both
+    anew whenever a pod comes, goes or becomes ready.
+    """
+    return spec.network.service or spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
 
 
 def needs_write(child: Child, existing: Mapping[tuple[str, str], str], seen: Seen, status: api.Status) -> bool:

@@ -184,8 +184,23 @@ def test_a_changed_minimum_is_another_digest() -> None:
     assert child(Kind.DISRUPTION_BUDGET, make_spec(2)).digest != child(Kind.DISRUPTION_BUDGET, make_spec(3)).digest
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({}, False, id="with our rendezvous pods meet by address"),
+        pytest.param({"network": {"service": True}}, True, id="asked for"),
+        pytest.param({"rendezvous": {"backend": "c10d"}}, True, id="c10d finds its host by name"),
+        pytest.param({"rendezvous": {"backend": "static"}}, True, id="static, too"),
+    ],
+)
+def test_there_is_a_service_where_somebody_needs_names(fields: dict[str, Any], expected: bool) -> None:
+    spec = make_spec(**fields)
+    kinds = [c.kind for c in wanted_children(make_job(spec), spec, Config())]
+    assert (Kind.SERVICE in kinds) is expected
+
+
 def test_the_service_is_headless_and_publishes_early() -> None:
-    spec = make_spec()
+    spec = make_spec(network={"service": True})
     made = objects.build_child(make_job(spec), child(Kind.SERVICE, spec), SETTINGS)
     assert made["spec"]["clusterIP"] == "None"
     assert made["spec"]["publishNotReadyAddresses"] is True

@@ -33,7 +33,7 @@ def condition(made: Plan, type: str) -> tuple[str, str, str]:
 def test_a_fresh_job_gets_its_pods_and_objects() -> None:
     made = plan(see(make_job(has_replicas=False)))
     assert made.create == (NewPod(0), NewPod(1), NewPod(2), NewPod(3))
-    assert [c.kind for c in made.ensure] == [Kind.SERVICE, Kind.DISRUPTION_BUDGET, Kind.NETWORK_POLICY]
+    assert [c.kind for c in made.ensure] == [Kind.DISRUPTION_BUDGET, Kind.NETWORK_POLICY]
     assert made.set_replicas == 4
     assert made.status.phase == "Pending"
     assert made.status.start_time == format_time(NOW)

@@ -183,7 +183,9 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     pods = f"/api/v1/namespaces/{place}/pods"
     stray = {"metadata": {"name": "life-worker-2"}, "spec": {"containers": [{"name": "c", "image": "a/b:1"}]}}
     kube.request("POST", pods, stray)  # a name that the job will want: the operator looks whose it is
-    spec = light_spec("--step-seconds", "0.1", elasticPolicy={"minReplicas": 1, "maxReplicas": 2})
+    spec = light_spec(
+        "--step-seconds", "0.1", elasticPolicy={"minReplicas": 1, "maxReplicas": 2}, network={"service": True}
+    )
     del spec["replicas"]  # the operator fills it in
     jobs.create("life", spec)
     jobs.await_world("life", 2)
