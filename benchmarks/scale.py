@@ -1,0 +1,134 @@
+"""What size costs: a small job's latency, and the operator among many pods: at rest, and started anew.
+
+The pods name a scheduler that does not exist, so they stay as they were made: nodes are faked by leaving them out.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.system import System
+from elasticjob_devcluster import wait_until
+
+PASSES = re.compile(r"^elasticjob_reconcile_seconds_count(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+LATENCY_PODS = 8
+Create = Callable[[str, int], object]  # (name, pods)
+
+
+def measure_latency(system: System, namespace: str, create: Create, count: int) -> list[float | None]:
+    """Seconds from a user's request to all pods of a small job, one job after the other."""
+    found: list[float | None] = []
+    for number in range(count):
+        wanted = system.count_pods(namespace) + LATENCY_PODS
+        began = time.time()
+        create(f"small-{number}", LATENCY_PODS)
+        try:
+            wait_until(lambda wanted=wanted: system.count_pods(namespace) >= wanted, 60.0, "", poll=0.002)  # type: ignore[misc]
+            found.append(time.time() - began)
+        except TimeoutError:
+            found.append(None)
+    return found
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The operator among `jobs` × `pods`."""
+
+    jobs: int
+    pods: int
+    created: float  # seconds until all pods existed
+    made_cpu: float  # the operator's CPU until then
+    memory: float  # MiB, when it had made them
+    first: float  # seconds from the start of a new operator to its first pass
+    all_seen: float  # and until every job had one
+    start_cpu: float
+    memory_anew: float  # MiB of the new one
+    idle: Counter[tuple[str, str]] = field(default_factory=Counter)
+    idle_cpu: float = 0.0  # seconds of CPU per second
+
+    def lines(self) -> list[harness.Result]:
+        label = f"{self.jobs} x {self.pods} at rest"
+
+        def line(case: str, value: float, kind: harness.Kind = "seconds") -> harness.Result:
+            return harness.Result("controlplane", f"{label}: {case}", [value], "none", [], kind)
+
+        return [
+            line("create to all pods exist", self.created),
+            line("operator CPU until all pods exist", self.made_cpu),
+            line("operator memory after making them (MiB)", self.memory, "rate"),
+            line("operator start to its first pass", self.first),
+            line("operator start to a pass of every job", self.all_seen),
+            line("operator CPU from start to a pass of every job", self.start_cpu),
+            line("operator memory after a start (MiB)", self.memory_anew, "rate"),
+            line("requests in 10 s but watches (count)", sum(self.idle.values()), "rate"),
+            line("operator CPU per second", self.idle_cpu),
+        ]
+
+
+def count_passes(system: System) -> int:
+    """What the operator's metrics say; 0 where it does not answer yet."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{system.http_port}/metrics", timeout=10) as answer:
+            found = PASSES.search(answer.read().decode())
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return 0
+    return int(float(found[1])) if found else 0
+
+
+def _cpu(process: Any) -> float:
+    return float(sum(process.cpu_times()[:2]))
+
+
+def measure_fleet(
+    system: System,
+    namespace: str,
+    create_all: Callable[[int, int], object],
+    idle_requests: Callable[[float], Counter[tuple[str, str]]],
+    shape: tuple[int, int],
+    bound: float,
+) -> Fleet:
+    """Makes the pods, then starts the operator anew. Raises TimeoutError where a step takes longer than `bound`."""
+    jobs, pods = shape
+    process = system.operator_process()
+    began, cpu = time.time(), _cpu(process)
+    create_all(jobs, pods)
+    what = f"{jobs * pods} pods exist"
+    wait_until(lambda: system.count_pods(namespace) >= jobs * pods, bound, what, poll=0.25)
+    created, made_cpu = time.time() - began, _cpu(process) - cpu
+    settle(system, bound)
+    memory = process.memory_info().rss / 2**20
+
+    system.kill_operator()
+    began = system.start_operator()
+    process = system.operator_process()
+    wait_until(lambda: count_passes(system) > 0, bound, "the new operator's first pass", poll=0.05)
+    first = time.time() - began
+    wait_until(lambda: count_passes(system) >= jobs, bound, "a pass of every job", poll=0.2)
+    all_seen, start_cpu = time.time() - began, _cpu(process)
+    settle(system, bound)
+    cpu = _cpu(process)
+    idle = idle_requests(10.0)
+    idle_cpu = (_cpu(process) - cpu) / 10.0
+    memory_anew = process.memory_info().rss / 2**20
+    return Fleet(jobs, pods, created, made_cpu, memory, first, all_seen, start_cpu, memory_anew, idle, idle_cpu)
+
+
+def settle(system: System, bound: float) -> None:
+    """Until the operator has had no pass for two seconds."""
+    seen = [count_passes(system), time.time()]
+
+    def is_still() -> bool:
+        now = count_passes(system)
+        if now != seen[0]:
+            seen[:] = [now, time.time()]
+        return time.time() - seen[1] > 2.0
+
+    wait_until(is_still, bound, "the operator rests", poll=0.5)
