@@ -63,7 +63,7 @@ class Kube:
                 response = connection.getresponse()
                 content = response.read()
                 break
-            except (http.client.HTTPException, ConnectionError):
+            except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError):
                 if attempt:
                     raise
         if response.status >= 300:

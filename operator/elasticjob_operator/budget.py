@@ -57,9 +57,11 @@ def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
     return restarts
 
 
-def backoff_until(restarts: api.RestartStatus) -> float:
+def backoff_until(restarts: api.RestartStatus, now: float) -> float:
     """Crash-loop back-off: at once after the first failure, then 1, 2, 4 … 300 s."""
     last = parse_time(restarts.last_time)
     if last is None or restarts.user <= 1:
+        return 0.0
+    if last > now + MAX_BACKOFF_SECONDS:  # the clock was set back: nobody waits for the old time to come again
         return 0.0
     return last + min(MAX_BACKOFF_SECONDS, 2.0 ** min(restarts.user - 2, 16))

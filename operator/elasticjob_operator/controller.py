@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elasticjob_operator import hub as hubs
 from elasticjob_operator import names
@@ -19,6 +19,7 @@ from elasticjob_operator.apply import Applier
 from elasticjob_operator.cache import Cache, JobKey
 from elasticjob_operator.kube import Api, ApiError, path_of
 from elasticjob_operator.plan import Config, Plan, Seen, plan
+from elasticjob_operator.records import first
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class _Loop:
     timer: asyncio.TimerHandle | None = None
     trouble: tuple[str, str] | None = None
     trouble_generation: int = 0
+    refused_on: object = None  # what there was when the API server refused something ...
+    again_at: float = 0.0  # ... and when that is tried again: monotonic, since clocks jump
     reason: str = ""
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
@@ -152,6 +155,11 @@ class Controller:
             trouble=loop.trouble,
         )
         made = plan(seen, self.config)
+        # Somebody's agents may wake a job every second; what was refused is not tried more often for it.
+        basis = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(key)), seen.children
+        early = loop.again_at - time.monotonic()
+        if loop.trouble is not None and loop.refused_on == basis and early > 0:
+            made = replace(made, create=(), ensure=(), wake_at=first(made.wake_at, now + early))
         loop.planning = time.monotonic() - started
         if made.reason != loop.reason:
             logger.info("%s/%s: %s", *key, made.reason)
@@ -163,8 +171,9 @@ class Controller:
             changed, is_new = outcome.trouble != loop.trouble, loop.trouble is None
             loop.trouble = outcome.trouble
             if loop.trouble is not None:
-                self._wake_later(key, loop, 0.0 if is_new else self._backoff(loop))
-                return None
+                delay = 0.0 if is_new else self._backoff(loop)
+                loop.refused_on, loop.again_at = basis, time.monotonic() + delay
+                return self._clock() + delay
             if changed:
                 loop.dirty = True
         return made.wake_at

@@ -10,6 +10,8 @@ from elasticjob_operator import api, wire
 from elasticjob_operator.observe import Agent, Node, Pod
 
 _NEVER_MENDS = frozenset({"StartError", "ContainerCannotRun", "InvalidImageName"})
+# What runtimes and kubelets say of a container that was gone when they came back: the node has booted anew.
+_VANISHED = frozenset({"Unknown", "ContainerStatusUnknown"})
 TRACEBACK_LINES = 12
 
 
@@ -72,6 +74,8 @@ def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
         return Blame.INFRASTRUCTURE
     if pod.exit.reason == "OOMKilled":
         return Blame.USER
+    if pod.exit.reason in _VANISHED:
+        return Blame.INFRASTRUCTURE
     # 137 and 143: killed from outside. A program that breaks ends otherwise.
     return Blame.INFRASTRUCTURE if pod.exit.code in (137, 143) else Blame.USER
 

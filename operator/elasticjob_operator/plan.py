@@ -90,7 +90,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     status = booked.status
     if booked.reason:
         return ending.end(seen, status, api.Phase.FAILED, booked.reason, booked.message)
-    hold = budget.backoff_until(status.restarts)
+    hold = budget.backoff_until(status.restarts, seen.now)
     if is_foreign:
         decision = foreign.decide(seen, spec, status)
     else:

@@ -185,7 +185,7 @@ def _judge_absent(member: api.Member, worker: Worker, situation: Situation) -> J
     if agent.lost_by == "silent":
         return Judged(member, Standing.LOST, worker, "it fell silent")
     until = agent.since + settings.reconnect
-    if now < until:
+    if agent.since <= now < until:  # a time to come: the clock was set back
         return Judged(member, Standing.SUSPECT, worker, "its connection closed", until)
     return Judged(member, Standing.LOST, worker, "its connection closed and did not come back")
 

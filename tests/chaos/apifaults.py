@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from chaos.fault_proxy import Do, DoEvent, Event, EventFault, Fault, Request
@@ -74,6 +75,40 @@ def hang_once(write: int) -> Callable[[Stage], None]:
     return lambda stage: setattr(stage.proxy, "rule", rule)
 
 
+def refuse_watches(status: int, count: int) -> Callable[[Stage], None]:
+    """The first watches of each resource are answered with an error instead of a stream."""
+
+    def spoil(stage: Stage) -> None:
+        made: Counter[str] = Counter()
+
+        def rule(request: Request) -> Fault | None:
+            if request.verb != "WATCH" or made[request.resource] >= count:
+                return None
+            made[request.resource] += 1
+            return Fault(Do.ANSWER, status)
+
+        stage.proxy.rule = rule
+
+    return spoil
+
+
+def expire_token(first: int, seconds: float) -> Callable[[Stage], None]:
+    """From the n-th write on nobody knows the operator's token, for a while."""
+
+    def spoil(stage: Stage) -> None:
+        until: list[float] = []
+
+        def rule(request: Request) -> Fault | None:
+            if not until and request.write == first:
+                until.append(time.monotonic() + seconds)
+                stage.proxy.end_watches()
+            return Fault(Do.ANSWER, 401) if until and time.monotonic() < until[0] else None
+
+        stage.proxy.rule = rule
+
+    return spoil
+
+
 def spoil_event(resource: str, number: int, fault: EventFault) -> Callable[[Stage], None]:
     def rule(event: Event) -> EventFault | None:
         return fault if (event.resource, event.number) == (resource, number) else None
@@ -110,6 +145,8 @@ def short_trials(endings: dict[str, Ending]) -> list[Trial]:
             make_trial(f"{resource}-{fault.do.value}", "loss", endings["loss"], spoil_event(resource, 4, fault))
         )
     trials.append(make_trial("stale", "start", endings["start"], restart_stale(7, 2.0)))
+    trials.append(make_trial("watches-gone", "start", endings["start"], refuse_watches(410, 2)))
+    trials.append(make_trial("token-expired", "grow", endings["grow"], expire_token(3, 2.0)))
     return trials
 
 

@@ -127,7 +127,13 @@ class FaultProxy:
     def _call(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
+    def end_watches(self) -> None:
+        """All streams break now, as when the server has had enough of them."""
+        for transport in list(self._streams):
+            self._loop.call_soon_threadsafe(transport.abort)
+
     async def _open(self) -> None:
+        self._streams: set[asyncio.Transport] = set()
         server, tls = _read_admin(self.kubeconfig, self.directory)
         self._server = server
         connector = aiohttp.TCPConnector(ssl=tls, limit=0)
@@ -251,6 +257,9 @@ class FaultProxy:
                 self.faults["stale-watch"] += 1
                 await asyncio.sleep(hold)
             stream = _WatchStream(self, noted.resource, out)
+            transport = request.transport
+            assert transport is not None
+            self._streams.add(transport)
             with contextlib.suppress(ConnectionResetError):
                 try:
                     async for line in reply.content:
@@ -258,6 +267,7 @@ class FaultProxy:
                 except EndWatchError:
                     self._abort(request)
                 finally:
+                    self._streams.discard(transport)
                     stream.close()
         return out
 
@@ -352,7 +362,14 @@ def _gone() -> bytes:
 
 
 def _say_no(fault: Fault) -> web.Response:
-    reasons = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
+    reasons = {
+        401: "Unauthorized",
+        409: "Conflict",
+        410: "Expired",
+        429: "TooManyRequests",
+        500: "InternalError",
+        503: "ServiceUnavailable",
+    }
     said = {
         "kind": "Status",
         "apiVersion": "v1",

@@ -1,7 +1,7 @@
 """A relay before the hub that can swallow packets: silence without a reset, for some connections or for all.
 
 It runs in a thread of its own. A muted connection stays open on both sides and nothing gets through, in either
-direction; new connections are muted too, as long as it lasts, where all are.
+direction; new connections are muted too, as long as it lasts, where all are. It can also say every message twice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ class HubRelay:
         self._mute_new = False
         self._count = 0
         self.port = 0
+        self.twice = False  # of connections that are made from now on: every text message, in both directions
+        self.repeated = 0
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -74,9 +76,10 @@ class HubRelay:
             writer.close()
             return
         self._writers |= {writer, far_writer}
+        copy = self._repeat if self.twice else self._copy
         both = (
-            asyncio.create_task(self._copy(number, reader, far_writer)),
-            asyncio.create_task(self._copy(number, far_reader, writer)),
+            asyncio.create_task(copy(number, reader, far_writer)),
+            asyncio.create_task(copy(number, far_reader, writer)),
         )
         self._live[number] = both
         try:
@@ -95,3 +98,24 @@ class HubRelay:
                 if number not in self._muted:
                     writer.write(data)
                     await writer.drain()
+
+    async def _repeat(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+        """As `_copy`, frame by frame."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            writer.write(await reader.readuntil(b"\r\n\r\n"))
+            while True:
+                frame = await _read_frame(reader)
+                is_text = frame[0] & 0x0F == 1
+                self.repeated += is_text
+                if number not in self._muted:
+                    writer.write(frame + frame if is_text else frame)
+                    await writer.drain()
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    """One WebSocket frame as it came, mask and all."""
+    head = await reader.readexactly(2)
+    length, masked = head[1] & 0x7F, head[1] >> 7
+    more = await reader.readexactly({126: 2, 127: 8}.get(length, 0))
+    size = int.from_bytes(more, "big") if more else length
+    return head + more + await reader.readexactly(4 * masked + size)

@@ -103,6 +103,12 @@ LATELY = format_time(NOW - 10)
             id="closed",
         ),
         pytest.param(
+            worker(agent={"phase": "running", "generation": 1, "lost_by": "closed", "since": NOW + 3600}),
+            Standing.LOST,
+            "its connection closed and did not come back",
+            id="closed-before-the-clock-was-set-back",
+        ),
+        pytest.param(
             worker(agent={"phase": "running", "generation": 1, "lost_by": "silent", "since": NOW}),
             Standing.LOST,
             "it fell silent",

@@ -174,6 +174,9 @@ def test_free_indices(existing: list[int], count: int, limit: int | None, expect
         pytest.param(
             make_pod(0, "Failed", exit=Exit(1), deleting=NOW), make_node(), Blame.INFRASTRUCTURE, id="deleted"
         ),
+        pytest.param(
+            make_pod(0, "Failed", exit=Exit(255, "Unknown")), make_node(), Blame.INFRASTRUCTURE, id="node-booted-anew"
+        ),
         pytest.param(make_pod(0, "Failed", exit=Exit(1)), None, Blame.INFRASTRUCTURE, id="node-gone"),
         pytest.param(
             make_pod(0, "Failed", exit=Exit(1)), make_node(ready=False), Blame.INFRASTRUCTURE, id="node-not-ready"
@@ -310,7 +313,7 @@ def test_refund(step: int | None, user: int) -> None:
 )
 def test_backoff(user: int, delay: float | None) -> None:
     restarts = api.RestartStatus(user=user, last_time=ago(0) if user else None)
-    assert budget.backoff_until(restarts) == (0.0 if delay is None else NOW + delay)
+    assert budget.backoff_until(restarts, NOW) == (0.0 if delay is None else NOW + delay)
 
 
 # --- capacity and nodes ----------------------------------------------------------------------------------
