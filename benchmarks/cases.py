@@ -181,7 +181,6 @@ def _survive(run: Run) -> Outcome:
 def _fence(run: Run, event: float) -> Outcome:
     """A node sleeps and wakes: time until it trains in a world of three again, unless it goes on in its old one."""
     assert run.world is not None
-    old = {step.pid for step in run.world.first.values()}
     smaller = wait_for_world(run, 2, event, SILENCE)
     node = run.node_of(-1)
     woken = run.launcher.kill(node, signal.SIGCONT)
@@ -189,7 +188,7 @@ def _fence(run: Run, event: float) -> Outcome:
         return Outcome(None, note="nobody noticed: it trains on in its old world, unfenced")
     world = wait_for_world(run, 3, woken, 30.0)
     run.tail.read()
-    stale = [step for step in run.tail.steps if step.t > woken + 0.5 and step.pid in old and step.node == node]
+    stale = [step for step in timeline.find_stale(run.tail.steps, run.world, node, woken) if step.t > woken + 0.5]
     if stale:
         return Outcome(None, note=f"{len(stale)} steps in an old world")
     return Outcome(world.complete - woken if world else None, note="" if world else "not back in 30 s")

@@ -32,7 +32,8 @@ def parse_pins(text: str) -> dict[str, str]:
 def find_missing(names: Sequence[str], place: Path = PLACE) -> list[str]:
     """Which of these packages are not there in the pinned version."""
     pins = parse_pins(PINS.read_text())
-    return [name for name in names if not any(place.glob(f"lib/python*/site-packages/{name}-{pins[name]}.dist-info"))]
+    found = {path.name for path in place.glob("lib/python*/site-packages/*.dist-info")}
+    return [name for name in names if f"{name.replace('-', '_')}-{pins[name]}.dist-info" not in found]
 
 
 def install(place: Path = PLACE) -> None:

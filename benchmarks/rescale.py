@@ -29,14 +29,18 @@ PEERS: dict[str, Make] = {
     "dlrover-defaults": dlrover.defaults,
 }
 DEFAULT_PEERS = ("defaults", "tuned", "external", "torchft", "dlrover")
-PACKAGES = {name: name.partition("-")[0] for name in PEERS if name.startswith(("torchft", "dlrover"))}
+PACKAGES = {
+    "torchft": "torchft-nightly",
+    "torchft-defaults": "torchft-nightly",
+    "dlrover": "dlrover",
+    "dlrover-defaults": "dlrover",
+}  # of .work/peers
 OURS: dict[str, Make] = {
     "torchrun": local.torchrun,
     "run": local.elasticjob_run,
     "cold": local.elasticjob_run_cold,
     "session": local.session,
 }
-SESSIONS = frozenset({"session", "torchft", "torchft-defaults"})  # run a script that was written for them
 SLOW = frozenset({"defaults", "dlrover-defaults"})  # half a minute and more an event: once is enough
 QUICK = ("start 2 below max", "SIGKILL follower")
 EVERY_CASE = (*cases.CASES, cases.COORDINATOR, cases.FENCE)
@@ -61,9 +65,13 @@ def find_peers(wanted: Sequence[str]) -> dict[str, Make]:
     return {name: PEERS[name] for name in wanted if PACKAGES.get(name) not in missing}
 
 
+def is_torchft(name: str) -> bool:
+    return PACKAGES.get(name) == "torchft-nightly"
+
+
 def are_comparable(mine: str, peer: str) -> bool:
-    """A peer that needs its own kind of script is compared with our session alone."""
-    return peer not in SESSIONS or mine in SESSIONS
+    """torchft needs a script that was written for it, so it is compared with our session alone."""
+    return mine == "session" or not is_torchft(peer)
 
 
 def measure(options: harness.Options, against: dict[str, Make], ours: dict[str, Make]) -> Outcomes:
@@ -75,7 +83,7 @@ def measure(options: harness.Options, against: dict[str, Make], ours: dict[str, 
     for repeat in range(options.repeats):
         for case in chosen:
             for name, make in {**ours, **against}.items():
-                if (repeat and name in SLOW) or (case.name in torchft.SKIPPED and PACKAGES.get(name) == "torchft"):
+                if (repeat and name in SLOW) or (case.name in torchft.SKIPPED and is_torchft(name)):
                     continue
                 if not options.has_time():
                     harness.say("the time is over: what follows is left out (--budget)")
@@ -144,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     chosen_peers = find_peers(wanted)
     available = find_makers(options.extra.through)
-    beside = ["session"] if "session" in available and SESSIONS & set(chosen_peers) else []
+    beside = ["session"] if "session" in available and any(map(is_torchft, chosen_peers)) else []
     chosen = options.extra.ours if options.extra.ours is not None else ["torchrun", "run", *beside]
     unknown = sorted(set(chosen) - set(available))
     if unknown:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 
@@ -94,6 +94,13 @@ def find_longest_gap(steps: Iterable[Step], begin: float, end: float) -> float:
     """The longest time in [begin, end] in which nobody made a step."""
     times = sorted(step.t for step in steps if begin <= step.t <= end)
     return max(later - earlier for earlier, later in pairwise([begin, *times, end]))
+
+
+def find_stale(steps: Iterable[Step], world: Formed, node: int, after: float) -> list[Step]:
+    """Steps that a node of this world still made in it after `after`. A process that outlives it may join another."""
+    old = {step.pid for step in world.first.values() if step.node == node}
+    later = sorted((step for step in steps if step.pid in old and step.t > after), key=lambda step: step.t)
+    return list(takewhile(lambda step: step.step != 0, later))
 
 
 PHASES = ("detect", "stop", "regroup", "rendezvous", "spawn", "import", "connect", "first step")

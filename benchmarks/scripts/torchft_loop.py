@@ -64,17 +64,17 @@ def main() -> None:
     model = DistributedDataParallel(manager, torch.nn.Linear(args.size, 1, bias=False))
     optimizer = Optimizer(manager, torch.optim.SGD(model.parameters(), lr=1e-6))
     write(t=time.time(), mark="connected")
-    world, step, inputs = (-1, 0), 0, torch.ones(1, args.size)
+    world, step, inputs = None, 0, torch.ones(1, args.size)
     while True:
         before = manager.current_step()
         optimizer.zero_grad()
         model(inputs).sum().backward()
         optimizer.step()
         if manager.current_step() > before:
-            now = (group.parent.rank(), group.parent.size())
-            step = 0 if now != world else step + 1
-            world = now
-            write(t=time.time(), step=step, count=manager.current_step(), rank=now[0], world=now[1])
+            step = 0 if group.parent is not world else step + 1
+            world = group.parent
+            count, rank, size = manager.current_step(), world.rank(), world.size()
+            write(t=time.time(), step=step, count=count, rank=rank, world=size)
         time.sleep(args.step_seconds)
 
 

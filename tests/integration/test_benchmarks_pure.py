@@ -53,6 +53,23 @@ def test_a_world_of_before_the_event_does_not_count() -> None:
     assert timeline.find_world(steps, 1, after=1.0) is None
 
 
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        pytest.param([(3.0, 7, 5), (3.1, 7, 6)], 2, id="trains on in its old world"),
+        pytest.param([(3.0, 7, 5), (3.1, 7, 0), (3.2, 7, 1)], 1, id="one step, then the same process in a new world"),
+        pytest.param([(3.1, 8, 0), (3.2, 8, 1)], 0, id="a new process"),
+        pytest.param([], 0, id="silent"),
+    ],
+)
+def test_steps_in_an_old_world_are_told_from_those_in_a_new_one(
+    made: list[tuple[float, int, int]], expected: int
+) -> None:
+    world = timeline.Formed({0: make_step(1.0, 0, 2, 0, pid=6), 1: make_step(1.0, 1, 2, 0, pid=7)})
+    steps = [make_step(t, 1, 2, step, pid=pid) for t, pid, step in [(1.0, 7, 0), (1.1, 7, 1), *made]]
+    assert len(timeline.find_stale(steps, world, node=1, after=2.0)) == expected
+
+
 def test_phases_add_up_to_the_whole_time() -> None:
     world = timeline.Formed({0: make_step(14.0, 0, 1, 0, pid=5)})
     marks = [timeline.Mark(11.5, 0, 5, "script"), timeline.Mark(13.0, 0, 5, "imported")]
@@ -127,10 +144,10 @@ def test_what_is_compared_runs_the_same_kind_of_script(mine: str, peer: str, exp
 def test_a_peer_is_there_only_in_its_pinned_version(tmp_path: Path) -> None:
     pins = peers.parse_pins(peers.PINS.read_text())
     site = tmp_path / "lib" / "python3.11" / "site-packages"
-    assert peers.find_missing(["torchft", "dlrover"], tmp_path) == ["torchft", "dlrover"]
-    (site / f"torchft-{pins['torchft']}.dist-info").mkdir(parents=True)
+    assert peers.find_missing(["torchft-nightly", "dlrover"], tmp_path) == ["torchft-nightly", "dlrover"]
+    (site / f"torchft_nightly-{pins['torchft-nightly']}.dist-info").mkdir(parents=True)
     (site / "dlrover-0.0.1.dist-info").mkdir()
-    assert peers.find_missing(["torchft", "dlrover"], tmp_path) == ["dlrover"]
+    assert peers.find_missing(["torchft-nightly", "dlrover"], tmp_path) == ["dlrover"]
 
 
 def test_the_pins_of_the_peers_do_not_contradict_those_of_the_project() -> None:
@@ -141,7 +158,7 @@ def test_the_pins_of_the_peers_do_not_contradict_those_of_the_project() -> None:
 def test_a_missing_peer_is_left_out_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "find_missing", lambda names: ["torchft"] if "torchft" in names else [])
+    monkeypatch.setattr(peers, "find_missing", lambda names: [name for name in names if name == "torchft-nightly"])
     assert list(rescale.find_peers(["tuned", "torchft", "torchft-defaults", "dlrover"])) == ["tuned", "dlrover"]
     assert peers.COMMAND in capsys.readouterr().err
     assert list(rescale.find_peers(["tuned"])) == ["tuned"]
