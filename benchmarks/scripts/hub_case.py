@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from elasticjob_operator import auth, certificates, frames, wire
 from elasticjob_operator.hub import Hub, JobKey
 from elasticjob_operator.limits import HubSettings
@@ -224,4 +226,4 @@ if __name__ == "__main__":
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--raw", action="store_true")
     parser.add_argument("--idle", type=float, default=5.0)
-    asyncio.run(main(parser.parse_args()))
+    uvloop.run(main(parser.parse_args()))  # the operator's event loop

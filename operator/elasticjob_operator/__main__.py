@@ -13,6 +13,7 @@ import uuid
 from typing import Any
 
 import click
+import uvloop
 
 from elasticjob_operator import __version__, crd
 from elasticjob_operator.kube import Api, ApiError
@@ -77,7 +78,7 @@ def run(log_format: str, log_level: str, **options: Any) -> None:
     options["identity"] = f"{options['identity'] or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     options["namespaces"] = tuple(options["namespaces"])
     try:
-        sys.exit(asyncio.run(_run(Options(**options))))
+        sys.exit(uvloop.run(_run(Options(**options))))
     except (UsageError, ApiError) as error:
         raise click.ClickException(str(error)) from None
 

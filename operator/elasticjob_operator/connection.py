@@ -85,7 +85,6 @@ class Connection:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the peer has gone")
-        assert isinstance(transport, asyncio.WriteTransport)
         self.transport = transport
 
     @property

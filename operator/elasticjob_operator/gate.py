@@ -17,16 +17,17 @@ import ssl
 from asyncio import sslproto
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from aiohttp import http_exceptions, web
 
 
 class _SmallTLS(sslproto.SSLProtocol):
     max_size = 4 * 1024
-    raw: asyncio.BaseTransport | None = None
+    raw: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.raw = transport
+        self.raw = cast("asyncio.WriteTransport", transport)  # uvloop's are no subclasses
         super().connection_made(transport)
 
 
@@ -38,7 +39,7 @@ class _Newcomer:
 
     def abort(self) -> None:
         transport = self.tls.raw if self.tls is not None else self.handler.transport
-        if isinstance(transport, asyncio.WriteTransport):
+        if transport is not None:
             transport.abort()
 
 
