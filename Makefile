@@ -9,7 +9,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-unit check format generate constraints chaos chaos-short e2e bench clean
+.PHONY: help setup demo demo-session test test-unit check format generate transcript constraints chaos chaos-short e2e bench clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,9 @@ format: setup ## Format and fix what can be fixed.
 
 generate: setup ## Write the generated files: CRD, install.yaml, API reference.
 	@$(PY) scripts/generate.py
+
+transcript: setup ## Play the commands of docs/transcript.md and write what they print.
+	@ELASTICJOB_WRITE_TRANSCRIPT=1 $(PY) -m pytest tests/manifests/test_transcript.py -q -k happens
 
 constraints: setup ## Pin what is installed now in constraints.txt.
 	@scripts/constraints.sh

@@ -20,6 +20,7 @@ from controller import client_fixture as given
 from devcluster_fixture import make_namespace, remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.cli.root import cli, run
+from manifests.test_chart_release import remove_crd
 from manifests.test_rbac import RBAC, Request, find_unused, read_audit, read_grants
 from operator_fixture import wait_for
 
@@ -82,6 +83,7 @@ def space(audited: Cluster) -> Iterator[str]:
     make_namespace(audited, SPACE)
     yield SPACE
     remove_namespace(audited, SPACE)
+    remove_crd(audited)  # Helm takes over none that is not its own
 
 
 class User:
@@ -98,8 +100,7 @@ class User:
         subject = {"kind": "ServiceAccount", "name": name, "namespace": space}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
         kube.request("POST", f"{roles}/rolebindings", {"metadata": metadata, "roleRef": role, "subjects": [subject]})
-        for right in rights:
-            wait_for(lambda right=right: all(self._may(space, right, v) for v in right.verbs), f"{right} is granted")
+        wait_for(lambda: all(self._may(space, r, verb) for r in rights for verb in r.verbs), "the rights are granted")
         token = kube.request("POST", f"{accounts}/{name}/token", {"spec": {}})["status"]["token"]
         config = json.loads(cluster.kubeconfig.read_text())
         config["users"][0]["user"] = {"token": token}
