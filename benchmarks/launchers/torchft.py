@@ -5,7 +5,7 @@ Two settings:
 
 - `defaults`: the lighthouse as its documentation starts it.
 - `tuned`: a replica counts as dead after one second without a heartbeat instead of five (they come every 0.1 s, and
-  its authors name one second), and the lighthouse looks every 10 ms.
+  its authors name one second), the lighthouse looks every 10 ms, and replicas ask ten times for a lost lighthouse.
 
 torchft has no message for leaving: whoever leaves falls silent. A replica meets the others only at its next step.
 """
@@ -31,10 +31,14 @@ class Torchft(Nodes):
 
     name: str = "torchft defaults"
     options: tuple[str, ...] = DOCUMENTED
+    retries: int = 0
 
     def open(self, job: launchers.Job, wanted: int) -> None:
         super().open(replace(job, script=SCRIPT), wanted)
         self.port = find_port("127.0.0.1")
+        self.start_lighthouse()
+
+    def start_lighthouse(self) -> None:
         command = [str(peers.BIN / "torchft_lighthouse"), f"--bind=127.0.0.1:{self.port}", *self.options]
         self.start_keeper(command, launchers.base_environment())
         wait_for_port("127.0.0.1", self.port)
@@ -43,6 +47,7 @@ class Torchft(Nodes):
         host = launchers.address(node)
         env = launchers.base_environment() | {
             "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self.port}",
+            "TORCHFT_QUORUM_RETRIES": str(self.retries),
             "REPLICA_GROUP_ID": str(node),
         }
         command = [
@@ -55,10 +60,19 @@ class Torchft(Nodes):
         self.start_node(node, command, env)
         return began
 
+    def lose_coordinator(self) -> float | None:
+        """Kill the lighthouse, and start another one a second later: it keeps no state that matters."""
+        assert self.keeper is not None
+        began = time.time()
+        self.keeper.close()
+        time.sleep(1)
+        self.start_lighthouse()
+        return began
+
 
 def defaults() -> Torchft:
     return Torchft()
 
 
 def tuned() -> Torchft:
-    return Torchft(name="torchft tuned", options=TUNED)
+    return Torchft(name="torchft tuned", options=TUNED, retries=10)
