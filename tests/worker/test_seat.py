@@ -230,6 +230,3 @@ def test_a_state_travels_in_two_parts() -> None:
     back = state.join(skeleton, tensors)
     assert torch.equal(back["b"][0]["c"], torch.ones(2, 2))
     assert back["t"][1] is None
-    before = state.digest(tensors)
-    tensors[1][0, 0] += 1e-7
-    assert state.digest(tensors) != before, "one bit is seen"

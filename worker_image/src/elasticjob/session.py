@@ -18,51 +18,64 @@ agent learns of the session and keeps the process; elsewhere it is plain DDP, an
 from __future__ import annotations
 
 import contextlib
-import datetime
 import logging
 import os
 import queue
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from elasticjob import control, state
+from elasticjob import control, state, transfer
 from elasticjob.env import GENERATION, is_in_process
-from elasticjob.sessionmodel import ElasticModel, check_model
+from elasticjob.errors import ConfigurationError
+from elasticjob.sessionmodel import Carrier, PlainCarrier
+from elasticjob.sessionsharded import Build, ShardedCarrier
+from elasticjob.sessionworld import ProcessGroups, first_line, is_world_failure, world_of
 
 logger = logging.getLogger("elasticjob")
-
-_FORM_TIMEOUT = datetime.timedelta(seconds=30)
-_SIGNS = ("gloo", "nccl", "connection", "socket", "peer", "process group", "store", "timed out", "aborted")
 
 
 class Session:
     """Everything of a training run that must survive a change of the world.
 
-    `extras` are further objects with `state_dict` and `load_state_dict`, such as a learning-rate scheduler.
+    `extras` are further objects with `state_dict` and `load_state_dict`, such as a learning-rate scheduler. A sharded
+    model (FSDP2) belongs to one world: for it give, instead of model and optimizer, a function `build(mesh)` that makes
+    both in each world. Then use `session.model` and `session.optimizer`: they are others after each change.
+
+    `on_world(session)` is called on all ranks of each new world, before it trains: the place for what belongs to one
+    world, such as a `Checkpointer`. Where `session.committed` is -1 nobody has a state: load the checkpoint there, and
+    set `session.committed` to the number of its last step.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         sampler: Any = None,
         backend: str | None = None,
         timeout: float = 600.0,
+        build: Build | None = None,
+        on_world: Callable[[Session], None] | None = None,
         **extras: Any,
     ) -> None:
-        check_model(model)
-        self.optimizer = optimizer
+        self._carrier: Carrier
+        if build is not None and model is None and optimizer is None:
+            self._carrier = ShardedCarrier(build, self._count_step)
+            on_cuda = torch.cuda.is_available()
+        elif build is None and model is not None and optimizer is not None:
+            self._carrier = PlainCarrier(model, optimizer, self._count_step)
+            on_cuda = self._carrier.device.type == "cuda"
+        else:
+            raise ConfigurationError("Session takes a model and an optimizer, or build= alone.")
         self.sampler = sampler
         self.committed = -1  # the last step that is applied here; -1: none, or a newcomer
         self.regroups = 0
         self.generation = int(os.environ.get(GENERATION, "0") or 0)
-        self._module = model
         self._extras = extras
-        self._backend = backend or ("nccl" if next(model.parameters()).is_cuda else "gloo")
-        self._timeout = datetime.timedelta(seconds=timeout)
+        self._groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout)
+        self._on_world = on_world
         self._client = control.connect() if self._may_keep_memory() else None
         self._worlds: queue.Queue[control.Message | None] = queue.Queue()
         # The newest generations that the agent called over: announced or not, and lost without notice.
@@ -70,21 +83,20 @@ class Session:
         self._broken: str | None = None  # why this world does not work any more
         self._interrupted = False
         self._flag: tuple[Any, torch.Tensor] | None = None
-        self._flags_group: Any = None
         self._applied = 0
         self._clean = True
         self._micro: Any = None
         self._closed = False
-        self.model = ElasticModel(model)
-        optimizer.register_step_post_hook(self._count_step)
         self._position: Any = self._save_position()
         self._random = torch.get_rng_state()
         if self._client is not None:
             self._client.listen(self._hear)
             self._client.want(control.SESSION)
-            self._regroup(_world_of(os.environ) if self.generation > 0 else None)
+            self._regroup(world_of(os.environ) if self.generation > 0 else None)
         else:
-            self._join_fixed_world()
+            self._groups.enter_fixed(alone=not self._carrier.survives_loss)  # shards need a group, even alone
+            self._carrier.bind(self.generation, sync=True)
+            self._tell_of_world()
 
     @staticmethod
     def _may_keep_memory() -> bool:
@@ -92,6 +104,15 @@ class Session:
         return is_in_process(os.environ) is not False and not dist.is_initialized()
 
     # What the training loop uses.
+
+    @property
+    def model(self) -> Any:
+        """The model of the present world."""
+        return self._carrier.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._carrier.optimizer
 
     @property
     def rank(self) -> int:
@@ -142,7 +163,7 @@ class Session:
         """One forward and backward pass, and the optimizer's step. A world that breaks in it is mended after it."""
         self._applied = 0
         try:
-            with self.model.accumulate(not self.ends_step):
+            with self._carrier.accumulate(not self.ends_step):
                 yield
             if self.ends_step:
                 self._commit()
@@ -185,7 +206,7 @@ class Session:
             self._interrupted = self._over >= self.generation
             return
         flag = torch.tensor([float(self._over >= self.generation)])
-        self._flag = (dist.all_reduce(flag, group=self._flags_group, async_op=True), flag)
+        self._flag = (dist.all_reduce(flag, group=self._groups.flags, async_op=True), flag)
 
     def _note_applied(self) -> None:
         self.committed += 1
@@ -195,8 +216,8 @@ class Session:
 
     def _break(self, error: Exception) -> None:
         """The world is gone in the middle of a step: keep the step if it was applied, else take it back."""
-        logger.warning("Step %d: the world broke (%s).", self.committed + 1, _first_line(error))
-        self._broken = _first_line(error)
+        logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
+        self._broken = first_line(error)
         self._interrupted = True
         if self._applied == 1 and self.ends_step:
             self._note_applied()
@@ -221,15 +242,7 @@ class Session:
             self._over = max(self._over, generation)
             if not message.get("announced"):
                 self._lost = max(self._lost, generation)
-                self._abort()
-
-    def _abort(self) -> None:
-        """Free the main thread from a collective that waits for somebody who is gone."""
-        if not dist.is_initialized():
-            return
-        for group in {id(g): g for g in (dist.group.WORLD, self._flags_group) if g is not None}.values():
-            with contextlib.suppress(RuntimeError, AttributeError, ValueError):
-                group.abort()
+                self._groups.abort()
 
     def _regroup(self, world: control.Message | None = None) -> None:
         """Leave this world, wait for the next, and enter it with the state that counts.
@@ -239,6 +252,7 @@ class Session:
         assert self._client is not None
         while True:
             if world is None:
+                self._pack()
                 self._leave()
                 self._client.send({"type": "idle", "step": self.committed, "error": self._broken})
                 self._broken, self._interrupted = None, False
@@ -247,15 +261,35 @@ class Session:
                 self._enter(world)
                 self._agree()
             except state.StateLostError as lost:
-                logger.warning("%s: going back to the last checkpoint.", lost)
-                raise SystemExit(1) from None
+                self._give_up(lost)
             except Exception as error:
                 if not is_world_failure(error):
                     raise
-                self._broken, world = _first_line(error), None
+                self._broken, world = first_line(error), None
                 continue
             self.regroups += 1
             return
+
+    def _pack(self) -> None:
+        """Save over the end of this world what is not on every rank."""
+        if self.committed < 0 or not dist.is_initialized() or self._carrier.survives_loss:
+            return
+        try:
+            if self._broken is None:
+                self._carrier.pack()
+                return
+        except Exception as error:
+            if not is_world_failure(error):
+                raise
+            self._broken = first_line(error)
+        if self._carrier.state()["model"] is None:
+            self._give_up(f"the world broke ({self._broken}), and a lost rank takes its shards with it")
+
+    @staticmethod
+    def _give_up(reason: object) -> NoReturn:
+        """End as a process that was killed from outside: the agent starts it again."""
+        logger.warning("%s: going back to the last checkpoint.", reason)
+        raise SystemExit(1)
 
     def _await_world(self) -> control.Message:
         assert self._client is not None
@@ -271,128 +305,64 @@ class Session:
 
     def _enter(self, world: control.Message) -> None:
         self.generation = int(world["generation"])
-        os.environ.update(
-            {
-                "RANK": str(world["rank"]),
-                "WORLD_SIZE": str(world["worldSize"]),
-                "GROUP_RANK": str(world["groupRank"]),
-                "GROUP_WORLD_SIZE": str(world["groupWorldSize"]),
-                "MASTER_ADDR": str(world["address"]),
-                "MASTER_PORT": str(world["port"]),
-                "TORCHELASTIC_RESTART_COUNT": str(world["restarts"]),
-                GENERATION: str(self.generation),
-            }
-        )
-        connect: Any = dist.TCPStore  # type: ignore[attr-defined]
-        store = connect(world["address"], int(world["port"]), None, False, _FORM_TIMEOUT, wait_for_workers=False)
-        self._init_group(store, int(world["rank"]), int(world["worldSize"]))
+        self._groups.enter(world)
         if self._lost >= self.generation:  # it was too early to abort when the agent said so
             raise RuntimeError("the process group is over: a member was lost while it was made")
         if hasattr(self.sampler, "world_size"):
             self.sampler.rank, self.sampler.world_size = self.rank, self.world_size
-        self.model.bind(self.world_size)
-
-    def _init_group(self, store: Any, rank: int, world_size: int) -> None:
-        prefixed: Any = dist.PrefixStore("elasticjob/session", store)  # type: ignore[attr-defined]
-        dist.init_process_group(self._backend, store=prefixed, rank=rank, world_size=world_size, timeout=self._timeout)
-        # Flags travel on the CPU; with gloo the same group serves both.
-        self._flags_group = dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo")
-
-    def _join_fixed_world(self) -> None:
-        """Without an agent that regroups: the world of the launcher's variables, or this process alone."""
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-            dist.init_process_group(self._backend, timeout=self._timeout)
-        self.model.bind(self.world_size, sync=True)
+        self._carrier.bind(self.generation)
 
     def _leave(self) -> None:
         self._flag = None
-        self.model.unbind()
-        if dist.is_initialized():
-            if self._broken is not None:
-                self._abort()
-            with contextlib.suppress(RuntimeError):
-                dist.destroy_process_group()
-        self._flags_group = None
+        self._carrier.unbind()
+        self._groups.leave(broken=self._broken is not None)
 
     # The state that counts.
 
     def _agree(self) -> None:
-        """Compare the memories and send the one that counts where they differ."""
-        if self.world_size == 1:
-            if not self._clean:
-                raise state.StateLostError("the only rank was interrupted in the middle of applying a step")
+        """Compare the memories, send the one that counts where they differ, and train on with it."""
+        if self.world_size > 1:
+            self._compare()
+        elif not self._clean:
+            raise state.StateLostError("the only rank was interrupted in the middle of applying a step")
+        self._carrier.settle()
+        self._tell_of_world()
+
+    def _tell_of_world(self) -> None:
+        if self._on_world is None:
             return
-        tensors: list[torch.Tensor] = []
-        state.split(self._state(), tensors)
-        mine = torch.tensor([self.committed, int(self._clean), state.digest(tensors)], dtype=torch.int64)
+        before = self.committed
+        self._on_world(self)
+        if self.committed != before:
+            self._position = self._save_position()
+
+    def _compare(self) -> None:
+        stock = transfer.take_stock(self._state())
+        mine = torch.tensor([self.committed, int(self._clean), transfer.digest_stock(stock)], dtype=torch.int64)
         everybody = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everybody, mine, group=self._flags_group)
+        dist.all_gather(everybody, mine, group=self._groups.flags)
         standings = [state.Standing(int(a), bool(b), int(c)) for a, b, c in (t.tolist() for t in everybody)]
-        if not state.are_equal(standings):
-            self._receive(state.choose_source(standings))
+        if state.are_equal(standings):
+            return
+        source = state.choose_source(standings)
+        # A newcomer has nothing to lose: it receives into what it has, and is whole again when all has come.
+        keep = self.committed >= 0
+        self._clean = self._clean and (keep or self.rank == source)
+        exchange = transfer.Exchange(self.rank, source, self._groups.flags, self._carrier.device, keep)
+        received = exchange.run(stock)
+        if received is not None:
+            self._take_over(received)
+        self.committed, self._clean = standings[source].step, True
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "model": self._module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
-            "position": self._position,
-        }
+        """What must be equal on all ranks, in the parts in which it is compared and sent."""
+        extras = {name: extra.state_dict() for name, extra in self._extras.items()}
+        return {**self._carrier.state(), "extras": extras, "position": self._position}
 
-    def _receive(self, source: int) -> None:
-        """Everybody gets the state of `source`."""
-        tensors: list[torch.Tensor] = []
-        skeleton: list[Any] = [None, self.committed]
-        if self.rank == source:
-            skeleton[0] = state.split(self._state(), tensors)
-        dist.broadcast_object_list(skeleton, src=source, group=self._flags_group)
-        if self.rank != source:
-            tensors = [
-                torch.empty(slot.shape, dtype=slot.dtype, device=self._device(slot))
-                for slot in state.find_slots(skeleton[0])
-            ]
-        for tensor in tensors:
-            group = self._flags_group if tensor.device.type == "cpu" else None
-            dist.broadcast(tensor.contiguous(), src=source, group=group)
-        if self.rank == source:
-            return
-        value = state.join(skeleton[0], tensors)
-        self._module.load_state_dict(value["model"])
-        self.optimizer.load_state_dict(value["optimizer"])
+    def _take_over(self, value: dict[str, Any]) -> None:
+        self._carrier.load(value)
         for name, extra in self._extras.items():
             extra.load_state_dict(value["extras"][name])
         if self.sampler is not None and value["position"] is not None:
             self.sampler.load_state_dict(value["position"])
-        self._position, self.committed, self._clean = value["position"], skeleton[1], True
-
-    def _device(self, slot: state.Slot) -> torch.device:
-        return torch.device(slot.device) if slot.device == "cpu" else next(self._module.parameters()).device
-
-
-def _world_of(environ: Mapping[str, str]) -> control.Message:
-    """The world in which the agent started this process, as the relay would describe it."""
-    return {
-        "generation": int(environ[GENERATION]),
-        "rank": int(environ["RANK"]),
-        "worldSize": int(environ["WORLD_SIZE"]),
-        "groupRank": int(environ.get("GROUP_RANK", "0")),
-        "groupWorldSize": int(environ.get("GROUP_WORLD_SIZE", "1")),
-        "address": environ["MASTER_ADDR"],
-        "port": int(environ["MASTER_PORT"]),
-        "restarts": int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-    }
-
-
-def is_world_failure(error: Exception) -> bool:
-    """Whether an exception means that the world broke, rather than that the script has a mistake."""
-    if isinstance(error, getattr(dist, "DistError", ())):
-        return True
-    if not isinstance(error, RuntimeError | OSError) or isinstance(error, torch.cuda.OutOfMemoryError):
-        return False
-    text = str(error).lower()
-    return any(sign in text for sign in _SIGNS)
-
-
-def _first_line(error: BaseException) -> str:
-    lines: list[str] = str(error).splitlines()
-    return (lines[0] if lines else type(error).__name__)[:500]
+        self._position = value["position"]

@@ -1,22 +1,60 @@
-"""The model as the training loop calls it: DDP in a world of several, the plain module alone.
+"""The model and the optimizer as a session carries them from world to world.
 
-DDP is bound to one process group, so each world gets a new one around the same module. The parameters stay the
-same objects, so the optimizer never notices.
+`PlainCarrier`: every rank has the whole model. DDP is bound to one process group, so each world gets a new one around
+the same module. The parameters stay the same objects, so the optimizer never notices.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticjob.errors import ConfigurationError
 
 
+class Carrier(Protocol):
+    """What a session needs of the model: both kinds of it."""
+
+    survives_loss: bool  # whether each rank has all of it
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def bind(self, generation: int, sync: bool = False) -> None:
+        """Enter a world, whose process group is there; `sync` sends rank 0's parameters to all."""
+
+    def pack(self) -> None:
+        """The world is about to end in order: keep what the next one needs. All ranks call it."""
+
+    def unbind(self) -> None:
+        """Leave the world."""
+
+    def state(self) -> dict[str, Any]:
+        """What the ranks of a new world compare."""
+
+    def load(self, value: dict[str, Any]) -> None:
+        """Take over what another rank sent."""
+
+    def settle(self) -> None:
+        """All ranks of the new world agree on the state: train with it."""
+
+    def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
+        """While gradients are accumulated they are not reduced."""
+
+
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse what a session cannot carry from one world to the next."""
+    """Refuse what cannot be carried as a whole."""
     if isinstance(model, DistributedDataParallel):
         raise ConfigurationError(
             "Session(model=...) got a DistributedDataParallel: it is bound to one world. Give it the plain module;"
@@ -25,9 +63,9 @@ def check_model(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor":
             raise ConfigurationError(
-                f"Session(model=...) cannot keep a sharded model: {name!r} is a DTensor, and a lost rank takes its"
-                " shards with it. Use elasticjob.Checkpointer and restarts instead: it reads the shards at any world"
-                " size. worker_image/examples/fsdp.py shows it."
+                f"Session(model=...) cannot keep a sharded model: {name!r} is a DTensor, bound to one world. Give it a"
+                " function that makes model and optimizer anew in each world: Session(build=...). After a loss it goes"
+                " back to the last checkpoint, because a lost rank takes its shards with it."
             )
 
 
@@ -38,28 +76,58 @@ class ElasticModel(torch.nn.Module):
         super().__init__()
         self.module = module
         # Not a submodule: its parameters would be counted twice.
-        self.__dict__["_ddp"] = None
-
-    def bind(self, world_size: int, sync: bool = False) -> None:
-        """Enter a world; `sync` sends rank 0's parameters to all, as DDP does by itself."""
-        self.__dict__["_ddp"] = None
-        if world_size == 1 or not any(parameter.requires_grad for parameter in self.module.parameters()):
-            return
-        first = next(self.module.parameters())
-        devices = [first.device] if first.is_cuda else None
-        self.__dict__["_ddp"] = DistributedDataParallel(self.module, device_ids=devices, init_sync=sync)
-
-    def unbind(self) -> None:
-        """Leave the world. The module and its parameters stay."""
-        self.__dict__["_ddp"] = None
+        self.__dict__["ddp"] = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        ddp = self.__dict__["_ddp"]
+        ddp = self.__dict__["ddp"]
         return self.module(*args, **kwargs) if ddp is None else ddp(*args, **kwargs)
 
+
+class PlainCarrier:
+    """A model that every rank has as a whole: DDP in a world of several, the module alone in a world of one."""
+
+    survives_loss = True
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, on_step: Callable[..., None]) -> None:
+        check_model(model)
+        self.model = ElasticModel(model)
+        self.optimizer = optimizer
+        optimizer.register_step_post_hook(on_step)
+        self._module = model
+
+    @property
+    def device(self) -> torch.device:
+        return next(self._module.parameters()).device
+
+    def bind(self, generation: int, sync: bool = False) -> None:
+        self.unbind()
+        if (
+            not dist.is_initialized()
+            or dist.get_world_size() == 1
+            or not any(parameter.requires_grad for parameter in self._module.parameters())
+        ):
+            return
+        devices = [self.device] if self.device.type == "cuda" else None
+        self.model.__dict__["ddp"] = DistributedDataParallel(self._module, device_ids=devices, init_sync=sync)
+
+    def pack(self) -> None:
+        """Everything is in the memory of every rank."""
+
+    def unbind(self) -> None:
+        self.model.__dict__["ddp"] = None
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self._module.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, value: dict[str, Any]) -> None:
+        self._module.load_state_dict(value["model"])
+        self.optimizer.load_state_dict(value["optimizer"])
+
+    def settle(self) -> None:
+        """It is in place already."""
+
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
-        """While gradients are accumulated they are not reduced."""
-        ddp = self.__dict__["_ddp"]
+        ddp = self.model.__dict__["ddp"]
         if ddp is None or not active:
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = ddp.no_sync()

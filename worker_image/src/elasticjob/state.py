@@ -1,18 +1,23 @@
-"""The state of a session as it travels: which rank's counts, how to tell that two are equal, how to send it.
+"""The state of a session as it travels: which rank's counts, how to tell that two are equal, how to cut it up.
 
 The choice of the source is a pure function. A state dict is split into a skeleton (plain data with placeholders)
-and its tensors, so that tensors are sent as they are and never pickled.
+and its tensors, so that tensors are sent as they are and never pickled. Tensors are sent and compared in parcels: a
+large one alone, small ones together, because each message has its price.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-_MODULUS = (1 << 61) - 1
+PARCEL_BYTES = 4 << 20
+_ROW = 1024  # words of a tensor that are added up before the sums are mixed
+_MASK = (1 << 64) - 1
+_ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,11 @@ class Slot:
     dtype: torch.dtype
     device: str  # its type: each rank has its own index
 
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
 
 def split(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The skeleton of `value`; its tensors are appended to `tensors`."""
@@ -90,14 +100,53 @@ def join(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
     return skeleton
 
 
-def digest(tensors: list[torch.Tensor]) -> int:
-    """A number that differs where any bit of any tensor does, for all practical purposes."""
-    total = len(tensors)
-    for tensor in tensors:
-        flat = tensor.detach().contiguous().view(-1)
-        if flat.numel() == 0:
-            continue
-        raw = flat.view(torch.uint8)
-        words = raw.view(torch.int32) if raw.numel() % 4 == 0 and raw.storage_offset() % 4 == 0 else raw
-        total = (total * 1_000_003 + int(words.sum(dtype=torch.int64).item())) % _MODULUS
-    return total
+def pack(slots: list[Slot], limit: int = PARCEL_BYTES) -> list[list[Slot]]:
+    """The parcels: neighbours of one device share one as long as they are small together. Pure."""
+    parcels: list[list[Slot]] = []
+    room = 0
+    for slot in slots:
+        if parcels and slot.size <= room and slot.device == parcels[-1][-1].device:
+            parcels[-1].append(slot)
+        else:
+            parcels.append([slot])
+            room = limit
+        room -= slot.size
+    return parcels
+
+
+def digest_plain(value: Any) -> int:
+    """Of the data of a skeleton that are no tensors: equal where these are, whatever the process."""
+    if isinstance(value, dict):
+        inner = "".join(f"{key!r}:{digest_plain(item)}," for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        inner = "".join(f"{digest_plain(item)}," for item in value)
+    elif isinstance(value, str | bytes | int | float | bool | complex | Slot | torch.dtype | torch.Size | None):
+        inner = repr(value)
+    else:
+        inner = type(value).__qualname__  # its text may hold an address
+    return zlib.crc32(inner.encode())
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """A number that differs where any bit of the tensor does, for all practical purposes. One pass over the memory."""
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if raw.numel() == 0:
+        return 0
+    if raw.storage_offset() % 8:
+        raw = raw.clone()
+    words = raw[: raw.numel() // 8 * 8].view(torch.int64)
+    rows = words[: words.numel() // _ROW * _ROW].view(-1, _ROW).sum(1)
+    tail = raw[raw.numel() // 8 * 8 :].to(torch.int64)
+    sums = torch.cat([rows, words[words.numel() // _ROW * _ROW :], tail])
+    # Where a sum stands counts too: each is mixed with its place before all are added. Overflow wraps around.
+    mixed = (sums + torch.arange(1, sums.numel() + 1, device=sums.device)) * _ODD
+    mixed = (mixed ^ (mixed >> 29)) * _ODD
+    return int((mixed ^ (mixed >> 32)).sum().item()) & _MASK
+
+
+def combine(digests: list[int]) -> int:
+    """One number for several, that fits a signed word."""
+    total = len(digests)
+    for one in digests:
+        total = (total * 1_000_003 + one) & _MASK
+    return total >> 1

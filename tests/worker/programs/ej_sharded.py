@@ -1,0 +1,98 @@
+"""A training loop on a session with an FSDP2 model; every committed step is one JSON line with a hash of the whole."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader, TensorDataset
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # torch 2.4 and 2.5
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+
+from elasticjob import Checkpointer, data, session
+
+SAMPLES, GLOBAL_BATCH = 960, 48
+
+
+def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    layers = [nn.Linear(8, 30), nn.Tanh(), nn.Linear(30, 7), nn.Tanh(), nn.Linear(7, 1)]
+    model: Any = nn.Sequential(*layers)
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def describe_parameters(model: nn.Module) -> dict[str, Any]:
+    """Of all shards put together: a collective of its own."""
+    whole = [parameter.full_tensor().detach() for parameter in model.parameters()]  # type: ignore[attr-defined]
+    digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in whole))
+    return {"hash": digest.hexdigest()[:16], "size": sum(tensor.abs().sum().item() for tensor in whole)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--checkpoints", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=1000)
+    parser.add_argument("--step-seconds", type=float, default=0.05)
+    args = parser.parse_args()
+    args.out.mkdir(exist_ok=True)
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(SAMPLES, 8, generator=generator)
+    y = (x @ torch.randn(8, 1, generator=generator)).tanh()
+    sampler = data.ElasticDistributedSampler(SAMPLES, global_batch_size=GLOBAL_BATCH, rank=0, world_size=1)
+    loader = DataLoader(TensorDataset(x, y), batch_sampler=sampler)
+    descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    checkpoints: list[Checkpointer] = []
+
+    def on_world(here: session.Session) -> None:
+        checkpoints[:] = [Checkpointer(args.checkpoints, here.model, here.optimizer, sampler=sampler)]
+        if here.committed < 0:  # nobody in this world has a state
+            here.committed = checkpoints[0].restore() - 1
+
+    run = session.Session(build=build, sampler=sampler, on_world=on_world)
+    for epoch in range(sampler.epoch, args.epochs):
+        sampler.set_epoch(epoch)
+        for inputs, targets in run.batches(loader):
+            before = run.committed
+            with run.step():
+                loss = nn.functional.mse_loss(run.model(inputs), targets) * run.scale
+                loss.backward()  # type: ignore[no-untyped-call]
+                if run.ends_step:
+                    run.optimizer.step()
+                    run.optimizer.zero_grad()
+                    made = run.committed + 2
+                    line = {
+                        "t": time.time(),
+                        "step": made - 1,
+                        "rank": run.rank,
+                        "world": run.world_size,
+                        "generation": run.generation,
+                        "pid": os.getpid(),
+                        **describe_parameters(run.model),
+                    }
+                    if made % 10 == 0:
+                        checkpoints[0].save(made)
+            if run.committed > before:
+                os.write(descriptor, (json.dumps(line) + "\n").encode())
+            time.sleep(args.step_seconds)
+    run.close()
+
+
+if __name__ == "__main__":
+    main()

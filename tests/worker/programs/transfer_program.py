@@ -1,0 +1,70 @@
+"""Three ranks exchange a state: what is sent, what arrives, and what is left alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from elasticjob import state, transfer
+
+dist.init_process_group("gloo")
+RANK, SOURCE = dist.get_rank(), 1
+sent: list[int] = []
+broadcast = dist.broadcast
+
+
+def count(tensor: torch.Tensor, *args: Any, **more: Any) -> Any:
+    sent.append(tensor.numel() * tensor.element_size())
+    return broadcast(tensor, *args, **more)
+
+
+def make_state(seed: int, steps: int) -> dict[str, Any]:
+    """Large frozen weights that all have, trained ones, an optimizer's state after the first step, plain data."""
+    torch.manual_seed(seed)
+    trained = {"a": torch.randn(7, 3), "b": torch.randn(5).half(), "t": torch.randn(4, 6).t(), "n": torch.zeros(0)}
+    state = {0: {"step": torch.tensor(float(steps)), "m": torch.randn(7, 3)}} if steps else {}
+    frozen = torch.arange(2_000_000, dtype=torch.float32)
+    return {"frozen": {"w": frozen}, "model": trained, "optimizer": {"state": state, "lr": 0.1}, "position": steps}
+
+
+def exchange(seed: int, steps: int, keep: bool) -> None:
+    mine = make_state(seed, steps)
+    before = [tensor.clone() for tensor in mine["model"].values()]
+    stock = transfer.take_stock(mine)
+    sent.clear()
+    with mock.patch.object(dist, "broadcast", count):
+        got = transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), keep).run(stock)
+    wanted = make_state(1, 3)
+    now = wanted if got is None else got
+    pairs = [(wanted["model"][name], now["model"][name]) for name in wanted["model"]]
+    pairs += [(wanted["optimizer"]["state"][0][name], now["optimizer"]["state"][0][name]) for name in ("step", "m")]
+    tell(f"{seed} equal", all(torch.equal(left, right) for left, right in pairs) and now["position"] == 3)
+    tell(f"{seed} bytes", sum(size for size in sent if size > 1_000_000))
+    mine_now = list(mine["model"].values())
+    tell(f"{seed} untouched", all(torch.equal(old, new) for old, new in zip(before, mine_now, strict=True)))
+    tell(f"{seed} in place", got is None or got["model"]["a"].data_ptr() == mine["model"]["a"].data_ptr())
+
+
+def tell(check: str, result: object) -> None:
+    print(json.dumps({"check": check, "result": result}), flush=True)
+
+
+# A newcomer and one that is behind; rank 1 sends.
+exchange(seed=RANK, steps=(0, 3, 2)[RANK], keep=RANK == 2)
+# All have the same: the digests say so.
+stock = transfer.take_stock(make_state(1, 3))
+digests: list[Any] = [None] * 3
+dist.all_gather_object(digests, transfer.digest_stock(stock))
+tell("same digest", len(set(digests)) == 1)
+sent.clear()
+with mock.patch.object(dist, "broadcast", count):
+    transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), True).run(stock)
+tell("nothing is sent", sum(size for size in sent if size > 1_000) == 0)
+tell("parcels", [len(section.digests) for section in stock.values()])
+assert state.PARCEL_BYTES < 8_000_000
+dist.barrier()
+dist.destroy_process_group()
