@@ -64,6 +64,8 @@ class Applier:
         """Carries the plan out; raises ApiError where it has to be tried again."""
         if not plan.announces:
             self._hub.direct(job.key, plan.directives)
+        if plan.confirm:
+            await self._confirm(job)
         children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
         made = [self._ensure(job, child) for child in children] + [self._create_pod(job, n) for n in plan.create]
         refused, version = await asyncio.gather(_gather(made), self._patch_status(job, version, plan))
@@ -102,6 +104,15 @@ class Applier:
         raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW)
         self._cache.put_job(raw)
         return str(raw["metadata"]["resourceVersion"])
+
+    async def _confirm(self, job: Job) -> None:
+        """Raises ApiError where the job is gone or going."""
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
+        raw = await self._api.request("GET", path, urgency=Urgency.NOW)
+        self._cache.put_job(raw)
+        metadata = raw["metadata"]
+        if metadata["uid"] != job.uid or metadata.get("deletionTimestamp") is not None:
+            raise ApiError(409, "Stale", f"{job.namespace}/{job.name} is being deleted")
 
     async def _delete_job(self, job: Job) -> None:
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)

@@ -158,6 +158,8 @@ def _write(
         status=status,
         reason=decision.reason,
         create=create,
+        # Where a job is deleted its pods go after it, but what the watches tell of both may come in any order.
+        confirm=bool(create) and seen.job.status.replicas > 0,
         delete=fleet.plan_deletions(
             seen, status, pods, decision.judged if decision.state is not State.REGROUPING else ()
         ),

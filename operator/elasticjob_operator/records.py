@@ -89,6 +89,7 @@ class Plan:
     status: api.Status
     reason: str = ""
     create: tuple[NewPod, ...] = ()
+    confirm: bool = False  # look whether the job is still there before pods are created
     delete: tuple[Deletion, ...] = ()
     ensure: tuple[Child, ...] = ()
     remove: tuple[Child, ...] = ()

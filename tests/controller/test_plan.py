@@ -41,6 +41,13 @@ def test_a_fresh_job_gets_its_pods_and_objects() -> None:
     assert not made.directives
 
 
+def test_the_job_is_looked_at_before_pods_are_replaced() -> None:
+    assert not plan(see(make_job())).confirm, "the first pods are not held up"
+    made = plan(see(make_job(status=started(replicas=4)), (make_pod(0), make_pod(1))))
+    assert made.create == (NewPod(2), NewPod(3))
+    assert made.confirm, "they may be gone because the job is"
+
+
 def test_the_authority_is_given_where_there_is_one() -> None:
     made = plan(see(make_job()), Config(ca_pem="PEM"))
     assert [c.values for c in made.ensure if c.kind is Kind.CONFIG_MAP] == [(("ca.crt", "PEM"),)]
