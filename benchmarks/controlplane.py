@@ -225,16 +225,6 @@ def compare(shape: tuple[int, int], ours: Sequence[Life], theirs: Sequence[Life]
     ]
 
 
-def measure_idle(system: System, seconds: float) -> Counter[tuple[str, str]]:
-    """Requests of anybody while nothing happens, watches left out."""
-    before = system.requests()
-    time.sleep(seconds)
-    after = system.requests() - before
-    return Counter(
-        {key: count for key, count in after.items() if key[0] not in ("WATCH", "") and "leases" not in key[1]}
-    )
-
-
 def measure_small(system: System, kind: Kind, options: harness.Options) -> list[float | None]:
     """The latency of small jobs, one after the other."""
     kube, namespace = system.cluster.kube, system.make_namespace()
@@ -254,9 +244,7 @@ def measure_fleet(system: System, kind: Kind, shape: tuple[int, int]) -> scale.F
         names = [f"job-{number}" for number in range(jobs)]
         in_parallel([lambda name=name: kube.request("POST", path, kind.build(name, pods)) for name in names])  # type: ignore[misc]
 
-    return scale.measure_fleet(
-        system, namespace, create_all, lambda seconds: measure_idle(system, seconds), shape, FLEET_BOUND
-    )
+    return scale.measure_fleet(system, namespace, create_all, shape, FLEET_BOUND)
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -321,7 +309,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for key, who in (("ours", "ours"), ("peer", name))
                 if any(life.created for life in lives[key])
             }
-        harness.say(f"idle, 10 s, every request but watches and leases: {dict(measure_idle(system, 10.0))}")
+        scale.settle(system, BOUND)
+        seconds = 3.0 if options.quick else scale.IDLE_SECONDS
+        idle = [float(sum(scale.measure_idle(system, seconds).values()))]
+        case = f"idle: operator requests in {seconds:.0f} s but watches (count)"
+        report.add(harness.Result("controlplane", case, idle, "none", [], "rate"))
         if options.extra.fleet:
             report.add_all(measure_fleet(system, ours, options.extra.fleet).lines())
     plots.draw_bars(options.out / "controlplane.png", bars, "seconds until all pods exist (best run)")

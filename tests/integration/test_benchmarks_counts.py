@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import cases, controlplane, launchers, timeline
+from benchmarks import cases, controlplane, launchers, scale, timeline
 from benchmarks.launchers import local
 from benchmarks.processes import RUN, find_marked, kill_marked
 from benchmarks.system import System
 
 from elasticjob_devcluster import BinariesUnavailable
+from elasticjob_operator import frames, wire
 
 PATIENCE = 90.0
 
@@ -70,6 +71,12 @@ def test_messages_of_a_start_and_of_a_loss(tmp_path: Path) -> None:
         launcher.close()
 
 
+def test_bytes_of_a_large_world() -> None:
+    members = tuple(wire.Member(pod=f"w-{i}", rank=i, address=f"10.0.0.{i}", nproc=8) for i in range(1000))
+    world = wire.World(generation=1, rank=999, members=members, store=wire.Store(address="10.0.0.1", port=40_000))
+    assert len(frames.DirectiveEncoder().encode(world, sizes=True)) <= 256
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("nothing_is_left")
@@ -85,4 +92,7 @@ def test_requests_of_a_jobs_life(tmp_path: Path) -> None:
         assert life.created is not None
         assert life.deleted is not None
         assert life.writes["POST", "pods"] == pods, "one request a pod, none twice"
-        assert sum(life.writes.values()) <= pods + 8, dict(life.writes)
+        # NetworkPolicy, PodDisruptionBudget, `spec.replicas`, the first status, and the status after the loss of a pod.
+        assert sum(life.writes.values()) <= pods + 5, dict(life.writes)
+        scale.settle(system, PATIENCE)
+        assert not scale.measure_idle(system, 3.0), "while nothing happens there are only watches"
