@@ -12,18 +12,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import apifaults, mutants, sessions, soak
+from chaos import apifaults, clusterfaults, fuzz, mutants, sessions, soak
 from chaos.crashes import all_crashes, find_endings
 from chaos.lab import Zygote, make_lane
 from chaos.stories import STORIES
-from chaos.trials import Report, run_trials
+from chaos.trials import Report, Trial, run_trials
 from elasticjob_devcluster import Cluster, NodeSpec
 from model.explore import explore
 from model.regroup_model import Rules, decide
 from model.replay import compare
 from operator_fixture import install_crd
 
-SUITES = ("model", "mutants", "sessions", "crash", "api", "soak")
+ON_CLUSTER = ("crash", "api", "cluster", "fuzz", "soak")
+SUITES = ("model", "mutants", "sessions", *ON_CLUSTER)
 
 
 def run_model(seed: int) -> Report:
@@ -69,6 +70,11 @@ def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path)
                 reports.append(run_trials("crash", args.seed, lanes, all_crashes(endings)))
             if "api" in suites:
                 reports.append(run_trials("api", args.seed, lanes, apifaults.long_trials(endings, args.seed)))
+        if "cluster" in suites:
+            trials = [Trial(story.__name__, story) for story in clusterfaults.STORIES]
+            reports.append(run_trials("cluster", args.seed, lanes[:1], trials))
+        if "fuzz" in suites:
+            reports.append(fuzz.run(lanes[0], args.seed, 300))
         if "soak" in suites:
             reports.append(soak.run(cluster, lanes[0], args.seed, args.soak_minutes * 60, args.soak_jobs))
     finally:
@@ -94,7 +100,7 @@ def main() -> int:
         reports = [run_model(args.seed)] if "model" in suites else []
         reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
         reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
-        if {"crash", "api", "soak"} & set(suites):
+        if set(ON_CLUSTER) & set(suites):
             reports += run_on_cluster(args, suites, directory)
     print("\n".join(r.line() for r in reports))
     return 1 if any(r.violations for r in reports) else 0

@@ -1,0 +1,116 @@
+"""Jobs at random into API server and operator: whatever a user writes, the operator says which field is wrong.
+
+It never ends, never meets a defect, never tries again hotly, and every job that it looks after has a condition. Of those
+that are managed by somebody else it says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from chaos.lab import Lane, Stage
+from chaos.specs import Maker
+from chaos.trials import Report
+from elasticjob_devcluster import KubeError
+from elasticjob_operator import api, names
+from operator_fixture import wait_for
+
+PATIENCE = 120.0
+
+
+def run(lane: Lane, seed: int, count: int) -> Report:
+    report, began = Report("fuzz", seed), time.monotonic()
+    with lane.open() as stage:
+        jobs, refused = _create(stage, Maker(seed), count, report)
+        try:
+            _look_at(stage, jobs, report)
+        finally:
+            _remove(stage, jobs)
+    report.histories, report.faults = count, refused + sum(1 for spec in jobs.values() if _problem(spec))
+    report.seconds = time.monotonic() - began
+    print("\n".join([*report.violations, report.line()]), flush=True)
+    return report
+
+
+def _create(stage: Stage, maker: Maker, count: int, report: Report) -> tuple[dict[str, dict[str, Any]], int]:
+    """The specs that the API server took, by name, and how many it refused."""
+    taken, refused = {}, 0
+    for number in range(count):
+        name, spec = f"fuzz-{number:03}", maker.spec()
+        try:
+            stage.jobs.create(name, spec)
+            if _is_ours(spec):
+                taken[name] = spec
+        except KubeError as error:
+            refused += 1
+            if error.status not in (400, 422) or "spec" not in str(error):
+                report.violations.append(f"{name}: the API server says {error} to {spec}")
+    return taken, refused
+
+
+def _look_at(stage: Stage, jobs: dict[str, dict[str, Any]], report: Report) -> None:
+    silent: list[str] = []
+
+    def all_said() -> bool:
+        found = {j["metadata"]["name"]: j for j in stage.jobs.kube.request("GET", stage.jobs.path)["items"]}
+        silent[:] = [n for n in jobs if n in found and not (found[n].get("status") or {}).get("conditions")]
+        return not silent
+
+    with contextlib.suppress(AssertionError):
+        wait_for(all_said, "", PATIENCE, 0.5)
+    report.violations += [f"{name}: nothing is said of {jobs[name]}" for name in silent]
+    for name, spec in jobs.items():
+        wrong = _judge(stage, name, spec)
+        if wrong:
+            report.violations.append(f"{name}: {wrong}; spec {spec}")
+    time.sleep(10)  # what is tried again is tried ever more rarely
+    before = len(stage.proxy.requests)
+    time.sleep(5)
+    made = sum(stage.proxy.count(before).values())
+    if made > 5 * len(jobs):
+        report.violations.append(f"{made} requests in 5 s: {stage.proxy.count(before).most_common(6)}")
+    log = stage.operator.log
+    report.violations += [f"the operator: {w!r} in {log[-3000:]}" for w in ("defect", "Traceback") if w in log]
+    if stage.operator.crashes:
+        report.violations.append(f"the operator ended by itself: {log[-3000:]}")
+
+
+def _is_ours(spec: dict[str, Any]) -> bool:
+    policy = spec.get("runPolicy")
+    return not isinstance(policy, dict) or policy.get("managedBy") in (None, names.MANAGED_BY)
+
+
+def _problem(spec: dict[str, Any]) -> str:
+    try:
+        api.parse_spec(spec)
+    except api.InvalidJobError as error:
+        return error.problems[0].field
+    return ""
+
+
+def _judge(stage: Stage, name: str, spec: dict[str, Any]) -> str:
+    """What is wrong with what the operator says of a job."""
+    # Some is dropped or filled in before it is stored: what counts is what the operator was shown.
+    stored = stage.jobs.get(name).get("spec") or spec
+    field = _problem(stored)
+    conditions = stage.jobs.status(name).get("conditions", [])
+    said = {c["reason"]: str(c.get("message", "")) for c in conditions if c["status"] == "True"}
+    if field and field not in said.get("InvalidSpec", ""):
+        return f"{field} is wrong, and it says {conditions}"
+    if "InvalidSpec" in said and not field:
+        return f"nothing is wrong, and it says {conditions}"
+    if "spec.template" not in said.get("InvalidTemplate", "spec.template"):
+        return f"no field is named in {said}"
+    return ""
+
+
+def _remove(stage: Stage, jobs: dict[str, dict[str, Any]]) -> None:
+    for name in jobs:
+        with contextlib.suppress(KubeError):
+            stage.jobs.delete(name)
+    path = f"/api/v1/namespaces/{stage.jobs.namespace}/pods"
+    for pod in stage.jobs.kube.request("GET", path)["items"]:
+        with contextlib.suppress(KubeError):
+            stage.jobs.kube.request("DELETE", f"{path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0})
