@@ -72,6 +72,7 @@ def run_gang(
         MASTER_PORT=str(stores[0].port),
         GANG_PORTS=",".join(str(store.port) for store in stores),
         TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0",  # torch 2.4 asks for it, as an agent sets both
         WORLD_SIZE=str(size),
         LOCAL_WORLD_SIZE=str(size),
         GLOO_SOCKET_IFNAME="lo",

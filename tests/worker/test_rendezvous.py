@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob import rendezvous
 from worker.fake_hub import FakeHub
 from worker.fake_pods import STEPS, Pods, Steps
 
@@ -172,3 +173,11 @@ def test_a_mistake_is_one_clear_error(pods: Pods, steps: Steps, env: dict[str, s
     assert expected in pod.log
     assert pod.log.count("elasticjob: error:") == 1
     assert "Traceback" not in pod.log
+
+
+def test_registering_by_hand_is_needed_before_torch_2_6_and_harmless_later() -> None:
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    rendezvous.register()
+    rendezvous.register()
+    assert rendezvous_handler_registry._registry["elasticjob"] is rendezvous.open_handler

@@ -29,7 +29,10 @@ def build(kind: str) -> tuple[Any, torch.optim.Optimizer]:
     torch.manual_seed(7)
     model: Any = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 5))
     if kind == "fsdp":
-        from torch.distributed.fsdp import fully_shard
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError:  # before torch 2.6
+            from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in model:

@@ -44,6 +44,9 @@ __all__ = ["Checkpointer", "clear", "on_signal", "requested"]
 
 _log = logging.getLogger("elasticjob.checkpoint")
 
+# There `async_save` copies what is on a device and writes what is in the host's memory while training changes it.
+_SAVES_WHAT_CHANGES = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
+
 
 def on_signal(callback: Callable[[], None]) -> None:
     """Call `callback` when the agent announces a change of the world: for scripts with a checkpoint of their own.
@@ -262,7 +265,7 @@ class Checkpointer:
         state: dict[str, Any] = {"model": get_model_state_dict(self._model)}
         if self._optimizer is not None:
             state["optimizer"] = get_optimizer_state_dict(self._model, self._optimizer)
-        return state
+        return _copy(state) if _SAVES_WHAT_CHANGES else state
 
     def _collect_others(self) -> bytes:
         groups = self._optimizer.param_groups if self._optimizer is not None else []
@@ -322,3 +325,12 @@ def _root_cause(error: BaseException) -> str:
         error = error.__cause__
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _copy(value: Any) -> Any:
+    """Nested dicts and lists with tensors of their own."""
+    if isinstance(value, dict):
+        return {key: _copy(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_copy(one) for one in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

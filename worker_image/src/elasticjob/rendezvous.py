@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from elasticjob import env
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
@@ -23,3 +25,10 @@ def open_handler(params: RendezvousParameters) -> RendezvousHandler:
     from elasticjob import handler
 
     return handler.open_handler(params)
+
+
+def register() -> None:
+    """Tell torch of the backend by hand: before 2.6 it does not look for entry points. To do so twice is harmless."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    rendezvous_handler_registry.register(env.BACKEND, open_handler)

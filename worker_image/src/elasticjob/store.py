@@ -37,7 +37,11 @@ def listen(address: str) -> tuple[TCPStore, wire.Store]:
     except OSError:
         listener.close()
         raise
-    store = TCPStore(address, port, None, True, _TIMEOUT, wait_for_workers=False, master_listen_fd=descriptor)
+    options: dict[str, Any] = {"wait_for_workers": False, "master_listen_fd": descriptor}
+    try:
+        store = TCPStore(address, port, None, True, _TIMEOUT, **options)
+    except NotImplementedError:  # torch 2.4 to 2.7: its libuv server takes no socket that listens already
+        store = TCPStore(address, port, None, True, _TIMEOUT, **options, use_libuv=False)
     return store, wire.Store(address, port)
 
 
