@@ -21,7 +21,8 @@ import elasticjob
 def work(rank: int, size: int, port: int) -> None:
     """One process."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}  # the store is there
     with elasticjob.init(threads=1) as world:
         total = elasticjob.all_reduce(torch.tensor([rank + 1]))
         print(json.dumps({"rank": rank, "elastic": world.elastic, "total": total.item()}), flush=True)

@@ -29,32 +29,11 @@ def script(name: str, *arguments: str, env: dict[str, str] | None = None, alone:
 
 
 def main() -> None:
-    folder = sys.argv[1]
-    model = (
-        "--steps",
-        "{}",
-        "--width",
-        "16",
-        "--layers",
-        "1",
-        "--batch-size",
-        "12",
-        "--checkpoint-dir",
-        f"{folder}/letters",
-    )
     phases = [
-        (3, script("basics/groups.py")),
-        (3, script("basics/gathering.py")),
         (2, script("basics/launched.py", env={"TORCHELASTIC_RUN_ID": "x"})),
         (2, script("basics/launched.py")),
         (1, script("basics/launched.py", alone=True)),
-        (2, script("basics/backend.py")),
         (1, script("basics/gathering.py", alone=True)),
-        (2, script("fsdp.py", "--checkpoint-dir", f"{folder}/fsdp", "--steps", "10")),
-        (3, script("fsdp.py", "--checkpoint-dir", f"{folder}/fsdp", "--steps", "14")),
-        (2, script("language_model.py", *(part.format(30) for part in model))),
-        (3, script("language_model.py", *(part.format(40) for part in model))),
-        (2, script("steps.py", "--steps", "3", "--step-seconds", "0.01", "--out", f"{folder}/steps")),
     ]
     for number, (size, action) in enumerate(phases):
         run_phase(number, size, action)
