@@ -6,7 +6,9 @@ do between events (retries, progress, peering) is the loop's or the Lease's busi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import kopf
@@ -32,6 +34,19 @@ def build_registry(cache: Cache, credentials: Credentials) -> kopf.OperatorRegis
     return registry
 
 
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """kopf prints a traceback where the API server has answered a watch with an error."""
+    record.exc_info = None
+    return True
+
+
+class _Patience:
+    """kopf's pauses between tries: without an end, since its watches would end with them."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.2, 0.5, 1.0, 2.0, 5.0), itertools.repeat(10.0))
+
+
 class _NoDiffs(kopf.DiffBaseStorage):
     """kopf compares every object with the last one it handled; we only want to be told, and the copies cost CPU."""
 
@@ -47,6 +62,8 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 def build_settings() -> kopf.OperatorSettings:
     """kopf's settings for a thin watch: quick to try again, silent, with nothing stored."""
+    for name in ("orchestration", "running"):
+        logging.getLogger(f"kopf._core.reactor.{name}").addFilter(_in_one_line)
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _NoDiffs()
@@ -60,6 +77,6 @@ def build_settings() -> kopf.OperatorSettings:
     settings.queueing.idle_timeout = 1.0
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
-    settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5)
+    settings.networking.error_backoffs = _Patience()
     settings.execution.default_backoff = 1
     return settings

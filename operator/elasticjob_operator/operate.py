@@ -94,6 +94,7 @@ class Operator:
         self._stopped = asyncio.Event()
         self.hub_port = 0
         self.http_port = 0
+        self._logins = 0
 
     def _wake(self, key: tuple[str, str]) -> None:
         self.controller.wake(key)
@@ -224,6 +225,23 @@ class Operator:
         )
 
     async def _watch_jobs(self) -> None:
+        while await self._run_kopf():
+            await asyncio.sleep(1.0)
+            await self._await_jobs()  # kopf will not tell of those that were deleted meanwhile
+        self.stop()  # kopf takes the signals while it runs, and ends
+
+    async def _run_kopf(self) -> bool:
+        """Whether to run it again: it gives up where the API server answers a watch with an error, as 410 Gone."""
+        try:
+            await self._kopf()
+        except Exception as error:
+            if self._stopped.is_set():
+                raise
+            logger.warning("the watch of the jobs ended (%s); it is made anew", error)
+            return True
+        return False
+
+    async def _kopf(self) -> None:
         await kopf.operator(
             registry=handlers.build_registry(self.cache, self._credentials),
             settings=handlers.build_settings(),
@@ -233,17 +251,39 @@ class Operator:
             namespaces=self.options.namespaces,
             stop_flag=self._stopped,
         )
-        self.stop()  # kopf takes the signals while it runs, and ends
 
     async def _await_jobs(self) -> None:
         """The jobs that exist are known before the first pass: one list, since kopf does not say when it is done."""
         for namespace in self.options.namespaces or ("",):
-            page = await self.api.request("GET", path_of(names.API_VERSION, names.PLURAL, namespace))
-            for item in page.get("items") or ():
+            before = [(key, job.uid) for key, (job, _) in self.cache.jobs.items() if namespace in ("", key[0])]
+            items = await self._list_jobs(namespace)
+            present = {item["metadata"]["uid"] for item in items}
+            for item in items:
                 self.cache.put_job({"apiVersion": names.API_VERSION, "kind": names.KIND, **item})
+            for key, uid in before:
+                if uid not in present:
+                    self.cache.drop_job(key, uid)
+
+    async def _list_jobs(self, namespace: str) -> list[Any]:
+        failures = 0
+        while True:
+            try:
+                page = await self.api.request("GET", path_of(names.API_VERSION, names.PLURAL, namespace))
+                return list(page.get("items") or ())
+            except ApiError as error:
+                failures += 1
+                logger.warning("the jobs cannot be listed: %s", error)
+                await asyncio.sleep(error.retry_after or min(10.0, 0.2 * 2.0 ** min(failures, 8)))
 
     async def _credentials(self) -> kopf.ConnectionInfo:
-        """What kopf needs to speak as we do; asked again whenever the API server refuses it."""
+        """What kopf needs to speak as we do; asked again whenever the API server refuses it.
+
+        A token may have expired before the next one is there. kopf would not try the same one again and end, so that
+        is waited for here, and each answer differs from those before.
+        """
+        self._logins += 1
+        if self._logins > 1:
+            await self._list_jobs((self.options.namespaces or ("",))[0])
         configuration = self.api.client.configuration
         bearer = (await configuration.auth_settings()).get("BearerToken")
         token = str(bearer["value"]).partition(" ")[2] if bearer else None
@@ -255,6 +295,7 @@ class Operator:
             private_key_path=configuration.key_file,
             scheme="Bearer" if token else None,
             token=token,
+            priority=self._logins,
         )
 
     # What this cluster has.

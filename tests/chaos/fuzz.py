@@ -1,7 +1,7 @@
 """Jobs at random into API server and operator: whatever a user writes, the operator says which field is wrong.
 
-It never ends, never meets a defect, never tries again hotly, and every job that it looks after has a condition. Of those
-that are managed by somebody else it says nothing.
+It never ends, never meets a defect, never tries again hotly, and every job that it looks after has a condition. Of jobs
+that somebody else manages it says nothing.
 """
 
 from __future__ import annotations
