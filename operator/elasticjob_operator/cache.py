@@ -104,7 +104,7 @@ class Cache:
             self.put_pod(raw)
 
     def replace_pods(self, items: list[Raw], namespace: str = "") -> None:
-        """A whole list, of one namespace where one is given."""
+        """The metadata of all that exist, in one namespace where one is given; each was entered already."""
         listed = {item["metadata"]["uid"] for item in items}
         newest = max(
             (int(v) for v in (i["metadata"].get("resourceVersion", "0") for i in items) if v.isdecimal()), default=0
@@ -116,8 +116,6 @@ class Cache:
                 # One that we made after the list was taken is not missing, only newer.
                 if uid not in listed and not is_older(str(newest), pod.resource_version):
                     self.drop_pod(key[0], key[1], uid)
-        for item in items:
-            self.put_pod(item)
 
     def pods(self, key: JobKey) -> tuple[Pod, ...]:
         return tuple(self._pods.get(key, {}).values())
@@ -150,8 +148,6 @@ class Cache:
         for name in [n for n in self.nodes if n not in listed]:
             self.nodes.pop(name)
             self._wake_node(name)
-        for item in items:
-            self.put_node(item)
 
     def _wake_node(self, name: str) -> None:
         for key in list(self._jobs_on_node.get(name, ())):
@@ -202,8 +198,6 @@ class Cache:
                 if (key[0], name) not in listed:
                     known.pop((child_kind, name))
                     self._wake(key)
-        for item in items:
-            self.put_child(kind, item)
 
     def children(self, job: Job) -> frozenset[tuple[str, str, str]]:
         """(kind, name, digest) of the children that belong to this very job, not to a predecessor."""

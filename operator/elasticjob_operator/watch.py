@@ -1,8 +1,9 @@
 """A watch that stays in step with the API server: list, follow, and begin anew when that breaks off.
 
 kopf watches without selectors, which in a big cluster means every pod of everybody; this one asks for the job's
-objects only. It promises to call `replace` with a whole list once in the beginning and after every gap, and `apply` for
-each event in between; what it is told may be old, repeated or late, never wrong about one object at one version.
+objects only. It promises to call `apply` for every object that exists and for each event, and `replace` with the
+metadata of all that exist, once in the beginning and after every gap: what is not among them is gone. What it tells may
+be old, repeated or late, never wrong about one object at one version.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 PAGE = "500"
+IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 SERVER_SECONDS = 240  # a watch is renewed this often, ± 20 %
 IDLE_SECONDS = 90.0  # bookmarks come every minute: longer silence means a dead connection
 
@@ -76,14 +78,17 @@ class Watch:
         await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load
 
     async def _list(self) -> str:
-        items: list[Raw] = []
+        """Told page by page, so that the whole objects of a big cluster never lie in memory together."""
+        listed: list[Raw] = []
         query = {"limit": PAGE, **({"labelSelector": self._selector} if self._selector else {})}
         while True:
             page = await self._api.request("GET", self._path, query=query)
-            items += page.get("items") or []
+            for item in page.get("items") or ():
+                self._apply("ADDED", item)
+                listed.append({"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}})
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
-                self._replace(items)
+                self._replace(listed)
                 return str(metadata.get("resourceVersion", ""))
             query["continue"] = metadata["continue"]
 
