@@ -1,4 +1,4 @@
-"""The clock of the operator's machine jumps: nobody is lost for it, nothing is charged, nothing waits for the old time."""
+"""The clock of the operator's machine jumps: nobody is lost for it, nothing is charged, no old time is waited for."""
 
 from __future__ import annotations
 
