@@ -137,6 +137,24 @@ def test_training_goes_on_without_the_hub(hub: FakeHub, pods: Pods, steps: Steps
     assert not hub.regroups, "nobody was disturbed"
 
 
+def test_training_goes_on_while_a_token_has_expired(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    members = [pods.start(f"pod-{i}", *command(steps)) for i in range(2)]
+    world = hub.wait_for_world(2)
+    steps.wait_for_world(2, world.generation)
+    hub.close()
+    for i in range(2):
+        (pods.folder / f"pod-{i}.token").write_text("expired\n")
+    hub.start()
+    steps.wait(lambda _: all("does not accept the token" in member.log for member in members))
+    before = len(steps.read())
+    steps.wait(lambda lines: len(lines) > before + 20)
+    for i in range(2):
+        (pods.folder / f"pod-{i}.token").write_text(f"token-pod-{i}\n")  # as the kubelet renews it
+    hub.wait_for(lambda: all(agent.socket is not None for agent in hub.agents.values()), what="both are back")
+    assert {line["generation"] for line in steps.read()} == {world.generation}
+    assert not hub.regroups, "nobody was disturbed"
+
+
 def test_sigterm_leaves_when_the_others_go_on(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     members = {f"pod-{i}": pods.start(f"pod-{i}", *command(steps)) for i in range(2)}
     world = hub.wait_for_world(2)
