@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import signal
@@ -216,18 +217,30 @@ def operator_factory(
         operator.stop()
 
 
-@pytest.fixture
-def operator(operator_factory: Callable[..., OperatorProcess], namespace: str) -> Iterator[OperatorProcess]:
-    """An operator for the test's own namespace, impatient where patience would only slow the test down."""
-    started = operator_factory(["--namespace", namespace, "--stable-seconds", "1"])
+@pytest.fixture(scope="module")
+def lasting_operator(operator_factory: Callable[..., OperatorProcess]) -> Iterator[OperatorProcess]:
+    """One operator for all namespaces and all tests of a file, impatient where patience would only slow tests down."""
+    started = operator_factory(["--stable-seconds", "1"])
     yield started
-    failed = os.environ.get("PYTEST_CURRENT_TEST", "")
     started.stop()
-    print(f"the operator of this test said:\n{started.log[-8000:]}")  # pytest shows it where the test failed
-    if "defect" in started.log:
-        raise AssertionError(f"{failed}: the operator met a defect:\n{started.log[-4000:]}")
 
 
 @pytest.fixture
-def jobs(cluster: Cluster, namespace: str, operator: OperatorProcess) -> Jobs:
-    return Jobs(cluster, namespace)
+def operator(lasting_operator: OperatorProcess, namespace: str) -> Iterator[OperatorProcess]:
+    """The file's operator; it runs when a test begins, whatever the one before has done to it."""
+    if lasting_operator.process is None or lasting_operator.process.poll() is not None:
+        lasting_operator.start()
+    starts, before = lasting_operator.starts, len(lasting_operator.log)
+    yield lasting_operator
+    said = lasting_operator.log[before if lasting_operator.starts == starts else 0 :]
+    print(f"the operator of this test said:\n{said[-8000:]}")  # pytest shows it where the test failed
+    if "defect" in said:
+        raise AssertionError(f"{os.environ.get('PYTEST_CURRENT_TEST')}: the operator met a defect:\n{said[-4000:]}")
+
+
+@pytest.fixture
+def jobs(cluster: Cluster, namespace: str, operator: OperatorProcess) -> Iterator[Jobs]:
+    jobs = Jobs(cluster, namespace)
+    yield jobs
+    with contextlib.suppress(KubeError):  # the jobs first: the operator must not replace pods that go
+        cluster.kube.request("DELETE", jobs.path)
