@@ -50,6 +50,7 @@ class World:
     agents: list[str]
     over: bool = False
     announced_at: float = 0.0
+    store: dict[str, Any] = field(default_factory=dict)
     successes: set[str] = field(default_factory=set)
 
 
@@ -380,6 +381,8 @@ class FakeHub:
         if failed:
             self.restarts += 1
             return self._regroup("worker failed", checkpoint=False)
+        if members[0] is not None and members[0].phase == "ready" and members[0].state["store"] != world.store:
+            return self._regroup("store gone", checkpoint=False)  # it was announced from what rank 0 said before
         if any(a is not None and a.phase == "ready" and a.generation == world.generation for a in members):
             return self._regroup("member ready again", checkpoint=False)
         if any(a is not None and a.phase == "leaving" for a in members) or self.unwanted & set(world.pods):
@@ -423,7 +426,8 @@ class FakeHub:
             return
         self.generation += 1
         pods = [a.pod for a in ready]
-        self.world = World(self.generation, pods, [a.uid for a in ready], announced_at=time.time())
+        uids, store = [a.uid for a in ready], ready[0].state["store"]
+        self.world = World(self.generation, pods, uids, announced_at=time.time(), store=store)
         members = [
             {"pod": a.pod, "rank": rank, "address": a.state.get("address"), "nproc": a.state.get("nproc", 1)}
             for rank, a in enumerate(ready)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob.sessionworld import ProcessGroups, is_world_failure
 from worker.fake_hub import FakeHub, World
 from worker.fake_pods import STEPS, Pod, Pods, Steps
 from worker.gang_helper import clean_environment
@@ -296,6 +298,18 @@ def test_any_schedule_gives_the_undisturbed_curve(
     assert {line["step"]: line["loss"] for line in lines} == pytest.approx(
         {step: undisturbed[step] for step in {line["step"] for line in lines}}, rel=1e-3
     )
+
+
+def test_a_dead_store_does_not_hold_a_survivor() -> None:
+    """Found by chaos, seed 300: rank 0 died when its world was announced; survivors were killed while they tried."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    world = {"generation": 2, "rank": 1, "worldSize": 2, "address": "127.0.0.1", "port": port}
+    answers = iter([False, False, True])
+    with pytest.raises(RuntimeError) as lost:
+        ProcessGroups("gloo", 60).enter(world, lambda: next(answers))
+    assert is_world_failure(lost.value), "the session waits for the next world"
 
 
 def test_models_that_a_session_cannot_carry_are_refused() -> None:

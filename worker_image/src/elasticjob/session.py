@@ -137,7 +137,7 @@ class Session:
         epoch = getattr(self.sampler, "epoch", None)
         while True:
             for micro, batch in self._items(loader):
-                if self._lost >= self.generation:
+                if self._is_lost():
                     self._break(RuntimeError("the agent said that a member was lost"))
                     break
                 self._micro = micro
@@ -305,12 +305,15 @@ class Session:
 
     def _enter(self, world: control.Message) -> None:
         self.generation = int(world["generation"])
-        self._groups.enter(world)
-        if self._lost >= self.generation:  # it was too early to abort when the agent said so
+        self._groups.enter(world, self._is_lost)
+        if self._is_lost():  # it was too early to abort when the agent said so
             raise RuntimeError("the process group is over: a member was lost while it was made")
         if hasattr(self.sampler, "world_size"):
             self.sampler.rank, self.sampler.world_size = self.rank, self.world_size
         self._carrier.bind(self.generation)
+
+    def _is_lost(self) -> bool:
+        return self._lost >= self.generation
 
     def _leave(self) -> None:
         self._flag = None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from elasticjob import control
+from elasticjob import control, store, wire
 from elasticjob.env import GENERATION
 
-_FORM_TIMEOUT = datetime.timedelta(seconds=30)
+_FORM_SECONDS = 30.0
 _SIGNS = ("gloo", "nccl", "connection", "socket", "peer", "process group", "store", "timed out", "aborted")
 
 
@@ -26,8 +27,12 @@ class ProcessGroups:
         self._timeout = datetime.timedelta(seconds=timeout)
         self.flags: Any = None
 
-    def enter(self, world: control.Message) -> None:
-        """Join the world that the agent described."""
+    def enter(self, world: control.Message, is_lost: Callable[[], bool]) -> None:
+        """Join the world that the agent described, unless it is lost before its store has answered."""
+        where = wire.Store(str(world["address"]), int(world["port"]))
+        inner = store.connect(where, is_lost, time.monotonic() + _FORM_SECONDS)
+        if inner is None:
+            raise RuntimeError("the process group is over: a member was lost before it was made")
         os.environ.update(
             {
                 "RANK": str(world["rank"]),
@@ -40,9 +45,7 @@ class ProcessGroups:
                 GENERATION: str(world["generation"]),
             }
         )
-        connect: Any = dist.TCPStore  # type: ignore[attr-defined]
-        store = connect(world["address"], int(world["port"]), None, False, _FORM_TIMEOUT, wait_for_workers=False)
-        prefixed: Any = dist.PrefixStore("elasticjob/session", store)  # type: ignore[attr-defined]
+        prefixed: Any = dist.PrefixStore("elasticjob/session", inner)  # type: ignore[attr-defined]
         rank, size = int(world["rank"]), int(world["worldSize"])
         dist.init_process_group(self._backend, store=prefixed, rank=rank, world_size=size, timeout=self._timeout)
         # With gloo the same group serves both.
@@ -55,8 +58,8 @@ class ProcessGroups:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             dist.init_process_group(self._backend, timeout=self._timeout)
         elif alone:
-            store: Any = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group(self._backend, store=store, rank=0, world_size=1)
+            here: Any = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(self._backend, store=here, rank=0, world_size=1)
 
     def leave(self, broken: bool) -> None:
         if dist.is_initialized():
