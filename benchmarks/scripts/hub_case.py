@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -173,8 +173,7 @@ async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> d
 
     class Peer(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            transports.append(transport)
+            transports.append(cast("asyncio.Transport", transport))  # uvloop's are no subclasses
 
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
