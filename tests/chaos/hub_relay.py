@@ -56,6 +56,9 @@ class HubRelay:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:
+        for listener in self._server.sockets:  # those who are let in while a server closes are left open by asyncio
+            self._loop.remove_reader(listener.fileno())
+        await asyncio.sleep(0.05)
         self._server.close()
         rest = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
         for task in rest:
@@ -66,6 +69,7 @@ class HubRelay:
         await asyncio.sleep(0.05)  # aborted transports need a turn of the loop to be gone
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         self._count += 1
         number = self._count
         if self._mute_new:
@@ -73,9 +77,10 @@ class HubRelay:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._hub_port)
         except OSError:
-            writer.close()
+            writer.transport.abort()
+            self._writers.discard(writer)
             return
-        self._writers |= {writer, far_writer}
+        self._writers.add(far_writer)
         copy = self._repeat if self.twice else self._copy
         both = (
             asyncio.create_task(copy(number, reader, far_writer)),
