@@ -312,6 +312,32 @@ def test_a_dead_store_does_not_hold_a_survivor() -> None:
     assert is_world_failure(lost.value), "the session waits for the next world"
 
 
+def test_a_rank_that_failed_to_enter_a_world_finds_the_others_in_the_next() -> None:
+    """Found by chaos, seed 302: torch counts the groups that it could not make, and names the next one by that."""
+    program = """
+import threading, time
+from torch.distributed import TCPStore
+import torch.distributed as dist
+from elasticjob.sessionworld import ProcessGroups
+names = []
+for generation, size in ((1, 2), (2, 1)):
+    server = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    world = {"generation": generation, "rank": 0, "worldSize": size, "groupRank": 0, "groupWorldSize": size}
+    world |= {"address": "127.0.0.1", "port": server[0].port, "restarts": 0}
+    if size == 2:  # nobody else comes, and the store goes
+        threading.Timer(1.0, server.clear).start()
+    try:
+        ProcessGroups("gloo", 30).enter(world, lambda: False)
+        print("entered", dist.group.WORLD.group_name)
+    except RuntimeError:
+        print("failed")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=90, check=True
+    )
+    assert done.stdout.splitlines() == ["failed", "entered 0"], done.stderr
+
+
 def test_models_that_a_session_cannot_carry_are_refused() -> None:
     program = """
 import os

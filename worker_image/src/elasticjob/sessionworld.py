@@ -47,6 +47,9 @@ class ProcessGroups:
         )
         prefixed: Any = dist.PrefixStore("elasticjob/session", inner)  # type: ignore[attr-defined]
         rank, size = int(world["rank"]), int(world["worldSize"])
+        # torch names groups by counting, and counts those too that it could not make: ranks that failed to enter an
+        # earlier world would look for the others under another name.
+        dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(self._backend, store=prefixed, rank=rank, world_size=size, timeout=self._timeout)
         # With gloo the same group serves both.
         self.flags = dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo")
