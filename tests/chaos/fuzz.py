@@ -65,7 +65,7 @@ def _look_at(stage: Stage, jobs: dict[str, dict[str, Any]], report: Report) -> N
         wrong = _judge(stage, name, spec)
         if wrong:
             report.violations.append(f"{name}: {wrong}; spec {spec}")
-    time.sleep(10)  # what is tried again is tried ever more rarely
+    time.sleep(6)  # what is tried again is tried ever more rarely
     before = len(stage.proxy.requests)
     time.sleep(5)
     made = sum(stage.proxy.count(before).values())

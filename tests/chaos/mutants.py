@@ -33,10 +33,10 @@ class Mutant:
 MUTANTS = (
     Mutant("no fencing", "directives.py", "if w.pod.uid not in inside and", "if False and", MODEL, quick=True),
     Mutant("form without all stopped", "membership.py", "    if not pending:\n", "    if True:\n", MODEL, quick=True),
-    Mutant("grow while members start", "membership.py", "(Standing.SUSPECT, Standing.STARTING)", "()", MODEL, True),
+    Mutant("grow while members start", "membership.py", "(Standing.SUSPECT, Standing.STARTING)", "()", MODEL),
     Mutant("no doubt about the silent", "membership.py", "if doubtful and not ended:", "if False:", TABLE, True),
     Mutant("ranks that do not stick", "membership.py", "[*survivors, *newcomers.find_newcomers(situation, judged)]",
-           "[*newcomers.find_newcomers(situation, judged), *survivors]", MODEL, quick=True),
+           "[*newcomers.find_newcomers(situation, judged), *survivors]", MODEL),
     Mutant("a generation twice", "membership.py", "generation=situation.world.generation + 1",
            "generation=max(1, situation.world.generation)", SIMULATION),
     Mutant("a suspect is lost at once", "standing.py", "until = agent.since + settings.reconnect",
@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant("who has not started has stopped", "proof.py", "Standing.STARTING, Standing.STOPPING", "Standing.STOPPING",
            MODEL, quick=True),
     Mutant("whoever is connected is out", "proof.py", "    state = worker.agent.state\n",
-           "    state = worker.agent.state\n    if worker.agent.connected:\n        return True\n", TABLE, quick=True),
+           "    state = worker.agent.state\n    if worker.agent.connected:\n        return True\n", TABLE),
     Mutant("announce is forgotten", "plan.py", "announces=decision.world is not None", "announces=False"),
 )  # fmt: skip
 
