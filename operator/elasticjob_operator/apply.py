@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elasticjob_operator import names, objects, wire
+from elasticjob_operator import api, names, objects, wire
 from elasticjob_operator.cache import Cache, JobKey
 from elasticjob_operator.kube import MERGE_PATCH, METADATA_ONLY, Api, ApiError, Urgency, path_of
 from elasticjob_operator.observe import Job, format_time
@@ -68,42 +68,57 @@ class Applier:
             await self._confirm(job)
         children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
         made = [self._ensure(job, child) for child in children] + [self._create_pod(job, n) for n in plan.create]
-        refused, version = await asyncio.gather(_gather(made), self._patch_status(job, version, plan))
+        refused, _ = await asyncio.gather(_gather(made), self._write_job(job, version, plan))
         trouble = _trouble(refused)
         if plan.announces:
             self._hub.direct(job.key, plan.directives)
         gone = [self._delete_pod(job, d) for d in plan.delete] + [self._remove(job, c) for c in plan.remove]
         refused += await _gather(gone)
         self._tell_later(job, plan.events, now)
-        if plan.set_replicas is not None:
-            await self._set_replicas(job, version, plan.set_replicas)
         if plan.delete_job:
             await self._delete_job(job)
         return Outcome(trouble)
 
     # The job.
 
-    async def _set_replicas(self, job: Job, version: str, replicas: int) -> None:
-        """Fills in what the scale subresource needs to exist."""
+    async def _write_job(self, job: Job, version: str, plan: Plan) -> None:
+        """`spec.replicas` before the status: it makes a new generation, which the status then names at once."""
+        status = plan.status
+        if plan.set_replicas is None:
+            await self._patch_status(job, version, status)
+            return
+        try:
+            metadata = await self._set_replicas(job, version, plan.set_replicas)
+        except ApiError as error:
+            if not _is_refusal(error):
+                raise
+            logger.warning("%s/%s: spec.replicas cannot be filled in: %s", job.namespace, job.name, error)
+            await self._patch_status(job, version, status)
+            return
+        if status.observed_generation == job.generation:
+            status = status.model_copy(update={"observed_generation": metadata["generation"]})
+        await self._patch_status(job, str(metadata["resourceVersion"]), status)
+
+    async def _set_replicas(self, job: Job, version: str, replicas: int) -> Mapping[str, Any]:
+        """Fills in what the scale subresource needs to exist; returns the job's new metadata."""
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
         body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "spec": {"replicas": replicas}}
-        self._cache.put_job(
-            await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.LATER)
-        )
+        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW)
+        self._cache.put_job(raw)
+        metadata: Mapping[str, Any] = raw["metadata"]
+        return metadata
 
-    async def _patch_status(self, job: Job, version: str, plan: Plan) -> str:
-        """Returns the job's version afterwards."""
-        if plan.status == job.status:  # also where others write it: their fields are not ours to complete
-            return version
-        patch = objects.merge_patch(job.status_raw, plan.status.dump())
+    async def _patch_status(self, job: Job, version: str, status: api.Status) -> None:
+        if status == job.status:  # also where others write it: their fields are not ours to complete
+            return
+        patch = objects.merge_patch(job.status_raw, status.dump())
         if not patch:
-            return version
+            return
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
         # The version makes sure that the decision was made on the latest state; the UID, on this very job.
         body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
         raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW)
         self._cache.put_job(raw)
-        return str(raw["metadata"]["resourceVersion"])
 
     async def _confirm(self, job: Job) -> None:
         """Raises ApiError where the job is gone or going."""

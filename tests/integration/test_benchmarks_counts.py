@@ -92,7 +92,7 @@ def test_requests_of_a_jobs_life(tmp_path: Path) -> None:
         assert life.created is not None
         assert life.deleted is not None
         assert life.writes["POST", "pods"] == pods, "one request a pod, none twice"
-        # NetworkPolicy, PodDisruptionBudget, `spec.replicas`, the first status, and the status after the loss of a pod.
-        assert sum(life.writes.values()) <= pods + 5, dict(life.writes)
+        # NetworkPolicy, PodDisruptionBudget, `spec.replicas` and the status.
+        assert sum(life.writes.values()) <= pods + 4, dict(life.writes)
         scale.settle(system, PATIENCE)
         assert not scale.measure_idle(system, 3.0), "while nothing happens there are only watches"
