@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from elasticjob import env, warm
+from elasticjob import env, rendezvous, warm
 from elasticjob.agent import ElasticJobAgent
 
 
@@ -40,6 +40,7 @@ def launch(args: Any, nursery: warm.Nursery) -> None:
     """Run the agent until the job or this pod's part in it is over."""
     config, command, command_args = torchrun.config_from_args(args)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    rendezvous.register()  # torch before 2.6 does not look for entry points
     handler = rendezvous_registry.get_rendezvous_handler(
         RendezvousParameters(
             backend=config.rdzv_backend,
