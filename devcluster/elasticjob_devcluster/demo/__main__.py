@@ -206,6 +206,8 @@ class Demo:
         done, size = self.wait(recovered, 120, "training after the pod of rank 0 was killed")
         self.book("worker-0-killed", size, done - moment)
         self.wait(lambda: self.trains_at(3), 120, "the replacement is taken in")
+        again = "a step of every rank with the replacement"
+        self.wait(lambda: self.history.first_step_of_all(moment, 3, newer_than=generation), 120, again)
 
     def restart_operator(self) -> None:
         assert self.operator is not None, "the operator runs before it is restarted"
