@@ -7,6 +7,7 @@ validator for servers without CEL; one test feeds both the same bad examples. Va
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -286,21 +287,57 @@ def _nproc(value: int | str) -> int | str:
     raise ValueError("must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1")
 
 
+# The parts of a pod template that the operator reads or adds to: text, object, list of objects, list of texts.
+_OBJECTS, _TEXTS = "a list of objects", "a list of texts"
+_POD_SHAPES = {"schedulerName": "a text", "affinity": "an object", "nodeSelector": "an object"}
+_POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topologySpreadConstraints"), _OBJECTS)
+_CONTAINER_SHAPES = {"resources": "an object", "lifecycle": "an object", "image": "a text"}
+_CONTAINER_SHAPES |= dict.fromkeys(("env", "envFrom", "volumeMounts", "ports"), _OBJECTS)
+_CONTAINER_SHAPES |= dict.fromkeys(("command", "args"), _TEXTS)
+_RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
+
+
+def _check_shapes(what: dict[str, Any], shapes: dict[str, str], path: str) -> None:
+    """Refuses what has another shape; what is null is left out."""
+    for name, shape in shapes.items():
+        value = what.get(name)
+        if value is None:
+            what.pop(name, None)
+        elif shape in (_OBJECTS, _TEXTS):
+            inner = dict if shape == _OBJECTS else str
+            if not isinstance(value, list) or not all(isinstance(v, inner) for v in value):
+                raise ValueError(f"{path}.{name} must be {shape}")
+        elif not isinstance(value, str if shape == "a text" else dict):
+            raise ValueError(f"{path}.{name} must be {shape}")
+
+
 def _template(template: dict[str, Any]) -> dict[str, Any]:
     """The few things about a pod template that only we can know; the API server judges the rest."""
+    template = copy.deepcopy(template)
     spec = template.get("spec")
     if not isinstance(spec, dict):
         raise ValueError("spec is missing: give a pod template with spec.containers")  # noqa: TRY004 - for pydantic
     containers = spec.get("containers")
     if not isinstance(containers, list) or not containers:
         raise ValueError("spec.containers is empty: give at least one container, the first one trains")
-    if any(not isinstance(c, dict) or not c.get("name") for c in containers):
+    if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
         raise ValueError("spec.containers[].name is missing: every container needs a name")
+    _check_shapes(spec, _POD_SHAPES, "spec")
+    for container in containers + (spec.get("initContainers") or []):
+        _check_shapes(container, _CONTAINER_SHAPES, "spec.containers[]")
+        _check_shapes(container.get("resources") or {}, _RESOURCE_SHAPES, "spec.containers[].resources")
     if spec.get("restartPolicy", "Never") != "Never":
         raise ValueError(
             f"spec.restartPolicy must be Never or left out, not {spec['restartPolicy']}: the operator replaces pods"
         )
-    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    metadata = template.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise ValueError("metadata must be an object: give labels and annotations in it, or leave it out")  # noqa: TRY004
+    for field in ("labels", "annotations"):
+        texts = metadata.get(field) or {}
+        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+            raise ValueError(f"metadata.{field} must be texts by name: put numbers and true or false in quotes")
+    annotations = metadata.get("annotations") or {}
     trainer = annotations.get("elasticjob.dev/trainer-container")
     if trainer and trainer not in [c["name"] for c in containers]:
         raise ValueError(

@@ -319,8 +319,11 @@ def count_cpus(template: Raw) -> int:
     container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
     resources = container.get("resources") or {}
     value = str((resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu") or "1")
-    cores = float(value[:-1]) / 1000 if value.endswith("m") else float(value)
-    return max(1, int(cores))
+    try:
+        cores = float(value[:-1]) / 1000 if value.endswith("m") else float(value)
+        return max(1, int(cores))
+    except (ValueError, OverflowError):  # the API server says what is wrong with it
+        return 1
 
 
 def resolve_nproc(spec: api.Spec) -> int:

@@ -116,6 +116,29 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             "spec is missing: give a pod template with spec.containers",
             id="template-without-spec",
         ),
+        *(
+            pytest.param(
+                {"template": {"metadata": metadata, "spec": {"containers": [{"name": "a"}]}}},
+                "spec.template",
+                message,
+                id=f"template-metadata-{i}",
+            )
+            for i, (metadata, message) in enumerate(
+                (
+                    (["x"], "metadata must be an object: give labels and annotations in it, or leave it out"),
+                    *(
+                        (bad, "metadata.labels must be texts by name: put numbers and true or false in quotes")
+                        for bad in ({"labels": ["x"]}, {"labels": {"a": 1}})
+                    ),
+                )
+            )
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": ["a"]}]}}},
+            "spec.template",
+            "spec.containers[].name is missing: every container needs a name",
+            id="template-container-name-no-text",
+        ),
         pytest.param(
             {"template": {"spec": {"containers": []}}},
             "spec.template",
