@@ -18,7 +18,7 @@ from controller.hub_fixture import FAST, JOB, connected, eventually, running_hub
 from elasticjob_operator import wire
 from elasticjob_operator.limits import HubSettings
 
-PATIENT = replace(FAST, message_burst=10_000, close_seconds=0.2, hello_seconds=0.5)
+PATIENT = replace(FAST, message_burst=10_000, close_seconds=0.2, hello_seconds=2.0)
 FRAME = st.tuples(
     st.sampled_from([aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.PING, aiohttp.WSMsgType.PONG]),
     st.binary(max_size=120),
