@@ -125,7 +125,9 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
         hub_started=seen.hub_started,
         missing=pods.missing,
         grace=float(spec.elastic_policy.graceful_shutdown_timeout_seconds),
-        broken_since=None if status.goodput.training else parse_time(status.goodput.since),
+        broken_since=None
+        if status.goodput.training
+        else parse_time(status.goodput.since or status.rendezvous.formed_time),
         settings=config.membership,
     )
 

@@ -218,6 +218,17 @@ def test_an_agent_that_does_not_leave_an_old_world_is_replaced() -> None:
     assert ("digits-worker-3", "its agent does not answer", False) in cluster.removed
 
 
+def test_an_agent_that_never_starts_the_first_world_is_replaced() -> None:
+    """Before the first step, too: found by a random history."""
+    cluster = Cluster(make_spec(2, 2))
+    cluster.run_until(lambda: len([p for p in cluster.pods.values() if p.agent]) == 2, 30)
+    cluster.agent(0).deaf = True
+    cluster.run(200)
+    assert "digits-worker-0" in {name for name, _, _ in cluster.removed}
+    assert cluster.trains
+    assert cluster.size == 2
+
+
 def test_a_store_that_nobody_reaches_is_blamed_on_its_host() -> None:
     cluster = started()
     cluster.unreachable = frozenset({cluster.pod(0).uid})
