@@ -18,7 +18,7 @@ import yaml
 from benchmarks import harness, launchers
 from benchmarks.launchers.torchrun import find_port
 from benchmarks.processes import MARK, RUN
-from elasticjob_devcluster import Cluster, KubeError, NodeSpec, Tuning, wait_until
+from elasticjob_devcluster import Cluster, NodeSpec, Tuning, wait_until
 
 CRD = harness.ROOT / "crds" / "elasticjob.dev_elasticjobs.yaml"
 JOBS = "/apis/elasticjob.dev/v1alpha1"
@@ -84,20 +84,8 @@ class System:
 
     def make_namespace(self) -> str:
         """A namespace that takes pods."""
-        kube, name = self.cluster.kube, f"bench-{secrets.token_hex(4)}"
-        kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
-
-        def takes_pods() -> bool:
-            try:
-                kube.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", probe)
-            except KubeError as error:
-                if error.status in (403, 500, 504):
-                    return False
-                raise
-            return True
-
-        wait_until(takes_pods, 60, f"namespace {name} takes pods")
+        name = f"bench-{secrets.token_hex(4)}"
+        self.cluster.make_namespace(name)
         return name
 
     def count_pods(self, namespace: str) -> int:

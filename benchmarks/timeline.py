@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something else that happened to a process: see `scripts/loop.py`."""
+    """Something else that happened to a process: see `scripts/lines.py`."""
 
     t: float
     node: int

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elasticjob_devcluster import BinariesUnavailable, Cluster, KubeError, NodeSpec, wait_until
+from elasticjob_devcluster import BinariesUnavailable, Cluster, KubeError, NodeSpec
 
 NODES = tuple(NodeSpec(f"node-{i}", gpus=2) for i in range(3))
 GONE_SECONDS = 60.0
@@ -49,29 +49,9 @@ def cluster(cluster_factory: Callable[..., Cluster]) -> Cluster:
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of the test's own, ready for pods; everything in it is gone afterwards."""
     name = f"test-{secrets.token_hex(4)}"
-    make_namespace(cluster, name)
+    cluster.make_namespace(name)
     yield name
     remove_namespace(cluster, name)
-
-
-def make_namespace(cluster: Cluster, name: str) -> None:
-    cluster.kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    # The server refuses pods until the namespace has its service account (and, before 1.24, that a token).
-    probe = {
-        "metadata": {"name": "probe"},
-        "spec": {"containers": [{"name": "c", "image": "none"}]},
-    }
-
-    def accepts_pods() -> bool:
-        try:
-            cluster.kube.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", probe)
-        except KubeError as error:
-            if error.status in (403, 500, 504):
-                return False
-            raise
-        return True
-
-    wait_until(accepts_pods, 30, f"namespace {name} takes pods")
 
 
 def remove_namespace(cluster: Cluster, name: str) -> None:

@@ -10,13 +10,10 @@ import time
 
 STARTED = time.time()
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
+from lines import Lines, parse_arguments  # noqa: E402
 
 from elasticjob.session import Session  # noqa: E402
 
@@ -29,19 +26,9 @@ def endless(size: int) -> Iterator[torch.Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--step-seconds", type=float, default=0.05)
-    parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--checkpoint-every", type=int, default=10)
-    args = parser.parse_args()
+    args = parse_arguments(__doc__)
     torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def write(**values: float | str) -> None:
-        os.write(descriptor, (json.dumps({**values, "pid": os.getpid()}) + "\n").encode())
+    write = Lines(args.out).write
 
     write(t=STARTED, mark="script")
     write(t=IMPORTED, mark="imported")

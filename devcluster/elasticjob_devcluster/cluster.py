@@ -235,6 +235,25 @@ class Cluster:
         """Signal every process of the pod, as an OOM kill or a crash would; the pod object stays."""
         processes.send(self.pod_pids(namespace, name), number)
 
+    def make_namespace(self, name: str, timeout: float = 60.0) -> None:
+        """Create it, and wait until the server takes pods there.
+
+        It refuses them until the namespace has its service account (and, before 1.24, that a token).
+        """
+        self.kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
+
+        def takes_pods() -> bool:
+            try:
+                self.kube.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", probe)
+            except KubeError as error:
+                if error.status in (403, 500, 504):
+                    return False
+                raise
+            return True
+
+        wait_until(takes_pods, timeout, f"namespace {name} takes pods")
+
     def load_image(self, archive: Path) -> None:
         """Import an image archive on every node that runs images."""
         self._command(LOAD_SECONDS, op="load-image", archive=str(archive.absolute()))

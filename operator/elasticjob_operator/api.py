@@ -323,9 +323,11 @@ def _template(template: dict[str, Any]) -> dict[str, Any]:
     if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
         raise ValueError("spec.containers[].name is missing: every container needs a name")
     _check_shapes(spec, _POD_SHAPES, "spec")
-    for container in containers + (spec.get("initContainers") or []):
-        _check_shapes(container, _CONTAINER_SHAPES, "spec.containers[]")
-        _check_shapes(container.get("resources") or {}, _RESOURCE_SHAPES, "spec.containers[].resources")
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(spec.get(kind) or ()):
+            path = f"spec.{kind}[{index}]"
+            _check_shapes(container, _CONTAINER_SHAPES, path)
+            _check_shapes(container.get("resources") or {}, _RESOURCE_SHAPES, f"{path}.resources")
     if spec.get("restartPolicy", "Never") != "Never":
         raise ValueError(
             f"spec.restartPolicy must be Never or left out, not {spec['restartPolicy']}: the operator replaces pods"

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from elasticjob_operator import hub as hubs
 from elasticjob_operator import names
@@ -19,7 +19,6 @@ from elasticjob_operator.apply import Applier
 from elasticjob_operator.cache import Cache, JobKey
 from elasticjob_operator.kube import Api, ApiError, path_of
 from elasticjob_operator.plan import Config, Plan, Seen, plan
-from elasticjob_operator.records import first
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ class Controller:
         basis = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(key)), seen.children
         early = loop.again_at - time.monotonic()
         if loop.trouble is not None and loop.refused_on == basis and early > 0:
-            made = replace(made, create=(), ensure=(), wake_at=first(made.wake_at, now + early))
+            made = made.held_back(now + early)
         loop.planning = time.monotonic() - started
         if made.reason != loop.reason:
             logger.info("%s/%s: %s", *key, made.reason)

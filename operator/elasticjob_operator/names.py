@@ -57,6 +57,20 @@ VOLUME_SHM: Final = "elasticjob-shm"
 RUNTIME_PATH: Final = "/opt/elasticjob/runtime"
 C10D_PORT: Final = 29400
 
+# Why a world was formed: what the status says, and what a person reads.
+CAUSES: Final = {
+    "start": "the job starts",
+    "scale-up": "newcomers are ready",
+    "scale-down": "fewer replicas are wanted",
+    "drain": "a node is drained",
+    "node-leaving": "a node is about to go",
+    "disruption": "a pod is about to be disrupted",
+    "pod-deleted": "a pod is being deleted",
+    "pod-leaving": "a pod was asked to stop",
+    "lost": "a member was lost",
+    "failed": "a worker failed",
+}
+
 
 def pod_name(job: str, index: int) -> str:
     """The name of the worker pod with this replica index; a pure function, so a stale cache only causes a 409."""

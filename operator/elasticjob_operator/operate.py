@@ -17,15 +17,14 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-import kopf
-
 from elasticjob_operator import __version__ as version
-from elasticjob_operator import auth, certificates, front, handlers, limits, metrics, names, objects, standing
+from elasticjob_operator import auth, certificates, front, limits, metrics, names, objects, standing
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.cache import Cache
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.http import HttpServer
 from elasticjob_operator.hub import Hub
+from elasticjob_operator.jobwatch import JobWatch
 from elasticjob_operator.kube import Api, ApiError, path_of
 from elasticjob_operator.lease import Election, Timing
 from elasticjob_operator.plan import Config, Kind, Plan
@@ -92,9 +91,9 @@ class Operator:
         self._crd = False
         self.lost_lease = False
         self._stopped = asyncio.Event()
+        self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped)
         self.hub_port = 0
         self.http_port = 0
-        self._logins = 0
 
     def _wake(self, key: tuple[str, str]) -> None:
         self.controller.wake(key)
@@ -169,7 +168,7 @@ class Operator:
                 group.create_task(work)
             group.create_task(self._rotate())
             await asyncio.gather(*(w.synced.wait() for w in self._watches))
-            await self._await_jobs()
+            await self.jobs.catch_up()
             if self.options.leader_election:
                 await election.acquire()
             self.hub.started_at = time.time()
@@ -225,78 +224,8 @@ class Operator:
         )
 
     async def _watch_jobs(self) -> None:
-        while await self._run_kopf():
-            await asyncio.sleep(1.0)
-            await self._await_jobs()  # kopf will not tell of those that were deleted meanwhile
+        await self.jobs.run()
         self.stop()  # kopf takes the signals while it runs, and ends
-
-    async def _run_kopf(self) -> bool:
-        """Whether to run it again: it gives up where the API server answers a watch with an error, as 410 Gone."""
-        try:
-            await self._kopf()
-        except Exception as error:
-            if self._stopped.is_set():
-                raise
-            logger.warning("the watch of the jobs ended (%s); it is made anew", error)
-            return True
-        return False
-
-    async def _kopf(self) -> None:
-        await kopf.operator(
-            registry=handlers.build_registry(self.cache, self._credentials),
-            settings=handlers.build_settings(),
-            standalone=True,
-            identity=self.options.identity,  # type: ignore[arg-type] # else it asks for the user's name: there is none
-            clusterwide=not self.options.namespaces,
-            namespaces=self.options.namespaces,
-            stop_flag=self._stopped,
-        )
-
-    async def _await_jobs(self) -> None:
-        """The jobs that exist are known before the first pass: one list, since kopf does not say when it is done."""
-        for namespace in self.options.namespaces or ("",):
-            before = [(key, job.uid) for key, (job, _) in self.cache.jobs.items() if namespace in ("", key[0])]
-            items = await self._list_jobs(namespace)
-            present = {item["metadata"]["uid"] for item in items}
-            for item in items:
-                self.cache.put_job({"apiVersion": names.API_VERSION, "kind": names.KIND, **item})
-            for key, uid in before:
-                if uid not in present:
-                    self.cache.drop_job(key, uid)
-
-    async def _list_jobs(self, namespace: str) -> list[Any]:
-        failures = 0
-        while True:
-            try:
-                page = await self.api.request("GET", path_of(names.API_VERSION, names.PLURAL, namespace))
-                return list(page.get("items") or ())
-            except ApiError as error:
-                failures += 1
-                logger.warning("the jobs cannot be listed: %s", error)
-                await asyncio.sleep(error.retry_after or min(10.0, 0.2 * 2.0 ** min(failures, 8)))
-
-    async def _credentials(self) -> kopf.ConnectionInfo:
-        """What kopf needs to speak as we do; asked again whenever the API server refuses it.
-
-        A token may have expired before the next one is there. kopf would not try the same one again and end, so that
-        is waited for here, and each answer differs from those before.
-        """
-        self._logins += 1
-        if self._logins > 1:
-            await self._list_jobs((self.options.namespaces or ("",))[0])
-        configuration = self.api.client.configuration
-        bearer = (await configuration.auth_settings()).get("BearerToken")
-        token = str(bearer["value"]).partition(" ")[2] if bearer else None
-        return kopf.ConnectionInfo(
-            server=configuration.host,
-            ca_path=configuration.ssl_ca_cert,
-            insecure=not configuration.verify_ssl,
-            certificate_path=configuration.cert_file,
-            private_key_path=configuration.key_file,
-            scheme="Bearer" if token else None,
-            token=token,
-            priority=self._logins,
-        )
 
     # What this cluster has.
 

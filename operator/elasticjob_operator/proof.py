@@ -38,10 +38,12 @@ def is_late(judged: Judged, situation: Situation) -> bool:
 def has_to_stop(judged: Judged, situation: Situation) -> bool:
     """Whether the next world waits for this member. One that is ready has to say that it gives this one up."""
     if judged.standing is Standing.LOST:  # blamed for the others' trouble, and it still runs or may start to
-        agent, busy = judged.worker.agent if judged.worker else None, [AgentPhase.RUNNING, AgentPhase.LEAVING]
-        if judged.member.rank == 0 and not is_out(judged, situation.world):
-            busy.append(AgentPhase.READY)
-        return agent is not None and agent.connected and agent.state.phase in busy
+        agent = judged.worker.agent if judged.worker else None
+        if agent is None or not agent.connected:
+            return False
+        if agent.state.phase is AgentPhase.READY:
+            return judged.member.rank == 0 and not is_out(judged, situation.world)
+        return agent.state.phase in (AgentPhase.RUNNING, AgentPhase.LEAVING)
     return judged.standing in (Standing.RUNNING, Standing.STARTING, Standing.STOPPING, Standing.SUSPECT)
 
 

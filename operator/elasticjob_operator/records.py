@@ -1,4 +1,4 @@
-"""What a pass sees of one job and what it says is to be done: frozen values, no behaviour.
+"""What a pass sees of one job and what it says is to be done: frozen values.
 
 `plan` turns a `Seen` into a `Plan`; `apply` carries the plan out.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -104,6 +104,10 @@ class Plan:
     def is_idle(self) -> bool:
         """Nothing to write but possibly the status."""
         return not (self.create or self.delete or self.ensure or self.remove or self.delete_job or self.set_replicas)
+
+    def held_back(self, until: float) -> Plan:
+        """The same without making anything before `until`: for what the API server has just refused."""
+        return replace(self, create=(), ensure=(), confirm=False, wake_at=first(self.wake_at, until))
 
 
 def first(*times: float | None) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from elasticjob_operator import api
+from elasticjob_operator import api, names
 from elasticjob_operator.faults import Fault
 from elasticjob_operator.membership import Decision, State
 from elasticjob_operator.observe import Agent, Pod, format_time, parse_time
@@ -187,19 +187,6 @@ def running_condition(decision: Decision, generation: int, size: int) -> tuple[b
 
 # --- events ----------------------------------------------------------------------------------------------
 
-_WORDS = {
-    "start": "the job starts",
-    "scale-up": "newcomers are ready",
-    "scale-down": "fewer replicas are wanted",
-    "drain": "a node is drained",
-    "node-leaving": "a node is about to go",
-    "disruption": "a pod is about to be disrupted",
-    "pod-deleted": "a pod is being deleted",
-    "pod-leaving": "a pod was asked to stop",
-    "lost": "a member was lost",
-    "failed": "a worker failed",
-}
-
 
 def tell_changes(before: api.Status, after: api.Status, decision: Decision | None) -> tuple[Event, ...]:
     """Events for every transition between two statuses."""
@@ -212,7 +199,7 @@ def tell_changes(before: api.Status, after: api.Status, decision: Decision | Non
         ]
     if after.rendezvous.generation > before.rendezvous.generation:
         world = after.rendezvous
-        why = _WORDS.get(world.reason or "", world.reason or "")
+        why = names.CAUSES.get(world.reason or "", world.reason or "")
         old = len(before.rendezvous.members)
         change = f"from {old} to {world.world_size} pods" if old else f"with {world.world_size} pods"
         reason = "WorldFormed" if not old else "WorldChanged"

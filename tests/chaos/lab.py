@@ -23,7 +23,6 @@ from typing import Any
 
 from chaos.fault_proxy import FaultProxy
 from chaos.history import Line, read_history
-from devcluster_fixture import make_namespace
 from elasticjob_devcluster import Cluster, KubeError
 from operator_fixture import Jobs, light_spec
 
@@ -264,5 +263,5 @@ def free_port() -> int:
 
 def make_lane(cluster: Cluster, zygote: Zygote, directory: Path, *flags: str) -> Lane:
     namespace = f"chaos-{secrets.token_hex(3)}"
-    make_namespace(cluster, namespace)
+    cluster.make_namespace(namespace)
     return Lane(cluster, zygote, directory, namespace, flags)

@@ -168,6 +168,18 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             "metadata.annotations[elasticjob.dev/trainer-container] names 'b', which is no container: use one of a",
             id="trainer-unknown",
         ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "a"}, {"name": "b", "env": {"A": "1"}}]}}},
+            "spec.template",
+            "spec.containers[1].env must be a list of objects",
+            id="environment-as-map",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "a"}], "initContainers": [{"resources": {"limits": 1}}]}}},
+            "spec.template",
+            "spec.initContainers[0].resources.limits must be an object",
+            id="limits-of-an-init-container",
+        ),
     ],
 )
 def test_messages_name_the_field_and_the_remedy(raw: Any, field: str, message: str) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from devcluster.pods_helper import Pods, first, terminated
-from devcluster_fixture import make_namespace
 from elasticjob_devcluster import Cluster, ClusterError, DrainTimeout, NodeSpec, processes, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -184,7 +183,7 @@ def test_up_and_down_leave_nothing(cluster: Cluster, tmp_path: Path) -> None:
         again = run_cli(directory, "up")
         assert (again.returncode, "runs in" in again.stderr) == (1, True)
         assert leftovers(mine.id)
-        make_namespace(mine, "own")
+        mine.make_namespace("own")
         Pods(mine, "own").run("p", "true")  # two clusters at once: each has a scheduler of its own
     finally:
         mine.close()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster_fixture import make_namespace, remove_namespace
+from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.local import localize
 from operator_fixture import ROOT, Jobs, OperatorProcess, wait_for
@@ -40,7 +40,7 @@ class Run:
 def jobs(cluster: Cluster, operator_factory: Callable[..., OperatorProcess]) -> Iterator[Jobs]:
     """One namespace and one operator for all examples: they come one after the other."""
     name = f"gallery-{secrets.token_hex(4)}"
-    make_namespace(cluster, name)
+    cluster.make_namespace(name)
     operator = operator_factory(["--namespace", name, "--stable-seconds", "1"])
     yield Jobs(cluster, name)
     operator.stop()

@@ -23,7 +23,7 @@ import helm_python
 import pytest
 
 from chart_fixture import CHART, container, render
-from devcluster_fixture import make_namespace, remove_namespace
+from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster, KubeError
 from operator_fixture import MERGE, Jobs, light_spec, wait_for
 
@@ -171,7 +171,7 @@ class ChartOperator:
 
 @pytest.fixture
 def work(audited: Cluster) -> Iterator[str]:
-    make_namespace(audited, "work")
+    audited.make_namespace("work")
     yield "work"
     remove_namespace(audited, "work")
     wait_for(lambda: audited.kube.get("/api/v1/namespaces/work") is None, "the namespace is gone")

@@ -17,7 +17,7 @@ import pytest
 
 from chart_fixture import ROOT
 from controller import client_fixture as given
-from devcluster_fixture import make_namespace, remove_namespace
+from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.cli.root import cli, run
 from manifests.test_chart_release import remove_crd
@@ -80,7 +80,7 @@ WITHOUT_A_CLUSTER = {"convert", "completion"}
 @pytest.fixture(scope="module")
 def space(audited: Cluster) -> Iterator[str]:
     given.install_crd(audited)
-    make_namespace(audited, SPACE)
+    audited.make_namespace(SPACE)
     yield SPACE
     remove_namespace(audited, SPACE)
     remove_crd(audited)  # Helm takes over none that is not its own

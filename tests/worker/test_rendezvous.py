@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,23 +11,6 @@ from worker.fake_hub import FakeHub
 from worker.fake_pods import STEPS, Pods, Steps
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def hub() -> Iterator[FakeHub]:
-    with FakeHub(size=2) as hub:
-        yield hub
-
-
-@pytest.fixture
-def pods(hub: FakeHub, tmp_path: Path) -> Iterator[Pods]:
-    with Pods(tmp_path, hub.url) as pods:
-        yield pods
-
-
-@pytest.fixture
-def steps(tmp_path: Path) -> Steps:
-    return Steps(tmp_path / "out")
 
 
 def command(steps: Steps, count: int = 0) -> list[str]:

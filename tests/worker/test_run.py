@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,18 +17,6 @@ from worker.fake_pods import BIN, STEPS, Pod, Pods, Steps
 
 pytestmark = pytest.mark.timeout(240)
 PROGRAMS = Path(__file__).parent / "programs"
-
-
-@pytest.fixture
-def hub() -> Iterator[FakeHub]:
-    with FakeHub(size=2) as hub:
-        yield hub
-
-
-@pytest.fixture
-def pods(hub: FakeHub, tmp_path: Path) -> Iterator[Pods]:
-    with Pods(tmp_path, hub.url) as pods:
-        yield pods
 
 
 def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHub, pods: Pods) -> None:

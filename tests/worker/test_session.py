@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,6 @@ from worker.gang_helper import clean_environment
 
 pytestmark = pytest.mark.timeout(300)
 PROGRAM = str(Path(__file__).parent / "programs" / "ej_session.py")
-
-
-@pytest.fixture
-def hub() -> Iterator[FakeHub]:
-    with FakeHub(size=2) as hub:
-        yield hub
-
-
-@pytest.fixture
-def pods(hub: FakeHub, tmp_path: Path) -> Iterator[Pods]:
-    with Pods(tmp_path, hub.url) as pods:
-        yield pods
-
-
-@pytest.fixture
-def steps(tmp_path: Path) -> Steps:
-    return Steps(tmp_path / "out")
 
 
 class Story:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,6 @@ from worker.test_session import check_history
 
 pytestmark = pytest.mark.timeout(400)
 PROGRAM = str(Path(__file__).parent / "programs" / "ej_sharded.py")
-
-
-@pytest.fixture
-def hub() -> Iterator[FakeHub]:
-    with FakeHub(size=2) as hub:
-        yield hub
-
-
-@pytest.fixture
-def pods(hub: FakeHub, tmp_path: Path) -> Iterator[Pods]:
-    with Pods(tmp_path, hub.url) as pods:
-        yield pods
 
 
 def test_shards_are_cut_anew_or_read_again(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:

@@ -13,23 +13,12 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Final
 
+from elasticjob_operator import names
 from elasticjob_operator.client.model import Happening, Job, parse_time
 
 _WORLD_EVENT: Final = re.compile(
     r"generation (?P<generation>\d+) (?:from (?P<old>\d+) to|with) (?P<size>\d+) pods?(?:: (?P<why>.*))?"
 )
-_CAUSES: Final = {
-    "start": "the job starts",
-    "scale-up": "newcomers are ready",
-    "scale-down": "fewer replicas are wanted",
-    "drain": "a node is drained",
-    "node-leaving": "a node is about to go",
-    "disruption": "a pod is about to be disrupted",
-    "pod-deleted": "a pod is being deleted",
-    "pod-leaving": "a pod was asked to stop",
-    "lost": "a member was lost",
-    "failed": "a worker failed",
-}
 _NOTABLE: Final = ("MemberLost", "WorkerFailed", "Failed", "Completed", "Suspended", "Resumed")
 
 
@@ -120,7 +109,7 @@ def goodput_seconds(job: Job, now: float) -> tuple[float, float]:
 
 
 def cause_in_words(reason: str | None) -> str:
-    return _CAUSES.get(reason or "", reason or "")
+    return names.CAUSES.get(reason or "", reason or "")
 
 
 def format_sample(sample: Sample) -> str:

@@ -66,7 +66,6 @@ def launch(args: Any, nursery: warm.Nursery) -> None:
     except SignalException as stopped:
         raise SystemExit(128 + int(stopped.sigval)) from None
     finally:
-        nursery.close()
         handler.shutdown()
 
 
