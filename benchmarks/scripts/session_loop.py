@@ -39,6 +39,8 @@ def main() -> None:
     for inputs in run.batches(endless(args.size)):
         before = run.committed
         with run.step():
+            if step > 0:
+                time.sleep(args.step_seconds)
             run.model(inputs).sum().backward()
             if run.ends_step:
                 optimizer.step()
@@ -47,7 +49,6 @@ def main() -> None:
             step = 0 if run.generation != generation else step + 1
             generation = run.generation
             write(t=time.time(), step=step, count=run.committed + 1, rank=run.rank, world=run.world_size)
-        time.sleep(args.step_seconds)
 
 
 if __name__ == "__main__":

@@ -223,11 +223,13 @@ class Hub:
             if not isinstance(hello, wire.Hello):
                 farewell = hello
                 return
+            job = (identity.namespace, identity.job)
             seat = self._seats.enter(link, identity, hello)
             welcome = wire.Welcome(
                 heartbeat_seconds=link.heartbeat,
                 timeout_seconds=link.timeout,
-                in_process=self._seats.is_in_process((identity.namespace, identity.job)),
+                in_process=self._seats.is_in_process(job),
+                training=self._seats.is_training(job),
             )
             await link.send(frames.encode(welcome))
             self._seats.send_soon(seat)
@@ -237,7 +239,7 @@ class Hub:
                     farewell = message
                     return
                 if link.farewell is None:
-                    self._seats.hear((identity.namespace, identity.job), seat, message)
+                    self._seats.hear(job, seat, message)
         except ConnectionError:
             pass
         except Exception:

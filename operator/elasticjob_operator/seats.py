@@ -66,6 +66,11 @@ class Seats:
         tried = [a.state for a in self.agents(job).values() if a.connected and a.state.generation > 0]
         return bool(tried) and all(state.in_process for state in tried)
 
+    def is_training(self, job: JobKey) -> bool:
+        """Whether some of the job's agents are in a world, which would have to stop for a newcomer."""
+        in_world = (wire.AgentPhase.RUNNING, wire.AgentPhase.LEAVING)
+        return any(a.connected and a.state.phase in in_world for a in self.agents(job).values())
+
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
         """Says what holds for the job's pods, by pod uid; a pod that is not named has no directive.
 

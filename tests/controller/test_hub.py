@@ -205,6 +205,16 @@ async def test_a_newcomer_hears_whether_the_others_keep_their_memory() -> None:
                 assert not (await greet(running, "digits-worker-8")).in_process, "not all of them do"
 
 
+async def test_a_newcomer_hears_whether_others_train() -> None:
+    async with running_hub() as running:
+        assert not (await greet(running, "digits-worker-8")).training
+        async with seated(running, "digits-worker-0") as one:
+            assert not (await greet(running, "digits-worker-8")).training, "it waits for a world, too"
+            await one.state(phase="running", generation=1)
+            await eventually(lambda: running.hub.agents(JOB)[UID].state.generation == 1)
+            assert (await greet(running, "digits-worker-8")).training
+
+
 async def test_jobs_do_not_see_each_other() -> None:
     async with (
         running_hub() as running,

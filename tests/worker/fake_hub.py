@@ -250,6 +250,7 @@ class FakeHub:
                     "heartbeatSeconds": self.heartbeat,
                     "timeoutSeconds": self.timeout,
                     "inProcess": self._is_in_process(),
+                    "training": any(a.phase == "running" for a in self.agents.values()),
                 },
             )
             agent.told = None

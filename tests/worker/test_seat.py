@@ -135,6 +135,7 @@ def test_unknown_fields_are_ignored() -> None:
     text = '{"v": 1, "type": "welcome", "heartbeatSeconds": 1, "timeoutSeconds": 3, "news": true}'
     assert wire.parse(text) == wire.Welcome(1.0, 3.0)
     assert wire.parse(text.replace("news", "inProcess")) == wire.Welcome(1.0, 3.0, in_process=True)
+    assert wire.parse(text.replace("news", "training")) == wire.Welcome(1.0, 3.0, training=True)
 
 
 def test_what_is_sent_keeps_to_the_limits() -> None:

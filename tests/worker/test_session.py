@@ -237,7 +237,23 @@ def test_a_loss_is_noticed_by_a_script_that_sleeps(hub: FakeHub, pods: Pods, ste
     hub.declare_lost(world.pods[1])
     story.wait_for(1, world)
     check_history(steps.read(), repeated=0)
-    assert "said that a member was lost" in story.members[world.pods[0]].log
+    assert "a member was lost" in story.members[world.pods[0]].log
+
+
+def test_a_loss_interrupts_a_long_step(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    """In the middle of a step, far from any collective: it is taken back and done again in the next world."""
+    story = Story(hub, pods, steps)
+    hub.set_size(3)
+    for i in range(3):
+        story.start(f"pod-{i}", "--stuck-world", "3")
+    world = story.wait_for(3)
+    hub.set_size(2)
+    story.members[world.pods[2]].signal_all(signal.SIGKILL)
+    hub.declare_lost(world.pods[2])
+    story.wait_for(2, world)
+    lines = steps.read()
+    check_history(lines, repeated=0)
+    assert len({line["pid"] for line in lines}) == 3, "the survivors kept their processes"
 
 
 EVENTS = ("grow", "shrink", "kill")

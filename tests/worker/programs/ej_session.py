@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=1000)
     parser.add_argument("--step-seconds", type=float, default=0.05)
+    parser.add_argument("--stuck-world", type=int, default=0, help="a world of this size computes for ever in step 1")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -52,6 +53,7 @@ def main() -> None:
         for inputs, targets in run.batches(loader):
             before = run.committed
             with run.step():
+                time.sleep(600.0 if before >= 0 and run.world_size == args.stuck_world else 0.0)
                 loss = torch.nn.functional.mse_loss(run.model(inputs), targets) * run.scale
                 loss.backward()  # type: ignore[no-untyped-call]
                 if run.ends_step:

@@ -21,6 +21,9 @@ class ElasticJobAgent(LocalElasticAgent):
     def __init__(self, *args: Any, nursery: warm.Nursery, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._nursery = nursery
+        handler = self.get_worker_group().spec.rdzv_handler
+        if isinstance(handler, ElasticJobRendezvous):
+            handler.prepare = nursery.await_imports
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with warm.serve_torch(self._nursery):

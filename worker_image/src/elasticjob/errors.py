@@ -19,6 +19,10 @@ class CollectiveFailedError(ElasticJobError, RuntimeError):
     """A collective ended early, most often because a member of the world went away."""
 
 
+class WorldLostError(ElasticJobError, RuntimeError):
+    """A member of this world is gone. A session catches it at the end of the step and goes on in the next world."""
+
+
 class CollectiveMismatchError(ElasticJobError, RuntimeError):
     """The ranks of a group did not call the same thing. The message names the ranks and their calls."""
 

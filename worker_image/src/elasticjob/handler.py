@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -69,6 +70,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._checked = False
         self._ran = False  # workers were started for member.generation
         self._hang: wire.Failure | None = None
+        self.prepare: Callable[[], None] = lambda: None  # what a newcomer does while the others still train
         self.team = Team(member)
         os.environ[env.CONTROL] = self.team.path  # the workers inherit it
         self._previous_handler: Any = None
@@ -96,6 +98,9 @@ class ElasticJobRendezvous(RendezvousHandler):
                 if agent is not None:
                     torchagent.set_restarts(agent, 0)
                 return self._start_sessions()
+            welcome = self.member.hub.welcome
+            if not self._ran and welcome is not None and welcome.training:
+                self.prepare()
             world, session = self.member.join(failure if self._ran else None)
         except (JoinError, Released) as end:
             _exit(end)

@@ -21,7 +21,7 @@ from elasticjob.team import Team
 
 logger = logging.getLogger("elasticjob")
 
-_LOSS_PATIENCE = 8.0  # seconds for workers to leave a world that was lost
+_LOSS_PATIENCE = 30.0  # seconds for workers to leave a lost world: who is killed loses the memory that was to be kept
 _ADVICE = 60.0
 
 

@@ -29,8 +29,9 @@ import torch.distributed as dist
 
 from elasticjob import control, state, transfer
 from elasticjob.env import GENERATION, is_in_process
-from elasticjob.errors import ConfigurationError
-from elasticjob.sessionmodel import Carrier, PlainCarrier
+from elasticjob.errors import ConfigurationError, WorldLostError
+from elasticjob.interrupt import Interrupter
+from elasticjob.sessionmodel import Carrier, PlainCarrier, StepHooks
 from elasticjob.sessionsharded import Build, ShardedCarrier
 from elasticjob.sessionworld import ProcessGroups, first_line, is_world_failure, world_of
 
@@ -61,11 +62,12 @@ class Session:
         **extras: Any,
     ) -> None:
         self._carrier: Carrier
+        hooks: StepHooks = (self._begin_apply, self._end_apply)
         if build is not None and model is None and optimizer is None:
-            self._carrier = ShardedCarrier(build, self._count_step)
+            self._carrier = ShardedCarrier(build, hooks)
             on_cuda = torch.cuda.is_available()
         elif build is None and model is not None and optimizer is not None:
-            self._carrier = PlainCarrier(model, optimizer, self._count_step)
+            self._carrier = PlainCarrier(model, optimizer, hooks)
             on_cuda = self._carrier.device.type == "cuda"
         else:
             raise ConfigurationError("Session takes a model and an optimizer, or build= alone.")
@@ -85,6 +87,7 @@ class Session:
         self._flag: tuple[Any, torch.Tensor] | None = None
         self._applied = 0
         self._clean = True
+        self._interrupter = Interrupter(self._is_lost)
         self._micro: Any = None
         self._closed = False
         self._position: Any = self._save_position()
@@ -138,7 +141,7 @@ class Session:
         while True:
             for micro, batch in self._items(loader):
                 if self._is_lost():
-                    self._break(RuntimeError("the agent said that a member was lost"))
+                    self._break(WorldLostError("a member was lost"))
                     break
                 self._micro = micro
                 yield batch
@@ -164,13 +167,19 @@ class Session:
         self._applied = 0
         try:
             with self._carrier.accumulate(not self.ends_step):
+                self._interrupter.allowed = True  # until the optimizer begins to apply the step
+                if self._is_lost():
+                    raise WorldLostError("a member was lost")
                 yield
+            self._interrupter.allowed = False
             if self.ends_step:
                 self._commit()
         except Exception as error:
             if self._client is None or not is_world_failure(error):
                 raise
             self._break(error)
+        finally:
+            self._interrupter.allowed = False
 
     def close(self) -> None:
         """Leave the world in order: everybody has finished the last step."""
@@ -187,7 +196,10 @@ class Session:
 
     # The step boundary.
 
-    def _count_step(self, *_: Any) -> None:
+    def _begin_apply(self, *_: Any) -> None:
+        self._interrupter.allowed = False
+
+    def _end_apply(self, *_: Any) -> None:
         self._applied += 1
 
     def _commit(self) -> None:
@@ -243,6 +255,7 @@ class Session:
             if not message.get("announced"):
                 self._lost = max(self._lost, generation)
                 self._groups.abort()
+                self._interrupter.interrupt()
 
     def _regroup(self, world: control.Message | None = None) -> None:
         """Leave this world, wait for the next, and enter it with the state that counts.
@@ -307,7 +320,7 @@ class Session:
         self.generation = int(world["generation"])
         self._groups.enter(world, self._is_lost)
         if self._is_lost():  # it was too early to abort when the agent said so
-            raise RuntimeError("the process group is over: a member was lost while it was made")
+            raise WorldLostError("a member was lost while the process group was made")
         if hasattr(self.sampler, "world_size"):
             self.sampler.rank, self.sampler.world_size = self.rank, self.world_size
         self._carrier.bind(self.generation)

@@ -16,6 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticjob.errors import ConfigurationError
 
+StepHooks = tuple[Callable[..., None], Callable[..., None]]  # before and after the optimizer applies a step
+
+
+def hook(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
+    before, after = hooks
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
 
 class Carrier(Protocol):
     """What a session needs of the model: both kinds of it."""
@@ -88,11 +96,11 @@ class PlainCarrier:
 
     survives_loss = True
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, on_step: Callable[..., None]) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
         check_model(model)
         self.model = ElasticModel(model)
         self.optimizer = optimizer
-        optimizer.register_step_post_hook(on_step)
+        hook(optimizer, hooks)
         self._module = model
 
     @property

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elasticjob.errors import ConfigurationError
+from elasticjob.sessionmodel import StepHooks, hook
 
 try:
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -30,9 +31,9 @@ class ShardedCarrier:
 
     survives_loss = False
 
-    def __init__(self, build: Build, on_step: Callable[..., None]) -> None:
+    def __init__(self, build: Build, hooks: StepHooks) -> None:
         self._build = build
-        self._on_step = on_step
+        self._hooks = hooks
         self._made: tuple[torch.nn.Module, torch.optim.Optimizer] | None = None
         self._whole: dict[str, Any] | None = None  # between two worlds
 
@@ -59,7 +60,7 @@ class ShardedCarrier:
         kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
         mesh = init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=(f"generation_{generation}",))
         self._made = self._build(mesh)
-        self.optimizer.register_step_post_hook(self._on_step)
+        hook(self.optimizer, self._hooks)
 
     def pack(self) -> None:
         if self._made is not None:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob import control, store, wire
+from elasticjob import control, sockets, store, wire
 from elasticjob.env import GENERATION
+from elasticjob.errors import WorldLostError
 
 _FORM_SECONDS = 30.0
 _SIGNS = ("gloo", "nccl", "connection", "socket", "peer", "process group", "store", "timed out", "aborted")
@@ -26,13 +27,23 @@ class ProcessGroups:
         self._backend = backend
         self._timeout = datetime.timedelta(seconds=timeout)
         self.flags: Any = None
+        self._others: frozenset[int] | None = None  # connections from before the world, while it is being made
+        self._connections: frozenset[int] = frozenset()  # those that it was made with
 
     def enter(self, world: control.Message, is_lost: Callable[[], bool]) -> None:
         """Join the world that the agent described, unless it is lost before its store has answered."""
+        self._others = sockets.find_connections()
+        try:
+            self._make(world, is_lost)
+            self._connections = sockets.find_connections() - self._others
+        finally:
+            self._others = None
+
+    def _make(self, world: control.Message, is_lost: Callable[[], bool]) -> None:
         where = wire.Store(str(world["address"]), int(world["port"]))
         inner = store.connect(where, is_lost, time.monotonic() + _FORM_SECONDS)
         if inner is None:
-            raise RuntimeError("the process group is over: a member was lost before it was made")
+            raise WorldLostError("a member was lost before the process group was made")
         os.environ.update(
             {
                 "RANK": str(world["rank"]),
@@ -71,14 +82,16 @@ class ProcessGroups:
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
         self.flags = None
+        self._connections = frozenset()
 
     def abort(self) -> None:
-        """Free the main thread from a collective that waits for somebody who is gone. From any thread."""
-        if not dist.is_initialized():
-            return
-        for group in {id(g): g for g in (dist.group.WORLD, self.flags) if g is not None}.values():
-            with contextlib.suppress(RuntimeError, AttributeError, ValueError):
-                group.abort()
+        """Free the main thread from a collective, or from making a group, that waits for somebody. From any thread."""
+        if dist.is_initialized():
+            for group in {id(g): g for g in (dist.group.WORLD, self.flags) if g is not None}.values():
+                with contextlib.suppress(RuntimeError, AttributeError, ValueError):
+                    group.abort()  # which gloo does not know
+        others = self._others
+        sockets.shut_down(self._connections if others is None else sockets.find_connections() - others)
 
 
 def world_of(environ: Mapping[str, str]) -> control.Message:
@@ -97,7 +110,7 @@ def world_of(environ: Mapping[str, str]) -> control.Message:
 
 def is_world_failure(error: Exception) -> bool:
     """Whether an exception means that the world broke, rather than that the script has a mistake."""
-    if isinstance(error, getattr(dist, "DistError", ())):
+    if isinstance(error, WorldLostError | getattr(dist, "DistError", WorldLostError)):
         return True
     if not isinstance(error, RuntimeError | OSError) or isinstance(error, torch.cuda.OutOfMemoryError):
         return False

@@ -31,7 +31,8 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _MAX_ORDER = 4 * 1024 * 1024
-GO = b"g"
+GO = b"g"  # to a worker: begin
+READY = b"r"  # to the agent: nothing is left to import
 
 
 @dataclass
@@ -61,6 +62,7 @@ def serve(channel: socket.socket, agent: int) -> NoReturn:
         _import_what_optimizers_need()
     gc.collect()
     gc.freeze()  # a collection in a worker must not copy what it shares with us
+    channel.sendall(READY)
     while (order := _receive(channel)) is not None:
         if _fork_child_of(agent):
             channel.close()

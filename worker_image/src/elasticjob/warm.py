@@ -25,6 +25,7 @@ from elasticjob import standby
 logger = logging.getLogger("elasticjob")
 
 ANSWER_SECONDS = 60.0  # an import of torch on a busy machine, and more
+IMPORT_SECONDS = 30.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -80,6 +81,7 @@ class Nursery:
         self._standby: Child | None = None
         self._channel: socket.socket | None = None
         self._workers: dict[int, Process] = {}
+        self._has_imported = False
 
     def fork(self) -> None:
         """Fork the standby. In it, and in its workers, this call does not return."""
@@ -96,6 +98,11 @@ class Nursery:
             standby.serve(theirs, agent)
         theirs.close()
         self._standby = Child(pid)
+
+    def await_imports(self) -> None:
+        """Wait until the standby has imported all that it means to: a worker that is ordered earlier waits for it."""
+        if self._channel is not None and not self._has_imported:
+            self._has_imported = bool(select.select([self._channel], [], [], IMPORT_SECONDS)[0])
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
         """Start a worker: from the standby, else cold but with the same manners, else as the plain command."""

@@ -70,6 +70,7 @@ class Welcome:
     heartbeat_seconds: float
     timeout_seconds: float
     in_process: bool = False  # the scripts of the others keep their memory over a regroup
+    training: bool = False  # others train, and will stop for a newcomer
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,8 @@ def parse(text: str | bytes) -> Welcome | Directive | Refusal:
         raise WireError("the hub speaks another version; use a runtime of the operator's version")
     kind = message.get("type")
     if kind == "welcome":
-        in_process = message.get("inProcess", False) is True
-        return Welcome(_number(message, "heartbeatSeconds"), _number(message, "timeoutSeconds"), in_process)
+        in_process, training = (message.get(name) is True for name in ("inProcess", "training"))
+        return Welcome(_number(message, "heartbeatSeconds"), _number(message, "timeoutSeconds"), in_process, training)
     if kind == "error":
         return Refusal(_text(message, "code"), _text(message, "message"))
     if kind == "directive":
