@@ -112,12 +112,12 @@ class LocalOperator:
     def situation(self, agents: Any, now: float) -> standing.Situation:
         pods = [make_pod(raw, now) for raw in self.pods]
         live = [pod for pod in pods if pod.live]
-        keep = {pod.uid for pod in sorted(live, key=lambda pod: pod.index)[: self.wanted]}
+        surplus = {pod.uid for pod in sorted(live, key=lambda pod: pod.index)[self.wanted :]}
         workers = tuple(
             standing.Worker(
                 pod,
                 agents.get(pod.uid),
-                leaving="scale-down" if pod.uid not in keep else self.notice(agents.get(pod.uid)),
+                leaving="scale-down" if pod.uid in surplus else self.notice(agents.get(pod.uid)),
             )
             for pod in pods
         )

@@ -39,7 +39,7 @@ def main() -> None:
     for inputs in run.batches(endless(args.size)):
         before = run.committed
         with run.step():
-            if step > 0:
+            if run.generation == generation:  # as in `loop.py`, the first step of a world is made at once
                 time.sleep(args.step_seconds)
             run.model(inputs).sum().backward()
             if run.ends_step:
