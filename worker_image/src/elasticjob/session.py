@@ -175,6 +175,7 @@ class Session:
             if self.ends_step:
                 self._commit()
         except Exception as error:
+            self._interrupter.allowed = False
             if self._client is None or not is_world_failure(error):
                 raise
             self._break(error)
