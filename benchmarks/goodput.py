@@ -2,7 +2,8 @@
 
 The script checkpoints every ten steps and goes on from the last one. The share is what rank 0 had counted at the
 end, divided by what an undisturbed job would have: the median pace of its own steps. A pod that is gone is
-replaced a second later, under every launcher alike; so is an agent that gave up by itself.
+replaced a second later, under every launcher alike; so is an agent that gave up by itself. All launchers run side by
+side, so that they meet the same machine; each is mostly asleep between its steps.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +120,28 @@ def run(launcher: launchers.Launcher, directory: Path, seconds: float, every: fl
         launcher.close()
 
 
+def run_side_by_side(
+    makers: Mapping[str, Callable[[], launchers.Launcher]], seconds: float, every: float, seed: int
+) -> dict[str, Series]:
+    """The same kills for each, at the same time."""
+
+    found: dict[str, Series] = {}
+
+    def measure(name: str, make: Callable[[], launchers.Launcher]) -> None:
+        with tempfile.TemporaryDirectory(prefix="elasticjob-bench-") as directory:
+            series = run(make(), Path(directory), seconds, every, seed)
+        harness.say(f"one kill in {every:.0f} s | {series.launcher}: {series.share:.1%} kept")
+        found[name] = series
+
+    # Daemons, so that an interrupted benchmark does not wait for them.
+    threads = [threading.Thread(target=measure, args=item, daemon=True) for item in makers.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {name: found[name] for name in makers}
+
+
 def main(
     options: harness.Options,
     peers: Mapping[str, Callable[[], launchers.Launcher]],
@@ -128,11 +152,7 @@ def main(
     seconds = options.extra.minutes * 60
     report = harness.Report("goodput", options.out)
     for every in options.extra.kill_every:
-        found: dict[str, Series] = {}
-        for name, make in {**ours, **peers}.items():
-            with tempfile.TemporaryDirectory(prefix="elasticjob-bench-") as directory:
-                found[name] = run(make(), Path(directory), seconds, every, seed)
-            harness.say(f"one kill in {every:.0f} s | {found[name].launcher}: {found[name].share:.1%} kept")
+        found = run_side_by_side({**ours, **peers}, seconds, every, seed)
         for mine in ours:
             for peer in peers:
                 case = f"one kill in {every:.0f} s, {seconds / 60:.0f} min, seed {seed} [{found[mine].launcher}]"

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import apifaults, clusterfaults, fuzz, mutants, sessions, soak
+from chaos import apifaults, certificates, changes, clusterfaults, fuzz, mutants, sessions, soak
 from chaos.crashes import all_crashes, find_endings
 from chaos.lab import Zygote, make_lane
 from chaos.stories import STORIES
@@ -23,7 +23,7 @@ from model.regroup_model import Rules, decide
 from model.replay import compare
 from operator_fixture import install_crd
 
-ON_CLUSTER = ("crash", "api", "cluster", "fuzz", "soak")
+ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "fuzz", "soak")
 SUITES = ("model", "mutants", "sessions", *ON_CLUSTER)
 
 
@@ -58,7 +58,7 @@ def run_mutants(seed: int, directory: Path) -> Report:
 
 
 def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path) -> list[Report]:
-    cluster = Cluster.start(nodes=tuple(NodeSpec(f"node-{i}", gpus=2) for i in range(3)))
+    cluster = Cluster.start(nodes=tuple(NodeSpec(f"node-{i}", gpus=2) for i in range(args.nodes)))
     zygote, reports = Zygote(), []
     try:
         install_crd(cluster)
@@ -73,10 +73,16 @@ def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path)
         if "cluster" in suites:
             trials = [Trial(story.__name__, story) for story in clusterfaults.STORIES]
             reports.append(run_trials("cluster", args.seed, lanes[:1], trials))
+        if "certificates" in suites:
+            reports.append(certificates.run(cluster, args.seed, directory))
+        if "changes" in suites:
+            reports.append(run_trials("changes", args.seed, lanes, changes.make_trials(args.seed, args.changes)))
         if "fuzz" in suites:
             reports.append(fuzz.run(lanes[0], args.seed, 300))
         if "soak" in suites:
-            reports.append(soak.run(cluster, lanes[0], args.seed, args.soak_minutes * 60, args.soak_jobs))
+            reports.append(
+                soak.run(cluster, lanes[0], args.seed, args.soak_minutes * 60, args.soak_jobs, args.soak_workers)
+            )
     finally:
         zygote.close()
         cluster.stop()
@@ -90,8 +96,11 @@ def main() -> int:
     parser.add_argument("--stories", default=",".join(STORIES))
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--session-histories", type=int, default=100)
+    parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
+    parser.add_argument("--nodes", type=int, default=12, help="of the devcluster; each takes 110 pods")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
-    parser.add_argument("--soak-jobs", type=int, default=20)
+    parser.add_argument("--soak-jobs", type=int, default=200)
+    parser.add_argument("--soak-workers", type=int, default=5)
     args = parser.parse_args()
     suites = list(args.only or SUITES)
     print(json.dumps({"seed": args.seed, "suites": suites}), flush=True)

@@ -18,8 +18,6 @@ from chaos.trials import Report
 from elasticjob_devcluster import Cluster, ClusterError, KubeError
 from operator_fixture import wait_for
 
-WORKERS = 2
-
 
 def measure(pid: int) -> dict[str, float]:
     """Open files, threads and resident memory in MiB."""
@@ -29,24 +27,32 @@ def measure(pid: int) -> dict[str, float]:
     return {"fds": fds, "threads": int(status["Threads"]), "rss": int(status["VmRSS"].split()[0]) / 1024}
 
 
-def run(cluster: Cluster, lane: Lane, seed: int, seconds: float, jobs: int) -> Report:
-    """Faults for so long; then they stop and every job has to complete."""
+def run(cluster: Cluster, lane: Lane, seed: int, seconds: float, jobs: int, workers: int) -> Report:
+    """Faults for so long; then they stop, every job has to train with all its workers again, and to complete."""
     report, dice, began = Report("soak", seed), random.Random(seed), time.monotonic()
     names = [f"soak-{i}" for i in range(jobs)]
     with lane.open() as stage:
+        done = stage.directory / "done"
+        policy = {"minReplicas": 1, "maxReplicas": workers}
         for name in names:
-            stage.jobs.create(name, stage.spec("--step-seconds", "0.5", replicas=WORKERS))
+            arguments = ("--step-seconds", "2", "--until", str(done))
+            stage.jobs.create(name, stage.spec(*arguments, replicas=workers, elasticPolicy=policy))
         for name in names:
-            stage.jobs.await_world(name, WORKERS, timeout=300)
-        first = measure(stage.operator.pid)
-        while time.monotonic() - began < seconds:
-            report.faults += _break(cluster, stage, dice, dice.choice(names))
-            time.sleep(dice.uniform(0.2, 1.5))
+            stage.jobs.await_world(name, workers, timeout=900)
+        first, until = measure(stage.operator.pid), time.monotonic() + seconds
+        print(json.dumps({"suite": "soak", "all train after": round(time.monotonic() - began)}), flush=True)
+        while time.monotonic() < until:
+            report.faults += _break(cluster, stage, dice, dice.choice(names), workers)
+            time.sleep(dice.uniform(0.1, 0.8))
         for name in names:
             report.histories += 1
             with _noting(report, name):
-                stage.jobs.await_world(name, WORKERS, timeout=300)
+                stage.jobs.await_world(name, workers, timeout=300)
         last = measure(stage.operator.pid)
+        done.touch()
+        for name in names:
+            with _noting(report, name):
+                stage.jobs.await_condition(name, "Complete", timeout=300)
         print(json.dumps({"suite": "soak", "first": first, "last": last}), flush=True)
         if last["fds"] > first["fds"] + 10 or last["threads"] > first["threads"] + 4:
             report.violations.append(f"it grows: {first} → {last}")
@@ -71,7 +77,7 @@ def _noting(report: Report, name: str) -> Iterator[None]:
         report.violations.append(f"{name}: {error}")
 
 
-def _break(cluster: Cluster, stage: Stage, dice: random.Random, name: str) -> int:
+def _break(cluster: Cluster, stage: Stage, dice: random.Random, name: str, workers: int) -> int:
     """One random fault; 0 where there was nothing to break."""
     what = dice.choice(["kill", "kill", "delete", "scale", "pause"])
     try:
@@ -84,8 +90,9 @@ def _break(cluster: Cluster, stage: Stage, dice: random.Random, name: str) -> in
         elif what == "delete":
             stage.jobs.kube.request("DELETE", f"/api/v1/namespaces/{stage.jobs.namespace}/pods/{pod}")
         elif what == "scale":
-            stage.jobs.scale(name, 1)
-            stage.jobs.scale(name, WORKERS)
+            stage.jobs.scale(name, dice.randint(1, workers))
+            time.sleep(dice.uniform(0.0, 0.3))
+            stage.jobs.scale(name, workers)
         else:
             cluster.kill_pod(stage.jobs.namespace, pod, signal.SIGSTOP)
             time.sleep(0.5)

@@ -4,7 +4,8 @@ For tests of the operator, where what the workers compute does not matter: it st
 It writes (time, generation, rank, step) lines to the file $LIGHT_LOG, one JSON object each, which a checker can
 read as a history.
 
-    python light_agent.py [--steps N] [--step-seconds S] [--fail-at STEP[:TIMES]] [--exit-code N] [--leave-on-term]
+    python light_agent.py [--steps N] [--until FILE] [--step-seconds S] [--fail-at STEP[:TIMES]]
+                          [--exit-code N] [--leave-on-term]
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Agent:
             }  # fmt: skip
             self.step = 0
             self.stop(ws)
-        elif self.step >= self.args.steps:
+        elif self.step >= self.args.steps or (self.args.until and self.args.until.exists()):
             self.write("done")
             self.say(ws, "succeeded")
 
@@ -170,6 +171,7 @@ def fail_at(text: str) -> tuple[int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--until", type=Path, help="train until this file exists")
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--fail-at", type=fail_at, default=None)
     parser.add_argument("--exit-code", type=int, default=0)
