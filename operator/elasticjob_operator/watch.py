@@ -9,9 +9,10 @@ be old, repeated or late, never wrong about one object at one version.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from elasticjob_operator.kube import Api, ApiError
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 PAGE = "500"
 IDENTITY = ("namespace", "name", "uid", "resourceVersion")
+SEND_SECONDS = 0.001  # for a request to be on its way
 SERVER_SECONDS = 240  # a watch is renewed this often, ± 20 %
 IDLE_SECONDS = 90.0  # bookmarks come every minute: longer silence means a dead connection
 
@@ -80,17 +82,32 @@ class Watch:
     async def _list(self) -> str:
         """Told page by page, so that the whole objects of a big cluster never lie in memory together."""
         listed: list[Raw] = []
+        version = ""
+        async with contextlib.aclosing(self._pages()) as pages:
+            async for page in pages:
+                for item in page.get("items") or ():
+                    self._apply("ADDED", item)
+                    listed.append({"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}})
+                version = str((page.get("metadata") or {}).get("resourceVersion", ""))
+        self._replace(listed)
+        return version
+
+    async def _pages(self) -> AsyncGenerator[Raw]:
+        """While one page is looked at, the server works on the next."""
         query = {"limit": PAGE, **({"labelSelector": self._selector} if self._selector else {})}
-        while True:
-            page = await self._api.request("GET", self._path, query=query)
-            for item in page.get("items") or ():
-                self._apply("ADDED", item)
-                listed.append({"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}})
-            metadata = page.get("metadata") or {}
-            if not metadata.get("continue"):
-                self._replace(listed)
-                return str(metadata.get("resourceVersion", ""))
-            query["continue"] = metadata["continue"]
+        coming = asyncio.create_task(self._api.request("GET", self._path, query=query))
+        try:
+            while True:
+                page = await coming
+                query["continue"] = (page.get("metadata") or {}).get("continue") or ""
+                if query["continue"]:
+                    coming = asyncio.create_task(self._api.request("GET", self._path, query=dict(query)))
+                    await asyncio.sleep(SEND_SECONDS)
+                yield page
+                if not query["continue"]:
+                    return
+        finally:
+            coming.cancel()
 
     async def _follow(self, version: str) -> str:
         query = {

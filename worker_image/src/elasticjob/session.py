@@ -27,10 +27,11 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from elasticjob import control, state, transfer
+from elasticjob import control, state
 from elasticjob.env import GENERATION, is_in_process
 from elasticjob.errors import ConfigurationError, WorldLostError
 from elasticjob.interrupt import Interrupter
+from elasticjob.sessionmemory import Memory
 from elasticjob.sessionmodel import Carrier, PlainCarrier, StepHooks
 from elasticjob.sessionsharded import Build, ShardedCarrier
 from elasticjob.sessionworld import ProcessGroups, first_line, is_world_failure, world_of
@@ -61,21 +62,21 @@ class Session:
         on_world: Callable[[Session], None] | None = None,
         **extras: Any,
     ) -> None:
-        self._carrier: Carrier
+        carrier: Carrier
         hooks: StepHooks = (self._begin_apply, self._end_apply)
         if build is not None and model is None and optimizer is None:
-            self._carrier = ShardedCarrier(build, hooks)
+            carrier = ShardedCarrier(build, hooks)
             on_cuda = torch.cuda.is_available()
         elif build is None and model is not None and optimizer is not None:
-            self._carrier = PlainCarrier(model, optimizer, hooks)
-            on_cuda = self._carrier.device.type == "cuda"
+            carrier = PlainCarrier(model, optimizer, hooks)
+            on_cuda = carrier.device.type == "cuda"
         else:
             raise ConfigurationError("Session takes a model and an optimizer, or build= alone.")
+        self._memory = Memory(carrier, sampler, extras)
+        self._carrier = carrier
         self.sampler = sampler
-        self.committed = -1  # the last step that is applied here; -1: none, or a newcomer
         self.regroups = 0
         self.generation = int(os.environ.get(GENERATION, "0") or 0)
-        self._extras = extras
         self._groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout)
         self._on_world = on_world
         self._client = control.connect() if self._may_keep_memory() else None
@@ -85,13 +86,9 @@ class Session:
         self._broken: str | None = None  # why this world does not work any more
         self._interrupted = False
         self._flag: tuple[Any, torch.Tensor] | None = None
-        self._applied = 0
-        self._clean = True
         self._interrupter = Interrupter(self._is_lost)
         self._micro: Any = None
         self._closed = False
-        self._position: Any = self._save_position()
-        self._random = torch.get_rng_state()
         if self._client is not None:
             self._client.listen(self._hear)
             self._client.want(control.SESSION)
@@ -116,6 +113,15 @@ class Session:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self._carrier.optimizer
+
+    @property
+    def committed(self) -> int:
+        """The last step that is applied here; -1: none, or a newcomer that has no state yet."""
+        return self._memory.committed
+
+    @committed.setter
+    def committed(self, step: int) -> None:
+        self._memory.committed = step
 
     @property
     def rank(self) -> int:
@@ -164,7 +170,7 @@ class Session:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """One forward and backward pass, and the optimizer's step. A world that breaks in it is mended after it."""
-        self._applied = 0
+        self._memory.begin()
         try:
             with self._carrier.accumulate(not self.ends_step):
                 self._interrupter.allowed = True  # until the optimizer begins to apply the step
@@ -201,11 +207,11 @@ class Session:
         self._interrupter.allowed = False
 
     def _end_apply(self, *_: Any) -> None:
-        self._applied += 1
+        self._memory.note_applied()
 
     def _commit(self) -> None:
         """The step is applied here; learn whether all agreed to stop at this boundary, and ask for the next one."""
-        self._note_applied()
+        self._memory.commit()
         if self._client is None:
             return
         if self._flag is not None:
@@ -221,28 +227,12 @@ class Session:
         flag = torch.tensor([float(self._over >= self.generation)])
         self._flag = (dist.all_reduce(flag, group=self._groups.flags, async_op=True), flag)
 
-    def _note_applied(self) -> None:
-        self.committed += 1
-        self._applied = 0
-        self._position = self._save_position()
-        self._random = torch.get_rng_state()
-
     def _break(self, error: Exception) -> None:
-        """The world is gone in the middle of a step: keep the step if it was applied, else take it back."""
+        """The world is gone in the middle of a step."""
         logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
         self._broken = first_line(error)
         self._interrupted = True
-        if self._applied == 1 and self.ends_step:
-            self._note_applied()
-        elif self._applied > 1:
-            self._clean = False  # one of several optimizer steps may be missing
-        if self._position is not None:
-            self.sampler.load_state_dict(self._position)
-        torch.set_rng_state(self._random)
-        self.optimizer.zero_grad()
-
-    def _save_position(self) -> Any:
-        return None if self.sampler is None else self.sampler.state_dict()
+        self._memory.take_back(self.ends_step)
 
     # From world to world.
 
@@ -273,7 +263,8 @@ class Session:
                 world = self._await_world()
             try:
                 self._enter(world)
-                self._agree()
+                self._memory.agree(self._groups.flags)
+                self._tell_of_world()
             except state.StateLostError as lost:
                 self._give_up(lost)
             except Exception as error:
@@ -334,52 +325,10 @@ class Session:
         self._carrier.unbind()
         self._groups.leave(broken=self._broken is not None)
 
-    # The state that counts.
-
-    def _agree(self) -> None:
-        """Compare the memories, send the one that counts where they differ, and train on with it."""
-        if self.world_size > 1:
-            self._compare()
-        elif not self._clean:
-            raise state.StateLostError("the only rank was interrupted in the middle of applying a step")
-        self._carrier.settle()
-        self._tell_of_world()
-
     def _tell_of_world(self) -> None:
         if self._on_world is None:
             return
         before = self.committed
         self._on_world(self)
         if self.committed != before:
-            self._position = self._save_position()
-
-    def _compare(self) -> None:
-        stock = transfer.take_stock(self._state())
-        mine = torch.tensor([self.committed, int(self._clean), transfer.digest_stock(stock)], dtype=torch.int64)
-        everybody = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everybody, mine, group=self._groups.flags)
-        standings = [state.Standing(int(a), bool(b), int(c)) for a, b, c in (t.tolist() for t in everybody)]
-        if state.are_equal(standings):
-            return
-        source = state.choose_source(standings)
-        # A newcomer has nothing to lose: it receives into what it has, and is whole again when all has come.
-        keep = self.committed >= 0
-        self._clean = self._clean and (keep or self.rank == source)
-        exchange = transfer.Exchange(self.rank, source, self._groups.flags, self._carrier.device, keep)
-        received = exchange.run(stock)
-        if received is not None:
-            self._take_over(received)
-        self.committed, self._clean = standings[source].step, True
-
-    def _state(self) -> dict[str, Any]:
-        """What must be equal on all ranks, in the parts in which it is compared and sent."""
-        extras = {name: extra.state_dict() for name, extra in self._extras.items()}
-        return {**self._carrier.state(), "extras": extras, "position": self._position}
-
-    def _take_over(self, value: dict[str, Any]) -> None:
-        self._carrier.load(value)
-        for name, extra in self._extras.items():
-            extra.load_state_dict(value["extras"][name])
-        if self.sampler is not None and value["position"] is not None:
-            self.sampler.load_state_dict(value["position"])
-        self._position = value["position"]
+            self._memory.keep_place()

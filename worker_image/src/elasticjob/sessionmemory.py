@@ -1,0 +1,97 @@
+"""What a session carries from world to world: model, optimizer, extras and the sampler's place, and how far they are.
+
+On entering a world the ranks compare what they have; where it differs the most advanced whole state is sent to all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticjob import state, transfer
+from elasticjob.sessionmodel import Carrier
+
+
+class Memory:
+    """The state of one rank. A step is begun, then committed or taken back."""
+
+    def __init__(self, carrier: Carrier, sampler: Any, extras: dict[str, Any]) -> None:
+        self.carrier = carrier
+        self.sampler = sampler
+        self.committed = -1  # the last step that is applied here; -1: none, or a newcomer
+        self._extras = extras
+        self._applied = 0  # how often the optimizer has stepped in this step
+        self._clean = True  # no step is applied in part
+        self.keep_place()
+
+    def begin(self) -> None:
+        self._applied = 0
+
+    def note_applied(self) -> None:
+        """The optimizer has stepped."""
+        self._applied += 1
+
+    def commit(self) -> None:
+        """The step is applied here."""
+        self.committed += 1
+        self._applied = 0
+        self.keep_place()
+
+    def keep_place(self) -> None:
+        """What a broken step goes back to."""
+        self._position = None if self.sampler is None else self.sampler.state_dict()
+        self._random = torch.get_rng_state()
+
+    def take_back(self, was_last_batch: bool) -> None:
+        """The world is gone in the middle of a step: keep the step if it was applied, else go back to its beginning."""
+        if self._applied == 1 and was_last_batch:
+            self.commit()
+        elif self._applied > 1:
+            self._clean = False  # one of several optimizer steps may be missing
+        if self._position is not None:
+            self.sampler.load_state_dict(self._position)
+        torch.set_rng_state(self._random)
+        self.carrier.optimizer.zero_grad()
+
+    def agree(self, group: Any) -> None:
+        """Have what counts in this world, and train with it. Raises StateLostError where nobody has it whole.
+
+        `group` is a process group on the CPU of all ranks; a world of one needs none.
+        """
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._compare(group)
+        elif not self._clean:
+            raise state.StateLostError("the only rank was interrupted in the middle of applying a step")
+        self.carrier.settle()
+
+    def _compare(self, group: Any) -> None:
+        stock = transfer.take_stock(self._state())
+        mine = torch.tensor([self.committed, int(self._clean), transfer.digest_stock(stock)], dtype=torch.int64)
+        everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, mine, group=group)
+        standings = [state.Standing(int(a), bool(b), int(c)) for a, b, c in (t.tolist() for t in everybody)]
+        if state.are_equal(standings):
+            return
+        rank, source = dist.get_rank(), state.choose_source(standings)
+        # A newcomer has nothing to lose: it receives into what it has, and is whole again when all has come.
+        keep = self.committed >= 0
+        self._clean = self._clean and (keep or rank == source)
+        received = transfer.Exchange(rank, source, group, self.carrier.device, keep).run(stock)
+        if received is not None:
+            self._take_over(received)
+        self.committed, self._clean = standings[source].step, True
+
+    def _state(self) -> dict[str, Any]:
+        """What must be equal on all ranks, in the parts in which it is compared and sent."""
+        extras = {name: extra.state_dict() for name, extra in self._extras.items()}
+        return {**self.carrier.state(), "extras": extras, "position": self._position}
+
+    def _take_over(self, value: dict[str, Any]) -> None:
+        self.carrier.load(value)
+        for name, extra in self._extras.items():
+            extra.load_state_dict(value["extras"][name])
+        if self.sampler is not None and value["position"] is not None:
+            self.sampler.load_state_dict(value["position"])
+        self._position = value["position"]
