@@ -36,9 +36,12 @@ class Series:
     kills: Sequence[float]
 
 
-def plan_kills(rng: random.Random, seconds: float, every: float) -> list[tuple[float, int]]:
-    """(time, which of the live workers): one kill in each interval, at any moment of it."""
-    return [(begin * every + rng.uniform(0, every), rng.randrange(WORKERS)) for begin in range(int(seconds // every))]
+def plan_kills(rng: random.Random, seconds: float, every: float, shift: float = 0.0) -> list[tuple[float, int]]:
+    """(time, which of the live workers): one kill in each interval, at any moment of it, moved on by a share of it."""
+    return [
+        (begin * every + (rng.uniform(0, every) + shift * every) % every, rng.randrange(WORKERS))
+        for begin in range(int(seconds // every))
+    ]
 
 
 def find_pace(steps: Sequence[timeline.Step]) -> float:
@@ -88,7 +91,9 @@ class Job:
         return bool(live)
 
 
-def run(launcher: launchers.Launcher, directory: Path, seconds: float, every: float, seed: int) -> Series:
+def run(
+    launcher: launchers.Launcher, directory: Path, seconds: float, every: float, seed: int, shift: float = 0.0
+) -> Series:
     job = Job(launcher, directory)
     try:
         job.start()
@@ -102,7 +107,7 @@ def run(launcher: launchers.Launcher, directory: Path, seconds: float, every: fl
         job.tail.read()
         before = max(step.count for step in job.tail.steps)
         begin, kills = time.time(), []
-        for after, choice in plan_kills(random.Random(seed), seconds, every):
+        for after, choice in plan_kills(random.Random(seed), seconds, every, shift):
             while time.time() < begin + after:
                 job.tend()
                 time.sleep(0.05)
@@ -123,18 +128,21 @@ def run(launcher: launchers.Launcher, directory: Path, seconds: float, every: fl
 def run_side_by_side(
     makers: Mapping[str, Callable[[], launchers.Launcher]], seconds: float, every: float, seed: int
 ) -> dict[str, Series]:
-    """The same kills for each, at the same time."""
+    """The same kills for each, but not at the same moment: their restarts would be in each other's way."""
 
     found: dict[str, Series] = {}
 
-    def measure(name: str, make: Callable[[], launchers.Launcher]) -> None:
+    def measure(name: str, make: Callable[[], launchers.Launcher], shift: float) -> None:
         with tempfile.TemporaryDirectory(prefix="elasticjob-bench-") as directory:
-            series = run(make(), Path(directory), seconds, every, seed)
+            series = run(make(), Path(directory), seconds, every, seed, shift)
         harness.say(f"one kill in {every:.0f} s | {series.launcher}: {series.share:.1%} kept")
         found[name] = series
 
     # Daemons, so that an interrupted benchmark does not wait for them.
-    threads = [threading.Thread(target=measure, args=item, daemon=True) for item in makers.items()]
+    threads = [
+        threading.Thread(target=measure, args=(name, make, number / len(makers)), daemon=True)
+        for number, (name, make) in enumerate(makers.items())
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import apifaults, certificates, changes, clusterfaults, fuzz, mutants, sessions, soak
+from chaos import apifaults, certificates, changes, clusterfaults, clustersessions, fuzz, mutants, sessions, soak
 from chaos.crashes import all_crashes, find_endings
 from chaos.lab import Zygote, make_lane
 from chaos.stories import STORIES
@@ -23,7 +23,7 @@ from model.regroup_model import Rules, decide
 from model.replay import compare
 from operator_fixture import install_crd
 
-ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "fuzz", "soak")
+ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "fuzz", "soak")
 SUITES = ("model", "mutants", "sessions", *ON_CLUSTER)
 
 
@@ -77,6 +77,9 @@ def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path)
             reports.append(certificates.run(cluster, args.seed, directory))
         if "changes" in suites:
             reports.append(run_trials("changes", args.seed, lanes, changes.make_trials(args.seed, args.changes)))
+        if "clustersessions" in suites:
+            trials = clustersessions.make_trials(args.seed, args.session_histories // 5)
+            reports.append(run_trials("clustersessions", args.seed, lanes[:1], trials))
         if "fuzz" in suites:
             reports.append(fuzz.run(lanes[0], args.seed, 300))
         if "soak" in suites:

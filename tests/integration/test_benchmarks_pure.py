@@ -100,6 +100,8 @@ def test_the_longest_gap_counts_from_the_event() -> None:
 def test_kills_are_one_in_each_interval_and_repeat_with_the_seed() -> None:
     kills = goodput.plan_kills(random.Random(7), seconds=600, every=60)
     assert kills == goodput.plan_kills(random.Random(7), seconds=600, every=60)
+    moved = goodput.plan_kills(random.Random(7), seconds=600, every=60, shift=0.5)
+    assert all(abs(abs(m[0] - k[0]) - 30) < 1e-6 and m[1] == k[1] for m, k in zip(moved, kills, strict=True))
     assert [int(at // 60) for at, _ in kills] == list(range(10))
     assert {worker for _, worker in kills} <= set(range(goodput.WORKERS))
 
