@@ -33,7 +33,7 @@ def make_trials(seed: int, count: int) -> list[Trial]:
 
 
 def tell(stage: Stage, seed: int) -> None:
-    """One job, and `CHANGES` changes in quick succession; refused ones count, too."""
+    """One job, and `CHANGES` changes in quick succession. Those that the API server refuses are not counted."""
     dice = random.Random(seed)
     first = stage.spec(*QUICK, replicas=SIZE)
     stage.jobs.create(stage.name, first)
@@ -42,7 +42,7 @@ def tell(stage: Stage, seed: int) -> None:
         change = dice.choice(_CHANGES)
         with contextlib.suppress(KubeError):  # 422, 409, or it is gone already
             change(stage, dice)
-        stage.proxy.faults[change.__name__] += 1
+            stage.proxy.faults[change.__name__] += 1
         time.sleep(dice.choice((0.0, 0.1, 0.5, 1.5)))
     restore(stage, first)
     settle(stage, SIZE)

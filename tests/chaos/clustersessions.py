@@ -39,14 +39,16 @@ class Training:
 
     @property
     def world(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.stage.jobs.status(self.stage.name)["rendezvous"]
-        return found
+        found: dict[str, Any] = self.stage.jobs.status(self.stage.name).get("rendezvous", {})
+        return {"generation": 0, "members": [], **found}
 
     def trains_wholly(self, above: int) -> bool:
         """Whether every rank of a newer world of the wanted size has made a step in it."""
         world = self.world
-        made = {line["rank"] for line in self.steps.read() if line["generation"] == world.get("generation")}
-        return bool(world.get("generation", 0) > above and len(world["members"]) == len(made) == self.size)
+        if world["generation"] <= above or len(world["members"]) != self.size:
+            return False
+        made = {line["rank"] for line in self.steps.read() if line["generation"] == world["generation"]}
+        return len(made) == self.size
 
     def await_world(self, above: int = 0) -> None:
         wait_for(lambda: self.trains_wholly(above), f"{self.size} train above generation {above}", PATIENCE, 0.1)
