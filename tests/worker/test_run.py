@@ -1,4 +1,4 @@
-"""`elasticjob-run`: the same membership as under torchrun, and what only our agent does."""
+"""Both launchers: what they do with their workers. Most of it is the same under an unmodified `torchrun`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticjob.run import wants_standby
+from elasticjob import warm
 from worker.fake_hub import FakeHub
 from worker.fake_pods import BIN, STEPS, Pod, Pods, Steps
 
 pytestmark = pytest.mark.timeout(240)
 PROGRAMS = Path(__file__).parent / "programs"
+LAUNCHERS = ("elasticjob-run", "torchrun")
 
 
-def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHub, pods: Pods) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHub, pods: Pods, launcher: str) -> None:
     program = str(PROGRAMS / "ej_fail.py")
-    members = [pods.start(f"pod-{i}", program, "--x", launcher="elasticjob-run") for i in range(2)]
+    members = [pods.start(f"pod-{i}", program, "--x", launcher=launcher) for i in range(2)]
     assert [pod.wait(120) for pod in members] == [0, 0]
     failure = next(failure for failure in hub.failures() if "ValueError" in failure.get("message", ""))
     assert failure["exitCode"] == 1
@@ -45,10 +47,10 @@ def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHu
     ],
 )
 def test_when_a_standby_is_forked(arguments: list[str], environ: dict[str, str], expected: bool) -> None:
-    assert wants_standby(arguments, {"ELASTICJOB_HUB_URL": "ws://hub:1", **environ}) is expected
+    assert warm.is_wanted(arguments, {"ELASTICJOB_HUB_URL": "ws://hub:1", **environ}) is expected
 
 
-@pytest.mark.parametrize("launcher", ["elasticjob-run", "torchrun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_failed_preflight_is_reported_and_ends_the_pod(hub: FakeHub, pods: Pods, launcher: str) -> None:
     env: dict[str, str | None] = {"ELASTICJOB_PREFLIGHT": "Node", "GLOO_SOCKET_IFNAME": "nowhere0"}
     pod = pods.start("pod-0", str(STEPS), "--out", "out", launcher=launcher, env=env)
@@ -79,9 +81,10 @@ def test_an_unknown_preflight_level_is_one_clear_error(pods: Pods) -> None:
     assert "Traceback" not in pod.log
 
 
-def test_the_workers_die_with_their_agent(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_workers_die_with_their_agent(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
     hub.set_size(1)
-    pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher="elasticjob-run")
+    pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher=launcher)
     world = hub.wait_for_world(1)
     Steps(tmp_path / "out").wait_for_world(1, world.generation)
     workers = pod.workers()
@@ -164,9 +167,10 @@ def find_standby(pod: Pod) -> psutil.Process:
     return min(pod.workers(), key=lambda process: process.pid)
 
 
-def test_without_its_standby_it_starts_workers_cold(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_without_its_standby_it_starts_workers_cold(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
     out = tmp_path / "out"
-    members = [pods.start(f"pod-{i}", str(STEPS), "--out", str(out), launcher="elasticjob-run") for i in range(2)]
+    members = [pods.start(f"pod-{i}", str(STEPS), "--out", str(out), launcher=launcher) for i in range(2)]
     world = hub.wait_for_world(2)
     Steps(out).wait_for_world(2, world.generation)
     standbys = [find_standby(pod) for pod in members]
@@ -183,9 +187,10 @@ def test_without_its_standby_it_starts_workers_cold(hub: FakeHub, pods: Pods, tm
     assert "workers start cold from now on" in next(p for p in members if p.name == smaller.pods[0]).log
 
 
-def test_orphans_of_a_worker_do_not_stay_as_zombies(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_orphans_of_a_worker_do_not_stay_as_zombies(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
     hub.set_size(1)
-    pod = pods.start("pod-0", str(PROGRAMS / "ej_orphan.py"), str(tmp_path / "pid"), launcher="elasticjob-run")
+    pod = pods.start("pod-0", str(PROGRAMS / "ej_orphan.py"), str(tmp_path / "pid"), launcher=launcher)
     hub.wait_for((tmp_path / "pid").exists, what="the worker left a child")
     orphan = psutil.Process(int((tmp_path / "pid").read_text()))
     hub.wait_for(lambda: orphan.ppid() == pod.process.pid, what="the agent adopted it")

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -25,7 +24,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from elasticjob import doctor, env, torchagent, wire
+from elasticjob import doctor, env, torchagent, warm, wire
 from elasticjob.member import JoinError, Member, Released, export_generation
 from elasticjob.relay import Relay
 from elasticjob.store import PodStore
@@ -70,12 +69,17 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._checked = False
         self._ran = False  # workers were started for member.generation
         self._hang: wire.Failure | None = None
-        self.prepare: Callable[[], None] = lambda: None  # what a newcomer does while the others still train
+        self._nursery = warm.Nursery()
         self.team = Team(member)
         os.environ[env.CONTROL] = self.team.path  # the workers inherit it
         self._previous_handler: Any = None
         self._relay: Relay | None = None
         self.catch_sigterm()
+
+    def adopt(self, nursery: warm.Nursery) -> None:
+        """Let the workers come from this one."""
+        self._nursery = nursery
+        warm.serve_torch(nursery, self.catch_sigterm)  # torch takes the signal before it starts them
 
     def get_backend(self) -> str:
         return env.BACKEND
@@ -100,7 +104,7 @@ class ElasticJobRendezvous(RendezvousHandler):
                 return self._start_sessions()
             welcome = self.member.hub.welcome
             if not self._ran and welcome is not None and welcome.training:
-                self.prepare()
+                self._nursery.await_imports()
             world, session = self.member.join(failure if self._ran else None)
         except (JoinError, Released) as end:
             _exit(end)
@@ -163,6 +167,7 @@ class ElasticJobRendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         self.catch_sigterm()
+        self._nursery.reap()
         agent = torchagent.find_agent()
         if self._relay is not None and self._relay.active:
             return self._watch_relay(self._relay, agent)
@@ -210,6 +215,7 @@ class ElasticJobRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """torchrun's last call. The exception on its way tells how it ended."""
         self._closed = True
+        self._nursery.close()
         self.team.close()
         error = sys.exc_info()[1]
         member = self.member

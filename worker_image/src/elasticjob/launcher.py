@@ -1,4 +1,4 @@
-"""What `elasticjob-run` does once torch is imported: torch's own launch with our agent in it.
+"""What `elasticjob-run` does once torch is imported: torch's own launch, with workers that come from a standby.
 
 Outside of an ElasticJob, or with another rendezvous backend, it is torchrun itself.
 """
@@ -13,13 +13,14 @@ from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from elasticjob import env, rendezvous, warm
-from elasticjob.agent import ElasticJobAgent
+from elasticjob.handler import ElasticJobRendezvous
 
 
 def main(arguments: Sequence[str], nursery: warm.Nursery) -> None:
@@ -52,8 +53,9 @@ def launch(args: Any, nursery: warm.Nursery) -> None:
             **config.rdzv_configs,
         )
     )
-    agent = ElasticJobAgent(
-        nursery=nursery,
+    if isinstance(handler, ElasticJobRendezvous):
+        handler.adopt(nursery)
+    agent = LocalElasticAgent(
         spec=_build_spec(config, command, tuple(command_args), handler),
         logs_specs=config.logs_specs,
         start_method=config.start_method,

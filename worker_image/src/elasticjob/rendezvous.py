@@ -6,6 +6,8 @@ torch is imported here: the handler itself is in `handler`, and is loaded when a
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,10 +23,22 @@ def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def open_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler of this pod, from its environment."""
+    """The handler of this pod, from its environment.
+
+    Before anything else here the process is forked from which the workers come, if it is `torchrun` that calls: a
+    worker returns from the fork as the user's script, and leaves torchrun by its exit code.
+    """
+    from elasticjob import torchagent, warm
+
+    nursery = warm.Nursery()
+    if torchagent.is_called_by_torchrun() and warm.is_wanted(sys.argv[1:], os.environ):
+        nursery.fork()
     from elasticjob import handler
 
-    return handler.open_handler(params)
+    made = handler.open_handler(params)
+    if nursery.is_forked:
+        made.adopt(nursery)
+    return made
 
 
 def register() -> None:

@@ -1,4 +1,4 @@
-"""`elasticjob-run`: takes torchrun's arguments and `PET_*` variables, and runs the agent of `elasticjob.agent`.
+"""`elasticjob-run`: takes torchrun's arguments and `PET_*` variables, and is a member of an ElasticJob without being asked.
 
 The import of torch is most of a start, and agent and worker both need it: it is imported once, then the process from
 which the workers come is forked, before anything else happens here.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from elasticjob import env, warm
+from elasticjob import warm
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,19 +19,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from elasticjob import launcher
 
     nursery = warm.Nursery()
-    if wants_standby(arguments, os.environ):
+    if warm.is_wanted(arguments, os.environ):
         nursery.fork()  # outside of every `try`: a worker returns from here as the user's script
     try:
         launcher.main(arguments, nursery)
     finally:
         nursery.close()
-
-
-def wants_standby(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether workers can come from a standby, before torch has read the arguments."""
-    options = [argument.replace("_", "-") for argument in arguments if argument.startswith("--")]
-    plain = any(option in ("--standalone", "--no-python", "--help") for option in options) or "-h" in arguments[:1]
-    return env.has_hub(environ) and warm.is_enabled(environ) and not plain and not environ.get("PET_NO_PYTHON")
 
 
 if __name__ == "__main__":

@@ -11,14 +11,17 @@ import inspect
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from elasticjob import wire
 
+_TORCHRUN = str(Path("torch", "distributed", "run.py"))
 _NO_ERROR_FILE = "<NONE>"  # what torch writes for a script that noted nothing
 _ENDLESS = 1_000_000  # restarts; the operator keeps the budget, not the agent
 
@@ -32,6 +35,17 @@ def find_agent() -> SimpleElasticAgent | None:
             return candidate
         frame = frame.f_back
     return None
+
+
+def is_called_by_torchrun() -> bool:
+    """Whether this process is a `torchrun` that may be forked, and no program of its own that uses torch's launcher."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "main" and code.co_filename.endswith(_TORCHRUN):
+            return threading.active_count() == 1
+        frame = frame.f_back
+    return False
 
 
 def local_world_size(agent: SimpleElasticAgent) -> int:

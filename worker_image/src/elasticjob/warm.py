@@ -16,11 +16,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
-from unittest import mock
 
-from elasticjob import standby
+from elasticjob import env, standby
 
 logger = logging.getLogger("elasticjob")
 
@@ -82,6 +81,10 @@ class Nursery:
         self._channel: socket.socket | None = None
         self._workers: dict[int, Process] = {}
         self._has_imported = False
+
+    @property
+    def is_forked(self) -> bool:
+        return self._standby is not None
 
     def fork(self) -> None:
         """Fork the standby. In it, and in its workers, this call does not return."""
@@ -161,19 +164,23 @@ def can_warm(command: tuple[str, ...]) -> bool:
     return len(command) >= 3 and command[:2] == (sys.executable, "-u")
 
 
-@contextlib.contextmanager
-def serve_torch(nursery: Nursery) -> Iterator[None]:
-    """While this lasts, torch's agent gets its worker processes from the nursery."""
+def serve_torch(nursery: Nursery, on_start: Callable[[], None]) -> None:
+    """From now on torch's agent gets its worker processes from the nursery. `on_start` is called after each start."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-            return nursery.start(tuple(args), env, self._stdout, self._stderr)
+            worker = nursery.start(tuple(args), env, self._stdout, self._stderr)
+            on_start()
+            return worker
 
-    with mock.patch.object(api, "get_subprocess_handler", Handler):
-        yield
+    api.get_subprocess_handler = Handler  # type: ignore[assignment]
 
 
-def is_enabled(environ: Mapping[str, str]) -> bool:
-    return environ.get("ELASTICJOB_WARM_START", "1") not in ("0", "false", "no") and sys.platform == "linux"
+def is_wanted(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether workers can come from a standby, by the arguments of torchrun before torch has read them."""
+    options = [argument.replace("_", "-") for argument in arguments if argument.startswith("--")]
+    plain = any(option in ("--standalone", "--no-python", "--help") for option in options) or "-h" in arguments[:1]
+    on = environ.get("ELASTICJOB_WARM_START", "1") not in ("0", "false", "no") and sys.platform == "linux"
+    return on and env.has_hub(environ) and not plain and not environ.get("PET_NO_PYTHON")
