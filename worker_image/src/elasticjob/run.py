@@ -1,4 +1,4 @@
-"""`elasticjob-run`: takes torchrun's arguments and `PET_*` variables, and is a member of an ElasticJob without being asked.
+"""`elasticjob-run`: takes torchrun's arguments and `PET_*` variables, and joins the ElasticJob of its pod.
 
 The import of torch is most of a start, and agent and worker both need it: it is imported once, then the process from
 which the workers come is forked, before anything else happens here.
