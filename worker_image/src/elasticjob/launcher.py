@@ -57,7 +57,7 @@ def launch(args: Any, nursery: warm.Nursery) -> None:
         handler.adopt(nursery)
     agent = LocalElasticAgent(
         spec=_build_spec(config, command, tuple(command_args), handler),
-        logs_specs=config.logs_specs,
+        logs_specs=config.logs_specs,  # type: ignore[arg-type]
         start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
     )

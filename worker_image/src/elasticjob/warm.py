@@ -175,7 +175,7 @@ def serve_torch(nursery: Nursery, on_start: Callable[[], None]) -> None:
             on_start()
             return worker
 
-    api.get_subprocess_handler = Handler  # type: ignore[assignment]
+    api.get_subprocess_handler = Handler  # type: ignore[assignment, attr-defined]
 
 
 def is_wanted(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
