@@ -33,7 +33,9 @@ class Loss:
 @pytest.fixture
 def loss() -> Iterator[Loss]:
     before = signal.getsignal(signal.SIGURG)
-    yield Loss()
+    loss = Loss()
+    yield loss
+    loss.happened = False  # its thread ends
     signal.signal(signal.SIGURG, before)
 
 

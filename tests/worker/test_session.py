@@ -226,11 +226,12 @@ def test_a_compiled_model_survives(hub: FakeHub, pods: Pods, steps: Steps) -> No
     assert len({line["pid"] for line in lines}) == 2, "the survivor kept its process"
 
 
-def test_a_loss_is_noticed_by_a_script_that_sleeps(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+@pytest.mark.parametrize("where", ["--step-seconds", "--before-seconds"])
+def test_a_loss_is_noticed_by_a_script_that_sleeps(hub: FakeHub, pods: Pods, steps: Steps, where: str) -> None:
     """Between two steps nothing tells of a loss but the agent; the session hears it before the next one."""
     story = Story(hub, pods, steps)
     for i in range(2):
-        story.start(f"pod-{i}", "--step-seconds", "4")
+        story.start(f"pod-{i}", where, "4")
     world = story.wait_for(2)
     hub.set_size(1)
     story.members[world.pods[1]].signal_all(signal.SIGKILL)
@@ -253,7 +254,8 @@ def test_a_loss_interrupts_a_long_step(hub: FakeHub, pods: Pods, steps: Steps) -
     story.wait_for(2, world)
     lines = steps.read()
     check_history(lines, repeated=0)
-    assert len({line["pid"] for line in lines}) == 3, "the survivors kept their processes"
+    logs = "\n".join(story.members[pod].log for pod in world.pods[:2])
+    assert len({line["pid"] for line in lines}) == 3, f"the survivors kept their processes:\n{logs}"
 
 
 EVENTS = ("grow", "shrink", "kill")

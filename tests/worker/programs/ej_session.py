@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=1000)
     parser.add_argument("--step-seconds", type=float, default=0.05)
+    parser.add_argument("--before-seconds", type=float, default=0.0, help="between a batch and its step")
     parser.add_argument("--stuck-world", type=int, default=0, help="a world of this size computes for ever in step 1")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
@@ -52,6 +53,7 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for inputs, targets in run.batches(loader):
             before = run.committed
+            time.sleep(args.before_seconds)
             with run.step():
                 time.sleep(600.0 if before >= 0 and run.world_size == args.stuck_world else 0.0)
                 loss = torch.nn.functional.mse_loss(run.model(inputs), targets) * run.scale

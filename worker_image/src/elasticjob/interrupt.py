@@ -24,6 +24,8 @@ _OWN_CODE = (str(Path(__file__).parent), contextlib.__file__)  # a `with` of our
 class Interrupter:
     """Raises WorldLostError in the main thread, once for each time that it is allowed, if `is_wanted` says so.
 
+    `allowed` has to be set by code of ours that then returns to the script without calling code of others.
+
     It stays away where the script has a handler of its own for the signal, or was made in another thread.
     """
 
@@ -37,13 +39,14 @@ class Interrupter:
         signal.siginterrupt(_SIGNAL, False)  # libraries are not to see EINTR
 
     def interrupt(self) -> None:
-        """From any thread: try until it has worked, or is not allowed or wanted any more. Returns at once."""
+        """From any thread: try for as long as it is wanted, whenever it is allowed. Returns at once."""
         if signal.getsignal(_SIGNAL) == self._handle:
             threading.Thread(target=self._insist, name="elasticjob-interrupt", daemon=True).start()
 
     def _insist(self) -> None:
-        while self.allowed and self._is_wanted() and self._main.ident is not None:
-            signal.pthread_kill(self._main.ident, _SIGNAL)
+        while self._is_wanted() and self._main.ident is not None:
+            if self.allowed:
+                signal.pthread_kill(self._main.ident, _SIGNAL)
             time.sleep(_EVERY)
 
     def _handle(self, _: int, frame: FrameType | None) -> None:

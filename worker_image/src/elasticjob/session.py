@@ -174,8 +174,6 @@ class Session:
         try:
             with self._carrier.accumulate(not self.ends_step):
                 self._interrupter.allowed = True  # until the optimizer begins to apply the step
-                if self._is_lost():
-                    raise WorldLostError("a member was lost")
                 yield
             self._interrupter.allowed = False
             if self.ends_step:
