@@ -18,6 +18,8 @@ from elasticjob_operator import auth, connection, frames, limits, observe, wire
 
 JobKey = tuple[str, str]  # (namespace, name)
 
+_IN_WORLD = (wire.AgentPhase.RUNNING, wire.AgentPhase.LEAVING)
+
 logger = logging.getLogger(__name__)
 
 
@@ -51,6 +53,7 @@ class Seats:
         self._progress_woken: dict[JobKey, float] = {}
         self._progress_waits: set[JobKey] = set()
         self.farewells: set[asyncio.Task[None]] = set()
+        self._standings: dict[JobKey, Counter[str]] = {}  # how many agents of a job are what `_standing` says
         self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
 
     def __len__(self) -> int:
@@ -63,13 +66,19 @@ class Seats:
 
     def is_in_process(self, job: JobKey) -> bool:
         """Whether the job's scripts keep their memory over a regroup, as all that were in a world have shown."""
-        tried = [a.state for a in self.agents(job).values() if a.connected and a.state.generation > 0]
-        return bool(tried) and all(state.in_process for state in tried)
+        found = self._standings.get(job, Counter())
+        return 0 < found["tried"] == found["keeping"]
 
     def is_training(self, job: JobKey) -> bool:
         """Whether some of the job's agents are in a world, which would have to stop for a newcomer."""
-        in_world = (wire.AgentPhase.RUNNING, wire.AgentPhase.LEAVING)
-        return any(a.connected and a.state.phase in in_world for a in self.agents(job).values())
+        return self._standings.get(job, Counter())["training"] > 0
+
+    def _note(self, job: JobKey, seat: Seat, agent: observe.Agent | None) -> None:
+        """This is what is known of the seat's agent now."""
+        standings = self._standings.setdefault(job, Counter())
+        standings.subtract(_standing(seat.agent))
+        standings.update(_standing(agent))
+        seat.agent = agent
 
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
         """Says what holds for the job's pods, by pod uid; a pod that is not named has no directive.
@@ -92,6 +101,7 @@ class Seats:
         for uid in list(self._jobs.get(job, {})):
             self.forget_pod(job, uid)
         self._jobs.pop(job, None)
+        self._standings.pop(job, None)
         self._encoders.pop(job, None)
         self._progress_woken.pop(job, None)
         self._progress_waits.discard(job)
@@ -102,6 +112,7 @@ class Seats:
         if seat is None:
             return
         self._unsent.pop(seat, None)
+        self._note(job, seat, None)
         if seat.link is not None:
             self._dismiss(seat.link, connection.Farewell("gone", connection.CLOSE_GOING_AWAY))
 
@@ -131,7 +142,7 @@ class Seats:
         if not same_agent:
             # Said to a process that is gone: a world it was in is nothing for its successor.
             seat.wanted = None
-        seat.agent = observe.Agent(
+        agent = observe.Agent(
             pod=identity.pod,
             pod_uid=identity.pod_uid,
             connected=True,
@@ -141,6 +152,7 @@ class Seats:
             progress=before.progress if before is not None and same_agent else None,
             agent_id=hello.agent,
         )
+        self._note(job, seat, agent)
         self.counts["connected"] += 1
         self._wake(job)
         return seat
@@ -163,7 +175,7 @@ class Seats:
             )
         elif message.state != agent.state:
             since = _state_since(agent, message.state, self._clock())
-            seat.agent = replace(agent, state=message.state, state_since=since)
+            self._note(job, seat, replace(agent, state=message.state, state_since=since))
             self._wake(job)
 
     def leave(self, link: connection.Connection, lost_by: str) -> None:
@@ -177,7 +189,7 @@ class Seats:
             return
         seat.link = None
         self._unsent.pop(seat, None)
-        seat.agent = replace(seat.agent, connected=False, since=self._clock(), lost_by=lost_by)
+        self._note(job, seat, replace(seat.agent, connected=False, since=self._clock(), lost_by=lost_by))
         self.counts[f"lost:{lost_by}"] += 1
         self._wake(job)
 
@@ -271,6 +283,19 @@ class Seats:
         link.farewell = connection.Farewell(reason, connection.CLOSE_GOING_AWAY)
         self.count_farewell(link.farewell, None)
         link.abort()
+
+
+def _standing(agent: observe.Agent | None) -> list[str]:
+    """What this agent counts as when a newcomer asks what the others do."""
+    if agent is None or not agent.connected:
+        return []
+    found: list[str] = []
+    state = agent.state
+    if state.generation > 0:
+        found += ["tried", "keeping"] if state.in_process else ["tried"]
+    if state.phase in _IN_WORLD:
+        found.append("training")
+    return found
 
 
 def _state_since(before: observe.Agent | None, state: wire.AgentState, now: float) -> float:
