@@ -238,7 +238,7 @@ def test_a_loss_is_noticed_by_a_script_that_sleeps(hub: FakeHub, pods: Pods, ste
     hub.declare_lost(world.pods[1])
     story.wait_for(1, world)
     check_history(steps.read(), repeated=0)
-    assert "a member was lost" in story.members[world.pods[0]].log
+    assert "the world broke" in story.members[world.pods[0]].log
 
 
 def test_a_loss_interrupts_a_long_step(hub: FakeHub, pods: Pods, steps: Steps) -> None:
