@@ -14,6 +14,10 @@ def suspend(seen: Seen, spec: api.Spec) -> Plan:
     status, now = seen.job.status, seen.now
     grace = float(spec.elastic_policy.graceful_shutdown_timeout_seconds)
     conditions = report.with_condition(status.conditions, "Running", False, "Suspended", "", now)
+    if seen.job.problems:
+        conditions = report.with_condition(conditions, "Degraded", True, "InvalidSpec", seen.job.complaint, now)
+    elif any(c.type == "Degraded" and c.reason == "InvalidSpec" for c in conditions):
+        conditions = report.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
     since = next(c.last_transition_time for c in conditions if c.type == "Running")
     patience = (parse_time(since) or now) + grace
     pods = [p for p in seen.pods if p.deleting is None]

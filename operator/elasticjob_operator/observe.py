@@ -128,6 +128,11 @@ class Job:
     def key(self) -> tuple[str, str]:
         return (self.namespace, self.name)
 
+    @property
+    def complaint(self) -> str:
+        """All that is wrong with the spec, for its user; empty where nothing is."""
+        return "; ".join(str(problem) for problem in self.problems)
+
 
 # Taints by which clouds, autoscalers and people say that a node is about to go.
 LEAVING_TAINTS = frozenset(

@@ -43,7 +43,7 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     if status.finished:
         return ending.after_end(seen)
     if job.spec is None:
-        return ending.refuse(seen, "InvalidSpec", "; ".join(str(p) for p in job.problems))
+        return ending.refuse(seen, "InvalidSpec", job.complaint)
     if job.spec.run_policy.managed_by not in (None, names.MANAGED_BY):
         return Plan(status, f"managed by {job.spec.run_policy.managed_by}")
     if job.spec.run_policy.suspend:
@@ -230,11 +230,12 @@ def _report(seen: Seen, spec: api.Spec, status: api.Status, pods: Fleet, decisio
 
 
 def _find_trouble(seen: Seen, spec: api.Spec, status: api.Status, room: api.CapacityStatus) -> tuple[str, str] | None:
-    """What keeps the job from having all it wants: what the user has to mend comes first."""
+    """What keeps the job from having all it wants: what the user has to mend comes first, and all of it."""
     if seen.trouble:
-        return seen.trouble
+        reason, message = seen.trouble
+        return reason, "; ".join(filter(None, (message, seen.job.complaint)))[:4096]
     if seen.job.problems:
-        return "InvalidSpec", "; ".join(str(p) for p in seen.job.problems)
+        return "InvalidSpec", seen.job.complaint
     found = report.find_trouble(
         seen.pods, world_size=status.rendezvous.world_size, wanted=spec.wanted, withdrawn=room.withdrawn
     )

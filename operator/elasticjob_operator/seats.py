@@ -53,7 +53,7 @@ class Seats:
         self._progress_woken: dict[JobKey, float] = {}
         self._progress_waits: set[JobKey] = set()
         self.farewells: set[asyncio.Task[None]] = set()
-        self._standings: dict[JobKey, Counter[str]] = {}  # how many agents of a job are what `_standing` says
+        self._tallies: dict[JobKey, Counter[str]] = {}  # how many of a job's agents are what `_traits` says
         self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
 
     def __len__(self) -> int:
@@ -66,18 +66,18 @@ class Seats:
 
     def is_in_process(self, job: JobKey) -> bool:
         """Whether the job's scripts keep their memory over a regroup, as all that were in a world have shown."""
-        found = self._standings.get(job, Counter())
+        found = self._tallies.get(job, Counter())
         return 0 < found["tried"] == found["keeping"]
 
     def is_training(self, job: JobKey) -> bool:
         """Whether some of the job's agents are in a world, which would have to stop for a newcomer."""
-        return self._standings.get(job, Counter())["training"] > 0
+        return self._tallies.get(job, Counter())["training"] > 0
 
-    def _note(self, job: JobKey, seat: Seat, agent: observe.Agent | None) -> None:
-        """This is what is known of the seat's agent now."""
-        standings = self._standings.setdefault(job, Counter())
-        standings.subtract(_standing(seat.agent))
-        standings.update(_standing(agent))
+    def _set_agent(self, job: JobKey, seat: Seat, agent: observe.Agent | None) -> None:
+        """Every change of an agent but its progress comes here, so that the tally is right."""
+        tally = self._tallies.setdefault(job, Counter())
+        tally.subtract(_traits(seat.agent))
+        tally.update(_traits(agent))
         seat.agent = agent
 
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
@@ -101,7 +101,7 @@ class Seats:
         for uid in list(self._jobs.get(job, {})):
             self.forget_pod(job, uid)
         self._jobs.pop(job, None)
-        self._standings.pop(job, None)
+        self._tallies.pop(job, None)
         self._encoders.pop(job, None)
         self._progress_woken.pop(job, None)
         self._progress_waits.discard(job)
@@ -112,7 +112,7 @@ class Seats:
         if seat is None:
             return
         self._unsent.pop(seat, None)
-        self._note(job, seat, None)
+        self._set_agent(job, seat, None)
         if seat.link is not None:
             self._dismiss(seat.link, connection.Farewell("gone", connection.CLOSE_GOING_AWAY))
 
@@ -152,7 +152,7 @@ class Seats:
             progress=before.progress if before is not None and same_agent else None,
             agent_id=hello.agent,
         )
-        self._note(job, seat, agent)
+        self._set_agent(job, seat, agent)
         self.counts["connected"] += 1
         self._wake(job)
         return seat
@@ -175,7 +175,7 @@ class Seats:
             )
         elif message.state != agent.state:
             since = _state_since(agent, message.state, self._clock())
-            self._note(job, seat, replace(agent, state=message.state, state_since=since))
+            self._set_agent(job, seat, replace(agent, state=message.state, state_since=since))
             self._wake(job)
 
     def leave(self, link: connection.Connection, lost_by: str) -> None:
@@ -189,7 +189,7 @@ class Seats:
             return
         seat.link = None
         self._unsent.pop(seat, None)
-        self._note(job, seat, replace(seat.agent, connected=False, since=self._clock(), lost_by=lost_by))
+        self._set_agent(job, seat, replace(seat.agent, connected=False, since=self._clock(), lost_by=lost_by))
         self.counts[f"lost:{lost_by}"] += 1
         self._wake(job)
 
@@ -285,7 +285,7 @@ class Seats:
         link.abort()
 
 
-def _standing(agent: observe.Agent | None) -> list[str]:
+def _traits(agent: observe.Agent | None) -> list[str]:
     """What this agent counts as when a newcomer asks what the others do."""
     if agent is None or not agent.connected:
         return []

@@ -182,7 +182,7 @@ class Welcome(_Wire):
     heartbeat_seconds: float  # the agent sends a WebSocket ping this often
     timeout_seconds: float  # silence after which the hub calls it lost
     in_process: bool = False  # the workers of the others keep their memory: start the script before there is a world
-    training: bool = False  # others train: be ready late rather than slow, they stop for a newcomer
+    training: bool = False  # others are in a world and stop for a newcomer: prepare before you are ready
 
 
 class DirectiveMessage(_Wire):

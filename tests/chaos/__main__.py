@@ -58,7 +58,7 @@ def run_mutants(seed: int, directory: Path) -> Report:
 
 
 def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path) -> list[Report]:
-    cluster = Cluster.start(nodes=tuple(NodeSpec(f"node-{i}", gpus=2) for i in range(args.nodes)))
+    cluster = Cluster.start(nodes=tuple(NodeSpec(f"node-{i}", gpus=2) for i in range(3)))
     zygote, reports = Zygote(), []
     try:
         install_crd(cluster)
@@ -100,7 +100,6 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--session-histories", type=int, default=100)
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
-    parser.add_argument("--nodes", type=int, default=12, help="of the devcluster; each takes 110 pods")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
     parser.add_argument("--soak-jobs", type=int, default=200)
     parser.add_argument("--soak-workers", type=int, default=5)

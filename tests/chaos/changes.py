@@ -10,6 +10,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from chaos.clusterfaults import settle
@@ -18,6 +19,7 @@ from chaos.specs import JUNK, Maker, read_schema
 from chaos.stories import PATIENCE, QUICK
 from chaos.trials import Trial
 from elasticjob_devcluster import KubeError
+from elasticjob_operator import names
 from operator_fixture import MERGE, wait_for
 
 SIZE = 2
@@ -26,10 +28,7 @@ Change = Callable[[Stage, random.Random], None]
 
 
 def make_trials(seed: int, count: int) -> list[Trial]:
-    def trial(number: int) -> Trial:
-        return Trial(f"changes {number}", lambda stage: tell(stage, number))
-
-    return [trial(seed + i) for i in range(count)]
+    return [Trial(f"changes {number}", partial(tell, seed=number)) for number in range(seed, seed + count)]
 
 
 def tell(stage: Stage, seed: int) -> None:
@@ -38,6 +37,7 @@ def tell(stage: Stage, seed: int) -> None:
     first = stage.spec(*QUICK, replicas=SIZE)
     stage.jobs.create(stage.name, first)
     stage.jobs.await_world(stage.name, SIZE, timeout=PATIENCE)
+    children = stage.look()["children"]
     for _ in range(CHANGES):
         change = dice.choice(_CHANGES)
         with contextlib.suppress(KubeError):  # 422, 409, or it is gone already
@@ -47,6 +47,7 @@ def tell(stage: Stage, seed: int) -> None:
     restore(stage, first)
     settle(stage, SIZE)
     wait_for(lambda: not _strangers(stage), f"no pod is left over: {_strangers(stage)}", PATIENCE)
+    wait_for(lambda: stage.look()["children"] == children, f"{children}, and no others", PATIENCE)
 
 
 def restore(stage: Stage, first: dict[str, Any]) -> None:
@@ -127,10 +128,13 @@ def delete_a_pod(stage: Stage, dice: random.Random) -> None:
 
 
 def delete_a_child(stage: Stage, dice: random.Random) -> None:
-    group, plural = dice.choice((("networking.k8s.io", "networkpolicies"), ("policy", "poddisruptionbudgets")))
-    version = "v1" if plural == "networkpolicies" else "v1beta1"
-    path = f"/apis/{group}/{version}/namespaces/{stage.jobs.namespace}/{plural}/{stage.name}"
-    stage.jobs.kube.request("DELETE", path)
+    namespace = f"namespaces/{stage.jobs.namespace}"
+    policy = "policy/v1" if stage.jobs.kube.get("/apis/policy/v1") else "policy/v1beta1"
+    paths = (
+        f"networking.k8s.io/v1/{namespace}/networkpolicies/{names.network_policy_name(stage.name)}",
+        f"{policy}/{namespace}/poddisruptionbudgets/{names.disruption_budget_name(stage.name)}",
+    )
+    stage.jobs.kube.request("DELETE", f"/apis/{dice.choice(paths)}")
 
 
 _CHANGES: tuple[Change, ...] = (

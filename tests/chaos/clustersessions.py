@@ -10,6 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,5 @@ def tell(stage: Stage, seed: int, length: int) -> None:
 
 
 def make_trials(seed: int, count: int, length: int = 6) -> list[Trial]:
-    def trial(number: int) -> Trial:
-        return Trial(f"clustersessions {number}", lambda stage: tell(stage, number, length))
-
-    return [trial(seed + i) for i in range(count)]
+    tells = ((number, partial(tell, seed=number, length=length)) for number in range(seed, seed + count))
+    return [Trial(f"clustersessions {number}", story) for number, story in tells]

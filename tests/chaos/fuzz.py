@@ -83,10 +83,11 @@ def _is_ours(spec: dict[str, Any]) -> bool:
 
 
 def _problem(spec: dict[str, Any]) -> str:
+    """The first field that is wrong, and the remedy, as the user is to be told; empty where nothing is wrong."""
     try:
         api.parse_spec(spec)
     except api.InvalidJobError as error:
-        return error.problems[0].field
+        return str(error.problems[0])
     return ""
 
 
@@ -96,14 +97,12 @@ def _judge(stage: Stage, name: str) -> str:
     if not job:
         return ""  # its time to live was over
     # Some is dropped or filled in before it is stored: what counts is what the operator was shown.
-    field = _problem(job["spec"])
+    problem = _problem(job["spec"])
     conditions = stage.jobs.status(name).get("conditions", [])
     said = {c["reason"]: str(c.get("message", "")) for c in conditions if c["status"] == "True"}
-    if field == "spec" and {"Suspended", "CreateForbidden", "InvalidTemplate"} & set(said):
-        return ""  # replicas beyond their bounds are moved into them; something else is in the way first
-    if field and field not in said.get("InvalidSpec", ""):
-        return f"{field} is wrong, and it says {conditions}"
-    if "InvalidSpec" in said and not field:
+    if problem and not any(problem in message for message in said.values()):
+        return f"{problem}; and it says {conditions}"
+    if "InvalidSpec" in said and not problem:
         return f"nothing is wrong, and it says {conditions}"
     if "spec.template" not in said.get("InvalidTemplate", "spec.template"):
         return f"no field is named in {said}"

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from chaos.lab import Lane, Stage
 from chaos.trials import Report
-from elasticjob_devcluster import Cluster, ClusterError, KubeError
+from elasticjob_devcluster import Cluster, ClusterError, KubeError, NodeSpec
 from operator_fixture import wait_for
+
+PODS_OF_A_NODE = 100  # each takes 110, and lost pods linger
 
 
 def measure(pid: int) -> dict[str, float]:
@@ -30,6 +32,8 @@ def measure(pid: int) -> dict[str, float]:
 def run(cluster: Cluster, lane: Lane, seed: int, seconds: float, jobs: int, workers: int) -> Report:
     """Faults for so long; then they stop, every job has to train with all its workers again, and to complete."""
     report, dice, began = Report("soak", seed), random.Random(seed), time.monotonic()
+    for number in range(jobs * workers // PODS_OF_A_NODE):
+        cluster.add_node(NodeSpec(f"soak-{number}"))
     names = [f"soak-{i}" for i in range(jobs)]
     with lane.open() as stage:
         done = stage.directory / "done"

@@ -213,6 +213,13 @@ async def test_a_newcomer_hears_whether_others_train() -> None:
             await one.state(phase="running", generation=1)
             await eventually(lambda: running.hub.agents(JOB)[UID].state.generation == 1)
             assert (await greet(running, "digits-worker-8")).training
+            await one.state(phase="stopping", generation=1)
+            await eventually(lambda: running.hub.agents(JOB)[UID].state.phase == "stopping")
+            assert not (await greet(running, "digits-worker-8")).training
+            await one.state(phase="running", generation=2)
+            await eventually(lambda: running.hub.agents(JOB)[UID].state.generation == 2)
+        await eventually(lambda: not running.hub.agents(JOB)[UID].connected)
+        assert not (await greet(running, "digits-worker-8")).training, "nobody is left who trains"
 
 
 async def test_jobs_do_not_see_each_other() -> None:

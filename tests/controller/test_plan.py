@@ -97,6 +97,26 @@ def test_a_typo_does_not_end_a_running_job() -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "trouble", "expected"),
+    [
+        pytest.param({}, None, ("True", "InvalidSpec", "spec: too many"), id="alone"),
+        pytest.param(
+            {},
+            ("CreateForbidden", "quota"),
+            ("True", "CreateForbidden", "quota; spec: too many"),
+            id="not the only one",
+        ),
+        pytest.param({"runPolicy": {"suspend": True}}, None, ("True", "InvalidSpec", "spec: too many"), id="suspended"),
+    ],
+)
+def test_a_spec_that_was_mended_is_always_told(spec: dict[str, Any], trouble: Any, expected: tuple[str, ...]) -> None:
+    job = make_job(make_spec(**spec), started())
+    problem = api.Problem(field="spec", message="too many")
+    made = plan(see(replace(job, problems=(problem,)), trouble=trouble))
+    assert condition(made, "Degraded") == expected
+
+
+@pytest.mark.parametrize(
     ("generation", "kind", "outcome"),
     [
         pytest.param(0, "InvalidTemplate", "Failed", id="template-that-never-ran"),

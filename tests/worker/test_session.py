@@ -226,8 +226,16 @@ def test_a_compiled_model_survives(hub: FakeHub, pods: Pods, steps: Steps) -> No
     assert len({line["pid"] for line in lines}) == 2, "the survivor kept its process"
 
 
-@pytest.mark.parametrize("where", ["--step-seconds", "--before-seconds"])
-def test_a_loss_is_noticed_by_a_script_that_sleeps(hub: FakeHub, pods: Pods, steps: Steps, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        pytest.param("--step-seconds", "the world broke (a member was lost)", id="after a step: the agent tells"),
+        pytest.param("--before-seconds", "the world broke (", id="before a step: the agent, or the next collective"),
+    ],
+)
+def test_a_loss_is_noticed_by_a_script_that_sleeps(
+    hub: FakeHub, pods: Pods, steps: Steps, where: str, said: str
+) -> None:
     """Between two steps nothing tells of a loss but the agent; the session hears it before the next one."""
     story = Story(hub, pods, steps)
     for i in range(2):
@@ -238,7 +246,7 @@ def test_a_loss_is_noticed_by_a_script_that_sleeps(hub: FakeHub, pods: Pods, ste
     hub.declare_lost(world.pods[1])
     story.wait_for(1, world)
     check_history(steps.read(), repeated=0)
-    assert "the world broke" in story.members[world.pods[0]].log
+    assert said in story.members[world.pods[0]].log
 
 
 def test_a_loss_interrupts_a_long_step(hub: FakeHub, pods: Pods, steps: Steps) -> None:

@@ -21,7 +21,7 @@ from elasticjob.team import Team
 
 logger = logging.getLogger("elasticjob")
 
-_LOSS_PATIENCE = 30.0  # seconds for workers to leave a lost world: who is killed loses the memory that was to be kept
+_PATIENCE = 8.0  # seconds beyond the script's grace to leave a world; the operator waits longer for the pod
 _ADVICE = 60.0
 
 
@@ -194,14 +194,13 @@ class Relay:
             return
         self._member.say(wire.STOPPING)
         asked: bool | None = None
-        deadline = time.monotonic() + max(self._member.grace(), _LOSS_PATIENCE)
+        deadline = time.monotonic() + self._member.settings.grace_seconds + _PATIENCE
         while not self._all_idle() and not self._are_new() and time.monotonic() < deadline:
             announced = seat.grace_of(self._member.hub.directive) > 0
             if announced != asked:
                 asked = announced
                 if not announced:
                     self._member.abandon()  # frees those who wait for members that are gone
-                    deadline = min(deadline, time.monotonic() + _LOSS_PATIENCE)
                 for peer in self._team.server.peers(control.SESSION):
                     peer.send({"type": "regroup", "generation": generation, "announced": announced})
             with self._changed:

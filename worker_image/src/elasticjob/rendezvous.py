@@ -31,7 +31,7 @@ def open_handler(params: RendezvousParameters) -> RendezvousHandler:
     from elasticjob import torchagent, warm
 
     nursery = warm.Nursery()
-    if torchagent.is_called_by_torchrun() and warm.is_wanted(sys.argv[1:], os.environ):
+    if torchagent.is_forkable_torchrun() and warm.is_wanted(sys.argv[1:], os.environ):
         nursery.fork()
     from elasticjob import handler
 

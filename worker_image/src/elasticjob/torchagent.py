@@ -37,8 +37,8 @@ def find_agent() -> SimpleElasticAgent | None:
     return None
 
 
-def is_called_by_torchrun() -> bool:
-    """Whether this process is a `torchrun` that may be forked, and no program of its own that uses torch's launcher."""
+def is_forkable_torchrun() -> bool:
+    """Whether this process is a `torchrun` without threads, and no program of its own that uses torch's launcher."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
