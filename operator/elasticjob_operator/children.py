@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elasticjob_operator import api, names
 from elasticjob_operator.observe import Job
@@ -25,6 +25,16 @@ def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ..
         values = (("flavour", flavour), ("minMember", spec.min_replicas))
         children.append(Child(Kind.POD_GROUP, names.pod_group_name(job.name), values))
     return tuple(children)
+
+
+def unwanted_children(wanted: Sequence[Child], existing: Mapping[tuple[str, str], str], job: Job) -> tuple[Child, ...]:
+    """Those that exist and that the spec has turned off since. The certificate stays: pods that run have it mounted."""
+    switched = (
+        Child(Kind.SERVICE, names.service_name(job.name)),
+        Child(Kind.NETWORK_POLICY, names.network_policy_name(job.name)),
+    )
+    kinds = {child.kind for child in wanted}
+    return tuple(c for c in switched if c.kind not in kinds and (c.kind.value, c.name) in existing)
 
 
 def needs_service(spec: api.Spec) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from controller.builders import NOW, make_agent, make_job, make_node, make_pod, make_spec, make_world
 from elasticjob_operator import api, wire
 from elasticjob_operator.observe import Job, Pod, format_time, template_hash
-from elasticjob_operator.plan import Config, Deletion, Kind, NewPod, Plan, Seen, plan
+from elasticjob_operator.plan import Child, Config, Deletion, Kind, NewPod, Plan, Seen, plan
 
 
 def see(job: Job, pods: tuple[Pod, ...] = (), **fields: Any) -> Seen:
@@ -59,6 +59,22 @@ def test_objects_that_are_as_wanted_are_left_alone() -> None:
     assert plan(see(make_job(), children=children)).ensure == ()
     outdated = frozenset((kind, name, "old") for kind, name, _ in children)
     assert plan(see(make_job(), children=outdated)).ensure == first.ensure
+
+
+@pytest.mark.parametrize(
+    ("on", "off", "child"),
+    [
+        pytest.param({}, {"network": {"policy": False}}, Child(Kind.NETWORK_POLICY, "digits-workers"), id="policy"),
+        pytest.param({"network": {"service": True}}, {}, Child(Kind.SERVICE, "digits-workers"), id="service"),
+    ],
+)
+def test_objects_that_the_spec_has_turned_off_go(on: dict[str, Any], off: dict[str, Any], child: Child) -> None:
+    first = plan(see(make_job(make_spec(**on))))
+    children = frozenset((c.kind.value, c.name, c.digest) for c in first.ensure)
+    assert plan(see(make_job(make_spec(**on)), children=children)).remove == ()
+    assert plan(see(make_job(make_spec(**off)), children=children)).remove == (child,)
+    strange = frozenset((kind, f"{name}-2", digest) for kind, name, digest in children)
+    assert plan(see(make_job(make_spec(**off)), children=strange)).remove == ()
 
 
 @pytest.mark.parametrize(
