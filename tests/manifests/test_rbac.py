@@ -212,6 +212,12 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
         kube.request("PATCH", path, older, content_type=MERGE)
         operator.await_request(resource, "patch")
 
+    # What the job no longer wants goes.
+    jobs.patch("life", {"network": {"service": False, "policy": False}})
+    for resource in ("services", "networkpolicies"):
+        operator.await_request(resource, "delete")
+        wait_for(lambda path=changes[resource]: kube.get(path) is None, f"{resource}: gone")
+
     # Somebody else writes all the time: what the operator writes is refused, and it looks again.
     def disturb() -> None:
         for _ in range(20):
