@@ -45,7 +45,8 @@ def check_history(lines: list[dict[str, Any]], repeated: int) -> None:
     hashes: dict[tuple[int, int], set[str]] = defaultdict(set)
     ranges: dict[int, list[int]] = defaultdict(list)
     for line in lines:
-        hashes[line["generation"], line["step"]].add(line["hash"])
+        if "hash" in line:
+            hashes[line["generation"], line["step"]].add(line["hash"])
         ranges[line["generation"]].append(line["step"])
     assert all(len(found) == 1 for found in hashes.values()), "parameters differ between ranks"
     again = 0

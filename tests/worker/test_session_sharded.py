@@ -57,3 +57,61 @@ def test_shards_are_cut_anew_or_read_again(hub: FakeHub, pods: Pods, tmp_path: P
     disturbed = {line["step"]: line["size"] for line in steps.read() if line["step"] in sizes}
     assert disturbed == pytest.approx({step: sizes[step] for step in disturbed}, rel=1e-3), "the same training"
     assert max(disturbed) >= before
+
+
+def test_copies_of_shards_outlive_a_loss(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    steps = Steps(tmp_path / "out")
+    command = (PROGRAM, "--shards", "2", "--out", str(steps.folder), "--checkpoints", str(tmp_path / "saved"))
+
+    def await_world(size: int, after: World | None = None) -> World:
+        world = hub.wait_for_world(size, 0 if after is None else after.generation, timeout=150)
+        steps.wait_for_world(size, world.generation, timeout=150)
+        return world
+
+    def meshes(world: World) -> list[list[int]]:
+        return [line["mesh"] for line in steps.read() if line["generation"] == world.generation]
+
+    hub.set_size(4)
+    members = {f"pod-{i}": pods.start(f"pod-{i}", *command, launcher="elasticjob-run") for i in range(4)}
+    four = await_world(4)
+    assert meshes(four)[0] == [2, 2]
+    steps.wait(lambda found: found[-1]["step"] >= 3)
+    hub.set_size(3)
+    members[four.pods[1]].signal_all(signal.SIGKILL)
+    hub.declare_lost(four.pods[1])
+    three = await_world(3, four)
+    assert meshes(three)[0] == [1, 3], "all share one copy, where the model does not fit twice"
+    hub.set_size(4)
+    members["pod-4"] = pods.start("pod-4", *command, launcher="elasticjob-run")
+    again = await_world(4, three)
+    assert meshes(again)[0] == [2, 2]
+    lines = steps.read()
+    check_history(lines, repeated=1)
+    assert len({line["pid"] for line in lines}) == 5, "nobody was started twice"
+
+    steps.wait(lambda found: found[-1]["step"] >= 12)  # there is a checkpoint
+    hub.set_size(2)
+    both = (again.pods[0], again.pods[2])  # the two copies of the first shard
+    for pod in both:
+        members[pod].signal_all(signal.SIGKILL)
+    for pod in both:
+        hub.declare_lost(pod)
+    steps.wait(lambda found: found[-1]["generation"] > again.generation, timeout=150)
+    before = max(line["step"] for line in steps.read() if line["generation"] == again.generation)
+    first = min(line["step"] for line in steps.read() if line["generation"] > again.generation)
+    assert first % 10 == 0 and 0 < first <= before + 1, "it goes on from a checkpoint"
+    assert "not all had a copy of the same step: going back to the last checkpoint" in members[again.pods[1]].log
+
+
+def test_a_step_that_only_some_have_applied_is_applied_by_all(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    steps = Steps(tmp_path / "out")
+    command = (PROGRAM, "--shards", "2", "--out", str(steps.folder), "--checkpoints", str(tmp_path / "saved"))
+    hub.set_size(4)
+    for i in range(4):
+        pods.start(f"pod-{i}", *command, "--break-at", "6", launcher="elasticjob-run")
+    first = hub.wait_for_world(4, timeout=150)
+    steps.wait(lambda found: bool(found) and found[-1]["generation"] > first.generation, timeout=150)
+    lines = steps.read()
+    assert {line["rank"] for line in lines if line["step"] == 6 and line["generation"] == first.generation} == {0, 1, 2}
+    check_history(lines, repeated=0)
+    assert len({line["pid"] for line in lines}) == 4, "nobody was started twice"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,12 +44,28 @@ def describe_parameters(model: nn.Module) -> dict[str, Any]:
     return {"hash": digest.hexdigest()[:16], "size": sum(tensor.abs().sum().item() for tensor in whole)}
 
 
+def break_next_agreement() -> None:
+    """The next agreement of all ranks is made, but this rank is cut off before it hears so."""
+    agree = dist.all_reduce
+
+    def fail(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = agree(tensor, *args, **kwargs)
+        if tensor.numel() == 1 and work is None:  # no gradient, and the session waits for it
+            dist.all_reduce = agree
+            raise RuntimeError("Connection reset by peer")
+        return work
+
+    dist.all_reduce = fail
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=1000)
     parser.add_argument("--step-seconds", type=float, default=0.05)
+    parser.add_argument("--shards", type=int)
+    parser.add_argument("--break-at", type=int, help="the last rank takes no notice of what all agreed in this step")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -65,11 +82,14 @@ def main() -> None:
         if here.committed < 0:  # nobody in this world has a state
             here.committed = checkpoints[0].restore() - 1
 
-    run = session.Session(build=build, sampler=sampler, on_world=on_world)
+    run = session.Session(build=build, shards=args.shards, sampler=sampler, on_world=on_world)
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)
         for inputs, targets in run.batches(loader):
             before = run.committed
+            if before + 1 == args.break_at and run.rank == run.world_size - 1:
+                args.break_at = None
+                break_next_agreement()
             with run.step():
                 loss = nn.functional.mse_loss(run.model(inputs), targets) * run.scale
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -84,8 +104,9 @@ def main() -> None:
                         "world": run.world_size,
                         "generation": run.generation,
                         "pid": os.getpid(),
-                        **describe_parameters(run.model),
+                        "mesh": [*run.model.state_dict()["0.weight"].device_mesh.shape],
                     }
+                    line |= describe_parameters(run.model)  # which a loss may break: the step is done all the same
                     if made % 10 == 0:
                         checkpoints[0].save(made)
             if run.committed > before:

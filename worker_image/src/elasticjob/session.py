@@ -44,7 +44,9 @@ class Session:
 
     `extras` are further objects with `state_dict` and `load_state_dict`, such as a learning-rate scheduler. A sharded
     model (FSDP2) belongs to one world: for it give, instead of model and optimizer, a function `build(mesh)` that makes
-    both in each world. Then use `session.model` and `session.optimizer`: they are others after each change.
+    both in each world. Then use `session.model` and `session.optimizer`: they are others after each change. `shards` is
+    the number of ranks that have to share one copy of the model; more ranks hold further copies (HSDP), by which it
+    survives a loss. Without it all ranks share one.
 
     `on_world(session)` is called on all ranks of each new world, before it trains: the place for what belongs to one
     world, such as a `Checkpointer`. Where `session.committed` is -1 nobody has a state: load the checkpoint there, and
@@ -59,19 +61,22 @@ class Session:
         backend: str | None = None,
         timeout: float = 600.0,
         build: Build | None = None,
+        shards: int | None = None,
         on_world: Callable[[Session], None] | None = None,
         **extras: Any,
     ) -> None:
         carrier: Carrier
         hooks: StepHooks = (self._begin_apply, self._end_apply)
         if build is not None and model is None and optimizer is None:
-            carrier = ShardedCarrier(build, hooks)
+            if shards is not None and shards < 1:
+                raise ConfigurationError(f"Session(shards={shards}): a model is cut over 1 rank or more.")
+            carrier = ShardedCarrier(build, hooks, shards)
             on_cuda = torch.cuda.is_available()
-        elif build is None and model is not None and optimizer is not None:
+        elif build is None and shards is None and model is not None and optimizer is not None:
             carrier = PlainCarrier(model, optimizer, hooks)
             on_cuda = carrier.device.type == "cuda"
         else:
-            raise ConfigurationError("Session takes a model and an optimizer, or build= alone.")
+            raise ConfigurationError("Session takes a model and an optimizer, or build= (and shards=) alone.")
         self._memory = Memory(carrier, sampler, extras)
         self._carrier = carrier
         self.sampler = sampler
@@ -85,6 +90,7 @@ class Session:
         self._over = self._lost = -1
         self._broken: str | None = None  # why this world does not work any more
         self._interrupted = False
+        self._ready = False  # this rank has all gradients of the step, and waits for the others to have them
         self._flag: tuple[Any, torch.Tensor] | None = None
         self._interrupter = Interrupter(self._is_lost)
         self._micro: Any = None
@@ -94,7 +100,8 @@ class Session:
             self._client.want(control.SESSION)
             self._regroup(world_of(os.environ) if self.generation > 0 else None)
         else:
-            self._groups.enter_fixed(alone=not self._carrier.survives_loss)  # shards need a group, even alone
+            self._groups.enter_fixed(alone=build is not None)  # shards need a group, even alone
+            self._carrier.connect(self.generation)
             self._carrier.bind(self.generation, sync=True)
             self._tell_of_world()
 
@@ -203,6 +210,11 @@ class Session:
 
     def _begin_apply(self, *_: Any) -> None:
         self._interrupter.allowed = False
+        if self._carrier.has_copies and self._client is not None and self._broken is None:
+            # Shards that are left are of use where they are of one step: nobody applies it before all can.
+            self._ready = True
+            dist.all_reduce(torch.zeros(1), group=self._groups.flags)
+            self._ready = False
 
     def _end_apply(self, *_: Any) -> None:
         self._memory.note_applied()
@@ -230,7 +242,8 @@ class Session:
         logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
         self._broken = first_line(error)
         self._interrupted = True
-        self._memory.take_back(self.ends_step)
+        was_ready, self._ready = self._ready, False
+        self._memory.take_back(self.generation, self.ends_step, was_ready)
 
     # From world to world.
 
@@ -275,7 +288,7 @@ class Session:
 
     def _pack(self) -> None:
         """Save over the end of this world what is not on every rank."""
-        if self.committed < 0 or not dist.is_initialized() or self._carrier.survives_loss:
+        if self.committed < 0 or not dist.is_initialized():
             return
         try:
             if self._broken is None:
@@ -285,7 +298,7 @@ class Session:
             if not is_world_failure(error):
                 raise
             self._broken = first_line(error)
-        if self._carrier.state()["model"] is None:
+        if not self._carrier.keep(self.committed, self.generation):
             self._give_up(f"the world broke ({self._broken}), and a lost rank takes its shards with it")
 
     @staticmethod
@@ -308,7 +321,7 @@ class Session:
 
     def _enter(self, world: control.Message) -> None:
         self.generation = int(world["generation"])
-        self._groups.enter(world, self._is_lost)
+        self._groups.enter(world, self._is_lost, lambda: self._carrier.connect(self.generation))
         if self._is_lost():  # it was too early to abort when the agent said so
             raise WorldLostError("a member was lost while the process group was made")
         if hasattr(self.sampler, "world_size"):

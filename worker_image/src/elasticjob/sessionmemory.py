@@ -23,6 +23,7 @@ class Memory:
         self.committed = -1  # the last step that is applied here; -1: none, or a newcomer
         self._extras = extras
         self._applied = 0  # how often the optimizer has stepped in this step
+        self._usual = 1  # and how often it does in a whole one
         self._clean = True  # no step is applied in part
         self.keep_place()
 
@@ -36,7 +37,7 @@ class Memory:
     def commit(self) -> None:
         """The step is applied here."""
         self.committed += 1
-        self._applied = 0
+        self._usual, self._applied = max(self._applied, 1), 0
         self.keep_place()
 
     def keep_place(self) -> None:
@@ -44,12 +45,21 @@ class Memory:
         self._position = None if self.sampler is None else self.sampler.state_dict()
         self._random = torch.get_rng_state()
 
-    def take_back(self, was_last_batch: bool) -> None:
-        """The world is gone in the middle of a step: keep the step if it was applied, else go back to its beginning."""
-        if self._applied == 1 and was_last_batch:
+    def take_back(self, generation: int, was_last_batch: bool, was_ready: bool) -> None:
+        """The world is gone in the middle of a step: keep the step if it was applied, else go back to its beginning.
+
+        `was_ready`: the gradients were all there, but perhaps not on all ranks. Another rank may have gone on to apply
+        the step, so both are kept: what is here before it, and after it.
+        """
+        if self._applied == self._usual and was_last_batch:
             self.commit()
-        elif self._applied > 1:
+        elif self._applied:
             self._clean = False  # one of several optimizer steps may be missing
+        elif was_ready and self._usual == 1:
+            self.carrier.keep(self.committed, generation)
+            self.carrier.optimizer.step()
+            self.carrier.keep(self.committed + 1, generation)
+        self._applied = 0
         if self._position is not None:
             self.sampler.load_state_dict(self._position)
         torch.set_rng_state(self._random)
@@ -60,6 +70,7 @@ class Memory:
 
         `group` is a process group on the CPU of all ranks; a world of one needs none.
         """
+        self.committed, self._clean = self.carrier.restore(self.committed, self._clean, group)
         if dist.is_initialized() and dist.get_world_size() > 1:
             self._compare(group)
         elif not self._clean:

@@ -28,8 +28,6 @@ def hook(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
 class Carrier(Protocol):
     """What a session needs of the model: both kinds of it."""
 
-    survives_loss: bool  # whether each rank has all of it
-
     @property
     def model(self) -> Any: ...
 
@@ -39,14 +37,31 @@ class Carrier(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether each rank has a part of it that another rank of this world has too."""
+
+    def connect(self, generation: int) -> None:
+        """Make the groups that this world needs besides the default one, which is there."""
+
     def bind(self, generation: int, sync: bool = False) -> None:
-        """Enter a world, whose process group is there; `sync` sends rank 0's parameters to all."""
+        """Enter a world, whose groups are there; `sync` sends rank 0's parameters to all."""
 
     def pack(self) -> None:
         """The world is about to end in order: keep what the next one needs. All ranks call it."""
 
+    def keep(self, step: int, generation: int) -> bool:
+        """The world broke: keep what is here after this step. Returns whether there may be enough to go on with."""
+
     def unbind(self) -> None:
         """Leave the world."""
+
+    def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
+        """Put together what the ranks of a new world have kept; all of them call it.
+
+        Given this rank's step and whether none is applied in part; returns the step that its state is of now, and
+        whether the rest of what it carries belongs to that step. Raises StateLostError where a part is missing.
+        """
 
     def state(self) -> dict[str, Any]:
         """What the ranks of a new world compare."""
@@ -94,7 +109,7 @@ class ElasticModel(torch.nn.Module):
 class PlainCarrier:
     """A model that every rank has as a whole: DDP in a world of several, the module alone in a world of one."""
 
-    survives_loss = True
+    has_copies = False  # but the whole
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
         check_model(model)
@@ -106,6 +121,9 @@ class PlainCarrier:
     @property
     def device(self) -> torch.device:
         return next(self._module.parameters()).device
+
+    def connect(self, generation: int) -> None:
+        """The default group is enough."""
 
     def bind(self, generation: int, sync: bool = False) -> None:
         self.unbind()
@@ -121,8 +139,14 @@ class PlainCarrier:
     def pack(self) -> None:
         """Everything is in the memory of every rank."""
 
+    def keep(self, step: int, generation: int) -> bool:
+        return True
+
     def unbind(self) -> None:
         self.model.__dict__["ddp"] = None
+
+    def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
+        return step, clean
 
     def state(self) -> dict[str, Any]:
         return {"model": self._module.state_dict(), "optimizer": self.optimizer.state_dict()}

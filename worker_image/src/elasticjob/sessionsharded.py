@@ -1,20 +1,24 @@
 """A sharded model (FSDP2) over worlds of different sizes: made anew in each, filled from the shards of the one before.
 
 Before a world ends in order its ranks put their shards together, one tensor at a time, and each keeps the whole in host
-memory until the next world has taken its shards from it. A rank that is lost takes its shards with it: then only the
+memory until the next world has taken its shards from it. A rank that is lost takes its shards with it: where others
+have copies of them (HSDP), the ranks that are left keep theirs and put them together in the next world, else only the
 checkpoint helps.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from elasticjob import shards, transfer
 from elasticjob.errors import ConfigurationError
 from elasticjob.sessionmodel import StepHooks, hook
 
@@ -23,19 +27,25 @@ try:
 except ImportError:  # torch 2.4
     from torch.distributed._tensor import DTensor, distribute_tensor  # type: ignore[attr-defined]
 
+logger = logging.getLogger("elasticjob")
+
 Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
 
 
 class ShardedCarrier:
-    """A model of which every rank has a part."""
+    """A model of which every rank has a part; `shards` ranks at least have all of it together."""
 
-    survives_loss = False
-
-    def __init__(self, build: Build, hooks: StepHooks) -> None:
+    def __init__(self, build: Build, hooks: StepHooks, least: int | None) -> None:
         self._build = build
         self._hooks = hooks
+        self._least = least
+        self._mesh: DeviceMesh | None = None
         self._made: tuple[torch.nn.Module, torch.optim.Optimizer] | None = None
+        self._filled = False  # what was made has the state that counts
         self._whole: dict[str, Any] | None = None  # between two worlds
+        # After a loss: this rank's part of the state, by step, and where it belongs.
+        self._kept: dict[int, dict[str, Any]] = {}
+        self._place = shards.Offer()
 
     @property
     def model(self) -> Any:
@@ -54,21 +64,70 @@ class ShardedCarrier:
     def device(self) -> torch.device:
         return torch.device("cpu")  # of what travels
 
-    def bind(self, generation: int, sync: bool = False) -> None:
+    @property
+    def has_copies(self) -> bool:
+        return self._mesh is not None and self._mesh.ndim == 2 and self._mesh.size(0) > 1
+
+    def connect(self, generation: int) -> None:
+        size = dist.get_world_size()
+        cut = shards.count_shards(size, self._least)
+        shape, names = ((size,), ["shard"]) if self._least is None else ((size // cut, cut), ["replicate", "shard"])
         # torch remembers the shapes of shards by mesh, and takes two meshes for one whatever rank this process has in
-        # them: so each world's has a name of its own.
+        # them: so each world's has names of its own.
         kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
-        mesh = init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=(f"generation_{generation}",))
-        self._made = self._build(mesh)
+        self._mesh = init_device_mesh(kind, shape, mesh_dim_names=tuple(f"{name}_{generation}" for name in names))
+
+    def bind(self, generation: int, sync: bool = False) -> None:
+        assert self._mesh is not None, "a world is connected first"
+        self._filled = False
+        self._made = self._build(self._mesh)
         hook(self.optimizer, self._hooks)
 
     def pack(self) -> None:
         if self._made is not None:
-            model, optimizer = self._made
-            self._whole = {"model": gather(model.state_dict()), "optimizer": gather(optimizer.state_dict())}
+            self._whole = {name: gather(value) for name, value in self._read().items()}
+
+    def keep(self, step: int, generation: int) -> bool:
+        if self._filled and self.has_copies and step not in self._kept:
+            assert self._mesh is not None
+            self._place = shards.Offer(world=generation, shard=self._mesh.get_local_rank(1), shards=self._mesh.size(1))
+            try:
+                self._kept[step] = {name: shards.take_local(value) for name, value in self._read().items()}
+            except ValueError as error:
+                logger.warning("%s.", error)
+        return self._whole is not None or bool(self._kept)
+
+    def _read(self) -> dict[str, Any]:
+        model, optimizer = self._present()
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     def unbind(self) -> None:
         self._made = None
+        self._filled = False
+
+    def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
+        place = self._place if step in self._kept else shards.Offer()
+        mine = replace(place, step=step, clean=clean, whole=self._whole is not None, ahead=step + 1 in self._kept)
+        rows = [torch.empty_like(mine.to_row()) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, mine.to_row(), group=group)
+        found = shards.plan_rescue([shards.Offer.from_row(row) for row in rows])
+        if found.sources:
+            self._reassemble(found, group)
+        if step < 0:
+            return step, clean
+        return found.step, clean and step == found.step and self._whole is not None
+
+    def _reassemble(self, found: shards.Rescue, group: Any) -> None:
+        """Everybody gets every shard of one step."""
+        mine = self._kept.get(found.step, {})
+        stock = transfer.take_stock(mine)
+        parts = []
+        for source in found.sources:
+            exchange = transfer.Exchange(dist.get_rank(), source, group, self.device, keep=True)
+            received = exchange.run(stock)
+            parts.append(mine if received is None else received)
+        self._whole = shards.put_together(parts)
+        self._kept = {}
 
     def state(self) -> dict[str, Any]:
         return self._whole or {"model": None, "optimizer": None}
@@ -77,18 +136,21 @@ class ShardedCarrier:
         self._whole = {"model": value["model"], "optimizer": value["optimizer"]}
 
     def settle(self) -> None:
-        if self._whole is None or self._whole["model"] is None:
-            return  # nobody has trained yet: `build` made or loaded what counts
+        if self._whole is not None and self._whole["model"] is not None:
+            self._fill(self._whole)
+        # Else nobody has trained yet: `build` made or loaded what counts.
+        self._whole, self._kept, self._filled = None, {}, True
+
+    def _fill(self, whole: dict[str, Any]) -> None:
         model, optimizer = self._present()
-        model.load_state_dict(shard_like(model.state_dict(), self._whole["model"]))
+        model.load_state_dict(shard_like(model.state_dict(), whole["model"]))
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        state = self._whole["optimizer"]
+        state = whole["optimizer"]
         states = {
             index: {name: _shard_like(parameters[index], value) for name, value in values.items()}
             for index, values in state["state"].items()
         }
         optimizer.load_state_dict({**state, "state": states})
-        self._whole = None
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         return self._accumulate() if active else contextlib.nullcontext()

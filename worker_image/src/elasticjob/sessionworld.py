@@ -30,11 +30,15 @@ class ProcessGroups:
         self._others: frozenset[int] | None = None  # connections from before the world, while it is being made
         self._connections: frozenset[int] = frozenset()  # those that it was made with
 
-    def enter(self, world: control.Message, is_lost: Callable[[], bool]) -> None:
-        """Join the world that the agent described, unless it is lost before its store has answered."""
+    def enter(self, world: control.Message, is_lost: Callable[[], bool], connect: Callable[[], None]) -> None:
+        """Join the world that the agent described, unless it is lost before its store has answered.
+
+        `connect` makes further groups in it.
+        """
         self._others = sockets.find_connections()
         try:
             self._make(world, is_lost)
+            connect()
             self._connections = sockets.find_connections() - self._others
         finally:
             self._others = None
