@@ -192,7 +192,7 @@ def test_the_loss_curve_does_not_depend_on_the_world(hub: FakeHub, pods: Pods, s
     lines = steps.read()
     check_history(lines, repeated=1)
     alone = Steps(tmp_path / "alone")
-    env = {**fixed, "ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None}
+    env = {**fixed, "ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None, "PET_NNODES": None}
     command = ["--standalone", PROGRAM, "--out", str(alone.folder), "--epochs", "16", "--step-seconds", "0"]
     assert pods.start("alone", *command, env=env).wait(120) == 0
     undisturbed = {line["step"]: line["loss"] for line in alone.read()}
@@ -300,7 +300,7 @@ def test_any_schedule_gives_the_undisturbed_curve(
     check_history(lines, repeated=schedule.count("kill"))
     alone = Steps(tmp_path / "alone")
     last = max(line["step"] for line in lines)
-    env = {**fixed, "ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None}
+    env = {**fixed, "ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None, "PET_NNODES": None}
     command = ["--standalone", PROGRAM, "--out", str(alone.folder), "--epochs", str(last // 20 + 1)]
     assert pods.start("alone", *command, "--step-seconds", "0", env=env).wait(120) == 0
     undisturbed = {line["step"]: line["loss"] for line in alone.read()}

@@ -88,7 +88,8 @@ def check_model(model: torch.nn.Module) -> None:
             raise ConfigurationError(
                 f"Session(model=...) cannot keep a sharded model: {name!r} is a DTensor, bound to one world. Give it a"
                 " function that makes model and optimizer anew in each world: Session(build=...). After a loss it goes"
-                " back to the last checkpoint, because a lost rank takes its shards with it."
+                " back to the last checkpoint, because a lost rank takes its shards with it; with shards=... there are"
+                " copies of them."
             )
 
 

@@ -9,6 +9,7 @@ checkpoint helps.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,6 +28,8 @@ try:
 except ImportError:  # torch 2.4
     from torch.distributed._tensor import DTensor, distribute_tensor  # type: ignore[attr-defined]
 
+# Every rank cuts its shards out of its own copy; before torch 2.6 rank 0 sends them.
+_OWN_COPY = {"src_data_rank": None} if "src_data_rank" in inspect.signature(distribute_tensor).parameters else {}
 logger = logging.getLogger("elasticjob")
 
 Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
@@ -178,7 +181,7 @@ def gather(value: Any) -> Any:
 
 
 def shard_like(pattern: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    """Each tensor of `whole` cut as the one of its name in `pattern`. All ranks call it."""
+    """Each tensor of `whole`, which all ranks have, cut as the one of its name in `pattern`. All ranks call it."""
     return {name: _shard_like(pattern.get(name), value) for name, value in whole.items()}
 
 
@@ -188,4 +191,4 @@ def _shard_like(pattern: Any, value: Any) -> Any:
     data = pattern.data
     if not isinstance(data, DTensor):
         return value.to(data.device)
-    return distribute_tensor(value.to(data.device), data.device_mesh, data.placements)
+    return distribute_tensor(value.to(data.device), data.device_mesh, data.placements, **_OWN_COPY)
