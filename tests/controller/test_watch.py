@@ -26,8 +26,10 @@ class Server:
         self.scripts = list(scripts)
         self.lists = 0
         self.watched: list[str] = []  # the versions that were asked for
+        self.encodings: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.encodings.add(request.headers["Accept-Encoding"])
         if "watch" not in request.query:
             self.lists += 1
             return web.json_response({"items": [], "metadata": {"resourceVersion": str(10 * self.lists)}})
@@ -117,3 +119,9 @@ def test_a_watch_that_breaks_is_made_again(script: list[bytes], next_version: st
     names = follow(tmp_path, server, 2 if len(script) > 1 else 1)
     assert names[-1] == "c"
     assert server.watched[1] == next_version
+
+
+def test_the_server_is_not_asked_to_compress(tmp_path: Path) -> None:
+    server = Server([event("a", 11)])
+    assert follow(tmp_path, server, 1) == ["a"]
+    assert server.encodings == {"identity"}
