@@ -126,6 +126,13 @@ def test_fsdp_splits_the_parameters_and_continues_at_another_size(play: Play) ->
     assert after[0]["losses"][-1] < before[0]["losses"][0] / 2
 
 
+def test_a_session_holds_two_copies_of_a_sharded_model(play: Play) -> None:
+    said = play("fsdp-session", Run(4, ("--epochs=2",)))
+    done = by_rank([facts for facts in said if facts["event"] == "done"])
+    assert sum(facts["mine"] for facts in done) == 2 * done[0]["whole"]
+    assert all(facts["lastLoss"] < facts["firstLoss"] / 2 for facts in done)
+
+
 def test_the_language_model_learns_and_continues_at_another_size(play: Play) -> None:
     before = by_rank(play("language-model", Run(2, ("--steps=30", "--batch-size=12"))))[0]
     after = by_rank(play("language-model", Run(3, ("--steps=40", "--batch-size=12"))))[0]

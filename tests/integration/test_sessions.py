@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,28 @@ def await_step(jobs: Jobs, pod: str, size: int, generation: int) -> None:
         return any(s["worldSize"] == size and s["generation"] >= generation for s in read_steps(jobs, pod))
 
     wait_for(look, f"{pod} makes a step in a world of {size}", timeout=120, poll=0.2)
+
+
+def test_a_sharded_model_outlives_a_lost_pod(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
+    manifest = yaml.safe_load((ROOT / "manifests/examples/fsdp-session.yaml").read_text())
+    mounts = {"/opt/elasticjob/examples": ROOT / "worker_image/examples", "/checkpoints": tmp_path}
+    job = localize(manifest, mounts)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["command"] += ["--epochs=10000", "--step-seconds=0.1"]
+    jobs.create("sharded", job["spec"])
+    four = jobs.await_world("sharded", 4, timeout=120)["rendezvous"]
+    pods = [member["pod"] for member in four["members"]]
+    for pod in pods:
+        await_step(jobs, pod, 4, four["generation"])
+    cluster.kill_pod(jobs.namespace, pods[1], signal.SIGKILL)
+    again = jobs.await_world("sharded", 4, above=four["generation"], timeout=200)
+    for pod in (pods[0], *pods[2:]):
+        await_step(jobs, pod, 4, again["rendezvous"]["generation"])
+        steps = read_steps(jobs, pod)
+        assert len({step["pid"] for step in steps}) == 1, f"a worker of {pod} was started again"
+        gaps = {after["step"] - before["step"] for before, after in itertools.pairwise(steps)}
+        assert gaps <= {1, 2}, "no step is made twice"
+    assert again["restarts"]["total"] == 0
 
 
 def test_survivors_keep_their_processes(jobs: Jobs, cluster: Cluster) -> None:

@@ -91,7 +91,7 @@ class ProcessGroups:
     def abort(self) -> None:
         """Free the main thread from a collective, or from making a group, that waits for somebody. From any thread."""
         if dist.is_initialized():
-            for group in {id(g): g for g in (dist.group.WORLD, self.flags) if g is not None}.values():
+            for group in list(dist.distributed_c10d._world.pg_map):  # those of a mesh too
                 with contextlib.suppress(RuntimeError, AttributeError, ValueError):
                     group.abort()  # which gloo does not know
         others = self._others
