@@ -23,11 +23,11 @@ def suspend(seen: Seen, spec: api.Spec) -> Plan:
     pods = [p for p in seen.pods if p.deleting is None]
     waiting = [p for p in pods if now < patience and _is_busy(seen, p)]
     after = _suspended_status(seen, status, conditions)
-    stop = wire.Stop(reason="suspended", checkpoint=True, grace_seconds=grace)
+    stop = wire.Stop(reason=names.SUSPENDED, checkpoint=True, grace_seconds=grace)
     forced, force_at = _force(seen, spec)
     return Plan(
         status=after,
-        reason="suspended",
+        reason=names.SUSPENDED,
         delete=(*forced, *(Deletion(p.name, p.uid, "the job is suspended") for p in pods if p not in waiting)),
         directives={uid: stop for uid, a in seen.agents.items() if a.connected},
         announces=True,  # agents that are sent home end as those do that are done: the status has to know better
@@ -55,7 +55,7 @@ def _is_busy(seen: Seen, pod: Pod) -> bool:
 def _suspended_status(seen: Seen, status: api.Status, conditions: list[api.Condition]) -> api.Status:
     now, world = seen.now, status.rendezvous
     goodput = report.update_goodput(status.goodput, training=False, formed=world.generation, now=now)
-    going = [m.model_copy(update={"leaving": "suspended"}) for m in world.members]
+    going = [m.model_copy(update={"leaving": names.SUSPENDED}) for m in world.members]
     rest: dict[str, Any] = {"world_size": 0, "processes": 0, "members": going}
     if not seen.pods:
         # Only now nobody trains any more: before, a job that is resumed has to know its old members.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elasticjob_operator import api, capacity, nodes, policy, wire
+from elasticjob_operator import api, capacity, names, nodes, policy, wire
 from elasticjob_operator.observe import Pod, PodPhase, parse_time
 from elasticjob_operator.records import Deletion, Seen, first
 from elasticjob_operator.standing import Judged, Sizes, Standing, ended_well
@@ -42,7 +42,7 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> Fleet:
     mute, mute_at = policy.find_mute(
         seen.pods, seen.agents, status.rendezvous, elastic=elastic, since=seen.hub_started, now=now
     )
-    departing = find_departing(seen, mute)
+    departing = find_departing(seen, status.rendezvous, mute)
     live = [p for p in seen.pods if p.live and p.uid not in done]
     staying = [p for p in live if p.uid not in departing]
     room = capacity.retry(status.capacity or api.CapacityStatus(), now)
@@ -81,11 +81,17 @@ def _count_missing(spec: api.Spec, wanted: int, kept: int, *, is_ending: bool) -
     return max(0, wanted - kept)
 
 
-def find_departing(seen: Seen, mute: frozenset[str]) -> dict[str, policy.Departure]:
-    """Live pods that the cluster wants gone, or that do not answer, with the reason; by UID."""
+def find_departing(seen: Seen, world: api.RendezvousStatus, mute: frozenset[str]) -> dict[str, policy.Departure]:
+    """Live pods that the cluster wants gone, or that do not answer, with the reason; by UID.
+
+    So do those that were sent home when the job was suspended: that it is resumed comes too late for them.
+    """
     found = {}
+    sent_home = {m.uid for m in world.members if m.leaving == names.SUSPENDED}
     for pod in seen.pods:
         reason = policy.departure(pod, seen.nodes.get(pod.node), seen.agents.get(pod.uid))
+        if pod.uid in sent_home and reason is None:
+            reason = policy.Departure(names.SUSPENDED)
         if pod.uid in mute and reason is None:
             reason = policy.Departure("unresponsive")
         if reason and not pod.terminal:

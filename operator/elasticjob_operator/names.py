@@ -57,6 +57,8 @@ VOLUME_SHM: Final = "elasticjob-shm"
 RUNTIME_PATH: Final = "/opt/elasticjob/runtime"
 C10D_PORT: Final = 29400
 
+SUSPENDED: Final = "suspended"  # why pods of a suspended job leave
+
 # Why a world was formed: what the status says, and what a person reads.
 CAUSES: Final = {
     "start": "the job starts",
@@ -67,6 +69,7 @@ CAUSES: Final = {
     "disruption": "a pod is about to be disrupted",
     "pod-deleted": "a pod is being deleted",
     "pod-leaving": "a pod was asked to stop",
+    SUSPENDED: "the job was suspended and resumed",
     "lost": "a member was lost",
     "failed": "a worker failed",
 }

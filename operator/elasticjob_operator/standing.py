@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from elasticjob_operator import api, wire
+from elasticjob_operator import api, names, wire
 from elasticjob_operator.observe import Agent, Pod, PodPhase, parse_time
 from elasticjob_operator.wire import AgentPhase
 
@@ -155,7 +155,7 @@ def ended_well(member: api.Member, pod: Pod, agent: Agent | None, generation: in
         return agent.state.generation == generation
     if pod.phase is not PodPhase.SUCCEEDED or pod.deleting is not None:
         return False
-    if agent is None:
+    if agent is None or member.leaving == names.SUSPENDED:  # one that was sent home may end without another word
         return not member.leaving
     return agent.state.phase is AgentPhase.RUNNING and agent.state.generation == generation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_operator import api, wire
+from elasticjob_operator import api, names, wire
 from elasticjob_operator.plan import Plan, Seen
 from elasticjob_operator.wire import AgentPhase
 
@@ -81,7 +81,9 @@ class Invariants:
             assert not trains or "did not stop" in deletion.why, f"{deletion.name} still trains: {deletion.why}"
 
     def _leaves(self, seen: Seen, uid: str) -> bool:
-        """It is on its way out by itself."""
+        """It is on its way out by itself, or was sent home before the job was resumed."""
+        if any(m.uid == uid and m.leaving == names.SUSPENDED for m in seen.job.status.rendezvous.members):
+            return True
         agent = seen.agents.get(uid)
         return agent is not None and agent.state.phase in (AgentPhase.LEAVING, AgentPhase.SUCCEEDED)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.builders import NOW, make_agent, make_job, make_node, make_pod, make_spec, make_world
-from elasticjob_operator import api, wire
+from elasticjob_operator import api, names, wire
 from elasticjob_operator.observe import Job, Pod, format_time, template_hash
 from elasticjob_operator.plan import Child, Config, Deletion, Kind, NewPod, Plan, Seen, plan
 
@@ -221,3 +221,19 @@ def test_a_quiet_plan_says_the_same_again() -> None:
     assert second.directives == first.directives
     assert second.events == ()
     assert second.wake_at is None
+
+
+@pytest.mark.parametrize("ended", [pytest.param(True, id="they have ended"), pytest.param(False, id="they end yet")])
+def test_members_that_were_sent_home_have_not_finished_the_job(ended: bool) -> None:
+    """The job is resumed before its pods are gone: they end with code 0, as they were told to."""
+    world = make_world(2)
+    world = world.model_copy(
+        update={"members": [m.model_copy(update={"leaving": names.SUSPENDED}) for m in world.members]}
+    )
+    job = make_job(make_spec(1, 2, replicas=2), started(replicas=2, rendezvous=world))
+    pods = tuple(make_pod(i, "Succeeded" if ended else "Running") for i in (0, 1))
+    agents = {f"u{i}": make_agent(i, "running", 2, lost_by="closed" if ended else "") for i in (0, 1)}
+    made = plan(see(job, pods, agents=agents))
+    assert not made.status.finished
+    assert [m.leaving for m in made.status.rendezvous.members] == [names.SUSPENDED] * 2
+    assert made.create, "others come in their place"

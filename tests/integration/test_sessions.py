@@ -34,52 +34,53 @@ def await_step(jobs: Jobs, pod: str, size: int, generation: int) -> None:
     wait_for(look, f"{pod} makes a step in a world of {size}", timeout=120, poll=0.2)
 
 
+def start(jobs: Jobs, example: str, folders: dict[str, Path], **policy: int) -> None:
+    """An example of the gallery under its own name, for as long as the test wants."""
+    manifest = yaml.safe_load((ROOT / f"manifests/examples/{example}.yaml").read_text())
+    job = localize(manifest, {"/opt/elasticjob/examples": ROOT / "worker_image/examples", **folders})
+    job["spec"]["elasticPolicy"] |= policy
+    job["spec"]["template"]["spec"]["containers"][0]["command"] += ["--epochs=10000", "--step-seconds=0.1"]
+    jobs.create(example, job["spec"])
+
+
+def await_survivor(jobs: Jobs, pod: str, size: int, generation: int) -> list[dict[str, Any]]:
+    """The steps of a pod that was in both worlds: of one process, and none of them twice."""
+    await_step(jobs, pod, size, generation)
+    steps = read_steps(jobs, pod)
+    assert len({step["pid"] for step in steps}) == 1, f"a worker of {pod} was started again"
+    # A rank that missed the end of a step gets it from another: it counts on, one step further.
+    gaps = {after["step"] - before["step"] for before, after in itertools.pairwise(steps)}
+    assert gaps <= {1, 2}
+    return steps
+
+
 def test_a_sharded_model_outlives_a_lost_pod(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
-    manifest = yaml.safe_load((ROOT / "manifests/examples/fsdp-session.yaml").read_text())
-    mounts = {"/opt/elasticjob/examples": ROOT / "worker_image/examples", "/checkpoints": tmp_path}
-    job = localize(manifest, mounts)
-    container = job["spec"]["template"]["spec"]["containers"][0]
-    container["command"] += ["--epochs=10000", "--step-seconds=0.1"]
-    jobs.create("sharded", job["spec"])
-    four = jobs.await_world("sharded", 4, timeout=120)["rendezvous"]
+    start(jobs, "fsdp-session", {"/checkpoints": tmp_path})
+    four = jobs.await_world("fsdp-session", 4, timeout=120)["rendezvous"]
     pods = [member["pod"] for member in four["members"]]
     for pod in pods:
         await_step(jobs, pod, 4, four["generation"])
     cluster.kill_pod(jobs.namespace, pods[1], signal.SIGKILL)
-    again = jobs.await_world("sharded", 4, above=four["generation"], timeout=200)
+    again = jobs.await_world("fsdp-session", 4, above=four["generation"], timeout=200)
     for pod in (pods[0], *pods[2:]):
-        await_step(jobs, pod, 4, again["rendezvous"]["generation"])
-        steps = read_steps(jobs, pod)
-        assert len({step["pid"] for step in steps}) == 1, f"a worker of {pod} was started again"
-        gaps = {after["step"] - before["step"] for before, after in itertools.pairwise(steps)}
-        assert gaps <= {1, 2}, "no step is made twice"
+        await_survivor(jobs, pod, 4, again["rendezvous"]["generation"])
     assert again["restarts"]["total"] == 0
 
 
 def test_survivors_keep_their_processes(jobs: Jobs, cluster: Cluster) -> None:
-    manifest = yaml.safe_load((ROOT / "manifests/examples/digits-session.yaml").read_text())
-    job = localize(manifest, {"/opt/elasticjob/examples": ROOT / "worker_image/examples"})
-    job["spec"]["elasticPolicy"]["maxReplicas"] = 3
-    container = job["spec"]["template"]["spec"]["containers"][0]
-    container["command"] += ["--epochs=10000", "--step-seconds=0.1"]
-    jobs.create("session", job["spec"])
-    two = jobs.await_world("session", 2, timeout=120)
+    start(jobs, "digits-session", {}, maxReplicas=3)
+    two = jobs.await_world("digits-session", 2, timeout=120)
     await_step(jobs, two["rendezvous"]["members"][1]["pod"], 2, two["rendezvous"]["generation"])
-    jobs.scale("session", 3)
-    three = jobs.await_world("session", 3, timeout=120)["rendezvous"]
+    jobs.scale("digits-session", 3)
+    three = jobs.await_world("digits-session", 3, timeout=120)["rendezvous"]
     pods = [member["pod"] for member in three["members"]]
     for pod in pods:
         await_step(jobs, pod, 3, three["generation"])
     cluster.kill_pod(jobs.namespace, pods[0], signal.SIGKILL)
-    again = jobs.await_world("session", 3, above=three["generation"], timeout=200)
+    again = jobs.await_world("digits-session", 3, above=three["generation"], timeout=200)
     for pod in pods[1:]:
-        await_step(jobs, pod, 3, again["rendezvous"]["generation"])
-        steps = read_steps(jobs, pod)
-        assert len({step["pid"] for step in steps}) == 1, f"a worker of {pod} was started again"
-        # A rank that missed the end of a step gets it from another: it counts on, one step further.
-        gaps = {after["step"] - before["step"] for before, after in itertools.pairwise(steps)}
-        assert gaps <= {1, 2}
-    newest = read_steps(jobs, pods[1])[-1]
-    last = max(step["step"] for step in read_steps(jobs, pods[1]) if step["generation"] == three["generation"])
-    assert newest["step"] > last, "training went on"
+        await_survivor(jobs, pod, 3, again["rendezvous"]["generation"])
+    steps = read_steps(jobs, pods[1])
+    last = max(step["step"] for step in steps if step["generation"] == three["generation"])
+    assert steps[-1]["step"] > last, "training went on"
     assert again["restarts"]["total"] == 0

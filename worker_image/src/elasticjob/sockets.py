@@ -1,7 +1,9 @@
-"""The TCP connections of this process, to be shut down from a thread that does not own them.
+"""The TCP connections of this process, to be ended from a thread that does not own them.
 
-gloo has no abort: a collective waits until its peers answer, die or time out. Where a peer is silent, shutting down our
-own end of its connections is what makes the collective raise. Linux only; elsewhere nothing is found.
+gloo has no abort: a collective waits until its peers answer, die or time out. Where a peer is silent, ending our side
+of its connections makes the collective raise. Only the side that reads: gloo queues a write that fails, and forgets the
+queue when it then reads that the connection is over; who waits for that send would wait for the group's timeout.
+Linux only; elsewhere nothing is found.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ def find_connections() -> frozenset[int]:
 
 
 def shut_down(inodes: frozenset[int]) -> int:
-    """End these connections in both directions, as if the peers had; returns how many there still were."""
+    """Let these connections read their end, as if the peers had closed them; returns how many there still were."""
     count = 0
     for inode, connection in _connected():
         if inode in inodes:
             with contextlib.suppress(OSError):  # the peer was faster
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RD)
                 count += 1
     return count
 
