@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from elasticjob_operator import api, names, objects, wire
 from elasticjob_operator.cache import Cache, JobKey
 from elasticjob_operator.kube import MERGE_PATCH, METADATA_ONLY, Api, ApiError, Urgency, path_of
-from elasticjob_operator.observe import Job, format_time
+from elasticjob_operator.observe import Job, Pod, format_time
 from elasticjob_operator.plan import Child, Deletion, Kind, NewPod, Plan
 from elasticjob_operator.report import Event
 
@@ -39,6 +39,7 @@ class Outcome:
     """What the API server said of the writes: (reason, message) where it will not have something."""
 
     trouble: tuple[str, str] | None = None
+    is_held: bool = False  # a pod's name still belongs to one that is going
 
 
 class Applier:
@@ -52,6 +53,7 @@ class Applier:
         self._reporter = reporter
         self.policy_version = "policy/v1"
         self._telling: set[asyncio.Task[None]] = set()
+        self._held: set[JobKey] = set()
 
     async def close(self) -> None:
         """Gives the last events a moment."""
@@ -62,6 +64,7 @@ class Applier:
 
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
         """Carries the plan out; raises ApiError where it has to be tried again."""
+        self._held.discard(job.key)
         if not plan.announces:
             self._hub.direct(job.key, plan.directives)
         if plan.confirm:
@@ -77,7 +80,21 @@ class Applier:
         self._tell_later(job, plan.events, now)
         if plan.delete_job:
             await self._delete_job(job)
-        return Outcome(trouble)
+        return Outcome(trouble, job.key in self._held)
+
+    async def look_again(self, job: Job, pod: Pod) -> None:
+        """Whether a pod that has to be gone by now is gone: no watch may have told."""
+        path = path_of("v1", "pods", job.namespace, pod.name)
+        try:
+            raw = await self._api.request("GET", path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            raw = None
+        if raw is None or raw["metadata"]["uid"] != pod.uid:
+            self._cache.drop_pod(job.namespace, job.name, pod.uid)
+        else:
+            self._cache.put_pod(raw)
 
     # The job.
 
@@ -159,7 +176,9 @@ class Applier:
         labels = raw["metadata"].get("labels") or {}
         if labels.get(names.LABEL_JOB_UID) == job.uid:
             self._cache.put_pod(raw)
-        elif raw["metadata"].get("deletionTimestamp") is None:
+        elif raw["metadata"].get("deletionTimestamp") is not None:
+            self._held.add(job.key)
+        else:
             raise ApiError(409, "NameTaken", f"a pod named {name} exists that is not this job's: rename it or the job")
 
     async def _delete_pod(self, job: Job, deletion: Deletion) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elasticjob_operator import hub as hubs
@@ -18,11 +18,15 @@ from elasticjob_operator import names
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.cache import Cache, JobKey
 from elasticjob_operator.kube import Api, ApiError, path_of
+from elasticjob_operator.observe import Job, Pod
 from elasticjob_operator.plan import Config, Plan, Seen, plan
+from elasticjob_operator.records import first
 
 logger = logging.getLogger(__name__)
 
 MAX_BACKOFF = 30.0
+OVERDUE_SECONDS = 2.0  # that a pod may outlive its grace period before it is looked at
+LOOK_SECONDS = 5.0
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
 
@@ -42,6 +46,7 @@ class _Loop:
     reason: str = ""
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
+    look_at: float = 0.0  # not before this are pods that have to be gone looked at again
 
 
 class Controller:
@@ -175,7 +180,19 @@ class Controller:
                 return self._clock() + delay
             if changed:
                 loop.dirty = True
-        return made.wake_at
+        held_until = now + LOOK_SECONDS if outcome.is_held else None
+        return first(made.wake_at, held_until, await self._look_for_overdue(job, loop, pods, now))
+
+    async def _look_for_overdue(self, job: Job, loop: _Loop, pods: Sequence[Pod], now: float) -> float | None:
+        """Looks at pods that have to be gone by now, of which no watch may have told; returns when to do it next."""
+        going = [(p.deleting + OVERDUE_SECONDS, p) for p in pods if p.deleting is not None]
+        if not going:
+            return None
+        overdue = [p for due, p in going if due <= now]
+        if overdue and loop.look_at <= now:
+            loop.look_at = now + LOOK_SECONDS
+            await asyncio.gather(*(self._applier.look_again(job, p) for p in overdue))
+        return max(min(due for due, _ in going), loop.look_at)
 
     def _forget_pods(self, key: JobKey, loop: _Loop, present: set[str]) -> None:
         for uid in loop.pods - present:

@@ -144,6 +144,9 @@ def short_trials(endings: dict[str, Ending]) -> list[Trial]:
         trials.append(
             make_trial(f"{resource}-{fault.do.value}", "loss", endings["loss"], spoil_event(resource, 4, fault))
         )
+    miss = next(f for f in EVENT_FAULTS if f.do.value == "miss")
+    # That the last pod is gone: nothing else would tell.
+    trials.append(make_trial("pods-7-miss", "suspend", endings["suspend"], spoil_event("pods", 7, miss)))
     trials.append(make_trial("stale", "start", endings["start"], restart_stale(7, 2.0)))
     trials.append(make_trial("watches-gone", "start", endings["start"], refuse_watches(410, 2)))
     trials.append(make_trial("token-expired", "grow", endings["grow"], expire_token(3, 2.0)))
