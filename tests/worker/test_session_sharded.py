@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from worker.fake_hub import FakeHub, World
@@ -47,6 +48,16 @@ class Play:
         world = self.hub.wait_for_world(size, 0 if after is None else after.generation, timeout=150)
         self.steps.wait_for_world(size, world.generation, timeout=150)
         return world
+
+    def count_threads(self) -> dict[int, int]:
+        """Of each worker that lives, by its process."""
+        pids = {line["pid"] for line in self.steps.read()}
+        return {pid: psutil.Process(pid).num_threads() for pid in pids if psutil.pid_exists(pid)}
+
+    def has_few_more(self, before: dict[int, int]) -> bool:
+        """Each group has three threads. Those of the last world but one may not be collected yet."""
+        now = self.count_threads()
+        return all(now[pid] < before[pid] + 12 for pid in now.keys() & before.keys())
 
     def meshes(self, world: World) -> list[list[int]]:
         """The shapes of mesh in one world; there should be one."""
@@ -110,6 +121,7 @@ def test_copies_of_shards_outlive_a_loss(play: Play, seed: int) -> None:
         play.join()
     world = play.await_world(4)
     assert play.meshes(world) == [[2, 2]]
+    threads = play.count_threads()
     for losses in (1, 2):
         reached = play.steps.read()[-1]["step"] + 3
         play.steps.wait(lambda found, reached=reached: found[-1]["step"] >= reached)
@@ -124,6 +136,7 @@ def test_copies_of_shards_outlive_a_loss(play: Play, seed: int) -> None:
         assert play.meshes(world) == [[2, 2]]
         check_history(play.steps.read(), repeated=losses)
     assert len({line["pid"] for line in play.steps.read()}) == 6, "nobody was started twice"
+    play.hub.wait_for(lambda: play.has_few_more(threads), 30, f"groups of old worlds go: {threads}")
     play.check_numbers(below=world.generation)
 
 

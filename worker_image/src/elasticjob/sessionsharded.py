@@ -9,6 +9,8 @@ checkpoint helps.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator
@@ -30,6 +32,12 @@ except ImportError:  # torch 2.4
 
 # Every rank cuts its shards out of its own copy; before torch 2.6 rank 0 sends them.
 _OWN_COPY = {"src_data_rank": None} if "src_data_rank" in inspect.signature(distribute_tensor).parameters else {}
+_MEMORIES = (
+    ("debug", "_clear_sharding_prop_cache"),
+    ("_redistribute", "clear_redistribute_planner_cache"),
+    ("_redistribute", "_gen_transform_infos.cache_clear"),
+    ("_collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+)
 logger = logging.getLogger("elasticjob")
 
 Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
@@ -107,6 +115,7 @@ class ShardedCarrier:
     def unbind(self) -> None:
         self._made = None
         self._filled = False
+        _forget_meshes()
 
     def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
         place = self._place if step in self._kept else shards.Offer()
@@ -165,6 +174,22 @@ class ShardedCarrier:
             yield
         finally:
             self.model.set_requires_gradient_sync(True)
+
+
+def _forget_meshes() -> None:
+    """torch remembers how it cut tensors, and with that every mesh, its groups, their threads and their sockets.
+
+    These are names of torch 2.13; a version that has others keeps what it remembers.
+    """
+    for module, path in _MEMORIES:
+        forget: Any = None
+        with contextlib.suppress(ImportError):
+            forget = importlib.import_module(f"torch.distributed.tensor.{module}")
+        for name in path.split("."):
+            forget = getattr(forget, name, None)
+        if forget is not None:
+            forget()
+    gc.collect()  # what was made in the world before this one is tied up in circles
 
 
 def gather(value: Any) -> Any:
