@@ -30,7 +30,9 @@ class ProcessGroups:
         self._others: frozenset[int] | None = None  # connections from before the world, while it is being made
         self._connections: frozenset[int] = frozenset()  # those that it was made with
 
-    def enter(self, world: control.Message, is_lost: Callable[[], bool], connect: Callable[[], None]) -> None:
+    def enter(
+        self, world: control.Message, is_lost: Callable[[], bool], connect: Callable[[], None] = lambda: None
+    ) -> None:
         """Join the world that the agent described, unless it is lost before its store has answered.
 
         `connect` makes further groups in it.
