@@ -97,6 +97,8 @@ def main() -> None:
                 say("step", session, loss=round(losses[-1], 6))
                 elasticjob.report(step=session.committed + 1, loss=loss)
             time.sleep(max(0.0, args.step_seconds - (time.monotonic() - started)))
+    if checkpoint is not None:
+        checkpoint.wait()  # before the world ends, in which it is written
     mine = sum(p.to_local().numel() for p in session.model.parameters())
     whole = sum(p.numel() for p in session.model.parameters())
     say("done", session, mine=mine, whole=whole, firstLoss=losses[0], lastLoss=losses[-1])
