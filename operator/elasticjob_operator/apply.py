@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 from elasticjob_operator import api, names, objects, wire
 from elasticjob_operator.cache import Cache, JobKey
-from elasticjob_operator.kube import MERGE_PATCH, METADATA_ONLY, Api, ApiError, Urgency, path_of
+from elasticjob_operator.kube import MERGE_PATCH, METADATA_ONLY, Api, ApiError, path_of
 from elasticjob_operator.observe import Job, Pod, format_time
 from elasticjob_operator.plan import Child, Deletion, Kind, NewPod, Plan
 from elasticjob_operator.report import Event
+from elasticjob_operator.turns import Urgency
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class Applier:
         """Fills in what the scale subresource needs to exist; returns the job's new metadata."""
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
         body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "spec": {"replicas": replicas}}
-        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW)
+        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
         self._cache.put_job(raw)
         metadata: Mapping[str, Any] = raw["metadata"]
         return metadata
@@ -134,7 +135,7 @@ class Applier:
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
         # The version makes sure that the decision was made on the latest state; the UID, on this very job.
         body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
-        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW)
+        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
         self._cache.put_job(raw)
 
     async def _confirm(self, job: Job) -> None:
@@ -158,7 +159,7 @@ class Applier:
         body = objects.build_pod(job, job.spec, new, self.settings)
         path = path_of("v1", "pods", job.namespace)
         try:
-            made = await self._api.request("POST", path, body, accept=METADATA_ONLY)
+            made = await self._api.request("POST", path, body, accept=METADATA_ONLY, job=job.name)
             self._cache.put_pod({**body, "metadata": made["metadata"]})
         except ApiError as error:
             if error.status != 409:
@@ -187,7 +188,7 @@ class Applier:
         if deletion.force:
             body["gracePeriodSeconds"] = 0
         logger.info("%s/%s: deleting %s: %s", job.namespace, job.name, deletion.name, deletion.why)
-        raw = await self._unless_gone(self._api.request("DELETE", path, body, urgency=Urgency.NOW))
+        raw = await self._unless_gone(self._api.request("DELETE", path, body, urgency=Urgency.NOW, job=job.name))
         if raw is None or raw.get("kind") == "Status" or not _lingers(raw):
             self._cache.drop_pod(job.namespace, job.name, deletion.uid)
         else:

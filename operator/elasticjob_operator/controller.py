@@ -21,6 +21,7 @@ from elasticjob_operator.kube import Api, ApiError, path_of
 from elasticjob_operator.observe import Job, Pod
 from elasticjob_operator.plan import Config, Plan, Seen, plan
 from elasticjob_operator.records import first
+from elasticjob_operator.turns import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Controller:
         self._applier = applier
         self.config = config
         self._clock = clock
-        self._slots = asyncio.Semaphore(parallel)
+        self._slots = Slots(parallel, share=(parallel + 1) // 2)
         self._loops: dict[JobKey, _Loop] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._active = False
@@ -108,8 +109,11 @@ class Controller:
         try:
             while loop.dirty and self._active:
                 loop.dirty = False
-                async with self._slots:
+                await self._slots.acquire(key)
+                try:
                     await self._try_pass(key, loop)
+                finally:
+                    self._slots.release(key)
                 # What happens at once is answered at once; what happens in the meantime, together. A big job rests as
                 # long as its planning takes, so that a thousand events about a thousand pods do not cost a million.
                 await asyncio.sleep(max(SHORTEST_REST, min(LONGEST_REST, loop.planning)))

@@ -7,15 +7,11 @@ what lies between costs a third of a request's CPU.
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import heapq
-import itertools
 import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from enum import IntEnum
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -23,6 +19,8 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from kubernetes.aio import client, config
 from yarl import URL
+
+from elasticjob_operator.turns import Slots, Urgency
 
 MERGE_PATCH = "application/merge-patch+json"
 # For replies of which only the metadata is new: less to write for the server and to read for us.
@@ -41,44 +39,6 @@ class ApiError(Exception):
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
-
-
-class Urgency(IntEnum):
-    """Who goes first where more requests are wanted than may be under way."""
-
-    NOW = 0  # others wait for it: the Lease, what is remembered, what has to go
-    NORMAL = 1
-    LATER = 2  # nobody waits for it
-
-
-class _Slots:
-    """A semaphore that serves its waiters by urgency, then in their order."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._order = itertools.count()
-        self._waiting: list[tuple[Urgency, int, asyncio.Future[None]]] = []
-
-    async def acquire(self, urgency: Urgency) -> None:
-        if self._free > 0:
-            self._free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (urgency, next(self._order), turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was handed over in the same moment
-                self.release()
-            raise
-
-    def release(self) -> None:
-        while self._waiting:
-            _, _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
 
 
 def api_root(group_version: str) -> str:
@@ -121,7 +81,7 @@ class Api:
     ) -> None:
         self.client = api_client
         self._session = session
-        self._slots = _Slots(parallel)
+        self._slots = Slots(parallel, reserved=parallel // 8, share=(parallel + 1) // 2)
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=10)
         self.observer: Observer | None = None
 
@@ -158,9 +118,14 @@ class Api:
         timeout: float | None = None,
         urgency: Urgency = Urgency.NORMAL,
         accept: str = "application/json",
+        job: str = "",
     ) -> Any:
-        """The decoded reply. Raises ApiError; a reply that does not come in `timeout` seconds is one too."""
-        await self._slots.acquire(urgency)
+        """The decoded reply. Raises ApiError; a reply that does not come in `timeout` seconds is one too.
+
+        `job` is the one that it is made for: the jobs of a namespace take turns, as the namespaces do.
+        """
+        owner = (namespace_of(path), job)
+        await self._slots.acquire(owner, urgency)
         try:
             status, started = 0, time.monotonic()
             try:
@@ -173,7 +138,7 @@ class Api:
             finally:
                 self._observe(method, path, status, time.monotonic() - started)
         finally:
-            self._slots.release()
+            self._slots.release(owner)
         if status >= 400:
             raise _error(status, data, response.headers.get("Retry-After"))
         return _decode(data) if data else {}
@@ -226,6 +191,11 @@ class Api:
     def _observe(self, method: str, path: str, status: int, seconds: float) -> None:
         if self.observer is not None:
             self.observer(method, resource_name(path), status, seconds)
+
+
+def namespace_of(path: str) -> str:
+    """The namespace that a request is about; "" where it is about more than one."""
+    return path.partition("/namespaces/")[2].partition("/")[0]
 
 
 def resource_name(path: str) -> str:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from elasticjob_operator.kube import Api, ApiError, Urgency, path_of
+from elasticjob_operator.kube import Api, ApiError, path_of
+from elasticjob_operator.turns import Urgency
 
 logger = logging.getLogger(__name__)
 
