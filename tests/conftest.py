@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import hypothesis
 
-from devcluster_fixture import cluster, cluster_factory, namespace
+from devcluster_fixture import audited, cluster, cluster_factory, namespace
 from operator_fixture import jobs, lasting_operator, operator, operator_factory
 
-__all__ = ["cluster", "cluster_factory", "jobs", "lasting_operator", "namespace", "operator", "operator_factory"]
+__all__ = [
+    "audited",
+    "cluster",
+    "cluster_factory",
+    "jobs",
+    "lasting_operator",
+    "namespace",
+    "operator",
+    "operator_factory",
+]
 
 # The normal run tries the same few examples every time; `--hypothesis-profile=long` tries thousands of new ones.
 hypothesis.settings.register_profile("default", max_examples=40, stateful_step_count=15, derandomize=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elasticjob_devcluster import BinariesUnavailable, Cluster, KubeError, NodeSpec
+from elasticjob_devcluster import BinariesUnavailable, Cluster, KubeError, NodeSpec, Tuning
 
 NODES = tuple(NodeSpec(f"node-{i}", gpus=2) for i in range(3))
 GONE_SECONDS = 60.0
@@ -43,6 +43,12 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
 def cluster(cluster_factory: Callable[..., Cluster]) -> Cluster:
     """The session's cluster: three nodes with two GPUs each. A test that breaks a node mends it again."""
     return cluster_factory(nodes=NODES)
+
+
+@pytest.fixture(scope="session")
+def audited(cluster_factory: Callable[..., Cluster]) -> Cluster:
+    """A cluster whose API server writes down every request, for the tests that read it."""
+    return cluster_factory(nodes=[NodeSpec("node-0"), NodeSpec("node-1")], tuning=Tuning(audit=True))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ class Tuning:
     node_monitor_grace_period: str = "10s"
     toleration_seconds: int = 300  # default tolerations for not-ready and unreachable nodes
     hpa_sync_period: str = "2s"
-    audit: bool = False  # write every request's metadata to audit.log
+    audit: bool = False  # write every request's metadata (of Leases: all) to audit.log
     apiserver_flags: tuple[str, ...] = ()
     controller_manager_flags: tuple[str, ...] = ()
     crash_backoff: tuple[float, float] = (10.0, 300.0)  # the kubelet's: first and longest pause
@@ -170,5 +170,9 @@ AUDIT_POLICY: dict[str, object] = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata"}],
+    "rules": [
+        # With their content: they say who held what when another request came.
+        {"level": "RequestResponse", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
+        {"level": "Metadata"},
+    ],
 }

@@ -97,8 +97,10 @@ def calm_collector() -> None:
 
 
 async def _run(options: Options) -> int:
+    # An audit log tells the replicas apart by it.
+    user_agent = f"elasticjob-operator/{__version__} ({options.identity})"
     try:
-        api = await Api.connect(options.kubeconfig, options.context, parallel=options.parallel)
+        api = await Api.connect(options.kubeconfig, options.context, parallel=options.parallel, user_agent=user_agent)
     except Exception as error:
         message = f"no cluster to connect to ({error}): give --kubeconfig, or run inside a cluster"
         raise UsageError(message) from None

@@ -77,9 +77,17 @@ class Api:
     """One API server. `parallel` bounds the requests under way; watches do not count."""
 
     def __init__(
-        self, api_client: client.ApiClient, session: aiohttp.ClientSession, *, parallel: int = 32, timeout: float = 30.0
+        self,
+        api_client: client.ApiClient,
+        session: aiohttp.ClientSession,
+        *,
+        parallel: int = 32,
+        timeout: float = 30.0,
+        user_agent: str = "elasticjob-operator",
     ) -> None:
         self.client = api_client
+        api_client.user_agent = user_agent
+        self.user_agent = user_agent
         self._session = session
         self._slots = Slots(parallel, reserved=parallel // 8, share=(parallel + 1) // 2)
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=10)
@@ -176,7 +184,7 @@ class Api:
             # A long list costs the server more to compress than it costs the network to carry it.
             "Accept-Encoding": "identity",
             "Content-Type": content_type,
-            "User-Agent": "elasticjob-operator",
+            "User-Agent": self.user_agent,
         }
         bearer = (await configuration.auth_settings()).get("BearerToken")
         if bearer:

@@ -5,11 +5,7 @@ The replicas stand behind what a Service is in a cluster: one address that leads
 
 from __future__ import annotations
 
-import contextlib
-import random
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,52 +16,11 @@ import pytest
 from elasticjob_devcluster import Cluster
 from integration.test_training import await_step, read_steps, torchrun_spec
 from operator_fixture import Jobs, OperatorProcess, wait_for
+from replicas_fixture import Service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 LEASE_SECONDS = 4
-
-
-class Service:
-    """One port for several: each connection goes to a backend by chance, and on to the next where nobody listens."""
-
-    def __init__(self, backends: list[int]) -> None:
-        self._backends = backends
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port: int = self._listener.getsockname()[1]
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
-
-    def _serve(self, near: socket.socket) -> None:
-        for port in random.sample(self._backends, len(self._backends)):
-            with contextlib.suppress(OSError):
-                far = socket.create_connection(("127.0.0.1", port), timeout=5)
-                far.settimeout(None)
-                self._sockets += [near, far]
-                threading.Thread(target=self._copy, args=(near, far), daemon=True).start()
-                self._copy(far, near)
-                return
-        near.close()
-
-    @staticmethod
-    def _copy(source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-        for one in (source, target):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.close()
-        for one in self._sockets:
-            one.close()
 
 
 @pytest.fixture
