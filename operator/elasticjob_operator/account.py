@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api, budget, faults, nodes, report
+from elasticjob_operator.containers import PodPhase
 from elasticjob_operator.faults import Blame, Fault, Verdict
-from elasticjob_operator.observe import Pod, PodPhase
+from elasticjob_operator.observe import Pod
 from elasticjob_operator.records import Seen
 from elasticjob_operator.standing import Judged, Standing
 

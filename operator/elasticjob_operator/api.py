@@ -169,7 +169,7 @@ class RunPolicy(Model):
     clean_pod_policy: CleanPodPolicy = Field(
         default=CleanPodPolicy.RUNNING,
         description="Which pods are deleted when the job has finished: All, Running (finished ones stay for "
-        "their logs) or None.",
+        "their logs; one whose sidecar runs on is not finished) or None.",
     )
     managed_by: str | None = Field(
         default=None,

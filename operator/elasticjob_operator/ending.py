@@ -139,7 +139,7 @@ def after_end(seen: Seen) -> Plan:
     present = [p for p in seen.pods if p.deleting is None]
     linger = ended + LINGER_SECONDS
     ending = [p for p in present if complete and not p.terminal and p.uid in members and now < linger]
-    running = [p for p in present if not p.terminal and p not in ending]
+    running = [p for p in present if (p.lingers or not p.terminal) and p not in ending]
     doomed: list[Pod] = []
     if clean is api.CleanPodPolicy.ALL:
         doomed = [p for p in present if p not in ending]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api, capacity, names, nodes, policy, wire
-from elasticjob_operator.observe import Pod, PodPhase, parse_time
+from elasticjob_operator.containers import PodPhase
+from elasticjob_operator.observe import Pod, parse_time
 from elasticjob_operator.records import Deletion, Seen, first
 from elasticjob_operator.standing import Judged, Sizes, Standing, ended_well
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from elasticjob_operator import api
+from elasticjob_operator.containers import PodPhase
 from elasticjob_operator.membership import Decision, State
-from elasticjob_operator.observe import Pod, PodPhase, format_time, resolve_nproc
+from elasticjob_operator.observe import Pod, format_time, resolve_nproc
 from elasticjob_operator.records import Seen
 from elasticjob_operator.standing import Judged, Standing, Worker
 

@@ -53,7 +53,7 @@ def overdue_deletions(
 
 
 def _force_at(pod: Pod, node: Node | None, timeout: float) -> float | None:
-    if not pod.node or pod.terminal:
+    if not pod.node or (pod.terminal and not pod.lingers):
         return None
     if node is None:  # or one so new that we have not heard of it
         return (pod.scheduled or pod.created) + (NEW_NODE_SECONDS if pod.started else timeout)

@@ -11,10 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
 
-from elasticjob_operator import api, names, wire
+from elasticjob_operator import api, containers, names, wire
+from elasticjob_operator.containers import Exit, PodPhase
 
 Raw = Mapping[str, Any]
 
@@ -31,24 +31,6 @@ def format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class PodPhase(StrEnum):
-    PENDING = "Pending"
-    RUNNING = "Running"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    UNKNOWN = "Unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How the trainer container ended."""
-
-    code: int
-    reason: str = ""
-    message: str = ""  # the termination message: the log's tail where the policy falls back to it
-    container: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Pod:
     name: str
@@ -56,7 +38,7 @@ class Pod:
     job: str
     job_uid: str
     index: int
-    phase: PodPhase = PodPhase.PENDING
+    phase: PodPhase = PodPhase.PENDING  # the trainer's: see `containers`
     node: str = ""
     ip: str = ""
     created: float = 0.0
@@ -65,6 +47,8 @@ class Pod:
     unschedulable_message: str = ""
     deleting: float | None = None  # when it has to be gone by
     started: bool = False  # the trainer runs
+    began: float | None = None  # when it started
+    lingers: bool = False  # the trainer has ended, and other containers run on
     waiting: str = ""  # why the trainer waits: ImagePullBackOff, CreateContainerConfigError, ...
     waiting_message: str = ""
     exit: Exit | None = None
@@ -201,8 +185,7 @@ def observe_pod(raw: Raw) -> Pod | None:
     disruption = conditions.get("DisruptionTarget") or {}
     annotations = metadata.get("annotations") or {}
     trainer = annotations.get(names.ANNOTATION_TRAINER) or (spec.get("containers") or [{"name": ""}])[0]["name"]
-    state, ended = _container_state(status, trainer)
-    waiting = state.get("waiting") or {}
+    found = containers.find_trainer(spec, status, trainer)
     created = parse_time(metadata.get("creationTimestamp")) or 0.0
     return Pod(
         name=metadata["name"],
@@ -210,7 +193,7 @@ def observe_pod(raw: Raw) -> Pod | None:
         job=labels[names.LABEL_JOB],
         job_uid=labels.get(names.LABEL_JOB_UID, ""),
         index=int(index),
-        phase=PodPhase(status.get("phase") or "Pending"),
+        phase=found.phase,
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
         created=created,
@@ -218,10 +201,12 @@ def observe_pod(raw: Raw) -> Pod | None:
         unschedulable=(scheduled_time or created) if unschedulable else None,
         unschedulable_message=scheduled.get("message", "") if unschedulable else "",
         deleting=parse_time(metadata.get("deletionTimestamp")),
-        started="running" in state,
-        waiting=waiting.get("reason", ""),
-        waiting_message=waiting.get("message", ""),
-        exit=ended,
+        started=found.runs,
+        began=parse_time(found.began),
+        lingers=found.lingers,
+        waiting=found.waiting,
+        waiting_message=found.waiting_message,
+        exit=found.exit,
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         reason=status.get("reason") or "",
         message=status.get("message") or "",
@@ -229,30 +214,6 @@ def observe_pod(raw: Raw) -> Pod | None:
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         resource_version=metadata.get("resourceVersion", ""),
     )
-
-
-def _container_state(status: Raw, trainer: str) -> tuple[Raw, Exit | None]:
-    """The trainer's state (or that of an init container that holds it up), and how it ended."""
-    for container in status.get("initContainerStatuses") or ():
-        state = container.get("state") or {}
-        if "waiting" in state and state["waiting"].get("reason") not in ("PodInitializing", None):
-            return state, None
-        failed = state.get("terminated") or {}
-        if failed.get("exitCode"):
-            return state, _exit(failed, container.get("name", ""))
-    for container in status.get("containerStatuses") or ():
-        if container.get("name") == trainer:
-            state = container.get("state") or {}
-            ended = state.get("terminated")
-            return state, _exit(ended, trainer) if ended else None
-    return {}, None
-
-
-def _exit(ended: Raw, container: str) -> Exit:
-    code = int(ended.get("exitCode", 0))
-    if not code and ended.get("signal"):
-        code = 128 + int(ended["signal"])
-    return Exit(code, ended.get("reason", ""), ended.get("message", ""), container)
 
 
 def observe_job(raw: Raw) -> Job:

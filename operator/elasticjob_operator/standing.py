@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elasticjob_operator import api, names, wire
-from elasticjob_operator.observe import Agent, Pod, PodPhase, parse_time
+from elasticjob_operator.containers import PodPhase
+from elasticjob_operator.observe import Agent, Pod, parse_time
 from elasticjob_operator.wire import AgentPhase
 
 

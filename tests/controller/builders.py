@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob_operator import api, names, wire
-from elasticjob_operator.observe import Agent, Exit, Job, Node, Pod, PodPhase, template_hash
+from elasticjob_operator.containers import Exit, PodPhase
+from elasticjob_operator.observe import Agent, Job, Node, Pod, template_hash
 from elasticjob_operator.standing import Settings, Situation, Sizes, Worker
 from elasticjob_operator.wire import AgentPhase
 
@@ -56,6 +57,7 @@ def make_pod(index: int = 0, phase: str = "Running", *, attempt: int = 0, **fiel
     refuse_if(state is PodPhase.RUNNING and fields.get("exit"), "a running trainer has no exit code")
     refuse_if(state is PodPhase.SUCCEEDED and fields["exit"].code, "a pod that succeeded ended with code 0")
     refuse_if(state is PodPhase.PENDING and fields.get("started"), "a pending pod has not started")
+    refuse_if(fields.get("lingers") and "exit" not in fields, "only a trainer that has ended is outlived")
     uid = f"u{index}" if not attempt else f"u{index}.{attempt}"
     fields.setdefault("created", NOW - 100)
     refuse_if(

@@ -16,7 +16,8 @@ from controller.builders import make_spec
 from controller.simulated_agent import FAILED, LEAVING, RUNNING, Pace, SimAgent, lose
 from controller.simulated_invariants import Invariants
 from elasticjob_operator import api, names, wire
-from elasticjob_operator.observe import Agent, Exit, Job, Node, Pod, PodPhase, format_time, template_hash
+from elasticjob_operator.containers import Exit, PodPhase
+from elasticjob_operator.observe import Agent, Job, Node, Pod, format_time, template_hash
 from elasticjob_operator.plan import Config, Plan, Seen, plan
 from elasticjob_operator.report import Event
 
@@ -295,6 +296,7 @@ class Cluster:
     partitioned: frozenset[str] = frozenset()  # UIDs whose agents do not reach the hub
     deletes_refused: bool = False  # the API server will not delete anything now
     unreachable: frozenset[str] = frozenset()  # UIDs whose stores nobody reaches
+    sidecars: bool = False  # pods have a container that runs on when the trainer has ended
 
     def hear(self, agent: SimAgent) -> None:
         self.agents[agent.pod.uid] = agent.record(self.agents.get(agent.pod.uid))
@@ -364,7 +366,7 @@ class Cluster:
             self.after(0.3, partial(self._start, pod))
 
     def _free(self, node: SimNode) -> int:
-        used = sum(1 for p in self.pods.values() if p.record.node == node.name and not p.record.terminal)
+        used = sum(1 for p in self.pods.values() if p.record.node == node.name and not _has_ended(p.record))
         return node.slots - used
 
     def _start(self, pod: SimPod) -> None:
@@ -374,13 +376,13 @@ class Cluster:
             pod.update(waiting="ImagePullBackOff", waiting_message="not found")
         elif pod.behaviour == "bad-command":
             message = 'exec: "trian": executable file not found in $PATH'
-            pod.update(phase=PodPhase.FAILED, exit=Exit(128, "StartError", message))
+            pod.update(phase=PodPhase.FAILED, exit=Exit(128, "StartError", message), lingers=self.sidecars)
         elif pod.behaviour.startswith("exit"):  # and its code
-            pod.update(phase=PodPhase.RUNNING, started=True)
+            pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
             code = int(pod.behaviour.removeprefix("exit"))
             self.after(1.0, lambda: self.kubelet_sees_exit(pod, code, ""))
         else:
-            pod.update(phase=PodPhase.RUNNING, started=True)
+            pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
             pod.agent = SimAgent(pod, self)
             pod.agent.later(self.pace.boot + (2.0 if pod.behaviour == "slow" else 0.0), "boot")
 
@@ -396,7 +398,7 @@ class Cluster:
             return
         ended = Exit(code, reason or ("Error" if code else "Completed"))
         phase = PodPhase.FAILED if code else PodPhase.SUCCEEDED
-        pod.update(phase=phase, exit=ended, started=False)
+        pod.update(phase=phase, exit=ended, started=False, lingers=self.sidecars)
 
     def _remove(self, pod: SimPod) -> None:
         self.pods.pop(pod.uid, None)
@@ -410,7 +412,7 @@ class Cluster:
         pod = self.pods.get(uid)
         if pod is None:
             return
-        if force or not pod.record.node or pod.record.terminal:
+        if force or not pod.record.node or _has_ended(pod.record):
             self._remove(pod)
             return
         if pod.record.deleting is not None:
@@ -419,7 +421,7 @@ class Cluster:
         if self._node_lives(pod):
             if pod.agent is not None and pod.agent.alive and not pod.agent.paused:
                 pod.agent.terminate()
-            elif pod.agent is None:
+            elif pod.agent is None or not pod.agent.alive:
                 self.after(0.1, lambda: self._remove(pod) if self._node_lives(pod) else None)
         self.after(pod.record.deleting - self.now if pod.record.deleting else 0, lambda: self._kill_overdue(pod))
 
@@ -603,6 +605,11 @@ class Cluster:
 
     def clock(self) -> str:
         return format_time(self.now)
+
+
+def _has_ended(pod: Pod) -> bool:
+    """Whether all of its containers have."""
+    return pod.terminal and not pod.lingers
 
 
 def _is_open(node: SimNode) -> bool:

@@ -9,8 +9,9 @@ import pytest
 
 from controller.builders import NOW, make_agent, make_pod, make_situation, make_worker, make_world
 from elasticjob_operator import api, wire
+from elasticjob_operator.containers import Exit
 from elasticjob_operator.membership import State, decide
-from elasticjob_operator.observe import Exit, format_time
+from elasticjob_operator.observe import format_time
 from elasticjob_operator.standing import Situation, Sizes, Standing, Worker, judge
 
 FAILED = {"failure": wire.Failure(generation=1, exit_code=1, message="boom")}

@@ -8,7 +8,8 @@ import pytest
 
 from controller.builders import TEMPLATE
 from elasticjob_operator import api, observe
-from elasticjob_operator.observe import Exit, Node
+from elasticjob_operator.containers import Exit
+from elasticjob_operator.observe import Node
 
 LABELS = {
     "elasticjob.dev/job-name": "digits",
@@ -112,6 +113,96 @@ def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
 )
 def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
     pod = observe.observe_pod(raw_pod(status))
+    assert {name: getattr(pod, name) for name in expected} == expected
+
+
+ENDED = {"exitCode": 3, "reason": "Error", "startedAt": "2026-01-01T00:00:02Z"}
+RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:03Z"}}
+SIDECAR = [{"name": "proxy", "restartPolicy": "Always"}]
+FAILED = {"phase": "Failed", "exit": Exit(3, "Error", "", "worker"), "started": False}
+
+
+@pytest.mark.parametrize(
+    ("phase", "worker", "side", "expected"),
+    [
+        pytest.param("Running", {"terminated": ENDED}, RUNS, {**FAILED, "lingers": True, "began": START + 2}, id="bad"),
+        pytest.param(
+            "Running",
+            {"terminated": {"exitCode": 0, "reason": "Completed"}},
+            RUNS,
+            {"phase": "Succeeded", "exit": Exit(0, "Completed", "", "worker"), "lingers": True, "waiting": ""},
+            id="well",
+        ),
+        pytest.param(
+            "Pending",
+            {"terminated": ENDED},
+            {"waiting": {"reason": "ImagePullBackOff"}},
+            {**FAILED, "lingers": True, "waiting": ""},
+            id="bad-beside-one-that-never-starts",
+        ),
+        pytest.param(
+            "Pending",
+            RUNS,
+            {"waiting": {"reason": "ImagePullBackOff"}},
+            {"phase": "Running", "started": True, "waiting": "", "lingers": False, "began": START + 3},
+            id="runs-beside-one-that-never-starts",
+        ),
+        pytest.param(
+            "Failed",
+            {"terminated": {"exitCode": 0}},
+            {"terminated": {"exitCode": 9}},
+            {"phase": "Succeeded", "lingers": False},
+            id="well-beside-one-that-failed",
+        ),
+        pytest.param("Running", RUNS, {"terminated": {"exitCode": 9}}, {"phase": "Running", "exit": None}, id="runs"),
+    ],
+)
+def test_a_pod_counts_as_its_trainer(phase: str, worker: Any, side: Any, expected: dict[str, Any]) -> None:
+    statuses = [{"name": "side", "state": side}, {"name": "worker", "state": worker}]
+    pod = observe.observe_pod(raw_pod({"phase": phase, "containerStatuses": statuses}))
+    assert {name: getattr(pod, name) for name in expected} == expected
+
+
+def test_an_evicted_pod_has_failed_though_its_trainer_ended_well() -> None:
+    status = {"phase": "Failed", "reason": "Evicted"}
+    status |= {"containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": 0}}}]}  # type: ignore[dict-item]
+    pod = observe.observe_pod(raw_pod(status))
+    assert pod is not None
+    assert pod.phase == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("proxy", "worker", "expected"),
+    [
+        pytest.param(RUNS, RUNS, {"started": True, "waiting": "", "exit": None}, id="both-run"),
+        pytest.param({"terminated": {"exitCode": 143}}, RUNS, {"started": True, "exit": None}, id="it-was-ended"),
+        pytest.param(
+            {"waiting": {"reason": "CrashLoopBackOff"}}, RUNS, {"started": True, "waiting": ""}, id="it-crashes"
+        ),
+        pytest.param(
+            {"waiting": {"reason": "CrashLoopBackOff"}},
+            {"waiting": {"reason": "PodInitializing"}},
+            {"started": False, "waiting": "CrashLoopBackOff", "exit": None},
+            id="it-crashes-before-the-trainer-starts",
+        ),
+        pytest.param(
+            {"terminated": {"exitCode": 1}},
+            {"waiting": {"reason": "PodInitializing"}},
+            {"started": False, "waiting": "PodInitializing", "exit": None},
+            id="it-is-started-again",
+        ),
+        pytest.param(RUNS, {"terminated": ENDED}, {**FAILED, "lingers": True}, id="it-runs-on"),
+    ],
+)
+def test_a_native_sidecar_is_no_init_container(proxy: Any, worker: Any, expected: dict[str, Any]) -> None:
+    status = {
+        "phase": "Running" if worker is not RUNS and "waiting" not in worker else "Pending",
+        "initContainerStatuses": [{"name": "proxy", "state": proxy}],
+        "containerStatuses": [{"name": "worker", "state": worker}],
+    }
+    raw = raw_pod(status)
+    raw["spec"]["initContainers"] = SIDECAR
+    pod = observe.observe_pod(raw)
     assert {name: getattr(pod, name) for name in expected} == expected
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from controller.builders import NOW, make_agent, make_node, make_pod, make_spec, make_world
 from elasticjob_operator import api, budget, capacity, faults, nodes, policy, wire
+from elasticjob_operator.containers import Exit
 from elasticjob_operator.faults import Blame, Fault, Verdict
-from elasticjob_operator.observe import Agent, Exit, Node, Pod, format_time, parse_time
+from elasticjob_operator.observe import Agent, Node, Pod, format_time, parse_time
 from elasticjob_operator.policy import Deadline, Departure
 
 

@@ -143,6 +143,20 @@ def test_clean_pod_policy(policy: str, ends: str) -> None:
     assert not any(kind == "PodDisruptionBudget" for kind, *_ in cluster.children)
 
 
+@pytest.mark.parametrize("success", ["All", "Rank0"])
+@pytest.mark.parametrize("policy", ["All", "Running", "None"])
+def test_a_trainer_that_ends_well_completes_beside_a_sidecar(success: str, policy: str) -> None:
+    """A sidecar that runs on makes its pod one that runs: only `None` leaves it."""
+    spec = make_spec(2, 4, successPolicy=success, runPolicy={"cleanPodPolicy": policy})
+    cluster = started(spec=spec)
+    cluster.sidecars = True
+    cluster.finish() if success == "All" else cluster.agent(0).succeed()
+    cluster.run(2)
+    assert cluster.status.is_true("Complete")
+    cluster.run(60)
+    assert len(cluster.pods) == (4 if policy == "None" else 0)
+
+
 def test_ttl_deletes_the_finished_job() -> None:
     cluster = started(spec=make_spec(2, 4, runPolicy={"ttlSecondsAfterFinished": 100}))
     cluster.finish()

@@ -56,6 +56,33 @@ def test_a_pod_that_crashes_is_charged() -> None:
     assert cluster.status.last_failure.exit_code == 1
 
 
+def test_a_trainer_that_crashes_beside_a_sidecar_is_replaced_and_charged() -> None:
+    """The pod's phase stays Running for as long as the sidecar runs."""
+    cluster = started()
+    cluster.sidecars = True
+    cluster.add_node("roomy", 4)
+    cluster.kill(1, code=3)
+    assert cluster.run_until(lambda: cluster.status.restarts.user == 1) < 2
+    assert cluster.run_until(lambda: cluster.generation > 1 and cluster.trains) < 10
+    cluster.run(60)
+    assert cluster.size == 4
+    assert cluster.status.restarts.total == 1
+    assert cluster.status.last_failure is not None
+    assert cluster.status.last_failure.exit_code == 3
+    assert not any(p.record.lingers for p in cluster.pods.values()), "the pod goes, sidecar and all"
+
+
+def test_a_node_that_dies_under_a_sidecar_holds_nothing_up() -> None:
+    cluster = started()
+    cluster.sidecars = True
+    pod = cluster.pod(1)
+    cluster.kill(1, code=3)
+    cluster.run(0.55)
+    cluster.kill_node(pod.record.node)
+    cluster.run(150)
+    assert pod.uid not in cluster.pods
+
+
 def test_out_of_memory_is_charged() -> None:
     cluster = started()
     cluster.kill(1, code=137, reason="OOMKilled")

@@ -131,6 +131,26 @@ def test_failed_init_fails_the_pod(pods: Pods) -> None:
     assert waiting_reason(status) == "PodInitializing"
 
 
+def test_a_native_sidecar_runs_beside_the_others_and_is_stopped_after_them(pods: Pods) -> None:
+    script = "trap 'echo asked; exit 5' TERM; echo here; while :; do sleep 0.02; done"
+    proxy = {"name": "proxy", "image": "x", "command": ["sh", "-c", script], "restartPolicy": "Always"}
+    pods.create("p", "sh", "-c", "sleep 0.5; exit 3", initContainers=[proxy])
+    if "restartPolicy" not in (pods.get("p") or {})["spec"]["initContainers"][0]:
+        pytest.skip("the API server is older than native sidecars (1.29)")
+    status = pods.wait_phase("p", "Failed")
+    assert terminated(status)["exitCode"] == 3
+    assert status["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 5
+
+
+def test_a_sidecar_outlives_the_first_container(pods: Pods) -> None:
+    side = {"name": "side", "image": "x", "command": ["sleep", "600"]}
+    main = {"name": "main", "image": "x", "command": ["sh", "-c", "exit 3"]}
+    pods.create("p", containers=[main, side])
+    status = pods.wait("p", lambda s: "terminated" in (first(s).get("state") or {}), "the first one has ended")
+    assert status["phase"] == "Running"
+    assert terminated(status)["exitCode"] == 3
+
+
 def test_image_that_cannot_be_pulled(pods: Pods) -> None:
     pods.create("p", "true", container={"image": "registry.invalid/none:1"})
     status = pods.wait_waiting("p", "ImagePullBackOff")

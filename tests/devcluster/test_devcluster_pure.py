@@ -209,6 +209,24 @@ def test_phase(policy: str, init: list[Any], main: list[Any], phase: str) -> Non
     assert status.compute_phase(policy, inits, mains) == phase
 
 
+@pytest.mark.parametrize(
+    ("sidecar", "started", "main", "phase"),
+    [
+        pytest.param(RUN, False, WAIT, "Pending", id="starts"),
+        pytest.param(RUN, True, WAIT, "Pending", id="the main one has not begun"),
+        pytest.param(RUN, True, RUN, "Running", id="runs"),
+        pytest.param(BAD, False, RUN, "Running", id="is started again"),
+        pytest.param(BAD, False, WAIT, "Pending", id="is started again before the main one begins"),
+        pytest.param(RUN, True, BAD, "Running", id="the main one failed and it is stopped"),
+        pytest.param(ended(143), False, BAD, "Failed", id="over"),
+        pytest.param(ended(143), False, OK, "Succeeded", id="its exit code counts for nothing"),
+    ],
+)
+def test_phase_with_a_sidecar(sidecar: Any, started: bool, main: Any, phase: str) -> None:
+    proxy = make_state("proxy", sidecar, started=started, sidecar=True)
+    assert status.compute_phase("Never", [proxy], [make_state("m", main)]) == phase
+
+
 def test_crash_loop_is_running_not_pending() -> None:
     state = make_state("m", Waiting("CrashLoopBackOff"), last=BAD, restarts=1)
     assert status.compute_phase("Always", [], [state]) == "Running"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
+import psutil
 import pytest
 
 from elasticjob_devcluster import Cluster, KubeError
@@ -102,6 +104,29 @@ def test_a_failed_worker_is_told_with_its_traceback(jobs: Jobs) -> None:
     )
     assert status["lastFailure"]["traceback"].endswith("ValueError: asked to fail")
     jobs.await_world("tell", 1, above=1)
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["ordinary", "native"])
+def test_a_job_with_sidecars(jobs: Jobs, cluster: Cluster, native: bool) -> None:
+    """A trainer that is killed is replaced, and the job is complete when all trainers have ended."""
+    spec = light_spec("--steps", "150")
+    pod = spec["template"]["spec"]
+    proxy = {"name": "proxy", "image": "light/proxy:1", "command": ["sleep", "600"]}
+    if native:
+        pod["initContainers"] = [{**proxy, "restartPolicy": "Always"}]
+    else:
+        pod["containers"].append(proxy)
+    jobs.create("side", spec)
+    first = jobs.await_world("side", 2)["rendezvous"]
+    if native and "restartPolicy" not in jobs.pods("side")[0]["spec"]["initContainers"][0]:
+        pytest.skip("the API server is older than native sidecars (1.29)")
+    victim = cluster.pod_pids(jobs.namespace, first["members"][1]["pod"])
+    (trainer,) = [pid for pid in victim if "light_agent" in " ".join(psutil.Process(pid).cmdline())]
+    os.kill(trainer, signal.SIGKILL)
+    status = jobs.await_world("side", 2, above=first["generation"])
+    assert status["lastFailure"]["exitCode"] == 137
+    assert jobs.await_condition("side", "Complete")["message"] == "all 2 members ended well"
+    wait_for(lambda: not jobs.pods("side"), "sidecars that run on are ended with the job")
 
 
 def test_fail_job_rule(jobs: Jobs) -> None:

@@ -40,6 +40,7 @@ class ContainerLoop:
         on_change: Callable[[], None],
         *,
         policy: str,
+        sidecar: bool = False,
     ) -> None:
         self.node = node
         self.pod = pod
@@ -47,7 +48,8 @@ class ContainerLoop:
         self.volumes = volumes
         self.policy = policy
         self.name: str = container["name"]
-        self.state = ContainerState(self.name, container.get("image", ""))
+        self.state = ContainerState(self.name, container.get("image", ""), sidecar=sidecar)
+        self.has_started = asyncio.Event()
         self.failures = 0
         self.running_id: str | None = None
         self._exited: asyncio.Future[dict[str, Any]] | None = None
@@ -58,6 +60,8 @@ class ContainerLoop:
 
     def _set(self, **fields: Any) -> None:
         self.state = self.state.changed(**fields)
+        if self.state.started:
+            self.has_started.set()
         self._on_change()
 
     def runtime_id(self, attempt: int) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -48,14 +48,19 @@ class PodWorker:
         self.volumes = PodVolumes(address, pod, self.directory / "volumes", "")
         policy = spec.get("restartPolicy", "Always")
         init_policy = "Never" if policy == "Never" else "OnFailure"
-        self.init = [self._loop(c, init_policy) for c in spec.get("initContainers") or ()]
+        self.init = [self._loop(c, init_policy, is_init=True) for c in spec.get("initContainers") or ()]
         self.main = [self._loop(c, policy) for c in spec["containers"]]
         if self.init:
             for loop in self.main:
                 loop.state = loop.state.changed(state=Waiting("PodInitializing"))
 
-    def _loop(self, container: Raw, policy: str) -> ContainerLoop:
-        return ContainerLoop(self.node, lambda: self.pod, container, self.volumes, self._dirty.set, policy=policy)
+    def _loop(self, container: Raw, policy: str, *, is_init: bool = False) -> ContainerLoop:
+        """An init container with `restartPolicy: Always` is a sidecar: the others do not wait for its end."""
+        sidecar = is_init and container.get("restartPolicy") == "Always"
+        policy = "Always" if sidecar else policy
+        return ContainerLoop(
+            self.node, lambda: self.pod, container, self.volumes, self._dirty.set, policy=policy, sidecar=sidecar
+        )
 
     def update(self, pod: Raw) -> None:
         """The pod object changed."""
@@ -151,14 +156,30 @@ class PodWorker:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _run_containers(self) -> None:
-        for loop in self.init:
-            ended = await loop.run()
-            if ended.exit_code != 0:
-                return
-        for loop in self.main:
-            if isinstance(loop.state.state, Waiting) and loop.state.state.reason == "PodInitializing":
-                loop.state = loop.state.changed(state=Waiting())
-        await asyncio.gather(*(loop.run() for loop in self.main))
+        async with contextlib.AsyncExitStack() as sidecars:  # left in reverse order, as the kubelet does
+            for loop in self.init:
+                if loop.state.sidecar:
+                    await sidecars.enter_async_context(self._beside(loop))
+                elif (await loop.run()).exit_code != 0:
+                    return
+            for loop in self.main:
+                if isinstance(loop.state.state, Waiting) and loop.state.state.reason == "PodInitializing":
+                    loop.state = loop.state.changed(state=Waiting())
+            await asyncio.gather(*(loop.run() for loop in self.main))
+
+    @contextlib.asynccontextmanager
+    async def _beside(self, loop: ContainerLoop) -> AsyncIterator[None]:
+        """A sidecar that runs, from its start until the others have ended."""
+        running = asyncio.create_task(loop.run())
+        try:
+            await loop.has_started.wait()
+            yield
+            running.cancel()
+            await loop.stop(self._grace())
+            await loop.finish_after_stop()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def _refresh(self) -> None:
         """Renew tokens before they expire, and pick up changed ConfigMaps."""
@@ -183,10 +204,11 @@ class PodWorker:
             await self._stop_containers(self._grace())
 
     async def _stop_containers(self, grace: float) -> None:
-        everyone = (*self.init, *self.main)
-        await asyncio.gather(*(loop.stop(grace) for loop in everyone))
-        for loop in everyone:
-            await loop.finish_after_stop()
+        """The sidecars last."""
+        for some in (self.main, self.init):
+            await asyncio.gather(*(loop.stop(grace) for loop in some))
+            for loop in some:
+                await loop.finish_after_stop()
 
     async def _finalize(self) -> None:
         """Tell how it ended, remove the object, then the traces of the pod."""

@@ -68,6 +68,7 @@ class ContainerState:
     ready: bool = False
     started: bool = False
     container_id: str = ""
+    sidecar: bool = False  # an init container that runs beside the others until they have ended
 
     def changed(self, **fields: Any) -> ContainerState:
         return replace(self, **fields)
@@ -94,19 +95,26 @@ def ended_reason(exit_code: int) -> str:
     return "Completed" if exit_code == 0 else "Error"
 
 
+def is_initialized(state: ContainerState, main: Sequence[ContainerState]) -> bool:
+    """Whether this init container holds nothing up: it ended well, or it is a sidecar that has started once."""
+    if state.sidecar:
+        return state.started or any(not isinstance(c.state, Waiting) or c.last for c in main)
+    return isinstance(state.state, Ended) and state.state.exit_code == 0
+
+
 def compute_phase(policy: str, init: Sequence[ContainerState], main: Sequence[ContainerState]) -> str:
     """Pending, Running, Succeeded or Failed."""
     for state in init:
-        if isinstance(state.state, Ended):
-            if state.state.exit_code == 0:
-                continue
-            return "Failed" if policy == "Never" else "Pending"
-        return "Pending"
+        if is_initialized(state, main):
+            continue
+        failed = isinstance(state.state, Ended) and not state.sidecar
+        return "Failed" if failed and policy == "Never" else "Pending"
     ends = [c.state for c in main if isinstance(c.state, Ended)]
     never_ran = [c for c in main if isinstance(c.state, Waiting) and c.last is None and c.restarts == 0]
     if never_ran:
         return "Pending"
-    if len(ends) == len(main) and not any(should_restart(policy, e) for e in ends):
+    served = any(c.sidecar and isinstance(c.state, Running) for c in init)
+    if len(ends) == len(main) and not served and not any(should_restart(policy, e) for e in ends):
         return "Succeeded" if all(e.exit_code == 0 for e in ends) else "Failed"
     return "Running"
 
@@ -118,7 +126,7 @@ def compute_conditions(
     gates: Mapping[str, bool],
 ) -> dict[str, tuple[bool, str, str]]:
     """Type → (holds, reason, message) of the conditions a node owns."""
-    unfinished = [c.name for c in init if not (isinstance(c.state, Ended) and c.state.exit_code == 0)]
+    unfinished = [c.name for c in init if not is_initialized(c, main)]
     result: dict[str, tuple[bool, str, str]] = {}
     if unfinished:
         text = f"containers with incomplete status: [{' '.join(unfinished)}]"
