@@ -53,8 +53,8 @@ class Kube:
         content_type: str = "application/json",
         timeout: float = 30,
     ) -> bytes:
-        """One request; a kept connection that the server closed meanwhile is made again."""
-        data = None if body is None else json.dumps(body)
+        """One request; a kept connection that the server closed meanwhile is made again. Bytes are sent as they are."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         for attempt in (0, 1):
             connection = self._connection(timeout, fresh=attempt > 0)

@@ -1,6 +1,6 @@
 """`make chaos`: everything, long. One JSON line a suite; exit code 1 where anything was wrong.
 
-python -m chaos [--seed N] [--only SUITE] [--stories a,b] [--soak-minutes M]
+python -m chaos [--seed N] [--only SUITE] [--stories a,b] [--minutes M] [--soak-minutes M]
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import apifaults, certificates, changes, clusterfaults, clustersessions, fuzz, mutants, sessions, soak
+from chaos import (
+    apifaults,
+    certificates,
+    changes,
+    clusterfaults,
+    clustersessions,
+    fuzz,
+    mutants,
+    sessions,
+    soak,
+    tenants,
+)
 from chaos.crashes import all_crashes, find_endings
 from chaos.lab import Zygote, make_lane
 from chaos.stories import STORIES
@@ -24,7 +35,7 @@ from model.replay import compare
 from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "fuzz", "soak")
-SUITES = ("model", "mutants", "sessions", *ON_CLUSTER)
+SUITES = ("model", "mutants", "sessions", "tenants", *ON_CLUSTER)
 
 
 def run_model(seed: int) -> Report:
@@ -100,6 +111,7 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--session-histories", type=int, default=100)
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
     parser.add_argument("--soak-jobs", type=int, default=200)
     parser.add_argument("--soak-workers", type=int, default=5)
@@ -111,6 +123,8 @@ def main() -> int:
         reports = [run_model(args.seed)] if "model" in suites else []
         reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
         reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
+        if "tenants" in suites:
+            reports.append(tenants.run(tenants.Plan(args.seed, hostile_seconds=args.minutes * 60), directory))
         if set(ON_CLUSTER) & set(suites):
             reports += run_on_cluster(args, suites, directory)
     print("\n".join(r.line() for r in reports))

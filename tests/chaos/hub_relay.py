@@ -14,7 +14,7 @@ from typing import Any
 
 class HubRelay:
     def __init__(self, hub_port: int) -> None:
-        self._hub_port = hub_port
+        self.hub_port = hub_port  # of connections that are made from now on
         self._muted: set[int] = set()
         self._mute_new = False
         self._count = 0
@@ -75,7 +75,7 @@ class HubRelay:
         if self._mute_new:
             self._muted.add(number)
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._hub_port)
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.hub_port)
         except OSError:
             writer.transport.abort()
             self._writers.discard(writer)

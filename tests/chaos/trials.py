@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from chaos.lab import Lane, Stage
 
@@ -32,11 +33,12 @@ class Report:
     faults: int = 0
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    more: dict[str, Any] = field(default_factory=dict)  # what else this suite says of itself
 
     def line(self) -> str:
         said = {"suite": self.suite, "histories": self.histories, "faults": self.faults}
         said |= {"violations": len(self.violations), "seed": self.seed, "seconds": round(self.seconds)}
-        return json.dumps(said)
+        return json.dumps(said | self.more)
 
 
 def run_trials(suite: str, seed: int, lanes: Sequence[Lane], trials: Sequence[Trial]) -> Report:

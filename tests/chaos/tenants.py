@@ -1,0 +1,238 @@
+"""Tenants that do harm beside three jobs that train: two live replicas, hostile objects and pods, and lost Leases.
+
+First a quiet run of the good jobs, then the same under everything. In the first half of the hostile time something
+happens to the Lease or its holder in every round; in the second half one process leads throughout, so that its memory
+can be compared. What has to hold is in `tenants_judge`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos import auditlog, hostile, hostile_agent, replicas
+from chaos.goodjobs import MEMBERS, NAMESPACE, PATIENCE, GoodJobs
+from chaos.hostile import Hostile, Prey
+from chaos.lag import LagWatch
+from chaos.replicas import Replicas
+from chaos.tenants_judge import Record, is_named, judge
+from chaos.trials import Report
+from elasticjob_devcluster import Cluster, KubeError, NodeSpec, Tuning
+from operator_fixture import MERGE, Jobs, install_crd, light_spec, wait_for
+from replicas_fixture import AuditLog
+
+EVIL = "evil"
+LEASE_SECONDS = 6.0
+NAMED_SECONDS = 30.0  # for a warning or a condition about an object
+QUOTA = {"pods": "40"}
+FLAGS = ("--lease-seconds", str(LEASE_SECONDS), "--stable-seconds", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long it goes on."""
+
+    seed: int
+    quiet_rounds: int = 3
+    hostile_seconds: float = 300.0
+    objects: int = len(hostile.CASES)  # in a round
+    attacks: tuple[str, ...] = hostile_agent.MODES
+
+
+class Run:
+    """The cluster, the replicas, the jobs, and the record that is kept."""
+
+    def __init__(self, cluster: Cluster, members: Replicas, directory: Path, plan: Plan) -> None:
+        self.kube, self.replicas, self.plan = cluster.kube, members, plan
+        self.good, self.evil = GoodJobs(cluster, directory), Jobs(cluster, EVIL)
+        self.record = Record((replicas.SYSTEM, replicas.NAME))
+        self.lag = LagWatch(members.members)
+        self.dice = random.Random(plan.seed)
+        self.rounds = 0
+        self._pool = ThreadPoolExecutor(4)
+        self._beta = self.kube.get("/apis/policy/v1") is None
+
+    def play(self) -> Record:
+        """All of it, or until no replica leads any more."""
+        self.good.start()
+        with self.lag.watching("quiet"):
+            for _ in range(self.plan.quiet_rounds):
+                began = self._begin()
+                self._change()
+                self.record.quiet.append((began, time.time()))
+        self._start_hostile_pods()
+        try:
+            with self.lag.watching("hostile"):
+                self._harm()
+            self.good.finish()
+        except AssertionError as error:
+            self.record.unfinished.append(f"the run: {error}")
+        self._pool.shutdown()
+        return self._complete()
+
+    def _harm(self) -> None:
+        for touches_lease in (True, False):
+            begin = time.time()
+            while time.time() < begin + self.plan.hostile_seconds / 2:
+                self._hostile_round(touches_lease=touches_lease)
+            self.record.siege = (begin, time.time())
+
+    def _complete(self) -> Record:
+        record = self.record
+        record.exits, record.samples = self.replicas.exits, self.replicas.samples
+        record.steps = {job: self.good.read_steps(job) for job in MEMBERS}
+        record.lag = self.lag.longest
+        record.unfinished += self.good.wrong
+        record.logs = {member.name: member.log for member in self.replicas.members}
+        return record
+
+    # Rounds.
+
+    def _begin(self) -> float:
+        self.rounds += 1
+        return time.time()
+
+    def _change(self) -> None:
+        self.good.change(self.dice, also_training=self.rounds % 4 == 3)
+
+    def _hostile_round(self, *, touches_lease: bool) -> None:
+        began = self._begin()
+        made = self._burst()
+        if touches_lease:
+            self._touch_lease()
+        wait_for(lambda: self.replicas.leader, "a replica leads", PATIENCE)
+        self._change()
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not self._find_unnamed(made), "all are named", NAMED_SECONDS, 1.0)
+        unnamed = self._find_unnamed(made)
+        self.record.unnamed += unnamed
+        list(self._pool.map(self._remove, made))
+        self.record.hostile.append((began, time.time()))
+        said = {"round": self.rounds, "seconds": round(time.time() - began, 1), "objects": len(made)}
+        print(json.dumps({**said, "unnamed": [one.case for one in unnamed], "lag": self.lag.longest}), flush=True)
+
+    def _touch_lease(self) -> None:
+        fault = replicas.LEASE_FAULTS[(self.plan.seed + self.rounds) % len(replicas.LEASE_FAULTS)]
+        print(json.dumps({"lease": fault.__name__}), flush=True)
+        self.record.touched.append(time.time())
+        with contextlib.suppress(KubeError):
+            fault(self.replicas)
+        self.record.touched.append(time.time())
+
+    # Harm.
+
+    def _start_hostile_pods(self) -> None:
+        for attack in self.plan.attacks:
+            spec = light_spec(replicas=1)
+            spec["template"]["spec"]["containers"][0]["command"] = [sys.executable, hostile_agent.__file__, attack]
+            self.evil.create(attack.replace("_", "-"), spec)
+
+    def _make_prey(self) -> Prey:
+        """A job of the tenant's own, whose labels and UID are stolen: each time a new one under the same name."""
+        with contextlib.suppress(KubeError):
+            self.kube.request("DELETE", f"{self.evil.path}/prey", {"propagationPolicy": "Background"})
+
+        def make() -> Prey | None:
+            try:
+                made = self.evil.create("prey", hostile.spec_of())
+            except KubeError:
+                return None
+            return Prey(EVIL, "prey", made["metadata"]["uid"])
+
+        return wait_for(make, "the name is free again", PATIENCE)
+
+    def _burst(self) -> list[Hostile]:
+        """What the API server took of this round's objects."""
+        seed = self.plan.seed * 10_000 + self.rounds
+        objects = [self._adapt(one) for one in hostile.make_all(seed, self._make_prey(), self.plan.objects)]
+        made = [one for one in self._pool.map(self._make, objects) if one is not None]
+        self.record.refused += len(objects) - len(made)
+        self.record.made += made
+        return made
+
+    def _adapt(self, one: Hostile) -> Hostile:
+        return hostile.as_policy_beta(one) if self._beta and one.kind == "PodDisruptionBudget" else one
+
+    def _make(self, one: Hostile) -> Hostile | None:
+        try:
+            self.kube.raw("POST", one.collection, one.text)
+            if one.status:
+                self.kube.raw("PATCH", f"{one.path}/status", {"status": one.status}, content_type=MERGE)
+        except KubeError:
+            self._remove(one)
+            return None
+        return one
+
+    def _remove(self, one: Hostile) -> None:
+        with contextlib.suppress(KubeError):
+            self.kube.raw("DELETE", one.path, {"gracePeriodSeconds": 0})
+
+    def _find_unnamed(self, made: list[Hostile]) -> list[Hostile]:
+        logs = "\n".join(member.log for member in self.replicas.members)
+        return [one for one in made if one.named and not is_named(one, logs, self._conditions(one))]
+
+    def _conditions(self, one: Hostile) -> list[dict[str, str]]:
+        if one.kind != "ElasticJob":
+            return []
+        try:
+            found = hostile.read(self.kube.raw("GET", one.path))
+        except KubeError:
+            return []
+        return list((found.get("status") or {}).get("conditions") or ())
+
+
+def run(plan: Plan, directory: Path, start: Callable[..., Cluster] = Cluster.start) -> Report:
+    """One run in a cluster of its own, which writes down every write."""
+    report, began = Report("tenants", plan.seed), time.monotonic()
+    policy = directory / "audit-policy.json"
+    policy.write_text(json.dumps(auditlog.build_policy(replicas.SYSTEM)))
+    tuning = Tuning(audit=True, apiserver_flags=(f"--audit-policy-file={policy}",))
+    cluster = start(nodes=tuple(NodeSpec(f"node-{i}") for i in range(3)), tuning=tuning)
+    try:
+        record = _play(cluster, directory, plan)
+        record.requests = AuditLog(cluster).read()
+    finally:
+        cluster.stop()
+    wrong = judge(record)
+    report.histories = len(record.quiet) + len(record.hostile)
+    report.faults = len(record.made) + len(record.touched) // 2
+    report.violations = [f"{rule}: {text}" for rule, texts in wrong.items() for text in texts]
+    report.more = summarize(record, wrong)
+    report.seconds = time.monotonic() - began
+    print("\n".join([*report.violations[:100], report.line()]), flush=True)
+    return report
+
+
+def _play(cluster: Cluster, directory: Path, plan: Plan) -> Record:
+    install_crd(cluster)
+    for namespace in (NAMESPACE, EVIL):
+        cluster.make_namespace(namespace)
+    quota = {"metadata": {"name": "quota"}, "spec": {"hard": QUOTA}}
+    cluster.kube.request("POST", f"/api/v1/namespaces/{EVIL}/resourcequotas", quota)
+    with Replicas(cluster, directory, *FLAGS).running() as members:
+        return Run(cluster, members, directory, plan).play()
+
+
+def summarize(record: Record, wrong: dict[str, list[str]]) -> dict[str, Any]:
+    """For the line that is printed."""
+    rss = [sample.rss for sample in record.samples if sample.leads]
+    return {
+        "writesWithoutLease": len(wrong["writesWithoutLease"]),
+        "wrong": {rule: len(texts) for rule, texts in wrong.items() if texts},
+        "objects": dict(Counter(one.kind for one in record.made)),
+        "refusedByServer": record.refused,
+        "leaseFaults": len(record.touched) // 2,
+        "exits": len(record.exits),
+        "writes": sum(bool(r.replica) for r in record.requests),
+        "lagSeconds": record.lag,
+        "memoryMiB": [round(min(rss)), round(max(rss))] if rss else [],
+    }
