@@ -18,7 +18,12 @@ import uvloop
 
 from elasticjob_operator import __version__, crd
 from elasticjob_operator.kube import Api, ApiError
-from elasticjob_operator.operate import Operator, Options, UsageError
+from elasticjob_operator.lease import SHORTEST_SECONDS
+from elasticjob_operator.operate import Operator
+from elasticjob_operator.options import Options, UsageError
+
+# The API server takes values that are nested 10,000 deep. They must be read before they can be refused by name.
+DEEPEST_JSON = 12_000
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ELASTICJOB_OPERATOR"})
@@ -50,7 +55,20 @@ def main() -> None:
 @click.option("--http-port", default=8080, show_default=True, help="Port of /healthz, /readyz and /metrics.")
 @click.option("--leader-election/--no-leader-election", default=True, show_default=True, help="Needed by two replicas.")
 @click.option("--lease-name", default="elasticjob-operator", show_default=True, help="Name of the Lease.")
-@click.option("--lease-seconds", default=10.0, show_default=True, help="Time after which a silent leader is replaced.")
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(min=SHORTEST_SECONDS),
+    default=10.0,
+    show_default=True,
+    help="Time after which a silent leader is replaced.",
+)
+@click.option(
+    "--certificate-check-seconds",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="How often the hub's certificate is looked at, and renewed where that is due.",
+)
 @click.option("--identity", envvar="POD_NAME", default="", help="Name of this replica in the Lease.")
 @click.option("--runtime-image", default="", help="Image that holds the injectable runtime.")
 @click.option("--worker-image", default="", help="Worker image that has the runtime built in.")
@@ -79,6 +97,7 @@ def run(log_format: str, log_level: str, **options: Any) -> None:
     options["identity"] = f"{options['identity'] or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     options["namespaces"] = tuple(options["namespaces"])
     calm_collector()
+    sys.setrecursionlimit(DEEPEST_JSON)
     try:
         sys.exit(uvloop.run(_run(Options(**options))))
     except (UsageError, ApiError) as error:
@@ -109,10 +128,7 @@ async def _run(options: Options) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, operator.stop)
-        try:
-            await operator.run()
-        except* ApiError as errors:
-            raise errors.exceptions[0] from None
+        await operator.run()
         return 1 if operator.lost_lease else 0
     finally:
         await api.close()

@@ -8,6 +8,7 @@ trusts less than it needs. Creating and judging are pure; the Secret is read and
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ipaddress
 import os
@@ -23,9 +24,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from kubernetes.aio import client
 
 from elasticjob_operator import names
+from elasticjob_operator.backoff import find_pause, spread
+from elasticjob_operator.kube import Api, ApiError, path_of
 
 CA_LIFE: Final = timedelta(days=3650)
 SERVING_LIFE: Final = timedelta(days=90)
@@ -33,6 +35,7 @@ SERVING_LIFE: Final = timedelta(days=90)
 CA_OVERLAP: Final = timedelta(days=1)
 _SKEW: Final = timedelta(hours=1)
 _RENEW_AT: Final = 2 / 3
+ATTEMPTS: Final = 5  # to write the Secret where somebody else writes it too
 
 
 class UnusableSecretError(ValueError):
@@ -239,7 +242,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 # The Secret. A `kubernetes.io/tls` Secret has the keys that people and tools expect, and takes more.
 
 
-def to_secret_data(bundle: Bundle) -> dict[str, bytes | str]:
+def to_secret_data(bundle: Bundle) -> dict[str, str]:
     following = bundle.next_authority
     data = {
         "ca.crt": bundle.trust,
@@ -273,51 +276,60 @@ def from_secret_data(data: Mapping[str, bytes | str] | None) -> Bundle | None:
         return None
 
 
-async def ensure_certificates(
-    api_client: client.ApiClient, namespace: str, secret_name: str, sans: Sequence[str], now: datetime
-) -> Bundle:
-    """Reads the bundle, makes or renews it where that is due. Safe for several replicas at once.
+async def read_certificates(api: Api, namespace: str, secret_name: str) -> Bundle | None:
+    """What the Secret holds; None where it is not there or its owner, the leader, has yet to mend it."""
+    return _parse(await _fetch(api, namespace, secret_name), namespace, secret_name)
 
-    Whoever writes second hears 409 and takes what the first one wrote.
+
+async def ensure_certificates(api: Api, namespace: str, secret_name: str, sans: Sequence[str], now: datetime) -> Bundle:
+    """Reads the bundle, makes or renews it where that is due. For the leader: others may only read.
+
+    A former leader may have been faster: then the write is refused, and its bundle is taken. Raises ApiError.
     """
-    api = client.CoreV1Api(api_client)
-    while True:
-        try:
-            secret = await api.read_namespaced_secret(secret_name, namespace)
-        except client.ApiException as error:
-            if error.status != 404:
-                raise
-            secret = None
-        bundle = from_secret_data(secret.data) if secret is not None else None
-        if bundle is None and secret is not None and not _is_ours(secret):
-            raise UnusableSecretError(
-                f"secret {namespace}/{secret_name}: tls.crt, tls.key and ca.crt are not all there and readable;"
-                " put a certificate of the hub into it, or delete it and one is made"
-            )
+    for attempt in range(1, ATTEMPTS + 1):
+        secret = await _fetch(api, namespace, secret_name)
+        bundle = _parse(secret, namespace, secret_name)
         if bundle is not None and not should_rotate(bundle, sans, now):
             return bundle
         bundle = create(sans, now) if bundle is None else refresh(bundle, sans, now)
         try:
             await _write(api, namespace, secret_name, secret, bundle)
             return bundle
-        except client.ApiException as error:
-            if error.status not in (404, 409):
+        except ApiError as error:
+            if error.status not in (404, 409) or attempt == ATTEMPTS:
                 raise
+        await asyncio.sleep(spread(find_pause(attempt)))
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _is_ours(secret: client.V1Secret) -> bool:
-    return ((secret.metadata.labels or {}) if secret.metadata else {}).get(names.LABEL_APP) == names.LABEL_APP_VALUE
+def _parse(secret: Mapping[str, Any] | None, namespace: str, name: str) -> Bundle | None:
+    if secret is None:
+        return None
+    bundle = from_secret_data(secret.get("data"))
+    if bundle is None and (secret["metadata"].get("labels") or {}).get(names.LABEL_APP) != names.LABEL_APP_VALUE:
+        raise UnusableSecretError(
+            f"secret {namespace}/{name}: tls.crt, tls.key and ca.crt are not all there and readable;"
+            " put a certificate of the hub into it, or delete it and one is made"
+        )
+    return bundle
 
 
-async def _write(api: client.CoreV1Api, namespace: str, name: str, existing: Any | None, bundle: Bundle) -> None:
-    metadata = client.V1ObjectMeta(name=name, namespace=namespace)
+async def _fetch(api: Api, namespace: str, name: str) -> Mapping[str, Any] | None:
+    try:
+        secret: Mapping[str, Any] = await api.request("GET", path_of("v1", "secrets", namespace, name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+    return secret
+
+
+async def _write(api: Api, namespace: str, name: str, existing: Mapping[str, Any] | None, bundle: Bundle) -> None:
+    data = to_secret_data(bundle)
     if existing is None:
-        metadata.labels = {names.LABEL_APP: names.LABEL_APP_VALUE}
-    body = client.V1Secret(metadata=metadata, type="kubernetes.io/tls", data=to_secret_data(bundle))
-    if existing is None:
-        await api.create_namespaced_secret(namespace, body)
+        metadata = {"name": name, "namespace": namespace, "labels": {names.LABEL_APP: names.LABEL_APP_VALUE}}
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": data}
+        await api.request("POST", path_of("v1", "secrets", namespace), body)
         return
-    # The version makes the write fail where another replica was faster.
-    body.metadata = existing.metadata
-    body.type = existing.type
-    await api.replace_namespaced_secret(name, namespace, body)
+    # The version, which is in the metadata, makes the write fail where another replica was faster.
+    await api.request("PUT", path_of("v1", "secrets", namespace, name), {**existing, "data": data})

@@ -78,8 +78,14 @@ class Controller:
         self.on_forget: Callable[[JobKey], None] = lambda key: None
 
     def start(self) -> None:
-        """From now on jobs are looked after; every known one gets a pass."""
+        """From now on jobs are looked after; every known one gets a pass. Only for the leader."""
+        if not self._api.leadership.is_held:
+            raise RuntimeError("only the leader may start the controller")
         self._active = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Something that concerns every job has changed."""
         for key in list(self._cache.jobs):
             self.wake(key)
 
@@ -124,6 +130,9 @@ class Controller:
         if loop.timer is not None:
             loop.timer.cancel()
             loop.timer = None
+        if not self._api.leadership.is_held:  # in doubt for a moment, or over: then the process ends soon
+            self._wake_later(key, loop, self._backoff(loop))
+            return
         try:
             wake_at = await self._pass(key, loop)
         except ApiError as error:

@@ -15,11 +15,12 @@ import kopf
 
 from elasticjob_operator import names
 from elasticjob_operator.cache import Cache
+from elasticjob_operator.intake import Intake
 
 Credentials = Callable[[], Awaitable[kopf.ConnectionInfo]]
 
 
-def build_registry(cache: Cache, credentials: Credentials) -> kopf.OperatorRegistry:
+def build_registry(cache: Cache, intake: Intake, credentials: Credentials) -> kopf.OperatorRegistry:
     """A registry with our one handler, and the credentials that the rest of the operator uses."""
     registry = kopf.OperatorRegistry()
 
@@ -29,7 +30,8 @@ def build_registry(cache: Cache, credentials: Credentials) -> kopf.OperatorRegis
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def seen(event: Mapping[str, Any], **_: Any) -> None:  # kopf runs what is not async in threads
-        cache.apply_job(event.get("type"), dict(event["object"]))
+        raw = dict(event["object"])
+        intake.take(names.PLURAL, raw, lambda: cache.apply_job(event.get("type"), raw))
 
     return registry
 
@@ -69,6 +71,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.scanning.disabled = True
     settings.watching.server_timeout = 240
+    settings.watching.chunk_size = 25  # jobs may be large, and kopf holds a page as a whole
     settings.watching.client_timeout = 260
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 0.2

@@ -7,14 +7,19 @@ are listed, since kopf would not tell of those that were deleted meanwhile, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
 import kopf
 
 from elasticjob_operator import handlers, names
+from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.cache import Cache
+from elasticjob_operator.intake import Intake
 from elasticjob_operator.kube import Api, ApiError, path_of
+from elasticjob_operator.listing import Listing
+from elasticjob_operator.supervise import insist
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +28,16 @@ class JobWatch:
     """Keeps the jobs of these namespaces in the cache; none means all of the cluster."""
 
     def __init__(
-        self, api: Api, cache: Cache, identity: str, namespaces: tuple[str, ...], stopped: asyncio.Event
+        self,
+        api: Api,
+        cache: Cache,
+        identity: str,
+        namespaces: tuple[str, ...],
+        stopped: asyncio.Event,
+        intake: Intake,
     ) -> None:
         self._api = api
+        self._intake = intake
         self._cache = cache
         self._identity = identity
         self._namespaces = namespaces
@@ -42,30 +54,38 @@ class JobWatch:
         """Bring the cache in step with the jobs that exist; also needed before the first pass."""
         for namespace in self._namespaces or ("",):
             before = [(key, job.uid) for key, (job, _) in self._cache.jobs.items() if namespace in ("", key[0])]
-            items = await self._fetch(namespace)
-            present = {item["metadata"]["uid"] for item in items}
-            for item in items:
-                self._cache.put_job({"apiVersion": names.API_VERSION, "kind": names.KIND, **item})
+            present = await self._take_all(namespace)
             for key, uid in before:
                 if uid not in present:
                     self._cache.drop_job(key, uid)
 
-    async def _fetch(self, namespace: str) -> list[Any]:
+    async def _take_all(self, namespace: str) -> set[str]:
+        """Takes in every job of this namespace, or of all; returns the UIDs of those that exist."""
         failures = 0
         while True:
+            present: set[str] = set()
             try:
-                page = await self._api.request("GET", path_of(names.API_VERSION, names.PLURAL, namespace))
-                return list(page.get("items") or ())
+                listing = Listing(self._api, path_of(names.API_VERSION, names.PLURAL, namespace), self._intake)
+                async with contextlib.aclosing(listing.pages()) as pages:
+                    async for page in pages:
+                        present.update(item["metadata"]["uid"] for item in page.present)
+                        for item in page.items:
+                            self._take({"apiVersion": names.API_VERSION, "kind": names.KIND, **item})
+                return present
             except ApiError as error:
                 failures += 1
-                logger.warning("the jobs cannot be listed: %s", error)
-                await asyncio.sleep(error.retry_after or min(10.0, 0.2 * 2.0 ** min(failures, 8)))
+                pause = spread(find_pause(failures, most=10.0, asked=error.retry_after))
+                logger.warning("the jobs cannot be listed: %s; again in %.1f s", error, pause)
+                await asyncio.sleep(pause)
+
+    def _take(self, raw: dict[str, Any]) -> None:
+        self._intake.take(names.PLURAL, raw, lambda: self._cache.put_job(raw))
 
     async def _run_kopf(self) -> bool:
         """Whether to run it again."""
         try:
             await kopf.operator(
-                registry=handlers.build_registry(self._cache, self._credentials),
+                registry=handlers.build_registry(self._cache, self._intake, self._credentials),
                 settings=handlers.build_settings(),
                 standalone=True,
                 identity=self._identity,  # type: ignore[arg-type] # else it asks for the user's name: there is none
@@ -88,7 +108,8 @@ class JobWatch:
         """
         self._logins += 1
         if self._logins > 1:
-            await self._fetch((self._namespaces or ("",))[0])
+            path = path_of(names.API_VERSION, names.PLURAL, (self._namespaces or ("",))[0])
+            await insist(lambda: self._api.request("GET", path, query={"limit": "1"}), refusals=())
         configuration = self._api.client.configuration
         bearer = (await configuration.auth_settings()).get("BearerToken")
         token = str(bearer["value"]).partition(" ")[2] if bearer else None

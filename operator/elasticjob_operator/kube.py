@@ -7,11 +7,12 @@ what lies between costs a third of a request's CPU.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -20,13 +21,20 @@ import aiohttp
 from kubernetes.aio import client, config
 from yarl import URL
 
+from elasticjob_operator.leadership import Leadership
+from elasticjob_operator.lines import Lines, Unreadable
 from elasticjob_operator.turns import Slots, Urgency
 
 MERGE_PATCH = "application/merge-patch+json"
 # For replies of which only the metadata is new: less to write for the server and to read for us.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-LONGEST_LINE = 2**21  # an event of a watch is one line
+# Of a reply, and of an event of a watch. The API server takes objects of 1.5 MB; in JSON each byte may become six.
+LARGEST_BYTES = 2**24
+READ_BUFFER = 2**20
 KEEP_ALIVE_SECONDS = 60.0  # the API server drops an idle connection after 90; a new one costs a TLS handshake
+READS = ("GET", "HEAD")
+FREE_TO_ALL = ("leases", "tokenreviews")  # by the first a replica becomes the leader; the second is only a question
+CONNECT_SECONDS = 10.0
 Observer = Callable[[str, str, int, float], None]  # verb, resource, status code (0: no reply), seconds
 
 
@@ -39,6 +47,20 @@ class ApiError(Exception):
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+
+
+class UnreadableError(ApiError):
+    """The reply is larger than `LARGEST_BYTES`, or no JSON that can be read."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(0, "Unreadable", f"{what}: {why}")
+
+
+class NotLeadingError(ApiError):
+    """This replica may not write now: it does not hold the Lease."""
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(0, "NotLeading", f"{method} {path}: only the leader writes, and this replica does not lead")
 
 
 def api_root(group_version: str) -> str:
@@ -69,12 +91,15 @@ def _open_session(configuration: client.Configuration, tls: ssl.SSLContext) -> a
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=KEEP_ALIVE_SECONDS),
         proxy=configuration.proxy or find_proxy(configuration.host),
-        read_bufsize=LONGEST_LINE,
+        read_bufsize=READ_BUFFER,
     )
 
 
 class Api:
-    """One API server. `parallel` bounds the requests under way; watches do not count."""
+    """One API server. `parallel` bounds the requests under way; watches do not count.
+
+    What is not a read is refused while `leadership` is not held: see `elasticjob_operator.leadership`.
+    """
 
     def __init__(
         self,
@@ -90,7 +115,8 @@ class Api:
         self.user_agent = user_agent
         self._session = session
         self._slots = Slots(parallel, reserved=parallel // 8, share=(parallel + 1) // 2)
-        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=10)
+        self._timeout = timeout
+        self.leadership = Leadership()
         self.observer: Observer | None = None
 
     @classmethod
@@ -107,7 +133,7 @@ class Api:
         configuration.retries = None  # the loop tries again by its own rules
         api_client = client.ApiClient(configuration)
         session = _open_session(configuration, api_client.rest_client.ssl_context)
-        # The typed client, used for reviews of tokens and for the certificate, shares the connections.
+        # The typed client, used for reviews of tokens, shares the connections.
         api_client.rest_client.pool_manager = session
         return cls(api_client, session, **options)
 
@@ -130,6 +156,9 @@ class Api:
     ) -> Any:
         """The decoded reply. Raises ApiError; a reply that does not come in `timeout` seconds is one too.
 
+        Raises UnreadableError where the reply is too large or no JSON.
+        Raises NotLeadingError, and sends nothing, where it would write and this replica does not lead.
+
         `job` is the one that it is made for: the jobs of a namespace take turns, as the namespaces do.
         """
         owner = (namespace_of(path), job)
@@ -137,10 +166,10 @@ class Api:
         try:
             status, started = 0, time.monotonic()
             try:
-                limit = aiohttp.ClientTimeout(total=timeout, sock_connect=10) if timeout else self._timeout
+                limit = aiohttp.ClientTimeout(total=timeout or self._timeout, sock_connect=CONNECT_SECONDS)
                 response = await self._send(method, path, body, query, content_type, limit, accept)
                 status = response.status
-                data = await response.read()
+                data = await _read(response, f"{method} {path}")
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise ApiError(0, "NoReply", f"{method} {path}: {type(error).__name__}: {error}") from error
             finally:
@@ -149,23 +178,28 @@ class Api:
             self._slots.release(owner)
         if status >= 400:
             raise _error(status, data, response.headers.get("Retry-After"))
-        return _decode(data) if data else {}
+        return _decode(data, f"{method} {path}") if data else {}
 
-    async def stream(self, path: str, query: Mapping[str, str], idle: float) -> AsyncIterator[dict[str, Any]]:
+    async def stream(
+        self, path: str, query: Mapping[str, str], idle: float, accept: str = "application/json"
+    ) -> AsyncGenerator[dict[str, Any] | Unreadable]:
         """The events of a watch, until the server ends it or nothing comes for `idle` seconds."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=idle)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle)
+        lines = Lines(LARGEST_BYTES)
         try:
-            response = await self._send("GET", path, None, query, "application/json", timeout)
+            response = await self._send("GET", path, None, query, "application/json", timeout, accept)
             self._observe("WATCH", path, response.status, 0.0)
-            if response.status >= 400:
-                raise _error(response.status, await response.read(), response.headers.get("Retry-After"))
             try:
-                async for line in response.content:
-                    if line.strip():
-                        yield json.loads(line)
+                if response.status >= 400:
+                    data = await _read(response, f"watch {path}")
+                    raise _error(response.status, data, response.headers.get("Retry-After"))
+                with contextlib.suppress(aiohttp.SocketTimeoutError):  # a silent watch ends like any other
+                    async for chunk in response.content.iter_any():
+                        for event in lines.feed(chunk):
+                            yield event
             finally:
                 response.close()
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: no JSON
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiError(0, "NoReply", f"watch {path}: {type(error).__name__}: {error}") from error
 
     async def _send(
@@ -192,8 +226,20 @@ class Api:
         url = URL(configuration.host + path + (f"?{urlencode(query)}" if query else ""), encoded=True)
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         server = configuration.tls_server_name or None
+        timeout = self._permit(method, path, timeout)  # as late as can be: all before it may have taken time
         return await self._session.request(
             method, url, data=data, headers=headers, timeout=timeout, server_hostname=server
+        )
+
+    def _permit(self, method: str, path: str, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
+        """The timeout of a request that may be sent. A write has to have its connection while it may be sent."""
+        if method in READS or resource_name(path) in FREE_TO_ALL:
+            return timeout
+        left = self.leadership.seconds_left()
+        if left <= 0:
+            raise NotLeadingError(method, path)
+        return aiohttp.ClientTimeout(
+            total=timeout.total, connect=min(CONNECT_SECONDS, left), sock_connect=min(CONNECT_SECONDS, left)
         )
 
     def _observe(self, method: str, path: str, status: int, seconds: float) -> None:
@@ -215,7 +261,18 @@ def resource_name(path: str) -> str:
     return "/".join([parts[0], *parts[2:3]]) if parts else path
 
 
-def _decode(data: bytes) -> Any:
+async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > LARGEST_BYTES:
+            response.close()
+            raise UnreadableError(what, f"the reply is larger than {LARGEST_BYTES} bytes")
+    return b"".join(parts)
+
+
+def _decode(data: bytes, what: str) -> Any:
     """JSON as Python values, without the garbage collector: it would look at each value of a long list many times over.
 
     Nothing of it is garbage yet, and none of it can ever be a cycle.
@@ -224,6 +281,8 @@ def _decode(data: bytes) -> Any:
     gc.disable()
     try:
         return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(what, f"no JSON that can be read: {type(error).__name__}") from None
     finally:
         if was_on:
             gc.enable()

@@ -1,23 +1,28 @@
 """Leader election by a Lease (coordination.k8s.io/v1): of several operators one acts.
 
-The holder renews it every `renew` seconds and gives it back when it ends, so that a rolling upgrade hands over at once.
-It steps down by its own clock before anybody else may take over; followers judge by what they see change, never by
-the clock of another machine.
+The holder renews it several times in its duration and gives it back when it ends, so that a rolling upgrade hands over
+at once. With the Lease it has the right to write (`leadership`), and loses it by its own clock before anybody else may
+take over. Followers judge by what they see change, never by the clock of another machine, and grant a holder the
+duration that it wrote into the Lease, or their own where that is longer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from elasticjob_operator.kube import Api, ApiError, path_of
+from elasticjob_operator.leadership import read_clock
 from elasticjob_operator.turns import Urgency
 
 logger = logging.getLogger(__name__)
+
+SHORTEST_SECONDS = 3.0  # below it, a pause of the machine would cost the Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +30,51 @@ class Timing:
     """Seconds."""
 
     duration: float = 10.0  # without a renewal for this long, others may take over
-    renew: float = 2.0
-    poll: float = 1.0
+
+    @property
+    def renew(self) -> float:
+        """How often the holder renews: a second and a third try fit in before the deadline."""
+        return self.duration * 0.2
+
+    @property
+    def poll(self) -> float:
+        """How often others look, and how soon a renewal that failed is tried again."""
+        return self.duration * 0.1
 
     @property
     def deadline(self) -> float:
-        """The holder steps down this long after its last renewal: well before others may take over."""
+        """The holder steps down this long after it sent its last renewal: well before others may take over."""
         return self.duration * 0.7
+
+    @property
+    def patience(self) -> float:
+        """For one request."""
+        return self.duration * 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The Lease as last seen, and since when it looks like that (monotonic seconds)."""
+    """The Lease as last seen, and since when it looks like that (seconds of `read_clock`)."""
 
     holder: str = ""
     renewed: str = ""
     since: float = 0.0
+    duration: float = 0.0  # what its holder says of it
 
 
 def is_free(sighting: Sighting, identity: str, timing: Timing, now: float) -> bool:
     """Whether this candidate may write its name: nobody holds it, it does, or the holder has been still too long."""
-    return sighting.holder in ("", identity) or now - sighting.since >= timing.duration
+    if sighting.holder in ("", identity):
+        return True
+    return now - sighting.since >= max(timing.duration, sighting.duration)
 
 
 class Election:
-    """One candidate."""
+    """One candidate for the right to write by this `Api`."""
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, timing: Timing = Timing()) -> None:
         self._api = api
+        self._leadership = api.leadership
         self._path = path_of("coordination.k8s.io/v1", "leases", namespace)
         self._name = name
         self._namespace = namespace
@@ -60,109 +82,100 @@ class Election:
         self._timing = timing
         self._seen = Sighting()
         self._lease: dict[str, Any] = {}
+        self._until = 0.0  # when it is lost at the latest, unless it is renewed
 
     async def acquire(self) -> None:
-        """Waits until this candidate holds the Lease."""
-        while not await self._try(time.monotonic()):  # noqa: ASYNC110 - the Lease is looked at, nobody sets an event
+        """Waits until this candidate holds the Lease, and with it the right to write."""
+        while not (await self._try() and self._leadership.is_held):  # noqa: ASYNC110 - nobody sets an event
             await asyncio.sleep(self._timing.poll)
         logger.info("leading as %s", self.identity)
 
     async def hold(self) -> None:
-        """Renews until that fails for too long; returns when this candidate must stop acting."""
-        renewed = time.monotonic()
-        while time.monotonic() - renewed < self._timing.deadline:
-            await asyncio.sleep(self._timing.renew)
-            now = time.monotonic()
-            try:
-                async with asyncio.timeout(self._timing.deadline - (now - renewed)):
-                    if await self._try(now):
-                        renewed = now
-                    elif self._seen.holder != self.identity:
-                        break
-            except TimeoutError:
+        """Renews until that fails for too long, or another has it; returns when the right to write is gone."""
+        pause = self._timing.renew
+        while (left := self._until - read_clock()) > 0:
+            renewed = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await asyncio.sleep(pause)
+                    renewed = await self._try()
+                    if not renewed and not self._leadership.is_held:
+                        renewed = await self._try()  # somebody else has written into it: look whose it is
+            if not renewed and self._seen.holder not in ("", self.identity):
                 break
+            pause = self._timing.renew if renewed else self._timing.poll
+        self._leadership.end()
         logger.warning("the Lease is lost; another operator acts")
 
     async def release(self) -> None:
-        """Gives it back, so that the next one need not wait."""
+        """Gives it back, so that the next one need not wait. Nothing is written from here on."""
+        self._leadership.end()
         if self._lease.get("spec", {}).get("holderIdentity") != self.identity:
             return
-        spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            await self._api.request(
-                "PUT",
-                f"{self._path}/{self._name}",
-                {**self._lease, "spec": spec},
-                timeout=3.0,
-                urgency=Urgency.NOW,
-            )
+            await self._put({**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
         except ApiError as error:
             logger.info("the Lease could not be given back: %s", error)
 
-    async def _try(self, now: float) -> bool:
+    async def _try(self) -> bool:
+        """Whether it is this candidate's now."""
         try:
             if not self._lease or self._seen.holder != self.identity:
-                await self._look(now)
-            if not is_free(self._seen, self.identity, self._timing, now):
+                await self._look()
+            if not is_free(self._seen, self.identity, self._timing, read_clock()):
                 return False
-            await self._write(now)
+            await self._write()
         except ApiError as error:
             self._lease = {}
-            if error.status not in (404, 409):
+            if error.status in (404, 409):
+                self._leadership.end()  # it may be another's by now
+            else:
                 logger.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
             return False
         return True
 
-    async def _look(self, now: float) -> None:
+    async def _look(self) -> None:
+        path = f"{self._path}/{self._name}"
         try:
-            self._lease = await self._api.request(
-                "GET",
-                f"{self._path}/{self._name}",
-                timeout=5.0,
-                urgency=Urgency.NOW,
-            )
+            self._lease = await self._api.request("GET", path, timeout=self._timing.patience, urgency=Urgency.NOW)
         except ApiError as error:
             if error.status != 404:
                 raise
             self._lease, self._seen = {}, Sighting()
             return
         spec = self._lease.get("spec") or {}
-        holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime") or ""
+        holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
         if (holder, renewed) != (self._seen.holder, self._seen.renewed):
-            self._seen = Sighting(holder, renewed, now)
+            # From now on, not from when it was asked for: its holder may have renewed it in between.
+            self._seen = Sighting(holder, renewed, read_clock(), float(spec.get("leaseDurationSeconds") or 0))
 
-    async def _write(self, now: float) -> None:
+    async def _write(self) -> None:
+        sent = read_clock()
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = self._lease.get("spec") or {}
         took_over = old.get("holderIdentity") != self.identity
-        spec = {
-            "holderIdentity": self.identity,
-            "leaseDurationSeconds": max(1, int(self._timing.duration)),
-            "acquireTime": stamp if took_over else old.get("acquireTime", stamp),
-            "renewTime": stamp,
-            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (1 if took_over and old else 0),
-        }
-        if self._lease:
-            body = {**self._lease, "spec": spec}
-            self._lease = await self._api.request(
-                "PUT",
-                f"{self._path}/{self._name}",
-                body,
-                timeout=5.0,
-                urgency=Urgency.NOW,
-            )
-        else:
-            body = {
-                "apiVersion": "coordination.k8s.io/v1",
-                "kind": "Lease",
-                "metadata": {"name": self._name, "namespace": self._namespace},
-                "spec": spec,
+        self._lease = await self._put(
+            {
+                "holderIdentity": self.identity,
+                "leaseDurationSeconds": math.ceil(self._timing.duration),
+                "acquireTime": stamp if took_over else old.get("acquireTime", stamp),
+                "renewTime": stamp,
+                "leaseTransitions": int(old.get("leaseTransitions") or 0) + (1 if took_over and old else 0),
             }
-            self._lease = await self._api.request(
-                "POST",
-                self._path,
-                body,
-                timeout=5.0,
-                urgency=Urgency.NOW,
-            )
-        self._seen = Sighting(self.identity, stamp, now)
+        )
+        self._seen = Sighting(self.identity, stamp, sent)
+        self._until = sent + self._timing.deadline
+        self._leadership.lend(self._until)
+
+    async def _put(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The Lease with this spec; refused with 409 where somebody else has written since it was read."""
+        if self._lease:
+            method, path, body = "PUT", f"{self._path}/{self._name}", {**self._lease, "spec": spec}
+        else:
+            metadata = {"name": self._name, "namespace": self._namespace}
+            method, path = "POST", self._path
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        made: dict[str, Any] = await self._api.request(
+            method, path, body, timeout=self._timing.patience, urgency=Urgency.NOW
+        )
+        return made

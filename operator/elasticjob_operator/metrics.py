@@ -125,6 +125,12 @@ class Metrics:
         self.pass_errors = counter("reconcile_errors_total", "Passes that ended in an error.")
         self.queue_seconds = histogram("reconcile_wait_seconds", "From a wake-up to its pass.", _LOOP_BUCKETS)
         self.loop_lag_seconds = histogram("event_loop_lag_seconds", "How late the event loop is.", _LOOP_BUCKETS)
+        self.background_restarts = counter(
+            "background_restarts_total", "Background work that failed and began anew.", "task"
+        )
+        self.skipped = counter(
+            "objects_skipped_total", "Objects that could not be taken in, by kind and error.", "kind", "error"
+        )
         self.leader = prometheus_client.Gauge(
             "elasticjob_leader", "1 where this replica is in charge.", registry=self.registry
         )

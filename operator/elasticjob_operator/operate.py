@@ -9,63 +9,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
+import math
 import time
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from elasticjob_operator import __version__ as version
-from elasticjob_operator import auth, certificates, front, limits, metrics, names, objects, standing
+from elasticjob_operator import auth, front, limits, metrics, names, objects
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.cache import Cache
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.http import HttpServer
 from elasticjob_operator.hub import Hub
+from elasticjob_operator.intake import Intake
 from elasticjob_operator.jobwatch import JobWatch
 from elasticjob_operator.kube import Api, ApiError, path_of
 from elasticjob_operator.lease import Election, Timing
+from elasticjob_operator.options import Options, UsageError
 from elasticjob_operator.plan import Config, Kind, Plan
+from elasticjob_operator.serving import Serving
+from elasticjob_operator.supervise import insist, keep_going
 from elasticjob_operator.watch import Watch
 
+__all__ = ["Operator", "Options", "UsageError"]
+
 logger = logging.getLogger(__name__)
-
-ROTATION_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line, parsed."""
-
-    namespaces: tuple[str, ...] = ()  # empty: the whole cluster
-    kubeconfig: str | None = None
-    context: str | None = None
-    operator_namespace: str = "default"
-    hub_host: str = "0.0.0.0"  # noqa: S104 - pods reach the hub from everywhere
-    hub_port: int = 8443
-    hub_url: str = ""  # what pods are told; empty: from hub_service, else this machine's own address
-    hub_service: str = ""
-    pod_address: str = ""  # where the Service is to lead while this replica leads
-    tls_secret: str = ""
-    http_host: str = "0.0.0.0"  # noqa: S104
-    http_port: int = 8080
-    leader_election: bool = True
-    lease_name: str = "elasticjob-operator"
-    lease_seconds: float = 10.0
-    identity: str = ""
-    runtime_image: str = ""
-    worker_image: str = ""
-    image_pull_policy: str = "IfNotPresent"
-    heartbeat_timeout: float = 5.0
-    stable_seconds: float = 60.0
-    parallel: int = 32
-    settings: standing.Settings = field(default_factory=standing.Settings)
-
-
-class UsageError(Exception):
-    """The operator cannot run as asked; the message says what to change."""
 
 
 class Operator:
@@ -77,6 +46,7 @@ class Operator:
         self.metrics = metrics.Metrics(version=version)
         api.observer = self.metrics.count_request
         self.cache = Cache(self._wake)
+        self.intake = Intake(lambda kind, trouble: self.metrics.skipped.labels(kind, trouble).inc())
         authenticate = auth.TokenAuthenticator(auth.review_with(api.client), self.cache.find_pod)
         hub_limits = limits.HubSettings(timeout_min=options.heartbeat_timeout)
         self.hub = Hub(authenticate=authenticate, wake=self._wake, settings=hub_limits)
@@ -91,9 +61,13 @@ class Operator:
         self._crd = False
         self.lost_lease = False
         self._stopped = asyncio.Event()
-        self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped)
-        self.hub_port = 0
+        self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)
+        self.serving = Serving(options, api, self.hub, self._trust)
         self.http_port = 0
+
+    @property
+    def hub_port(self) -> int:
+        return self.serving.port
 
     def _wake(self, key: tuple[str, str]) -> None:
         self.controller.wake(key)
@@ -114,7 +88,7 @@ class Operator:
     # Life.
 
     async def run(self) -> None:
-        """From start to the loss of the Lease or a stop. Any other end is an error."""
+        """From start to the loss of the Lease or a stop. Any other end is an error, of which UsageError is expected."""
         election = Election(
             self.api,
             self.options.operator_namespace,
@@ -125,7 +99,7 @@ class Operator:
         self.http_port = await self.http.start(self.options.http_host, self.options.http_port)
         try:
             await self._until_stopped(self._prepare())
-            await self._until_stopped(self._lead(election))
+            await self._until_stopped(self._live(election))
         finally:
             await self.controller.stop()
             if self.options.leader_election:
@@ -148,46 +122,70 @@ class Operator:
 
     async def _prepare(self) -> None:
         await self._discover()
-        context = await self._certify()
-        self.hub_port = await self.hub.start(self.options.hub_host, self.options.hub_port, context)
-        url = self._hub_url()
+        await self.serving.prepare()
+        await self._await_crd()
+
+    async def _live(self, election: Election) -> None:
+        """Watches, waits for the Lease, acts until it is lost. Nothing that fails in the background ends it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, work in self._watching():
+                    group.create_task(self._keep_going(name, work))
+                group.create_task(self._keep_going("the certificate", self.serving.keep_fresh))
+                await asyncio.gather(*(w.synced.wait() for w in self._watches))
+                await self.jobs.catch_up()
+                await self._elect(election)
+                group.create_task(self._keep_going("the start of leading", self._lead))
+                await self._stay(election)
+        except* UsageError as errors:
+            raise errors.exceptions[0] from None
+
+    def _keep_going(self, name: str, work: Callable[[], Awaitable[None]]) -> Coroutine[Any, Any, None]:
+        return keep_going(name, work, lambda task: self.metrics.background_restarts.labels(task).inc())
+
+    async def _elect(self, election: Election) -> None:
+        """Returns with the right to write."""
+        if self.options.leader_election:
+            await election.acquire()
+        else:
+            self.api.leadership.lend(math.inf)
+
+    async def _lead(self) -> None:
+        """Begins to act; only to be called with the right to write."""
+        await self.serving.refresh()
         self.applier.settings = objects.Settings(
-            hub_url=url,
+            hub_url=self.serving.url,
             tls=bool(self.options.tls_secret),
             runtime_image=self.options.runtime_image,
             worker_image=self.options.worker_image,
             image_pull_policy=self.options.image_pull_policy,
         )
-        logger.info("the hub listens on %s:%d; agents are told %s", self.options.hub_host, self.hub_port, url)
-        await self._await_crd()
+        self.hub.started_at = time.time()
+        self.hub.leader = True
+        self.metrics.leader.set(1)
+        self.controller.start()
+        service, address = self.serving.service, self.options.pod_address
+        if front.is_ours_to_point(service, address):
+            await front.point_service(self.api, service, address, self.serving.port)
 
-    async def _lead(self, election: Election) -> None:
-        """Watches, waits for the Lease, acts. The first task that ends, ends all."""
-        async with asyncio.TaskGroup() as group:
-            for work in self._watching():
-                group.create_task(work)
-            group.create_task(self._rotate())
-            await asyncio.gather(*(w.synced.wait() for w in self._watches))
-            await self.jobs.catch_up()
-            if self.options.leader_election:
-                await election.acquire()
-            self.hub.started_at = time.time()
-            self.hub.leader = True
-            self.metrics.leader.set(1)
-            self.controller.start()
-            if front.is_ours_to_point(self._service, self.options.pod_address):
-                group.create_task(front.point_service(self.api, self._service, self.options.pod_address, self.hub_port))
-            if self.options.leader_election:
-                await election.hold()
-                self.lost_lease = True
-                self.hub.leader = False  # whoever leads now has to be found by the agents
-                self.stop()
-            else:
-                await self._stopped.wait()
+    async def _stay(self, election: Election) -> None:
+        """Until the Lease is lost, or for ever where there is none."""
+        if not self.options.leader_election:
+            await self._stopped.wait()
+            return
+        await election.hold()
+        self.lost_lease = True
+        self.hub.leader = False  # whoever leads now has to be found by the agents
+        self.stop()
+
+    def _trust(self, ca_pem: str) -> None:
+        """The CAs of the hub have changed: every job's pods are told."""
+        self.controller.config = replace(self.controller.config, ca_pem=ca_pem)
+        self.controller.wake_all()
 
     # Watches.
 
-    def _watching(self) -> list[Coroutine[Any, Any, None]]:
+    def _watching(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         scopes = self.options.namespaces or ("",)
         selector = f"{names.LABEL_APP}={names.LABEL_APP_VALUE}"
         cache = self.cache
@@ -199,15 +197,21 @@ class Operator:
                     replace=lambda items, ns=namespace: cache.replace_pods(list(items), ns),  # type: ignore[misc]
                     apply=cache.apply_pod,
                     selector=selector,
+                    intake=self.intake,
                 )
             )
             for kind, group_version, plural in self._child_kinds():
                 self._watches.append(self._child_watch(kind, group_version, plural, namespace, selector))
         nodes = Watch(
-            self.api, path_of("v1", "nodes"), replace=cache.replace_nodes, apply=cache.apply_node, required=False
+            self.api,
+            path_of("v1", "nodes"),
+            replace=cache.replace_nodes,
+            apply=cache.apply_node,
+            required=False,
+            intake=self.intake,
         )
         self._watches.append(nodes)
-        return [*(w.run() for w in self._watches), self._watch_jobs()]
+        return [*((f"the watch of {w.path}", w.run) for w in self._watches), ("the watch of jobs", self._watch_jobs)]
 
     def _child_kinds(self) -> list[tuple[Kind, str, str]]:
         kinds = [Kind.SERVICE, Kind.NETWORK_POLICY, Kind.CONFIG_MAP]
@@ -221,6 +225,8 @@ class Operator:
             replace=lambda items: self.cache.replace_children(kind.value, list(items), namespace),
             apply=lambda event, raw: self.cache.apply_child(kind.value, event, raw),
             selector=selector,
+            is_metadata_enough=True,
+            intake=self.intake,
         )
 
     async def _watch_jobs(self) -> None:
@@ -231,7 +237,7 @@ class Operator:
 
     async def _discover(self) -> None:
         """Which version of PodDisruptionBudgets is served."""
-        groups = await self._again(lambda: self.api.request("GET", "/apis"))
+        groups = await insist(lambda: self.api.request("GET", "/apis"))
         served = {g["name"]: [v["groupVersion"] for v in g["versions"]] for g in groups.get("groups", [])}
         versions = served.get("policy", [])
         self.applier.policy_version = "policy/v1" if "policy/v1" in versions or not versions else versions[0]
@@ -250,84 +256,6 @@ class Operator:
                 else:
                     logger.warning("the API server: %s", error)
                 await asyncio.sleep(1.0)
-
-    async def _again(self, call: Any) -> Any:
-        delay = 0.2
-        while True:
-            try:
-                return await call()
-            except ApiError as error:
-                if error.status in (401, 403):
-                    raise UsageError(f"the API server refuses the operator's credentials: {error}") from None
-                logger.warning("the API server: %s; again in %.1f s", error, delay)
-                await asyncio.sleep(delay)
-                delay = min(10.0, delay * 2)
-
-    # The hub's address and certificate.
-
-    def _hub_url(self) -> str:
-        if self.options.hub_url:
-            url = self.options.hub_url
-            return url.replace(":0", f":{self.hub_port}") if url.endswith(":0") else url
-        scheme = "wss" if self.options.tls_secret else "ws"
-        host = self._service_address or "127.0.0.1"
-        port = self._service_port or self.hub_port
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-    _service: Mapping[str, Any] = MappingProxyType({"spec": MappingProxyType({"selector": "none"})})
-    _service_address = ""
-    _service_port = 0
-
-    async def _certify(self) -> ssl.SSLContext | None:
-        await self._find_service()
-        if not self.options.tls_secret:
-            return None
-        bundle = await self._bundle()
-        return certificates.server_context(bundle)
-
-    async def _find_service(self) -> None:
-        """Workers may have no cluster DNS, so they are given the Service's address."""
-        if not self.options.hub_service:
-            return
-        namespace, _, name = self.options.hub_service.rpartition("/")
-        namespace = namespace or self.options.operator_namespace
-        service = await self._again(lambda: self.api.request("GET", path_of("v1", "services", namespace, name)))
-        self._service = service
-        self._service_address = service["spec"].get("clusterIP", "")
-        ports = service["spec"]["ports"]
-        self._service_port = next((p["port"] for p in ports if p.get("name") == "hub"), ports[0]["port"])
-        if self._service_address in ("", "None"):
-            raise UsageError(f"service {namespace}/{name} has no cluster IP: agents could not reach the hub by it")
-
-    def _sans(self) -> list[str]:
-        found = ["localhost", "127.0.0.1"]
-        host = self.options.hub_url.partition("://")[2].rpartition(":")[0].strip("[]")
-        if self.options.hub_service:
-            namespace, _, name = self.options.hub_service.rpartition("/")
-            namespace = namespace or self.options.operator_namespace
-            found += [f"{name}.{namespace}.svc", f"{name}.{namespace}.svc.cluster.local"]
-        return [*found, *(h for h in (self._service_address, host) if h and h not in found)]
-
-    async def _bundle(self) -> certificates.Bundle:
-        bundle = await certificates.ensure_certificates(
-            self.api.client,
-            self.options.operator_namespace,
-            self.options.tls_secret,
-            self._sans(),
-            datetime.now(UTC),
-        )
-        self.controller.config = replace(self.controller.config, ca_pem=bundle.trust.decode())
-        return bundle
-
-    async def _rotate(self) -> None:
-        """Renews the certificate long before it ends; connections that exist stay."""
-        while self.options.tls_secret:
-            await asyncio.sleep(ROTATION_SECONDS)
-            try:
-                self.hub.use_certificate(certificates.server_context(await self._bundle()))
-                self.controller.start()
-            except Exception:
-                logger.exception("the hub's certificate could not be renewed; trying again in an hour")
 
 
 def _group_and_plural(kind: Kind) -> tuple[str, str]:

@@ -1,9 +1,11 @@
 """A watch that stays in step with the API server: list, follow, and begin anew when that breaks off.
 
 kopf watches without selectors, which in a big cluster means every pod of everybody; this one asks for the job's
-objects only. It promises to call `apply` for every object that exists and for each event, and `replace` with the
-metadata of all that exist, once in the beginning and after every gap: what is not among them is gone. What it tells may
-be old, repeated or late, never wrong about one object at one version.
+objects only, and for no more of them than their metadata where that is enough. It promises to call `apply` for every
+object that exists and for each event, and `replace` with the metadata of all that exist, once in the beginning and
+after every gap: what is not among them is gone. What it tells may be old, repeated or late, never wrong about one
+object at one version. An object that `apply` raises for, or that cannot be read, is left out with a warning; the
+others go on.
 """
 
 from __future__ import annotations
@@ -12,19 +14,32 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from elasticjob_operator.kube import Api, ApiError
+from elasticjob_operator.backoff import find_pause, spread
+from elasticjob_operator.intake import Intake
+from elasticjob_operator.kube import METADATA_ONLY, Api, ApiError, resource_name
+from elasticjob_operator.lines import Unreadable
+from elasticjob_operator.listing import Listing
 
 logger = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
-PAGE = "500"
 IDENTITY = ("namespace", "name", "uid", "resourceVersion")
-SEND_SECONDS = 0.001  # for a request to be on its way
 SERVER_SECONDS = 240  # a watch is renewed this often, ± 20 %
-IDLE_SECONDS = 90.0  # bookmarks come every minute: longer silence means a dead connection
+# A longer silence may mean a dead connection. It need not: where nothing has happened to a resource since the API
+# server started, it sends no bookmarks either, so the end of a silent watch is nothing to speak of.
+IDLE_SECONDS = 90.0
+HEALTHY_SECONDS = 10.0
+
+
+def count_failures(before: int, failed: bool, seconds: float) -> int:
+    """Failures in a row, after a try that went on for so long. One that ends at once is a failure, whatever it says."""
+    if seconds >= HEALTHY_SECONDS:
+        before = 0
+    return before + 1 if failed or seconds < 1.0 else 0
 
 
 class Watch:
@@ -39,89 +54,87 @@ class Watch:
         apply: Callable[[str, Raw], None],
         selector: str = "",
         required: bool = True,
+        is_metadata_enough: bool = False,
+        intake: Intake | None = None,
     ) -> None:
         self._api = api
-        self._path = path
+        self.path = path
         self._replace = replace
         self._apply = apply
         self._selector = selector
         self._required = required
+        self._intake = intake or Intake()
+        self._kind = resource_name(path)
+        self._accept = METADATA_ONLY if is_metadata_enough else "application/json"
+        self._listing = Listing(api, path, self._intake, selector, is_metadata_enough)
+        self._version = ""
         self.synced = asyncio.Event()
         self.forbidden = False
 
     async def run(self) -> None:
         """Follows for ever; ends only where the resource may not be seen and is not required."""
-        version = ""
         failures = 0
         while True:
+            error: ApiError | None = None
+            began = time.monotonic()
             try:
-                if not version:
-                    version = await self._list()
+                if not self._version:
+                    self._version = await self._list()
                     self.synced.set()
-                version = await self._follow(version)
-                failures = 0
-            except ApiError as error:
-                if error.status in (403, 404) and not self._required:
-                    logger.warning("%s cannot be watched (%s); going on without", self._path, error.reason)
-                    self.forbidden = True
-                    self.synced.set()
-                    return
-                if error.status == 410:
-                    version = ""
-                    continue
-                failures += 1
-                version = "" if error.status else version
+                await self._follow()
+            except ApiError as caught:
+                error = caught
+            if error is not None and error.status in (403, 404) and not self._required:
+                logger.warning("%s cannot be watched (%s); going on without", self.path, error.reason)
+                self.forbidden = True
+                self.synced.set()
+                return
+            if error is not None and error.status:
+                self._version = ""
+            failures = count_failures(failures, error is not None, time.monotonic() - began)
+            if failures:
                 await self._back_off(error, failures)
 
-    async def _back_off(self, error: ApiError, failures: int) -> None:
-        delay = error.retry_after or min(30.0, 0.1 * 2.0 ** min(failures, 12))
-        level = logging.WARNING if failures > 1 else logging.INFO
-        logger.log(level, "watch of %s: %s; again in %.1f s", self._path, error, delay)
-        await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load
+    async def _back_off(self, error: ApiError | None, failures: int) -> None:
+        pause = spread(find_pause(failures, asked=error.retry_after if error is not None else None))
+        level = logging.DEBUG if error is None else logging.WARNING if failures > 1 else logging.INFO
+        logger.log(level, "watch of %s: %s; again in %.1f s", self.path, error or "it ended at once", pause)
+        await asyncio.sleep(pause)
 
     async def _list(self) -> str:
-        """Told page by page, so that the whole objects of a big cluster never lie in memory together."""
+        """Told page by page; returns the version of the list."""
         listed: list[Raw] = []
         version = ""
-        async with contextlib.aclosing(self._pages()) as pages:
+        async with contextlib.aclosing(self._listing.pages()) as pages:
             async for page in pages:
-                for item in page.get("items") or ():
-                    self._apply("ADDED", item)
+                for item in page.items:
+                    self._enter("ADDED", item)
+                for item in page.present:
                     listed.append({"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}})
-                version = str((page.get("metadata") or {}).get("resourceVersion", ""))
+                version = page.version
         self._replace(listed)
         return version
 
-    async def _pages(self) -> AsyncGenerator[Raw]:
-        """While one page is looked at, the server works on the next."""
-        query = {"limit": PAGE, **({"labelSelector": self._selector} if self._selector else {})}
-        coming = asyncio.create_task(self._api.request("GET", self._path, query=query))
-        try:
-            while True:
-                page = await coming
-                query["continue"] = (page.get("metadata") or {}).get("continue") or ""
-                if query["continue"]:
-                    coming = asyncio.create_task(self._api.request("GET", self._path, query=dict(query)))
-                    await asyncio.sleep(SEND_SECONDS)
-                yield page
-                if not query["continue"]:
-                    return
-        finally:
-            coming.cancel()
-
-    async def _follow(self, version: str) -> str:
+    async def _follow(self) -> None:
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
-            "resourceVersion": version,
+            "resourceVersion": self._version,
             "timeoutSeconds": str(int(SERVER_SECONDS * random.uniform(0.8, 1.2))),  # noqa: S311
             **({"labelSelector": self._selector} if self._selector else {}),
         }
-        async for event in self._api.stream(self._path, query, IDLE_SECONDS):
-            kind, item = event.get("type", ""), event.get("object") or {}
-            if kind == "ERROR":
-                raise ApiError(int(item.get("code", 500)), str(item.get("reason", "")), str(item.get("message", "")))
-            version = (item.get("metadata") or {}).get("resourceVersion") or version
-            if kind != "BOOKMARK":
-                self._apply(kind, item)
-        return version
+        async with contextlib.aclosing(self._api.stream(self.path, query, IDLE_SECONDS, self._accept)) as events:
+            async for event in events:
+                if isinstance(event, Unreadable):
+                    self._intake.skip(self._kind, event.name, "Unreadable", f"watch of {self.path}: {event.why}")
+                    continue
+                kind, item = event.get("type", ""), event.get("object") or {}
+                if kind == "ERROR":
+                    code, reason = int(item.get("code", 500)), str(item.get("reason", ""))
+                    raise ApiError(code, reason, str(item.get("message", "")))
+                if kind != "BOOKMARK":
+                    self._enter(kind, item)
+                self._version = (item.get("metadata") or {}).get("resourceVersion") or self._version
+
+    def _enter(self, kind: str, item: Raw) -> None:
+        self._intake.take(self._kind, item, lambda: self._apply(kind, item))

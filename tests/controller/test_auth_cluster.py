@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from kubernetes.aio import client, config
 from controller.hub_fixture import running_hub, seated
 from elasticjob_devcluster import Cluster
 from elasticjob_operator import auth, certificates
+from elasticjob_operator.kube import Api
 
 pytestmark = pytest.mark.cluster
 
@@ -167,24 +169,32 @@ def resign(cluster: Cluster, token: str, **claims: Any) -> str:
 SANS = ("elasticjob-hub.elasticjob.svc", "10.96.0.17")
 
 
-async def test_replicas_that_start_together_end_with_one_bundle(namespace: str, api_client: client.ApiClient) -> None:
+@pytest.fixture
+async def leader(cluster: Cluster) -> AsyncIterator[Api]:
+    api = await Api.connect(str(cluster.kubeconfig))
+    api.leadership.lend(math.inf)
+    yield api
+    await api.close()
+
+
+async def test_replicas_that_start_together_end_with_one_bundle(namespace: str, leader: Api) -> None:
     now = datetime.now(UTC)
     bundles = await asyncio.gather(
-        *(certificates.ensure_certificates(api_client, namespace, "hub", SANS, now) for _ in range(5))
+        *(certificates.ensure_certificates(leader, namespace, "hub", SANS, now) for _ in range(5))
     )
     assert all(bundle == bundles[0] for bundle in bundles)
-    again = await certificates.ensure_certificates(api_client, namespace, "hub", SANS, now + timedelta(days=1))
+    again = await certificates.ensure_certificates(leader, namespace, "hub", SANS, now + timedelta(days=1))
     assert again == bundles[0]
 
 
 async def test_rotation_is_written_once_and_a_foreign_secret_is_left_alone(
-    cluster: Cluster, namespace: str, api_client: client.ApiClient
+    cluster: Cluster, namespace: str, leader: Api
 ) -> None:
     now = datetime.now(UTC)
-    first = await certificates.ensure_certificates(api_client, namespace, "hub", SANS, now)
+    first = await certificates.ensure_certificates(leader, namespace, "hub", SANS, now)
     later = now + timedelta(days=70)
     rotated = await asyncio.gather(
-        *(certificates.ensure_certificates(api_client, namespace, "hub", SANS, later) for _ in range(3))
+        *(certificates.ensure_certificates(leader, namespace, "hub", SANS, later) for _ in range(3))
     )
     assert all(bundle == rotated[0] for bundle in rotated)
     assert rotated[0].certificate != first.certificate and rotated[0].trust == first.trust
@@ -193,5 +203,5 @@ async def test_rotation_is_written_once_and_a_foreign_secret_is_left_alone(
     foreign = {"metadata": {"name": "theirs"}, "type": "Opaque", "data": {"password": "c2VjcmV0"}}
     cluster.kube.request("POST", path, foreign)
     with pytest.raises(certificates.UnusableSecretError, match=rf"secret {namespace}/theirs: tls.crt"):
-        await certificates.ensure_certificates(api_client, namespace, "theirs", SANS, now)
+        await certificates.ensure_certificates(leader, namespace, "theirs", SANS, now)
     assert cluster.kube.request("GET", f"{path}/theirs")["data"] == foreign["data"]

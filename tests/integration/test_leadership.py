@@ -1,15 +1,22 @@
-"""The judge of writes: who held the Lease when a replica wrote."""
+"""Only the leader acts: two replicas, every way to lose the leadership, and the audit log of the API server."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from replicas_fixture import Audited, find_writes_without_lease
+from devcluster_fixture import remove_namespace
+from elasticjob_devcluster import Cluster
+from operator_fixture import Jobs, install_crd, light_spec
+from replicas_fixture import Audited, AuditLog, Replicas, find_tenures, find_writes_without_lease
 
+MOVES = ("pause", "term", "kill", "steal", "term", "pause", "term", "kill", "steal", "pause")
 SPACE = "leadership"
 
+# The judge, by itself.
 
 LEASE = Audited("one", "update", "leases", SPACE, "elasticjob-operator", 0.0, 0.1, 200, "one")
 WRITE = Audited("one", "patch", "elasticjobs/status", SPACE, "job", 0.0, 0.1, 200, None)
@@ -44,3 +51,47 @@ def write(at: float, replica: str, verb: str = "patch") -> Audited:
 )
 def test_the_judge(requests: list[Audited], guilty: list[float]) -> None:
     assert [r.received for r in find_writes_without_lease(requests, SPACE)] == guilty
+
+
+# The replicas.
+
+
+@pytest.fixture
+def replicas(audited: Cluster, tmp_path: Path) -> Iterator[Replicas]:
+    install_crd(audited)
+    audited.make_namespace(SPACE)
+    started = Replicas(audited, tmp_path, SPACE, "--namespace", SPACE, "--certificate-check-seconds", "1")
+    yield started
+    started.stop()
+    for name, operator in started.all.items():
+        print(f"{name} said:\n{operator.log[-4000:]}")
+    remove_namespace(audited, SPACE)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_no_write_without_the_lease(audited: Cluster, replicas: Replicas) -> None:
+    log = AuditLog(audited)
+    log.read()
+    replicas.start()
+    jobs = Jobs(audited, SPACE)
+    for name in ("a", "b", "c"):
+        jobs.create(name, light_spec("--step-seconds", "0.1"))
+    replicas.await_leader()
+    for name in ("a", "b", "c"):
+        jobs.await_world(name, 2)
+    before = {name: jobs.status(name)["rendezvous"]["generation"] for name in ("a", "b", "c")}
+    for turn, how in enumerate(MOVES):
+        replicas.move(how)
+        jobs.scale("a", 2 + (turn + 1) % 2)  # something to do for whoever leads
+    jobs.await_world("a", 2, above=before["a"])
+    for name in ("b", "c"):
+        assert jobs.status(name)["rendezvous"]["generation"] == before[name], "their worlds were left alone"
+    replicas.stop()
+
+    requests = log.read()
+    tenures = find_tenures(requests, SPACE)
+    assert len(tenures) > len(MOVES), "the leadership moved"
+    writers = {r.replica for r in requests if r.replica and r.resource == "elasticjobs/status"}
+    assert len(writers) > len(MOVES) / 2, "those who led acted"
+    assert [str(r) for r in find_writes_without_lease(requests, SPACE)] == []

@@ -1,0 +1,171 @@
+"""The right to write: who gets it from a Lease, how long it lasts, and that nothing goes out without it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from elasticjob_operator.kube import Api, NotLeadingError
+from elasticjob_operator.leadership import Leadership
+from elasticjob_operator.lease import Election, Sighting, Timing, is_free
+
+pytestmark = pytest.mark.timeout(30)
+TIMING = Timing(duration=3.0)
+QUICK = Timing(duration=1.0)
+
+
+def test_the_right_runs_out_by_the_clock() -> None:
+    now = 100.0
+    leadership = Leadership(lambda: now)
+    assert not leadership.is_held, "nobody has it before it is lent"
+    leadership.lend(107.0)
+    assert leadership.is_held and leadership.seconds_left() == 7.0
+    now = 107.0
+    assert not leadership.is_held
+    leadership.lend(110.0)
+    leadership.end()
+    assert not leadership.is_held
+
+
+@pytest.mark.parametrize("duration", [3.0, 10.0, 300.0])
+def test_times_come_from_the_duration(duration: float) -> None:
+    timing = Timing(duration)
+    assert timing.renew + timing.patience < timing.deadline, "a renewal that fails can be tried again"
+    assert timing.deadline < duration, "the holder stops before others begin"
+
+
+@pytest.mark.parametrize(
+    ("sighting", "now", "free"),
+    [
+        pytest.param(Sighting(), 0.0, True, id="nobody's"),
+        pytest.param(Sighting("me", "x", 0.0, 3.0), 1.0, True, id="mine"),
+        pytest.param(Sighting("other", "x", 0.0, 3.0), 2.9, False, id="another's"),
+        pytest.param(Sighting("other", "x", 0.0, 3.0), 3.0, True, id="another's that is silent"),
+        pytest.param(Sighting("other", "x", 0.0, 30.0), 20.0, False, id="whose Lease is longer than ours"),
+        pytest.param(Sighting("other", "x", 0.0, 1.0), 2.0, False, id="whose Lease is shorter than ours"),
+    ],
+)
+def test_who_may_take_it(sighting: Sighting, now: float, free: bool) -> None:
+    assert is_free(sighting, "me", TIMING, now) is free
+
+
+class Server:
+    """Keeps one Lease as an API server does, and everything else that is written to it."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] = {}
+        self.version = 0
+        self.silent = False
+        self.written: list[str] = []
+
+    def write(self, holder: str) -> None:
+        """Somebody else does."""
+        self.version += 1
+        now = datetime.now(UTC).isoformat()
+        spec = {"holderIdentity": holder, "renewTime": now, "leaseDurationSeconds": 60}
+        self.lease = {"metadata": {"resourceVersion": str(self.version)}, "spec": spec}
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.silent:
+            await asyncio.sleep(60)
+        if "/leases" not in request.path:
+            self.written.append(f"{request.method} {request.path}")
+            return web.json_response({"metadata": {"name": "x"}})
+        if request.method == "GET":
+            return web.json_response(self.lease, status=200 if self.lease else 404)
+        body = await request.json()
+        if self.lease and body["metadata"].get("resourceVersion") != self.lease["metadata"]["resourceVersion"]:
+            return web.json_response({"reason": "Conflict"}, status=409)
+        self.version += 1
+        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        return web.json_response(self.lease)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/namespaces/t/pods",
+        "/api/v1/namespaces/t/events",
+        "/api/v1/namespaces/t/secrets/hub",
+        "/apis/elasticjob.dev/v1alpha1/namespaces/t/elasticjobs/j/status",
+        "/apis/discovery.k8s.io/v1/namespaces/t/endpointslices/hub",
+    ],
+)
+async def test_nothing_is_written_without_the_right(method: str, path: str, tmp_path: Path) -> None:
+    server = Server()
+    async with answering(server.answer, tmp_path) as api:
+        with pytest.raises(NotLeadingError, match="does not lead"):
+            await api.request(method, path, {})
+        await api.request("GET", path)
+        await api.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", {})
+        assert server.written == [f"GET {path}", "POST /apis/authentication.k8s.io/v1/tokenreviews"]
+        api.leadership.lend(math.inf)
+        await api.request(method, path, {})
+        assert server.written[-1] == f"{method} {path}"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - nobody sets an event
+        await asyncio.sleep(0.01)
+
+
+async def lead(api: Api, identity: str = "me") -> tuple[Election, asyncio.Task[None]]:
+    election = Election(api, "t", "operator", identity, QUICK)
+    await asyncio.wait_for(election.acquire(), 5)
+    assert api.leadership.is_held
+    return election, asyncio.create_task(election.hold())
+
+
+async def test_a_holder_keeps_it_and_gives_it_back(tmp_path: Path) -> None:
+    server = Server()
+    async with answering(server.answer, tmp_path) as api:
+        election, holding = await lead(api)
+        first = server.version
+        await until(lambda: not api.leadership.is_held or server.version >= first + 8)  # longer than its duration
+        assert api.leadership.is_held
+        holding.cancel()
+        await election.release()
+        assert not api.leadership.is_held and server.lease["spec"]["holderIdentity"] == ""
+
+
+async def test_another_holder_ends_it(tmp_path: Path) -> None:
+    server = Server()
+    async with answering(server.answer, tmp_path) as api:
+        _, holding = await lead(api)
+        server.write("other")
+        await asyncio.wait_for(holding, 5)
+        assert not api.leadership.is_held and server.lease["spec"]["holderIdentity"] == "other"
+
+
+async def test_a_stranger_that_touches_the_lease_takes_nothing(tmp_path: Path) -> None:
+    server = Server()
+    async with answering(server.answer, tmp_path) as api:
+        _, holding = await lead(api)
+        server.write("me")  # a label, say: the next renewal is refused
+        touched = server.version
+        await until(lambda: holding.done() or server.version >= touched + 3)
+        assert not holding.done() and api.leadership.is_held
+        holding.cancel()
+
+
+async def test_a_silent_api_server_ends_it_in_time(tmp_path: Path) -> None:
+    server = Server()
+    async with answering(server.answer, tmp_path) as api:
+        _, holding = await lead(api)
+        server.silent = True
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await until(lambda: not api.leadership.is_held)
+        assert loop.time() - began < QUICK.duration, "before anybody else may take it"
+        with pytest.raises(NotLeadingError):
+            await api.request("PATCH", "/api/v1/namespaces/t/pods/p", {})
+        await asyncio.wait_for(holding, 5)
