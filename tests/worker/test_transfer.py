@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from elasticjob import state, transfer
+from elasticjob.errors import ConfigurationError
 from worker.gang_helper import PROGRAMS, Member, run_gang
 
 
@@ -68,8 +69,13 @@ def test_a_digest_sees(kind: str) -> None:
 )
 def test_plain_data_count_too(other: dict[str, object], same: bool) -> None:
     mine = {"lr": 0.1, "steps": [1, 2], "to": torch.float32}
-    assert (state.digest_plain(mine) == state.digest_plain(other)) is same
-    assert state.digest_plain(object()) == state.digest_plain(object()), "an address is no difference"
+    digests = [transfer.digest_stock(transfer.take_stock({"scheduler": state})) for state in (mine, other)]
+    assert (digests[0] == digests[1]) is same
+
+
+def test_what_cannot_be_sent_is_named_before_anything_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"extras\['seen'\]\[0\] is a set, which a session cannot send"):
+        transfer.take_stock({"model": {"w": one()}, "extras": {"seen": [{1, 2}]}})
 
 
 def test_what_is_lacking() -> None:

@@ -23,6 +23,7 @@ from elasticjob.data import ElasticDistributedSampler, scale_learning_rate
 from elasticjob.errors import CheckpointFailedError
 from worker.programs.phases import run_phase
 from worker.programs.saying import say
+from worker.programs.unpickling import forbid_unpickling
 
 
 def build(kind: str) -> tuple[Any, torch.optim.Optimizer]:
@@ -179,6 +180,7 @@ def damage(root: Path) -> None:
 def main() -> None:
     root = Path(sys.argv[1])
     path = str(root)
+    forbid_unpickling(but_by="torch/distributed/checkpoint/")
     run_phase(1, 4, in_world(lambda: save("fsdp", f"{path}/fsdp"), lambda: save("ddp", f"{path}/ddp")))
     if os.environ["RANK"] == "0":
         damage(root)

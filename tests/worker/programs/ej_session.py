@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from unpickling import forbid_unpickling
 
 from elasticjob import data, session
 
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--before-seconds", type=float, default=0.0, help="between a batch and its step")
     parser.add_argument("--stuck-world", type=int, default=0, help="a world of this size computes for ever in step 1")
     args = parser.parse_args()
+    forbid_unpickling()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     torch.manual_seed(1)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, TensorDataset
+from unpickling import forbid_unpickling
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int)
     parser.add_argument("--break-at", type=int, help="the last rank takes no notice of what all agreed in this step")
     args = parser.parse_args()
+    forbid_unpickling("torch/distributed/checkpoint/")
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(3)

@@ -165,7 +165,6 @@ def _synchronize(world: World) -> None:
 def measure_raw(world: World) -> float:
     """The limit in 10^9 bytes a second: a device copy for NCCL, else one TCP stream between ranks 0 and 1."""
     import torch
-    import torch.distributed as dist
 
     if world.device.type == "cuda" and "nccl" in world.backend:
         source = torch.ones(_RAW_BYTES, dtype=torch.uint8, device=world.device)
@@ -177,19 +176,18 @@ def measure_raw(world: World) -> float:
             target.copy_(source)
         _synchronize(world)
         return 20 * _RAW_BYTES / (time.perf_counter() - started) / 1e9
-    result: list[Any] = [0.0]
+    from elasticjob import messages
+
+    result = 0.0
     if world.world_size > 1:
-        where: list[Any] = [None]
         listener = _listen() if world.rank == 0 else None
+        host, port = messages.broadcast_json(None if listener is None else listener.getsockname()[:2], 0)
         if listener is not None:
-            where = [listener.getsockname()[:2]]
-        dist.broadcast_object_list(where, src=0)
-        if listener is not None:
-            result = [_receive_all(listener)]
+            result = _receive_all(listener)
         elif world.rank == 1:
-            _send_all(where[0])
-        dist.broadcast_object_list(result, src=0)
-    return float(result[0])
+            _send_all((host, port))
+        result = float(messages.broadcast_json(result, 0))
+    return result
 
 
 def _listen() -> socket.socket:

@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from elasticjob import checkpoint_files as files
-from elasticjob import signals
+from elasticjob import messages, signals
 from elasticjob.errors import CheckpointFailedError, ConfigurationError
 
 __all__ = ["Checkpointer", "clear", "on_signal", "requested"]
@@ -177,11 +177,9 @@ class Checkpointer:
             entries = files.seal_files(self._own_files(temporary, others))
         except (Exception, CheckpointException) as error:  # the second is not an Exception
             problem = _find_culprit(error, self._rank)
-        reports: list[Any] = [None] * self._size
-        dist.all_gather_object(reports, (problem, entries), group=self._writers)
-        problems = dict(report[0] for report in reports if report[0])
-        outcome: list[Any] = [problems]
-        if self._rank == 0 and not problems:
+        reports = messages.all_gather_json([problem, entries], self._writers)
+        problem = next((found for found, _ in reports if found), None)
+        if self._rank == 0 and problem is None:
             try:
                 manifest: dict[str, Any] = {"version": 1, "step": step, "worldSize": self._size, "files": {}}
                 for _, sealed in reports:
@@ -189,10 +187,10 @@ class Checkpointer:
                 files.publish(temporary, self.directory / files.folder_name(step), manifest)
                 self._delete_expired()
             except OSError as error:
-                outcome = [{0: str(error)}]
-        dist.broadcast_object_list(outcome, src=0, group=self._writers)
-        if outcome[0]:
-            rank, text = next(iter(outcome[0].items()))
+                problem = (0, str(error))
+        problem = messages.broadcast_json(problem, 0, self._writers)
+        if problem:
+            rank, text = problem
             raise CheckpointFailedError(
                 f"step {step} could not be saved in {self.directory}: rank {rank}: {text}. "
                 "The checkpoints before it are untouched. Make room on the volume, or check that it can be written."
@@ -255,9 +253,7 @@ class Checkpointer:
         return problem
 
     def _first_problem(self, problem: str | None) -> str | None:
-        problems: list[Any] = [None] * self._size
-        dist.all_gather_object(problems, problem, group=self._deciders)
-        return next((one for one in problems if one), None)
+        return next((one for one in messages.all_gather_json(problem, self._deciders) if one), None)
 
     # State.
 
@@ -294,20 +290,18 @@ class Checkpointer:
 
     def _on_rank_0(self, what: str, action: Callable[[], None]) -> None:
         """Rank 0 acts, the others wait; an error is an error on all."""
-        outcome: list[str | None] = [None]
+        problem: str | None = None
         if self._rank == 0:
             try:
                 action()
             except OSError as error:
-                outcome = [str(error)]
-        dist.broadcast_object_list(outcome, src=0, group=self._deciders)
-        if outcome[0] is not None:
-            raise CheckpointFailedError(f"rank 0 could not {what} in {self.directory}: {outcome[0]}")
+                problem = str(error)
+        problem = messages.broadcast_json(problem, 0, self._deciders)
+        if problem is not None:
+            raise CheckpointFailedError(f"rank 0 could not {what} in {self.directory}: {problem}")
 
     def _from_rank_0(self, question: Callable[[], Any]) -> Any:
-        answer: list[Any] = [question() if self._rank == 0 else None]
-        dist.broadcast_object_list(answer, src=0, group=self._deciders)
-        return answer[0]
+        return messages.broadcast_json(question() if self._rank == 0 else None, 0, self._deciders)
 
 
 def _find_culprit(error: BaseException, rank: int) -> tuple[int, str]:

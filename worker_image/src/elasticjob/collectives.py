@@ -319,7 +319,7 @@ def send(tensor: torch.Tensor, dst: int, group: Group = None) -> None:
 def recv(src: int, group: Group = None, device: torch.device | str | None = None) -> torch.Tensor:
     """Receive what `send` or `isend` sent, with its shape and dtype."""
     source = global_rank(src, group)
-    place = torch.device(device) if device is not None else _group_device(group)
+    place = torch.device(device) if device is not None else group_device(group)
     with _explained(f"recv from rank {src}"):
         header = torch.empty(_MOST_DIMENSIONS + 2, dtype=torch.int64, device=place)
         dist.recv(header, source, group=group)
@@ -349,7 +349,7 @@ def should_pad(sizes: Sequence[int]) -> bool:
     return max(sizes) * len(sizes) <= 2 * sum(sizes)
 
 
-def _group_device(group: Group) -> torch.device:
+def group_device(group: Group) -> torch.device:
     if "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

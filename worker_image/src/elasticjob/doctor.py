@@ -14,8 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
 
 from elasticjob import findings as f
 from elasticjob.context import read_context
@@ -91,8 +90,7 @@ def examine(environ: Mapping[str, str], quick: bool = False) -> list[Finding]:
 
 def examine_job(environ: Mapping[str, str], timeout: float = 60.0) -> list[Finding]:
     """On every rank of a world: the checks here, the network between all. Every rank gets all findings."""
-    import torch.distributed as dist
-
+    from elasticjob import messages
     from elasticjob.selftest import run_selftest
     from elasticjob.setup import init
 
@@ -103,9 +101,9 @@ def examine_job(environ: Mapping[str, str], timeout: float = 60.0) -> list[Findi
     except ElasticJobError as error:
         return [*found, Finding("world", FAIL, str(error), "start all ranks; read the checks above", here.rank)]
     found += run_selftest(world)
-    everyone: list[Any] = [None] * world.world_size
     try:
-        dist.all_gather_object(everyone, found)
+        rows = messages.all_gather_json([asdict(finding) for finding in found])
+        everyone = [[Finding(**row) for row in some] for some in rows]
     except RuntimeError as error:
         everyone = [found, [Finding("world", FAIL, str(error).splitlines()[0], "look at the other ranks", here.rank)]]
     world.close()

@@ -12,12 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from elasticjob import collectives
+from elasticjob import collectives, messages
 from elasticjob.findings import FAIL, OK, WARN, Finding
 from elasticjob.setup import World, init
 
@@ -152,12 +151,10 @@ def _check_pairs(world: World) -> list[Finding]:
         if world.rank in pair:
             mine[pair] = _time_pair(world, pair, numbers)
         dist.barrier()
-    everyone: list[Any] = [None] * world.world_size
-    dist.all_gather_object(everyone, mine)
     slowest: dict[tuple[int, int], float] = {}
-    for some in everyone:
-        for pair, took in some.items():
-            slowest[pair] = max(took, slowest.get(pair, 0.0))
+    for some in messages.all_gather_json([(first, second, took) for (first, second), took in mine.items()]):
+        for first, second, took in some:
+            slowest[first, second] = max(took, slowest.get((first, second), 0.0))
     slow = [pair for pair in find_slow_pairs(slowest) if world.rank in pair]
     if slow:
         text = ", ".join(f"{a}-{b}: {slowest[a, b] * 1000:.0f} ms" for a, b in slow)

@@ -7,7 +7,6 @@ large one alone, small ones together, because each message has its price.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -112,19 +111,6 @@ def pack(slots: list[Slot], limit: int = PARCEL_BYTES) -> list[list[Slot]]:
             room = limit
         room -= slot.size
     return parcels
-
-
-def digest_plain(value: Any) -> int:
-    """Of the data of a skeleton that are no tensors: equal where these are, whatever the process."""
-    if isinstance(value, dict):
-        inner = "".join(f"{key!r}:{digest_plain(item)}," for key, item in value.items())
-    elif isinstance(value, list | tuple):
-        inner = "".join(f"{digest_plain(item)}," for item in value)
-    elif isinstance(value, str | bytes | int | float | bool | complex | Slot | torch.dtype | torch.Size | None):
-        inner = repr(value)
-    else:
-        inner = type(value).__qualname__  # its text may hold an address
-    return zlib.crc32(inner.encode())
 
 
 def digest(tensor: torch.Tensor) -> int:

@@ -6,20 +6,23 @@ its digest and not sent. A newcomer receives into the tensors that it has, witho
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from elasticjob import state
+from elasticjob import messages, plaindata, state
 
 
 @dataclass
 class Section:
-    """A named part of a rank's state: its plain data, its tensors, and a digest of each parcel."""
+    """A named part of a rank's state: its plain data, as they are and as they travel, its tensors, and a digest of
+    each parcel."""
 
     skeleton: Any
+    text: str
     tensors: list[torch.Tensor]
     digests: list[int]
 
@@ -32,11 +35,15 @@ Stock = dict[str, Section]
 
 
 def take_stock(value: dict[str, Any]) -> Stock:
-    """Cut each named part of a state up, and compute what it takes to compare it."""
+    """Cut each named part of a state up, and compute what it takes to compare it.
+
+    Raises ConfigurationError where it holds an object that is no plain data: such a one could not be sent.
+    """
     stock = {}
     for name, part in value.items():
         tensors: list[torch.Tensor] = []
-        section = Section(state.split(part, tensors), tensors, [])
+        skeleton = state.split(part, tensors)
+        section = Section(skeleton, plaindata.encode(skeleton, name), tensors, [])
         section.digests = [state.digest(_wrap(parcel, tensors)) for parcel in section.parcels]
         stock[name] = section
     return stock
@@ -44,7 +51,7 @@ def take_stock(value: dict[str, Any]) -> Stock:
 
 def digest_stock(stock: Stock) -> int:
     """One number for all of it, the plain data included."""
-    plain = [state.digest_plain(section.skeleton) for section in stock.values()]
+    plain = [zlib.crc32(section.text.encode()) for section in stock.values()]
     return state.combine(plain + [one for section in stock.values() for one in section.digests])
 
 
@@ -60,11 +67,9 @@ class Exchange:
 
     def run(self, mine: Stock) -> dict[str, Any] | None:
         """The source's state, on every rank but the source; only what somebody lacks is sent."""
-        manifest: list[Any] = [None]
-        if self.rank == self.source:
-            manifest[0] = [(name, section.skeleton, section.digests) for name, section in mine.items()]
-        dist.broadcast_object_list(manifest, src=self.source, group=self.flags)
-        theirs = {name: Section(skeleton, [], digests) for name, skeleton, digests in manifest[0]}
+        rows = [(name, section.text, section.digests) for name, section in mine.items()]
+        rows = messages.broadcast_json(rows, self.source, self.flags)
+        theirs = {name: Section(plaindata.decode(text), text, [], digests) for name, text, digests in rows}
         lacks = [want for name, section in theirs.items() for want in find_lacks(mine.get(name), section)]
         wanted = torch.tensor(lacks, dtype=torch.uint8)
         if lacks:
