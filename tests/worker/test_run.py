@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from elasticjob import warm
+from elasticjob import standby, warm
 from worker.fake_hub import FakeHub
 from worker.fake_pods import BIN, STEPS, Pod, Pods, Steps
 
@@ -196,3 +198,50 @@ def test_orphans_of_a_worker_do_not_stay_as_zombies(hub: FakeHub, pods: Pods, tm
     hub.wait_for(lambda: orphan.ppid() == pod.process.pid, what="the agent adopted it")
     orphan.kill()
     hub.wait_for(lambda: not orphan.is_running(), what="its exit code was taken")
+
+
+def test_orphans_are_taken_care_of_without_a_standby_too() -> None:
+    """Workers that had to start cold leave orphans as well, and the agent still adopts them."""
+    code = """
+import os, sys, time
+from elasticjob import warm
+nursery = warm.Nursery()
+nursery.fork()
+nursery.close()
+between = os.fork()
+if not between:
+    if not os.fork():
+        while os.getppid() != int(sys.argv[1]):
+            time.sleep(0.01)
+    os._exit(0)
+os.waitpid(between, 0)
+while True:
+    nursery.reap()
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    time.sleep(0.01)
+"""
+    launch = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], str(os.getpid())])"
+    done = subprocess.run([sys.executable, "-c", launch, code], check=False, timeout=60, capture_output=True, text=True)
+    assert "ChildProcessError: [Errno 10] No child processes" in done.stderr, "no child is left"
+
+
+def test_a_standby_whose_agent_has_ended_ends_silently() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.close()
+        command = [sys.executable, "-m", "elasticjob.standby", str(theirs.fileno())]
+        done = subprocess.run(
+            command, check=False, timeout=100, capture_output=True, text=True, pass_fds=[theirs.fileno()]
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("devices", "lost"), [(0, False), (2, True)])
+def test_a_look_for_devices_costs_the_standby_only_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, devices: int, lost: bool
+) -> None:
+    """torchrun of torch 2.15 looks for devices before it makes the handler."""
+    assert not standby._lost_devices()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    assert standby._lost_devices() is lost

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from elasticjob import torchcompat
 from elasticjob.errors import ConfigurationError
 
 StepHooks = tuple[Callable[..., None], Callable[..., None]]  # before and after the optimizer applies a step
@@ -128,6 +129,10 @@ class PlainCarrier:
 
     def bind(self, generation: int, sync: bool = False) -> None:
         self.unbind()
+        if sync or torchcompat.CAN_SKIP_SYNC:
+            self._wrap(sync)
+
+    def _wrap(self, sync: bool) -> None:
         if (
             not dist.is_initialized()
             or dist.get_world_size() == 1
@@ -135,7 +140,7 @@ class PlainCarrier:
         ):
             return
         devices = [self.device] if self.device.type == "cuda" else None
-        self.model.__dict__["ddp"] = DistributedDataParallel(self._module, device_ids=devices, init_sync=sync)
+        self.model.__dict__["ddp"] = torchcompat.make_ddp(self._module, devices, sync)
 
     def pack(self) -> None:
         """Everything is in the memory of every rank."""
@@ -157,7 +162,9 @@ class PlainCarrier:
         self.optimizer.load_state_dict(value["optimizer"])
 
     def settle(self) -> None:
-        """It is in place already."""
+        """The state is in place already. A DDP that sends rank 0's parameters can be made only now that all agree."""
+        if self.model.__dict__["ddp"] is None:
+            self._wrap(sync=False)
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         ddp = self.model.__dict__["ddp"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob import control, sockets, store, wire
+from elasticjob import control, sockets, store, torchcompat, wire
 from elasticjob.env import GENERATION
 from elasticjob.errors import WorldLostError
 
@@ -64,9 +64,7 @@ class ProcessGroups:
         )
         prefixed: Any = dist.PrefixStore("elasticjob/session", inner)  # type: ignore[attr-defined]
         rank, size = int(world["rank"]), int(world["worldSize"])
-        # torch names groups by counting, and counts those too that it could not make: ranks that failed to enter an
-        # earlier world would look for the others under another name.
-        dist.distributed_c10d._world.group_count = 0
+        torchcompat.name_groups_anew()
         dist.init_process_group(self._backend, store=prefixed, rank=rank, world_size=size, timeout=self._timeout)
         # With gloo the same group serves both.
         self.flags = dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo")
@@ -92,10 +90,9 @@ class ProcessGroups:
 
     def abort(self) -> None:
         """Free the main thread from a collective, or from making a group, that waits for somebody. From any thread."""
-        if dist.is_initialized():
-            for group in list(dist.distributed_c10d._world.pg_map):  # those of a mesh too
-                with contextlib.suppress(RuntimeError, AttributeError, ValueError):
-                    group.abort()  # which gloo does not know
+        for group in torchcompat.find_groups():  # those of a mesh too
+            with contextlib.suppress(RuntimeError, AttributeError, ValueError):
+                group.abort()  # which gloo does not know
         others = self._others
         sockets.shut_down(self._connections if others is None else sockets.find_connections() - others)
 

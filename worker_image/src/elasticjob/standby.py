@@ -27,7 +27,7 @@ import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _MAX_ORDER = 4 * 1024 * 1024
@@ -62,7 +62,8 @@ def serve(channel: socket.socket, agent: int) -> NoReturn:
         _import_what_optimizers_need()
     gc.collect()
     gc.freeze()  # a collection in a worker must not copy what it shares with us
-    channel.sendall(READY)
+    with contextlib.suppress(OSError):  # the agent has ended meanwhile, and has said why
+        channel.sendall(READY)
     while (order := _receive(channel)) is not None:
         if _fork_child_of(agent):
             channel.close()
@@ -89,7 +90,10 @@ def _receive(channel: socket.socket) -> Order | None:
     space = socket.CMSG_SPACE(3 * array.array("i").itemsize)
     text, files = b"", array.array("i")
     while not text.endswith(b"\n"):
-        part, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, space)
+        try:
+            part, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, space)
+        except ConnectionError:
+            return None
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 files.frombytes(data[: len(data) - len(data) % files.itemsize])
@@ -101,11 +105,15 @@ def _receive(channel: socket.socket) -> Order | None:
 
 
 def _lost_devices() -> bool:
-    """Whether something had started a device's driver before the fork: this process cannot use it any more."""
+    """Whether something had started a device's driver before the fork: this process cannot use it any more.
+
+    torch says so too where somebody only looked for devices and there are none: nothing was started then.
+    """
     import torch
 
-    checks = (getattr(getattr(torch, name, None), "_is_in_bad_fork", None) for name in ("cuda", "xpu", "mtia"))
-    return any(check is not None and check() for check in checks)
+    modules: list[Any] = [getattr(torch, name) for name in ("cuda", "xpu", "mtia") if hasattr(torch, name)]
+    broken = [one for one in modules if getattr(one, "_is_in_bad_fork", bool)()]
+    return any(module.device_count() > 0 for module in broken)
 
 
 def _fork_child_of(agent: int) -> bool:

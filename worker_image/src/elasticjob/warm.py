@@ -81,6 +81,7 @@ class Nursery:
         self._channel: socket.socket | None = None
         self._workers: dict[int, Process] = {}
         self._has_imported = False
+        self._adopts = False  # the kernel makes orphans of our workers our children
 
     @property
     def is_forked(self) -> bool:
@@ -90,6 +91,7 @@ class Nursery:
         """Fork the standby. In it, and in its workers, this call does not return."""
         if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             return  # the workers could not become our children
+        self._adopts = True
         sys.stdout.flush()
         sys.stderr.flush()
         self._channel, theirs = socket.socketpair()
@@ -140,22 +142,24 @@ class Nursery:
 
     def reap(self) -> None:
         """Take the exit codes of orphans that became our children, such as the data loaders of a killed worker."""
-        if self._standby is None:
+        if not self._adopts:
             return
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 pid = ended.si_pid
-                known = self._standby if pid == self._standby.pid else self._workers.pop(pid, None)
+                known = self._workers.pop(pid, None)
+                if self._standby is not None and pid == self._standby.pid:
+                    known = self._standby
                 if known is None or known.poll() is None:
                     os.waitpid(pid, 0)
 
     def close(self) -> None:
         """End the standby. Workers go on."""
-        if self._channel is not None:
-            self._channel.close()
-        if self._standby is not None:
+        if self._standby is not None:  # before it sees that nobody listens
             self._standby.kill()
             self._standby.wait()
+        if self._channel is not None:
+            self._channel.close()
         self._channel = self._standby = None
 
 
