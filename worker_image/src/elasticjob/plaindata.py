@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import importlib
 import json
 import sys
 from typing import Any
@@ -81,7 +82,7 @@ def _unfold_slot(index: int, shape: list[int], dtype: str, device: str) -> Slot:
 
 
 def _unfold_array(dtype: str, shape: list[int], data: str) -> Any:
-    import numpy
+    numpy: Any = importlib.import_module("numpy")  # not ours to bring: the script that has such a state has it
 
     wanted = numpy.dtype(dtype)
     if wanted.hasobject:
