@@ -509,8 +509,8 @@ class FailureStatus(Model):
     signal: str | None = None
     reason: str | None = None
     message: str | None = None
-    traceback: str | None = Field(default=None, description="First lines of the traceback.")
-    log_tail: str | None = Field(default=None, description="Last lines of the log.")
+    traceback: str | None = Field(default=None, description="The traceback; where it is long, the middle is left out.")
+    log_tail: str | None = Field(default=None, description="Last lines of the log, without the traceback.")
 
 
 class Metric(Model):

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from elasticjob_operator import directives, names
 from elasticjob_operator import hub as hubs
-from elasticjob_operator import names
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.cache import Cache, JobKey
 from elasticjob_operator.kube import Api, ApiError, path_of
@@ -149,6 +149,10 @@ class Controller:
     async def _pass(self, key: JobKey, loop: _Loop) -> float | None:
         known = self._cache.jobs.get(key)
         if known is None:
+            agents = self._hub.agents(key)
+            self._hub.direct(key, directives.release(agents, ()))
+            if any(agent.connected for agent in agents.values()):
+                return None  # the last one that leaves wakes us
             self._hub.forget(key)
             self._cache.forget(key)
             self._loops.pop(key, None)
@@ -160,7 +164,7 @@ class Controller:
         started = time.monotonic()
         now = self._clock()
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
-        self._forget_pods(key, loop, {p.uid for p in pods})
+        self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
         seen = Seen(
             job=job,
             pods=pods,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from elasticjob_operator import wire
+from elasticjob_operator import names, wire
 from elasticjob_operator.api import Member
+from elasticjob_operator.observe import Agent
 from elasticjob_operator.standing import Situation
 from elasticjob_operator.wire import AgentPhase
 
@@ -43,4 +44,18 @@ def fence(situation: Situation, members: Iterable[Member]) -> dict[str, wire.Dir
         w.pod.uid: wire.Regroup(generation=situation.world.generation, reason="fenced")
         for w in situation.workers
         if w.pod.uid not in inside and w.agent and w.agent.connected and w.agent.state.phase in busy
+    }
+
+
+def release(agents: Mapping[str, Agent], served: Collection[str]) -> dict[str, wire.Directive]:
+    """Agents that were asked to go, and whose pods (by UID) no job of ours serves any more: nobody forms a world
+    without them, so they need not wait for one.
+
+    One that was not asked trains on: whoever deletes a job and leaves its pods means it.
+    """
+    stop = wire.Stop(reason=names.GONE, checkpoint=True)
+    return {
+        uid: stop
+        for uid, agent in agents.items()
+        if uid not in served and agent.connected and agent.state.phase is AgentPhase.LEAVING
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob_operator import api, names, nodes, report, wire
+from elasticjob_operator import api, errortext, names, nodes, report, wire
 from elasticjob_operator.observe import Pod, format_time, parse_time
 from elasticjob_operator.records import Child, Deletion, Kind, Plan, Seen, first
 
@@ -124,21 +124,23 @@ def _final_stops(seen: Seen, ok: bool) -> dict[str, wire.Directive]:
     return {uid: wire.Stop(reason=reason, ok=ok) for uid, a in seen.agents.items() if a.connected}
 
 
-LINGER_SECONDS = 30.0  # members that have said they succeeded end by themselves
+LINGER_SECONDS = 30.0  # agents that were told of the end, end by themselves
 
 
 def after_end(seen: Seen) -> Plan:
-    """A finished job: clean its pods by policy, delete it when its time to live is over, touch nothing else."""
+    """A finished job: clean its pods by policy, delete it when its time to live is over, touch nothing else.
+
+    Pods are given the time to end by themselves: those that end keep their logs, those that are deleted do not.
+    """
     job, status, now = seen.job, seen.job.status, seen.now
     spec = job.spec
     clean = spec.run_policy.clean_pod_policy if spec else api.CleanPodPolicy.RUNNING
     ttl = spec.run_policy.ttl_seconds_after_finished if spec else None
     ended = parse_time(status.completion_time) or now
     complete = status.is_true("Complete")
-    members = {m.uid for m in status.rendezvous.members}
     present = [p for p in seen.pods if p.deleting is None]
     linger = ended + LINGER_SECONDS
-    ending = [p for p in present if complete and not p.terminal and p.uid in members and now < linger]
+    ending = [p for p in present if now < linger and _ends_by_itself(p, seen)]
     running = [p for p in present if (p.lingers or not p.terminal) and p not in ending]
     doomed: list[Pod] = []
     if clean is api.CleanPodPolicy.ALL:
@@ -150,7 +152,7 @@ def after_end(seen: Seen) -> Plan:
     live = sum(1 for p in present if not p.terminal)
     budget = next((c for c in seen.children if c[0] == Kind.DISRUPTION_BUDGET.value), None)
     return Plan(
-        status=status.model_copy(update={"replicas": live}),
+        status=status.model_copy(update={"replicas": live, "last_failure": _with_log(status.last_failure, seen)}),
         reason="finished",
         delete=(*forced, *(Deletion(p.name, p.uid, "the job has finished") for p in doomed)),
         remove=(Child(Kind.DISRUPTION_BUDGET, budget[1]),) if budget else (),
@@ -158,3 +160,24 @@ def after_end(seen: Seen) -> Plan:
         delete_job=expired,
         wake_at=first(linger if ending else None, force_at, ended + ttl if ttl is not None and not expired else None),
     )
+
+
+def _ends_by_itself(pod: Pod, seen: Seen) -> bool:
+    """Whether there is an agent in this pod that ends with the job."""
+    status = seen.job.status
+    has_succeeded = status.is_true("Complete") and any(m.uid == pod.uid for m in status.rendezvous.members)
+    return not pod.terminal and (pod.uid in seen.agents or has_succeeded)
+
+
+_LOGGED = ("Error", "OOMKilled")  # with these the kubelet's message is the end of the log
+
+
+def _with_log(failure: api.FailureStatus | None, seen: Seen) -> api.FailureStatus | None:
+    """The last failure with the end of its pod's log, which is known when the pod has ended."""
+    if failure is None or failure.log_tail:
+        return failure
+    ended = next((p.exit for p in seen.pods if p.name == failure.pod and p.terminal), None)
+    if ended is None or not ended.message or ended.reason not in _LOGGED:
+        return failure
+    log = errortext.split(ended.message).rest if failure.traceback else ended.message
+    return failure.model_copy(update={"log_tail": errortext.tail(log) or None})

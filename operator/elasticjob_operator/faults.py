@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from elasticjob_operator import api, wire
+from elasticjob_operator import api, errortext, names, wire
 from elasticjob_operator.observe import Agent, Node, Pod
 
 _NEVER_MENDS = frozenset({"StartError", "ContainerCannotRun", "InvalidImageName"})
 # What runtimes and kubelets say of a container that was gone when they came back: the node has booted anew.
 _VANISHED = frozenset({"Unknown", "ContainerStatusUnknown"})
-TRACEBACK_LINES = 12
 
 
 class Blame(StrEnum):
@@ -37,27 +36,67 @@ class Fault:
     blame: Blame = Blame.USER
     conditions: tuple[tuple[str, str], ...] = ()
     fatal: bool = False  # trying again cannot help
+    waits: bool | None = None  # in a hang: whether this rank waits for others
+
+    @property
+    def hung(self) -> bool:
+        return self.reason in (names.RANK_HUNG, names.WORLD_HUNG)
 
 
 def fault_of_pod(pod: Pod, node: Node | None, rank: int | None = None) -> Fault:
     """What a pod that failed tells about the failure."""
     code = pod.exit.code if pod.exit else None
     reason = pod.reason or (pod.exit.reason if pod.exit else "")
-    message = pod.message or (pod.exit.message if pod.exit else "") or pod.waiting_message
+    said = _last_words(pod, reason)
     return Fault(
         pod=pod.name,
         pod_uid=pod.uid,
         node=pod.node,
         exit_code=code,
         reason=reason,
-        message=first_lines(message, 1) or reason,
-        log_tail=message[-4096:],
-        traceback=traceback_of(message),
+        message=said.message or reason,
+        log_tail=said.log_tail,
+        traceback=said.traceback,
         rank=rank,
         blame=blame_of_pod(pod, node),
         conditions=pod.conditions,
         fatal=reason in _NEVER_MENDS,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a pod left behind: each text once."""
+
+    message: str = ""
+    traceback: str = ""
+    log_tail: str = ""
+
+
+def _last_words(pod: Pod, reason: str) -> _Said:
+    """What the end of a pod's log, or the cluster, says of its failure."""
+    log = pod.exit.message if pod.exit else ""
+    if pod.message or not log:
+        return _Said(first_line(pod.message or pod.waiting_message), log_tail=errortext.tail(log))
+    assert pod.exit is not None, "it has a message"
+    if reason in _NEVER_MENDS:  # the runtime's words: the program had none
+        return _Said(first_line(log))
+    if pod.exit.code in _KILLED or reason == "OOMKilled":
+        # It was doing something else when it was killed: what it last said is no error.
+        killed = signal_name(pod.exit.code)
+        return _Said(f"it was killed ({killed})" if killed else "", log_tail=errortext.tail(log))
+    found = errortext.split(log)
+    message = errortext.exception_of(found.traceback) or signal_name(pod.exit.code) or errortext.last_word(log)
+    return _Said(message, errortext.shorten(found.traceback), errortext.tail(found.rest))
+
+
+_KILLED = (137, 143)  # SIGKILL and SIGTERM
+_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+
+
+def signal_name(exit_code: int) -> str:
+    """The signal that an exit code stands for; "" where it stands for none."""
+    return _SIGNALS.get(exit_code - 128, "")
 
 
 def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
@@ -77,7 +116,7 @@ def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
     if pod.exit.reason in _VANISHED:
         return Blame.INFRASTRUCTURE
     # 137 and 143: killed from outside. A program that breaks ends otherwise.
-    return Blame.INFRASTRUCTURE if pod.exit.code in (137, 143) else Blame.USER
+    return Blame.INFRASTRUCTURE if pod.exit.code in _KILLED else Blame.USER
 
 
 def fault_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) -> Fault:
@@ -89,11 +128,12 @@ def fault_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) ->
         pod=agent.pod,
         node=node,
         exit_code=code,
-        reason=failure.signal or "WorkerFailed",
+        reason=names.RANK_HUNG if failure.kind == wire.HANG else failure.signal or "WorkerFailed",
         signal=failure.signal or "",
         message=failure.message or "its workers failed; see its log",
-        traceback=failure.traceback or "",
+        traceback=errortext.shorten(errortext.clean(failure.traceback or "")),
         rank=failure.rank if failure.rank is not None else rank,
+        waits=failure.waits,
     )
 
 
@@ -131,14 +171,34 @@ _SECONDARY = (
 )
 
 
+# Signals that no peer's end can cause. SIGABRT is not one of them: NCCL's watchdog ends a process by it.
+_OWN_SIGNALS = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
+
+
 def first_fault(faults: Sequence[Fault]) -> Fault:
-    """The fault that caused the others: workers whose peer died fail too, with an error of the network."""
+    """The fault that caused the others: workers whose peer died fail too, with an error of the network.
 
-    def is_secondary(fault: Fault) -> bool:
+    How a process ended says more than who told of it first: those that lose a peer may be the faster ones.
+    """
+
+    def distance(fault: Fault) -> int:
+        if fault.signal in _OWN_SIGNALS:
+            return 0
         text = fault.message + fault.traceback
-        return not fault.signal and any(word in text for word in _SECONDARY)
+        if fault.signal == "SIGABRT" or any(word in text for word in _SECONDARY):
+            return 3
+        return 1 if fault.exit_code is not None else 2  # 2: told by a process that did not end by it
 
-    return min(faults, key=is_secondary)
+    hung = [fault for fault in faults if fault.hung]
+    return blame_hang(hung) if hung else min(faults, key=distance)
+
+
+def blame_hang(hung: Sequence[Fault]) -> Fault:
+    """The rank that holds the others up: it is elsewhere, while they wait in a collective."""
+    late = [fault for fault in hung if fault.waits is False]
+    if late and (len(late) < len(hung) or len(hung) == 1):
+        return late[0]
+    return replace(hung[0], reason=names.WORLD_HUNG)
 
 
 class Verdict(StrEnum):
@@ -163,11 +223,5 @@ def apply_rules(rules: Sequence[api.FailureRule], fault: Fault) -> Verdict:
     return Verdict.RESTART if fault.blame is Blame.USER else Verdict.RESTART_FREE
 
 
-def traceback_of(text: str) -> str:
-    """The first Python traceback in a log tail, shortened."""
-    start = text.find("Traceback (most recent call last)")
-    return first_lines(text[start:], TRACEBACK_LINES) if start >= 0 else ""
-
-
-def first_lines(text: str, count: int) -> str:
-    return "\n".join(text.strip().splitlines()[:count])[:2048]
+def first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0][:2048]

@@ -62,7 +62,7 @@ def decide(situation: Situation) -> Decision:
         return _form(situation, judged, cause="start")
     if any(j.standing is Standing.SUCCEEDED for j in judged):
         return _finish(situation, judged)
-    if any(j.standing in _BROKEN for j in judged):
+    if any(j.standing in _BROKEN or _is_hung(j, situation) for j in judged):
         return _regroup(situation, judged, cause=_breaking_cause(situation, judged), checkpoint=_can_save(judged))
     change = _wanted_change(situation, judged)
     if change.cause:
@@ -88,8 +88,17 @@ def _has_failed(judged: Judged) -> bool:
     return agent is not None and agent.state.failure is not None
 
 
+def _is_hung(judged: Judged, situation: Situation) -> bool:
+    """Whether its agent says that this world makes no steps any more."""
+    agent = judged.worker.agent if judged.worker else None
+    failure = agent.state.failure if agent is not None else None
+    return failure is not None and failure.kind == wire.HANG and failure.generation == situation.world.generation
+
+
 def _breaking_cause(situation: Situation, judged: Sequence[Judged]) -> str:
     """Looked at anew in every pass, so it says what holds now: who failed, who is gone, who goes, who comes."""
+    if any(_is_hung(j, situation) for j in judged):
+        return wire.HUNG
     broken = [j for j in judged if j.standing in _BROKEN]
     if any(_has_failed(j) for j in broken):
         return "failed"

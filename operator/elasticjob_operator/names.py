@@ -58,6 +58,9 @@ RUNTIME_PATH: Final = "/opt/elasticjob/runtime"
 C10D_PORT: Final = 29400
 
 SUSPENDED: Final = "suspended"  # why pods of a suspended job leave
+GONE: Final = "the job is gone"
+RANK_HUNG: Final = "RankHung"  # the reason of a failure: one rank holds the others up
+WORLD_HUNG: Final = "WorldHung"  # the same, where nobody is known to
 
 # Why a world was formed: what the status says, and what a person reads.
 CAUSES: Final = {
@@ -72,6 +75,7 @@ CAUSES: Final = {
     SUSPENDED: "the job was suspended and resumed",
     "lost": "a member was lost",
     "failed": "a worker failed",
+    "hung": "no rank made a step any more",
 }
 
 

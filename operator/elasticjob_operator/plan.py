@@ -17,6 +17,7 @@ from elasticjob_operator import (
     budget,
     capacity,
     children,
+    directives,
     ending,
     fleet,
     foreign,
@@ -37,6 +38,13 @@ __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "pla
 
 def plan(seen: Seen, config: Config = Config()) -> Plan:
     """What to do now."""
+    served = () if seen.job.deleting else {p.uid for p in seen.pods}
+    released = directives.release(seen.agents, served)
+    made = _plan(seen, config)
+    return replace(made, directives={**made.directives, **released}) if released else made
+
+
+def _plan(seen: Seen, config: Config) -> Plan:
     job, status = seen.job, seen.job.status
     if job.deleting:
         return Plan(status, "being deleted")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from elasticjob_operator import api, names
+from elasticjob_operator import api, errortext, names
 from elasticjob_operator.faults import Fault
 from elasticjob_operator.membership import Decision, State
 from elasticjob_operator.observe import Agent, Pod, format_time, parse_time
@@ -126,15 +126,13 @@ def failure_status(fault: Fault, generation: int, now: float) -> api.FailureStat
 def tell_fault(fault: Fault) -> str:
     """One line for conditions and events."""
     who = f"rank {fault.rank} ({fault.pod})" if fault.rank is not None else fault.pod
+    if fault.hung:
+        alone = "" if fault.reason == names.RANK_HUNG else "; which rank holds up the others is not known"
+        return f"{who} hung: {errortext.exception_of(fault.message)}{alone}"
     how = f" with exit code {fault.exit_code}" if fault.exit_code is not None else ""
-    what = f" [{fault.reason}]" if fault.reason and fault.reason not in ("Error", "WorkerFailed") else ""
-    last = last_line(fault.traceback) or fault.message
+    last = errortext.exception_of(fault.traceback) or errortext.exception_of(fault.message)
+    what = f" [{fault.reason}]" if fault.reason not in ("", "Error", "WorkerFailed", last) else ""
     return f"{who} failed{how}{what}" + (f": {last}" if last else "")
-
-
-def last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1].strip()[:512] if lines else ""
 
 
 # --- conditions ------------------------------------------------------------------------------------------
@@ -205,9 +203,10 @@ def tell_changes(before: api.Status, after: api.Status, decision: Decision | Non
         reason = "WorldFormed" if not old else "WorldChanged"
         events.append(Event(reason, f"generation {world.generation} {change}: {why}"))
     if after.restarts.total > before.restarts.total and after.last_failure:
-        events.append(
-            Event("WorkerFailed", f"restart {after.restarts.user} charged: {after.last_failure.message}", warning=True)
-        )
+        hung = after.last_failure.reason in (names.RANK_HUNG, names.WORLD_HUNG)
+        reason = after.last_failure.reason if hung and after.last_failure.reason else "WorkerFailed"
+        told = f"restart {after.restarts.user} charged: {after.last_failure.message}"
+        events.append(Event(reason, told, warning=True))
     for type, reason in (("Suspended", "Suspended"), ("Complete", "Completed"), ("Failed", "Failed")):
         fresh = after.condition(type)
         if fresh and fresh.status == "True" and not before.is_true(type):

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 PATH: Final = "/v1/agent"
+HANG: Final = "hang"  # a kind of failure
+HUNG: Final = "hung"  # the reason of a regroup before which every agent says where its workers are
 
 
 class _Wire(BaseModel):
@@ -67,6 +69,9 @@ class Failure(_Wire):
     signal: Short | None = None
     message: Text | None = None
     traceback: Annotated[str, Field(max_length=16384)] | None = None
+    kind: Short | None = None  # HANG, where nothing failed and nothing goes on
+    waits: bool | None = None  # in a hang: whether this rank waits for others
+    stalled_seconds: float | None = Field(default=None, ge=0, le=2**31)  # in a hang: since the last step
 
 
 class AgentState(_Wire):

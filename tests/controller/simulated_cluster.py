@@ -396,7 +396,7 @@ class Cluster:
         if pod.record.deleting is not None:
             self._remove(pod)
             return
-        ended = Exit(code, reason or ("Error" if code else "Completed"))
+        ended = Exit(code, reason or ("Error" if code else "Completed"), "the end of a log" if code else "")
         phase = PodPhase.FAILED if code else PodPhase.SUCCEEDED
         pod.update(phase=phase, exit=ended, started=False, lingers=self.sidecars)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.builders import NOW, make_agent, make_pod, make_situation, make_worker, make_world
-from elasticjob_operator import api, wire
+from elasticjob_operator import api, directives, wire
 from elasticjob_operator.containers import Exit
 from elasticjob_operator.membership import State, decide
 from elasticjob_operator.observe import format_time
@@ -452,3 +452,18 @@ def test_deciding_twice_gives_the_same() -> None:
 )
 def test_legal_sizes(sizes: Sizes, available: int, legal: int) -> None:
     assert sizes.legal(available) == legal
+
+
+@pytest.mark.parametrize(
+    ("phase", "connected", "served", "released"),
+    [
+        pytest.param("leaving", True, False, True, id="was asked to go"),
+        pytest.param("leaving", True, True, False, id="the world goes on without it"),
+        pytest.param("running", True, False, False, id="its pods were left alone on purpose"),
+        pytest.param("leaving", False, False, False, id="does not hear"),
+    ],
+)
+def test_agents_of_a_job_that_is_gone(phase: str, connected: bool, served: bool, released: bool) -> None:
+    agent = make_agent(1, phase, 1, lost_by="" if connected else "closed")
+    told = directives.release({agent.pod_uid: agent}, {agent.pod_uid} if served else ())
+    assert told == ({agent.pod_uid: wire.Stop(reason="the job is gone", checkpoint=True)} if released else {})

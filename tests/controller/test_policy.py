@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -232,29 +233,52 @@ def test_failure_rules(rules: list[api.FailureRule], fault: Fault, expected: Ver
     assert faults.apply_rules(rules, fault) is expected
 
 
+RESET = Fault("", message="RuntimeError: Connection reset by peer", exit_code=1)
+
+
 @pytest.mark.parametrize(
-    ("messages", "first"),
+    ("found", "first"),
     [
-        pytest.param(["RuntimeError: Connection closed by peer", "ValueError: bad"], 1, id="consequence-comes-later"),
-        pytest.param(["ValueError: a", "ValueError: b"], 0, id="earliest"),
-        pytest.param(["Connection reset", "Broken pipe"], 0, id="only-consequences"),
+        pytest.param([RESET, Fault("", message="ValueError: bad", exit_code=1)], 1, id="consequence-is-told-first"),
+        pytest.param([Fault("", message="ValueError: a"), Fault("", message="ValueError: b")], 0, id="earliest"),
+        pytest.param([RESET, RESET], 0, id="only-consequences"),
+        pytest.param(
+            [Fault("", message="the world broke"), Fault("", exit_code=137, signal="SIGKILL")], 1, id="killed"
+        ),
+        pytest.param([Fault("", message="the world broke"), Fault("", exit_code=3)], 1, id="silent-exit"),
+        pytest.param(
+            [Fault("", exit_code=134, signal="SIGABRT"), Fault("", exit_code=1, message="ValueError: bad")], 1,
+            id="nccl-watchdog",
+        ),
+    ],
+)  # fmt: skip
+def test_first_fault(found: list[Fault], first: int) -> None:
+    named = [replace(fault, pod=str(i)) for i, fault in enumerate(found)]
+    assert faults.first_fault(named).pod == str(first)
+
+
+@pytest.mark.parametrize(
+    ("waits", "blamed", "reason"),
+    [
+        pytest.param((True, False, True), 1, "RankHung", id="one-does-not-arrive"),
+        pytest.param((True, True), 0, "WorldHung", id="all-wait"),
+        pytest.param((False, False), 0, "WorldHung", id="none-is-known-to-wait"),
+        pytest.param((None, None), 0, "WorldHung", id="nobody-answers"),
+        pytest.param((None, True, False), 2, "RankHung", id="one-does-not-answer"),
+        pytest.param((False,), 0, "RankHung", id="alone"),
     ],
 )
-def test_first_fault(messages: list[str], first: int) -> None:
-    found = [Fault(str(i), message=m) for i, m in enumerate(messages)]
-    assert faults.first_fault(found).pod == str(first)
+def test_who_is_blamed_for_a_hang(waits: tuple[bool | None, ...], blamed: int, reason: str) -> None:
+    told = [wire.Failure(generation=1, rank=i, message="no step", kind="hang", waits=w) for i, w in enumerate(waits)]
+    found = [faults.fault_of_agent(make_agent(i, "ready", 1), "node1", f, i) for i, f in enumerate(told)]
+    fault = faults.first_fault([*found, RESET])
+    assert (fault.rank, fault.reason) == (blamed, reason)
 
 
 def test_fault_of_an_agent_tells_signals_as_exit_codes() -> None:
     failure = wire.Failure(generation=1, rank=5, exit_code=-11, signal="SIGSEGV", message="crash")
     fault = faults.fault_of_agent(make_agent(1, "ready", 1), "node1", failure, 1)
     assert (fault.exit_code, fault.signal, fault.rank, fault.reason) == (139, "SIGSEGV", 5, "SIGSEGV")
-
-
-def test_traceback_is_found_in_a_log_tail() -> None:
-    log = 'step 1\nTraceback (most recent call last):\n  File "a.py"\nValueError: boom'
-    assert faults.traceback_of(log) == 'Traceback (most recent call last):\n  File "a.py"\nValueError: boom'
-    assert faults.traceback_of("step 1") == ""
 
 
 # --- budget ----------------------------------------------------------------------------------------------

@@ -157,6 +157,29 @@ def test_a_trainer_that_ends_well_completes_beside_a_sidecar(success: str, polic
     assert len(cluster.pods) == (4 if policy == "None" else 0)
 
 
+def test_a_failed_job_ends_before_it_is_cleaned_up() -> None:
+    """Pods that are deleted take their logs with them: those of a failed job end by themselves."""
+    cluster = started(spec=make_spec(2, 4, elasticPolicy={"maxRestarts": 0}))
+    cluster.agent(2).fail(3, "ValueError: bad batch")
+    cluster.run(60)
+    assert cluster.status.is_true("Failed")
+    assert [p.record.phase for p in cluster.pods.values()] == ["Failed"] * 4
+    assert not any(made.delete for made in cluster.plans), "there is nothing left to delete"
+    last = cluster.status.last_failure
+    assert last is not None
+    assert last.log_tail == "the end of a log", "of the pod whose worker failed"
+
+
+def test_a_failed_job_does_not_wait_for_agents_that_do_not_end() -> None:
+    cluster = started(spec=make_spec(2, 4, elasticPolicy={"maxRestarts": 0}))
+    cluster.agent(1).deaf = True
+    cluster.agent(2).fail(3, "ValueError: bad batch")
+    cluster.run(60)
+    assert cluster.status.is_true("Failed")
+    assert len(cluster.pods) == 3
+    assert all(p.record.terminal for p in cluster.pods.values())
+
+
 def test_ttl_deletes_the_finished_job() -> None:
     cluster = started(spec=make_spec(2, 4, runPolicy={"ttlSecondsAfterFinished": 100}))
     cluster.finish()

@@ -8,6 +8,7 @@ import pytest
 
 from controller.builders import make_spec
 from controller.simulated_cluster import Cluster
+from elasticjob_operator import wire
 
 
 def started(size: int = 4, spec: Any = None, **fields: Any) -> Cluster:
@@ -101,6 +102,24 @@ def test_ten_lost_nodes_do_not_fail_the_job() -> None:
         assert cluster.size == 4
     assert cluster.status.restarts.total == 0
     assert cluster.status.restarts.infrastructure >= 10
+
+
+def test_a_hang_is_charged_to_the_rank_that_holds_the_others_up() -> None:
+    """The first that sees it is one that waits: all agents say where they are before the world ends."""
+    cluster = started()
+    for index, waits in ((0, True), (2, False)):
+        cluster.agent(index).failure = wire.Failure(
+            generation=1, rank=index, message="no step for 15 s after step 60, at train.py:7 in f",
+            kind=wire.HANG, waits=waits, stalled_seconds=15,
+        )  # fmt: skip
+    cluster.hear(cluster.agent(0))
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    assert (cluster.status.restarts.user, cluster.status.rendezvous.reason) == (1, "hung")
+    last = cluster.status.last_failure
+    assert last is not None
+    assert last.message == "rank 2 (digits-worker-2) hung: no step for 15 s after step 60, at train.py:7 in f"
+    assert last.reason == "RankHung"
+    assert "RankHung" in cluster.told_events()
 
 
 def test_max_restarts_exceeded() -> None:

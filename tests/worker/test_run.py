@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -115,6 +116,7 @@ def test_the_checkpoint_signal_comes_before_an_announced_change(hub: FakeHub, po
 
 
 def test_a_hang_is_diagnosed_and_restarted(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    """Every agent says where its rank is: the one that sleeps, and the one that waits for it."""
     command = [str(PROGRAMS / "ej_save.py"), str(tmp_path), "60"]
     env: dict[str, str | None] = {"ELASTICJOB_HANG_TIMEOUT_SECONDS": "5"}
     for i in range(2):
@@ -123,7 +125,11 @@ def test_a_hang_is_diagnosed_and_restarted(hub: FakeHub, pods: Pods, tmp_path: P
     hub.wait_for_world(2, newer_than=world.generation, timeout=120)
     text = "".join(message["text"] for message in hub.messages("diagnosis"))
     assert "ej_save.py" in text, "the stacks show where"
-    assert any("hang: no step" in failure.get("message", "") for failure in hub.failures())
+    found = {failure["rank"]: failure for failure in hub.failures() if failure.get("kind") == "hang"}
+    assert {rank: failure["waits"] for rank, failure in found.items()} == {0: False, 1: True}
+    assert re.fullmatch(r"no step for \d+ s after step \d+, at ej_save.py:26 in <module>", found[0]["message"])
+    assert found[0]["stalledSeconds"] > 4
+    assert "distributed_c10d.py" in found[1]["traceback"].splitlines()[0], "the innermost call comes first"
 
 
 def test_without_a_hub_it_is_torchrun(tmp_path: Path) -> None:

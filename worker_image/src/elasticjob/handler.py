@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -24,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from elasticjob import doctor, env, torchagent, warm, wire
+from elasticjob import doctor, env, relay, seat, torchagent, warm, wire
 from elasticjob.member import JoinError, Member, Released, export_generation
 from elasticjob.relay import Relay
 from elasticjob.store import PodStore
@@ -32,6 +33,7 @@ from elasticjob.team import Team
 
 logger = logging.getLogger("elasticjob")
 
+_HUNG_PATIENCE = 5.0  # seconds that a hub has to answer an agent that sees a hang
 _LOSS_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nothing can be saved
 
 
@@ -68,7 +70,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._closed = False
         self._checked = False
         self._ran = False  # workers were started for member.generation
-        self._hang: wire.Failure | None = None
+        self._failure: wire.Failure | None = None  # of workers that had ended when the hub called
         self._nursery = warm.Nursery()
         self.team = Team(member)
         os.environ[env.CONTROL] = self.team.path  # the workers inherit it
@@ -94,6 +96,7 @@ class ElasticJobRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         agent = torchagent.find_agent()
         if agent is not None:
+            self.team.find_workers = lambda: torchagent.find_workers(agent)
             self.member.set_nproc(torchagent.local_world_size(agent))
         try:
             self._check_before_first()
@@ -111,7 +114,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         if agent is not None:
             torchagent.set_restarts(agent, world.restarts)
         export_generation(world)
-        self._ran, self._hang = True, None
+        self._ran, self._failure = True, None
         self.team.begin()
         where = RendezvousStoreInfo(world.store.address, world.store.port)
         return RendezvousInfo(session, world.rank, len(world.nprocs), where)
@@ -152,18 +155,27 @@ class ElasticJobRendezvous(RendezvousHandler):
     def _start_sessions(self) -> RendezvousInfo:
         """The relay will bring worlds to these workers."""
         os.environ[env.GENERATION] = "0"  # the workers inherit it: they are in no world
-        self._ran, self._hang = True, None
+        self._ran, self._failure = True, None
         session = PodStore(self.member.state.nproc, self.member.finish, lambda: False)
         return RendezvousInfo(session, 0, 1, RendezvousStoreInfo(self.member.settings.pod_ip, env.NO_PORT))
 
     def _find_failure(self, agent: SimpleElasticAgent | None) -> wire.Failure | None:
-        """Why torchrun comes back, unless it comes because the hub called."""
-        if not self._ran or self.member.is_over():
+        """Why the workers of this generation ended, unless they were asked to.
+
+        A failure here may be the reason why the hub calls: others feel it, and tell of it, before torch looks.
+        """
+        if not self._ran:
             return None
-        if self._hang is not None:
-            return self._hang
-        found = None if agent is None else torchagent.find_failure(agent, self.member.generation)
-        return found or wire.Failure(self.member.generation, message="a worker failed")
+        if self.team.evidence is not None:
+            return self.team.evidence
+        over = self.member.is_over()
+        if over and (self.member.leaving or self.member.grace() > 0):
+            return None
+        killed = self._relay.killed if self._relay is not None else ()
+        found = self._failure
+        if found is None and agent is not None:
+            found = torchagent.find_failure(agent, self.member.generation, killed)
+        return found or (None if over else wire.Failure(self.member.generation, message="a worker failed"))
 
     def num_nodes_waiting(self) -> int:
         self.catch_sigterm()
@@ -175,8 +187,12 @@ class ElasticJobRendezvous(RendezvousHandler):
             return 0 if agent is None else self._watch_for_hangs(agent)
         if self._relay is not None and not self._relay.decline():
             return 0  # the workers just made their sessions: the relay ends this world
+        if agent is not None and seat.is_hung(self.member.hub.directive):
+            return self._end_hang(agent)
         self.member.say(wire.STOPPING)
         grace = self.member.grace()
+        if agent is not None:
+            self._failure = torchagent.find_failure(agent, self.member.generation)  # before we end them ourselves
         if grace > 0:
             self.team.save(grace, lambda: self._must_hurry(grace))
         if agent is not None:
@@ -185,20 +201,33 @@ class ElasticJobRendezvous(RendezvousHandler):
             torchagent.stop_workers(agent, left, lambda: self._must_hurry(grace))
         return 1
 
-    def _watch_relay(self, relay: Relay, agent: SimpleElasticAgent | None) -> int:
+    def _watch_relay(self, sessions: Relay, agent: SimpleElasticAgent | None) -> int:
         """The relay regroups by itself; torch's loop only ends what is over and restarts what died."""
-        if relay.ended is None:
-            return 0 if agent is None else self._watch_for_hangs(agent)
+        if sessions.ended is None:
+            if agent is None or not self._find_hang() or self.member.is_over():
+                return 0  # what is over, the relay ends
+            torchagent.kill_workers(agent)
+            return 1
         if agent is not None:
             torchagent.stop_workers(agent, _LOSS_GRACE, lambda: False)
         return 1
 
     def _watch_for_hangs(self, agent: SimpleElasticAgent) -> int:
-        reason = self.team.find_hang()
-        if reason is None:
-            return 0
-        stacks = self.team.report_hang(reason)
-        self._hang = wire.Failure(self.member.generation, message=reason, traceback=stacks)
+        return self._end_hang(agent) if self._find_hang() else 0
+
+    def _find_hang(self) -> bool:
+        """Whether the workers make no steps; if so, the hub has been told, and has had a moment to ask the others."""
+        if not self.team.is_hung():
+            return False
+        self.member.say(self.member.state.phase, self.team.examine())
+        self.member.hub.wait(self.member.is_over, _HUNG_PATIENCE)
+        return True
+
+    def _end_hang(self, agent: SimpleElasticAgent) -> int:
+        """Nothing can be saved in this world. The workers are left as they are until all agents have looked."""
+        evidence = self.team.examine()
+        time.sleep(relay.HOLD)
+        self.member.say(wire.STOPPING, evidence)
         torchagent.kill_workers(agent)
         return 1
 

@@ -1,15 +1,20 @@
 """The hang watch: a world that reported steps and stopped doing so is stuck; say where, then restart it.
 
-It is active only for scripts that report steps, because only they tell slow from stuck. The limit follows what
+Most ranks of such a world wait in a collective; the one that is somewhere else holds them up.
+
+The watch is active only for scripts that report steps, because only they tell slow from stuck. The limit follows what
 was seen: a step may take many times the usual one (a checkpoint, an evaluation) before it counts as a hang.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
+import re
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -54,24 +59,66 @@ def is_hung(watch: Watch, now: float) -> bool:
     return limit is not None and now - watch.last > limit
 
 
-def collect_stacks(folder: Path, workers: list[tuple[int, int]], patience: float = 2.0) -> str:
-    """Ask the workers (local rank, pid) for their stacks and read what they wrote."""
-    files = {local_rank: stacks_file(folder, pid) for local_rank, pid in workers}
-    sizes = {local_rank: _size(file) for local_rank, file in files.items()}
-    for _, pid in workers:
-        try:
-            os.kill(pid, signal.SIGUSR2)
-        except ProcessLookupError:
-            continue
+def collect_stacks(folder: Path, workers: Mapping[int, int], patience: float = 2.0) -> dict[int, str]:
+    """Ask workers (pids by local rank) for their stacks; those that answer, by local rank.
+
+    One that has not offered it is not asked: the signal would end it.
+    """
+    files = {rank: file for rank, pid in workers.items() if (file := stacks_file(folder, pid)).exists()}
+    sizes = {rank: _size(file) for rank, file in files.items()}
+    for rank in files:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(workers[rank], signal.SIGUSR2)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and any(_size(files[rank]) == sizes[rank] for rank in files):
         time.sleep(0.05)
     time.sleep(0.05)  # the last lines
-    parts = []
-    for local_rank, file in sorted(files.items()):
-        text = file.read_text(errors="replace")[sizes[local_rank] :] if file.exists() else ""
-        parts.append(f"local rank {local_rank}:\n{text or 'no answer'}\n")
-    return "\n".join(parts)
+    found = {rank: file.read_text(errors="replace")[sizes[rank] :] for rank, file in files.items()}
+    return {rank: text for rank, text in found.items() if text}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a main thread is."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+def find_main_stack(stacks: str) -> str:
+    """The lines of the main thread, the innermost call first: the last block of what faulthandler wrote."""
+    blocks = re.split(r"\n(?=[A-Z].*most recent call first)", stacks)
+    python = [block for block in blocks if "C stack" not in block.partition("\n")[0]]
+    return "\n".join(line for line in python[-1].splitlines() if _FRAME.match(line)) if python else ""
+
+
+def find_places(main_stack: str) -> list[Place]:
+    """The calls of a stack, the innermost first."""
+    found = (_FRAME.match(line) for line in main_stack.splitlines())
+    return [Place(match[1], int(match[2]), match[3]) for match in found if match]
+
+
+# Code from which a call returns when the other ranks have made it too.
+_WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/cuda/__init__.py")
+_OWN = str(Path(__file__).parent) + os.sep
+
+
+def is_waiting(places: Sequence[Place]) -> bool:
+    """Whether this rank waits for others: it is inside a collective, or a backward pass that reduces gradients."""
+    return bool(places) and (any(part in places[0].file for part in _WAITING) or places[0].file.startswith(_OWN))
+
+
+def find_own_place(places: Sequence[Place]) -> Place | None:
+    """The innermost call in the user's code, which says more than where a library is."""
+    own = (p for p in places if "/site-packages/" not in p.file and "/lib/python3" not in p.file)
+    return next((p for p in own if not p.file.startswith((_OWN, "<"))), places[0] if places else None)
 
 
 def stacks_file(folder: Path, pid: int) -> Path:

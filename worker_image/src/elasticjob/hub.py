@@ -51,6 +51,7 @@ class Hub:
         self._directive: wire.Directive | None = None
         self._welcome: wire.Welcome | None = None
         self._connected = False
+        self._rejected = False
         self._fatal: str | None = None
         self._last_trouble: str | None = None
         self._closing = False
@@ -97,6 +98,12 @@ class Hub:
     def connected(self) -> bool:
         with self._changed:
             return self._connected
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the hub said, when we last came to it, that it does not know this pod."""
+        with self._changed:
+            return self._rejected
 
     @property
     def was_welcome(self) -> bool:
@@ -170,6 +177,7 @@ class Hub:
                 await self._speak()
             except HubError as error:
                 refused_since = refused_since or began
+                self._rejected = True
                 if self.was_welcome or time.monotonic() - refused_since < _REFUSED_FOR_GOOD:
                     self._note_trouble(str(error))
                 else:
@@ -224,6 +232,7 @@ class Hub:
             welcome = await self._introduce(socket)
             with self._changed:
                 self._welcome, self._connected, self._last_trouble = welcome, True, None
+                self._rejected = False
                 self._changed.notify_all()
             await self._converse(socket, welcome)
         except WebSocketException as error:

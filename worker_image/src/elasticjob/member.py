@@ -70,6 +70,11 @@ class Member:
     def generation(self) -> int:
         return self.state.generation
 
+    @property
+    def first_rank(self) -> int:
+        """The global rank of this pod's first worker in the present world; 0 in none."""
+        return 0 if self.world is None else seat.base_rank(self.world)
+
     def say(self, phase: str, failure: wire.Failure | None = None) -> None:
         """The same place in the world, doing something else."""
         self._update(phase=phase, failure=failure)
@@ -188,8 +193,8 @@ class Member:
         """Whether this generation has to end here."""
         if self.hub.fatal is not None:
             return True
-        if self._leave_at is not None and time.monotonic() >= self._leave_at:
-            return True
+        if self._leave_at is not None and (time.monotonic() >= self._leave_at or self.hub.rejected):
+            return True  # a hub that does not know this pod any more forms no world without it
         return seat.is_over(self.generation, self.hub.directive)
 
     def grace(self) -> float:

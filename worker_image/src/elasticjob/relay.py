@@ -9,6 +9,7 @@ torch's agent starts it again: the fallback is the ordinary restart.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ logger = logging.getLogger("elasticjob")
 
 _PATIENCE = 8.0  # seconds beyond the script's grace to leave a world; the operator waits longer for the pod
 _ADVICE = 60.0
+HOLD = 1.0  # seconds that workers of a hung world are left as they are: other agents look at theirs
 
 
 class Relay:
@@ -39,6 +41,7 @@ class Relay:
         self._active = False
         # Whether the script makes a session: its author says so, or it has shown it.
         self._proven = member.settings.in_process is True
+        self.killed: set[int] = set()  # workers (pids) that did not leave their world
         self._declined = -1  # the generation whose workers are stopped as others are
         member.is_abandoned = self._is_abandoned
         team.on_message = self._hear
@@ -152,7 +155,7 @@ class Relay:
         return self._active and threading.current_thread() is self._thread and not self._all_idle()
 
     def _one_world(self) -> None:
-        failure, self._failure = self._failure or self._find_breakage(), None
+        failure, self._failure = self._failure or self._team.evidence or self._find_breakage(), None
         try:
             world, _ = self._member.join(failure)
         except Abandoned:
@@ -192,7 +195,8 @@ class Relay:
         if self._are_new():
             self._member.abandon()
             return
-        self._member.say(wire.STOPPING)
+        evidence = self._end_hang() if seat.is_hung(directive) else None
+        self._member.say(wire.STOPPING, evidence)
         asked: bool | None = None
         deadline = time.monotonic() + self._member.settings.grace_seconds + _PATIENCE
         while not self._all_idle() and not self._are_new() and time.monotonic() < deadline:
@@ -208,6 +212,15 @@ class Relay:
         if not self._all_idle() and not self._are_new():
             self._kill_late()
 
+    def _end_hang(self) -> wire.Failure:
+        """End those of the workers that hold the others up: those that wait can be freed and keep their memory."""
+        evidence = self._team.examine()
+        time.sleep(HOLD)
+        for pid in self._team.find_workers().values():
+            if pid not in self._team.waiting:
+                self._kill(pid)
+        return evidence
+
     def _are_new(self) -> bool:
         """Whether the workers died and are started anew: they are in no world that they could leave."""
         return self._member.state.phase == wire.STARTING
@@ -216,10 +229,12 @@ class Relay:
         for peer in self._team.server.peers(control.SESSION):
             if peer.pid not in self._idle:
                 logger.error("Worker %d did not leave its world in time: restarting it.", peer.pid)
-                try:
-                    os.kill(peer.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+                self._kill(peer.pid)
+
+    def _kill(self, pid: int) -> None:
+        self.killed.add(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _describe(world: wire.World, local_rank: int, nproc: int) -> control.Message:

@@ -43,6 +43,11 @@ def grace_of(directive: wire.Directive | None) -> float:
     return 0.0
 
 
+def is_hung(directive: wire.Directive | None) -> bool:
+    """Whether the world ends because it makes no steps: where everybody is, is to be found out first."""
+    return isinstance(directive, wire.Regroup) and directive.reason == wire.HUNG
+
+
 def base_rank(world: wire.World) -> int:
     """The global rank of this pod's first worker: pods may bring different numbers of workers."""
     return sum(world.nprocs[: world.rank])

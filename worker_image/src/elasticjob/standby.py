@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from elasticjob import hang
+
 _PR_SET_PDEATHSIG = 1
 _MAX_ORDER = 4 * 1024 * 1024
 GO = b"g"  # to a worker: begin
@@ -92,7 +94,7 @@ def _receive(channel: socket.socket) -> Order | None:
     while not text.endswith(b"\n"):
         try:
             part, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, space)
-        except ConnectionError:
+        except ConnectionError:  # it closed its end without having read that we are ready
             return None
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -179,6 +181,9 @@ def _standard(number: int, mode: str) -> io.FileIO:
 
 def become(argv: list[str]) -> NoReturn:
     """Run a script or `-m module` as `__main__`, as the interpreter itself would."""
+    control = os.environ.get("ELASTICJOB_CONTROL")
+    if control:
+        hang.offer_stacks(Path(control).parent)
     try:
         if argv[0] == "-m":
             sys.argv = argv[1:]

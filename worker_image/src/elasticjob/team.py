@@ -27,6 +27,10 @@ class Team:
         self._changed = threading.Condition()
         self._unsaved: set[int] = set()  # pids that were asked for a checkpoint
         self._watch = hang.Watch(member.settings.hang_timeout)
+        self._evidence: wire.Failure | None = None
+        self._examining = threading.Lock()
+        self.waiting: set[int] = set()  # workers (pids) that were found waiting for others
+        self.find_workers: Callable[[], dict[int, int]] = self._find_peers  # pids by local rank
         self.on_message: Callable[[control.Peer, control.Message | None], None] | None = None
         self._server = control.Server(self._hear)
 
@@ -46,6 +50,10 @@ class Team:
         with self._changed:
             self._unsaved.clear()
             self._watch = hang.Watch(self._member.settings.hang_timeout)
+            self._evidence = None
+
+    def _find_peers(self) -> dict[int, int]:
+        return {peer.local_rank: peer.pid for peer in self._server.peers(control.STACKS)}
 
     def _hear(self, peer: control.Peer, message: control.Message | None) -> None:
         kind = None if message is None else message.get("type")
@@ -104,23 +112,52 @@ class Team:
 
     # Hangs.
 
-    def find_hang(self) -> str | None:
-        """Why this world counts as stuck, or None."""
+    def is_hung(self) -> bool:
         with self._changed:
-            now = time.monotonic()
-            if not hang.is_hung(self._watch, now):
-                return None
-            since, step = now - self._watch.last, self._watch.step
-            self._watch = hang.Watch(0.0)  # said once
-        return f"hang: no step for {since:.0f} s after step {step}"
+            return self._evidence is None and hang.is_hung(self._watch, time.monotonic())
 
-    def report_hang(self, reason: str) -> str:
-        """Collect the stacks of the local ranks, log them and send them to the hub; returns them."""
-        peers = self._server.peers(control.STACKS)
-        stacks = hang.collect_stacks(self._server.folder, [(peer.local_rank, peer.pid) for peer in peers])
-        logger.error("elasticjob: %s\n%s", reason, stacks)
-        self._member.hub.diagnose(self._member.generation, "hang", f"{reason}\n{stacks}")
-        return stacks
+    @property
+    def evidence(self) -> wire.Failure | None:
+        """What was found out about the hang of this world."""
+        with self._changed:
+            return self._evidence
+
+    def examine(self) -> wire.Failure:
+        """Find out where the local ranks are; tell the log and the hub. What was found out stays until `begin`."""
+        with self._examining:
+            if self.evidence is None:
+                found = self._examine()
+                with self._changed:
+                    self._evidence = found
+            assert self.evidence is not None
+            return self.evidence
+
+    def _examine(self) -> wire.Failure:
+        with self._changed:
+            stalled = time.monotonic() - self._watch.last if self._watch.reports else None
+            step = self._watch.step
+        workers = self.find_workers()
+        stacks = hang.collect_stacks(self._server.folder, workers)
+        places = {rank: hang.find_places(hang.find_main_stack(text)) for rank, text in stacks.items()}
+        self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
+        # The one that holds the others up, else the first that says anything.
+        chosen = min(places, key=lambda rank: (hang.is_waiting(places[rank]), rank), default=None)
+        text = "no step was reported" if stalled is None else f"no step for {stalled:.0f} s after step {step}"
+        place = None if chosen is None else hang.find_own_place(places[chosen])
+        failure = wire.Failure(
+            generation=self._member.generation,
+            rank=None if chosen is None else self._member.first_rank + chosen,
+            local_rank=chosen,
+            message=text if place is None else f"{text}, at {place}",
+            traceback=None if chosen is None else hang.find_main_stack(stacks[chosen]),
+            kind=wire.HANG,
+            waits=None if chosen is None else hang.is_waiting(places[chosen]),
+            stalled_seconds=stalled,
+        )
+        told = "\n".join(f"local rank {rank}:\n{text}" for rank, text in sorted(stacks.items()))
+        logger.error("elasticjob: hang: %s\n%s", failure.message, told)
+        self._member.hub.diagnose(self._member.generation, wire.HANG, f"{failure.message}\n{told}")
+        return failure
 
 
 def _count(value: object) -> int | None:

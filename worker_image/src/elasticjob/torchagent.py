@@ -13,11 +13,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elasticjob import wire
 
@@ -72,6 +73,11 @@ def _processes(agent: SimpleElasticAgent) -> dict[int, Any]:
     return {local_rank: handler.proc for local_rank, handler in handlers.items()}
 
 
+def find_workers(agent: SimpleElasticAgent) -> dict[int, int]:
+    """The pids of the workers by local rank. From any thread."""
+    return {rank: process.pid for rank, process in _processes(agent).items()}
+
+
 def stop_workers(agent: SimpleElasticAgent, grace: float, hurry: Callable[[], bool]) -> None:
     """SIGTERM to every worker's process group, SIGKILL to what is left after `grace` or when `hurry` says so."""
     processes = _processes(agent)
@@ -98,16 +104,32 @@ def _signal_all(processes: dict[int, Any], number: signal.Signals) -> None:
                 continue
 
 
-def find_failure(agent: SimpleElasticAgent, generation: int) -> wire.Failure | None:
-    """The first failure among the agent's last workers, where torch has noted one."""
-    failures = getattr(getattr(agent, "_pcontext", None), "_failures", None)
-    if not isinstance(failures, dict) or not failures:
+def find_failure(agent: SimpleElasticAgent, generation: int, killed: Collection[int] = ()) -> wire.Failure | None:
+    """The failure among the agent's last workers that caused the others, whether torch has noted it yet or not.
+
+    Those that were `killed` (pids) by us have not failed.
+    """
+    context = getattr(agent, "_pcontext", None)
+    noted = getattr(context, "_failures", None)
+    failures = list(noted.values()) if isinstance(noted, dict) and noted else _find_dead(agent, context)
+    failures = [failure for failure in failures if failure.pid not in killed]
+    if not failures:
         return None
-    first = min(failures.values(), key=lambda failure: getattr(failure, "timestamp", 0))
+    # torch sends SIGTERM to the rest when one has failed.
+    first = min(failures, key=lambda f: (f.exitcode == -signal.SIGTERM, getattr(f, "timestamp", 0)))
     workers = agent.get_worker_group().workers
     local_rank = int(first.local_rank)
     rank = workers[local_rank].global_rank if local_rank < len(workers) else None
     return describe(first, generation, rank)
+
+
+def _find_dead(agent: SimpleElasticAgent, context: Any) -> list[ProcessFailure]:
+    """Workers that have ended badly since torch last looked."""
+    files = getattr(context, "error_files", None)
+    if not isinstance(files, dict):
+        return []
+    ended = [(local_rank, process, process.poll()) for local_rank, process in _processes(agent).items()]
+    return [ProcessFailure(rank, process.pid, code, files.get(rank, "")) for rank, process, code in ended if code]
 
 
 def describe(failure: Any, generation: int, rank: int | None) -> wire.Failure:

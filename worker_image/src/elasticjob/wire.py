@@ -26,6 +26,9 @@ LEAVING: Final = "leaving"
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 
+HANG: Final = "hang"  # a kind of failure
+HUNG: Final = "hung"  # the reason of a regroup before which everybody says where it is
+
 
 class WireError(ValueError):
     """The peer said something that this version does not understand."""
@@ -92,6 +95,9 @@ class Failure:
     signal: str | None = None
     message: str | None = None
     traceback: str | None = None
+    kind: str | None = None  # HANG, where nothing failed and nothing goes on
+    waits: bool | None = None  # in a hang: whether this rank waits for others
+    stalled_seconds: float | None = None  # in a hang: since the last step
 
     def dump(self) -> dict[str, Any]:
         return _drop_none(
@@ -102,6 +108,9 @@ class Failure:
             signal=self.signal,
             message=_head(self.message, MAX_TEXT),
             traceback=_tail(self.traceback, MAX_TRACEBACK),
+            kind=self.kind,
+            waits=self.waits,
+            stalledSeconds=self.stalled_seconds,
         )
 
 

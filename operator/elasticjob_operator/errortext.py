@@ -1,0 +1,104 @@
+"""What people are shown of an error: the traceback in a log, shortened where that hurts least, and its last word. Pure.
+
+The exception and the frames next to it say most, so they are never what is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LINES = 24  # of a traceback; what is left out is in the middle
+LINE_LENGTH = 512
+HEAD = 3  # lines that are kept at the top: the heading and the outermost call
+MESSAGE_LINES = 5  # an exception may say more than one line; what follows in a log is not told apart from it
+TAIL_CHARACTERS = 4096
+KUBELET_BYTES = 2048  # of a log that a kubelet keeps
+
+_HEADING = "Traceback (most recent call last)"
+_FRAME = re.compile(r'\s+File ".*", line \d+')
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_LOG_PREFIX = re.compile(r"\[|[EWIF]\d{4} |\d{4}-\d\d-\d\d|elasticjob: ")
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A log without the traceback in it, and the traceback."""
+
+    rest: str
+    traceback: str
+
+
+def clean(text: str) -> str:
+    """Lines as a terminal would show them in the end: bars that were drawn over are gone, and so are escapes."""
+    lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
+    return "\n".join(_CONTROL.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in lines)
+
+
+def tail(text: str) -> str:
+    """The last lines of a log, bounded; a line of which only a part is left is none."""
+    is_whole = len(text.encode(errors="replace")) < KUBELET_BYTES
+    text = clean(text).strip("\n")[-TAIL_CHARACTERS:]
+    return text if is_whole or "\n" not in text else text.partition("\n")[2]
+
+
+def split(log: str) -> Split:
+    """The first traceback in a log, with those of the exceptions that followed from it.
+
+    A log that was cut may begin within it.
+    """
+    lines = clean(log).splitlines()
+    start = next((i for i, line in enumerate(lines) if _HEADING in line), None)
+    if start is None:
+        start = next((i for i, line in enumerate(lines) if _FRAME.match(line)), None)
+    if start is None:
+        return Split("\n".join(lines), "")
+    end = _end_of_chain(lines, start)
+    return Split("\n".join([*lines[:start], *lines[end:]]).strip("\n"), "\n".join(lines[start:end]))
+
+
+def _end_of_chain(lines: list[str], start: int) -> int:
+    """The index behind the last traceback that is chained to the one that starts here."""
+    end = _end_of_one(lines, start)
+    following = end
+    while following < len(lines) and (not lines[following].strip() or lines[following].startswith(_CHAINED)):
+        following += 1
+    if following < len(lines) and _HEADING in lines[following] and lines[following - 2].startswith(_CHAINED):
+        return _end_of_chain(lines, following)
+    return end
+
+
+def _end_of_one(lines: list[str], start: int) -> int:
+    at = start + 1
+    while at < len(lines) and (lines[at][:1].isspace() or not lines[at]):
+        at += 1
+    last = min(len(lines), at + MESSAGE_LINES)
+    at += 1
+    while at < last and lines[at].strip() and not _LOG_PREFIX.match(lines[at]):
+        at += 1
+    return min(at, len(lines))
+
+
+def exception_of(traceback: str) -> str:
+    """Type and message of the last exception, in one line."""
+    lines = [line for line in traceback.splitlines() if line.strip() and not line.startswith("Traceback (")]
+    inside = [i for i, line in enumerate(lines) if line[:1].isspace()]
+    after = lines[inside[-1] + 1 :] if inside else lines
+    return (after or lines or [""])[0].strip()[:LINE_LENGTH]
+
+
+def shorten(traceback: str) -> str:
+    """At most `LINES` lines of a traceback, the middle left out."""
+    lines = [line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…" for line in traceback.splitlines()]
+    if len(lines) > LINES:
+        left_out = len(lines) - LINES + 1
+        lines = [*lines[:HEAD], f"  … {left_out} lines left out …", *lines[HEAD + left_out :]]
+    return "\n".join(lines)
+
+
+def last_word(log: str) -> str:
+    """The last line of a log that says something; a rule drawn with dashes does not."""
+    lines = [line.strip() for line in clean(log).splitlines()]
+    return next((line for line in reversed(lines) if any(c.isalnum() for c in line)), "")[:LINE_LENGTH]

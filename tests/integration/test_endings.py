@@ -1,0 +1,88 @@
+"""How jobs end: what is left to read of one that failed, and how soon one that was deleted is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.test_sessions import await_step as await_session_step
+from integration.test_sessions import read_steps, start
+from integration.test_training import await_step, torchrun_spec
+from operator_fixture import Jobs, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def endings_spec(mode: str, *, max_restarts: int = 0, **changes: Any) -> dict[str, Any]:
+    """Two pods under an unmodified torchrun; rank 1 comes to its end as `mode` says."""
+    command = ["torchrun", str(PROGRAMS / "ends_badly.py"), mode]
+    container = {"name": "trainer", "image": "a/b:1", "command": command}
+    return {
+        "replicas": 2,
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2, "maxRestarts": max_restarts},
+        "template": {"spec": {"containers": [container]}},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "last"),
+    [
+        pytest.param("exit", 3, "rank 1 of 2 comes to its end", id="exit code"),
+        pytest.param("segfault", 139, "Segmentation fault", id="signal"),
+    ],
+)
+def test_a_failed_job_leaves_its_logs(jobs: Jobs, mode: str, code: int, last: str) -> None:
+    jobs.create("ends", endings_spec(mode))
+    failed = jobs.await_condition("ends", "Failed", timeout=120)
+    assert "rank 1" in failed["message"]
+    assert f"exit code {code}" in failed["message"]
+    wait_for(
+        lambda: [p["status"]["phase"] for p in jobs.pods("ends")] == ["Failed", "Failed"],
+        "both pods have ended and are kept, so that their logs can be read",
+    )
+    failure = wait_for(lambda: f if "logTail" in (f := jobs.status("ends")["lastFailure"]) else None, "the log's end")
+    assert (failure["rank"], failure["exitCode"]) == (1, code)
+    assert last in failure["logTail"]
+
+
+def test_pods_of_a_deleted_job_end_at_once(jobs: Jobs, tmp_path: Path) -> None:
+    """Nobody forms a world without them: agents that wait for one would hold the name for the whole grace."""
+    jobs.create("gone", torchrun_spec(tmp_path / "first"))
+    await_step(tmp_path / "first", 2)
+    old = {member["uid"] for member in jobs.await_world("gone", 2)["rendezvous"]["members"]}
+    jobs.delete("gone")
+    began = time.monotonic()
+    jobs.create("gone", torchrun_spec(tmp_path / "second"))
+    wait_for(lambda: not old & {p["metadata"]["uid"] for p in jobs.pods("gone")}, "the old pods are gone")
+    assert time.monotonic() - began < 10, "the grace period is 30 s"
+    jobs.await_world("gone", 2)
+    await_step(tmp_path / "second", 2)
+
+
+def test_a_worker_that_is_killed_is_blamed_and_not_its_peer(jobs: Jobs) -> None:
+    """The peer's session feels the loss, and tells of it, before the agent of the killed one looks."""
+    start(jobs, "digits-session", {}, maxReplicas=2)
+    world = jobs.await_world("digits-session", 2, timeout=120)["rendezvous"]
+    pods = [member["pod"] for member in world["members"]]
+    for pod in pods:
+        await_session_step(jobs, pod, 2, world["generation"])
+    for rank in (0, 1):
+        generation = jobs.status("digits-session")["rendezvous"]["generation"]
+        before = jobs.status("digits-session")["restarts"]["total"]
+        os.kill(read_steps(jobs, pods[rank])[-1]["pid"], signal.SIGKILL)
+        status = jobs.await_world("digits-session", 2, above=generation, timeout=120)
+        failure = status["lastFailure"]
+        assert (failure["pod"], failure.get("signal")) == (pods[rank], "SIGKILL"), failure
+        assert status["restarts"]["total"] == before + 1
+        newest = status["rendezvous"]["generation"]
+        pods = [member["pod"] for member in status["rendezvous"]["members"]]
+        for pod in pods:
+            await_session_step(jobs, pod, 2, newest)
