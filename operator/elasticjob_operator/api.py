@@ -527,14 +527,28 @@ class ProgressStatus(Model):
     last_update_time: str | None = None
 
 
+class Measured(StrEnum):
+    """From when on a world counts as one that trains."""
+
+    FORMATION = "Formation"
+    STEPS = "Steps"
+
+
 class GoodputStatus(Model):
-    training_seconds: float = Field(default=0, description="Seconds with a complete, running world.")
-    lost_seconds: float = Field(default=0, description="Seconds without one, since the first world.")
+    training_seconds: float = Field(default=0, description="Seconds in which worlds trained.")
+    lost_seconds: float = Field(default=0, description="Seconds in which none did, since the first world.")
+    measured: Measured = Field(
+        default=Measured.FORMATION,
+        description="From when on a world counts as one that trains. Steps: from its first reported step, to its last"
+        " one where it hung. Formation: from when it was formed, since the script reports no steps; how long it loads,"
+        " waits or hangs is not known then, and is counted as training.",
+    )
+    step_generation: int = Field(default=0, description="The last generation in which a step was reported.")
     last_recovery_seconds: float | None = Field(
-        default=None, description="From the last fault or announced change to the next running world."
+        default=None, description="From the last fault or announced change to when the next world trained."
     )
     rescales: int = Field(default=0, description="Worlds formed after the first one.")
-    training: bool = Field(default=False, description="Whether a world runs now.")
+    training: bool = Field(default=False, description="Whether a world trains now, as far as it is measured.")
     since: str | None = Field(default=None, description="Since when.")
 
 

@@ -54,7 +54,7 @@ def _is_busy(seen: Seen, pod: Pod) -> bool:
 
 def _suspended_status(seen: Seen, status: api.Status, conditions: list[api.Condition]) -> api.Status:
     now, world = seen.now, status.rendezvous
-    goodput = report.update_goodput(status.goodput, training=False, formed=world.generation, now=now)
+    goodput = report.update_goodput(status.goodput, running=False, formed=world.generation, now=now)
     going = [m.model_copy(update={"leaving": names.SUSPENDED}) for m in world.members]
     rest: dict[str, Any] = {"world_size": 0, "processes": 0, "members": going}
     if not seen.pods:
@@ -94,7 +94,7 @@ def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: 
     type = "Complete" if phase is api.Phase.COMPLETE else "Failed"
     conditions = report.with_condition(status.conditions, "Running", False, reason, "", now)
     conditions = report.with_condition(conditions, type, True, reason, message[:4096], now)
-    goodput = report.update_goodput(status.goodput, training=False, formed=status.rendezvous.generation, now=now)
+    goodput = report.update_goodput(status.goodput, running=False, formed=status.rendezvous.generation, now=now)
     agents = seen.agents.values()
     after = status.model_copy(
         update={

@@ -133,11 +133,17 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
         hub_started=seen.hub_started,
         missing=pods.missing,
         grace=float(spec.elastic_policy.graceful_shutdown_timeout_seconds),
-        broken_since=None
-        if status.goodput.training
-        else parse_time(status.goodput.since or status.rendezvous.formed_time),
+        broken_since=_broken_since(status),
         settings=config.membership,
     )
+
+
+def _broken_since(status: api.Status) -> float | None:
+    """Since when no whole world runs; None where one does."""
+    running = status.condition("Running")
+    if running is None or not status.goodput.since:
+        return parse_time(status.rendezvous.formed_time)
+    return None if running.status == "True" else parse_time(running.last_transition_time)
 
 
 def _check_success(spec: api.Spec, status: api.Status, judged: Sequence[Judged]) -> str:
@@ -212,7 +218,16 @@ def _progress_due(seen: Seen, status: api.Status) -> float | None:
 def _report(seen: Seen, spec: api.Spec, status: api.Status, pods: Fleet, decision: Decision) -> api.Status:
     now, world = seen.now, status.rendezvous
     training = report.is_training(decision)
-    goodput = report.update_goodput(status.goodput, training=training, formed=world.generation, now=now)
+    members = {m.uid for m in world.members}
+    reports = [a for uid, a in seen.agents.items() if uid in members]
+    goodput = report.update_goodput(
+        status.goodput,
+        running=training,
+        formed=world.generation,
+        now=now,
+        stepped=report.has_stepped(reports, world.generation),
+        stalled=report.stalled_seconds(reports, world.generation),
+    )
     room = pods.capacity
     if training and len(world.members) >= fleet.sizes_of(spec).legal(spec.wanted):
         room = api.CapacityStatus()
@@ -223,8 +238,6 @@ def _report(seen: Seen, spec: api.Spec, status: api.Status, pods: Fleet, decisio
         conditions = report.with_condition(conditions, "Degraded", True, *trouble, now)
     elif status.condition("Degraded"):
         conditions = report.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
-    members = {m.uid for m in world.members}
-    reports = [a for uid, a in seen.agents.items() if uid in members]
     return status.model_copy(
         update={
             "phase": report.phase_of(decision, world.generation),

@@ -33,9 +33,10 @@ def check_deadlines(spec: api.Spec, status: api.Status, now: float) -> Deadline:
     if policy.startup_deadline_seconds is not None and status.rendezvous.generation == 0:
         at = start + policy.startup_deadline_seconds
         checks.append((at, "StartupDeadlineExceeded", "no world was formed within runPolicy.startupDeadlineSeconds"))
-    since = parse_time(status.goodput.since)
-    if policy.fault_deadline_seconds is not None and since is not None and not status.goodput.training:
-        at = since + policy.fault_deadline_seconds
+    running = status.condition("Running")
+    has_run = running is not None and status.goodput.since is not None  # before, it is the start that takes long
+    if policy.fault_deadline_seconds is not None and has_run and running is not None and running.status == "False":
+        at = (parse_time(running.last_transition_time) or now) + policy.fault_deadline_seconds
         checks.append((at, "FaultDeadlineExceeded", "could not train for runPolicy.faultDeadlineSeconds"))
     for at, reason, message in checks:
         if now >= at:

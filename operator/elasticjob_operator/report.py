@@ -54,25 +54,58 @@ def is_training(decision: Decision) -> bool:
     return not decision.standing(Standing.STARTING, Standing.STOPPING, Standing.STOPPED, Standing.LOST)
 
 
-def update_goodput(before: api.GoodputStatus, *, training: bool, formed: int, now: float) -> api.GoodputStatus:
+def update_goodput(
+    before: api.GoodputStatus, *, running: bool, formed: int, now: float, stepped: bool = False, stalled: float = 0.0
+) -> api.GoodputStatus:
     """Books the time since the last change to training or to loss, at the moment it changes.
 
-    `formed` is the generation after this pass; nothing is booked before the first world.
+    `running`: a whole world runs, of generation `formed`; nothing is booked before the first one. `stepped`: it has
+    reported a step. `stalled`: seconds that a world made no steps before it ended.
     """
-    since = parse_time(before.since)
+    if stepped:
+        before = _note_step(before, formed, now)
+    unproven = before.measured is api.Measured.STEPS and before.step_generation != formed
+    training, since = running and not unproven, parse_time(before.since)
     if training == before.training:
-        return before
-    if since is None:
-        return before.model_copy(update={"training": training, "since": format_time(now)})
-    elapsed = max(0.0, now - since)
+        return before.model_copy(update={"since": format_time(now)}) if running and since is None else before
     changes: dict[str, object] = {"training": training, "since": format_time(now)}
+    if since is None:
+        return before.model_copy(update=changes)
+    elapsed = max(0.0, now - since)
     if before.training:
-        changes["training_seconds"] = round(before.training_seconds + elapsed, 3)
+        lost = min(elapsed, stalled)
+        changes["training_seconds"] = round(before.training_seconds + elapsed - lost, 3)
+        changes["lost_seconds"] = round(before.lost_seconds + lost, 3)
     else:
         changes["lost_seconds"] = round(before.lost_seconds + elapsed, 3)
         changes["last_recovery_seconds"] = round(elapsed, 3)
         changes["rescales"] = max(0, formed - 1)
     return before.model_copy(update=changes)
+
+
+def _note_step(before: api.GoodputStatus, generation: int, now: float) -> api.GoodputStatus:
+    """A world has made a step. With the first one of all, what was taken for training turns out to be lost."""
+    changes: dict[str, object] = {"step_generation": generation, "measured": api.Measured.STEPS}
+    if before.measured is api.Measured.FORMATION:
+        since = parse_time(before.since)
+        elapsed = max(0.0, now - since) if before.training and since is not None else 0.0
+        lost = before.lost_seconds + before.training_seconds + elapsed
+        changes |= {"training_seconds": 0.0, "lost_seconds": round(lost, 3)}
+        if before.training:
+            changes["since"] = format_time(now)
+    return before.model_copy(update=changes)
+
+
+def has_stepped(agents: Iterable[Agent], generation: int) -> bool:
+    """Whether a step was reported in this generation."""
+    reports = (a.progress for a in agents if a.progress is not None)
+    return any(p.generation == generation and p.step is not None for p in reports)
+
+
+def stalled_seconds(agents: Iterable[Agent], generation: int) -> float:
+    """For how long this generation made no steps before it was found to hang; 0 where it was not."""
+    failures = (a.state.failure for a in agents if a.state.failure is not None)
+    return max((f.stalled_seconds or 0.0 for f in failures if f.generation == generation), default=0.0)
 
 
 def update_progress(

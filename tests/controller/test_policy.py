@@ -19,6 +19,14 @@ def ago(seconds: float) -> str:
     return format_time(NOW - seconds)
 
 
+def stopped(since: str) -> api.Condition:
+    return api.Condition(type="Running", status="False", last_transition_time=since)
+
+
+def runs(since: str) -> api.Condition:
+    return api.Condition(type="Running", status="True", last_transition_time=since)
+
+
 @pytest.mark.parametrize(
     ("run_policy", "status", "expected"),
     [
@@ -45,13 +53,13 @@ def ago(seconds: float) -> str:
         ),
         pytest.param(
             {"faultDeadlineSeconds": 60},
-            {"start_time": ago(900), "goodput": api.GoodputStatus(training=False, since=ago(70))},
+            {"start_time": ago(900), "goodput": api.GoodputStatus(since=ago(700)), "conditions": [stopped(ago(70))]},
             Deadline("FaultDeadlineExceeded", "could not train for runPolicy.faultDeadlineSeconds"),
             id="fault-passed",
         ),
         pytest.param(
             {"faultDeadlineSeconds": 60},
-            {"start_time": ago(900), "goodput": api.GoodputStatus(training=True, since=ago(700))},
+            {"start_time": ago(900), "goodput": api.GoodputStatus(since=ago(700)), "conditions": [runs(ago(700))]},
             Deadline(),
             id="fault-mended",
         ),

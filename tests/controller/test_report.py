@@ -30,14 +30,47 @@ def test_a_transition_time_moves_with_the_status_alone() -> None:
 def test_goodput_books_at_every_change() -> None:
     goodput = api.GoodputStatus()
     for time, training, formed in [(0, True, 1), (5, True, 1), (10, False, 1), (13, True, 2), (20, True, 2)]:
-        goodput = report.update_goodput(goodput, training=training, formed=formed, now=NOW + time)
+        goodput = report.update_goodput(goodput, running=training, formed=formed, now=NOW + time)
     assert goodput == api.GoodputStatus(
         training_seconds=10, lost_seconds=3, last_recovery_seconds=3, rescales=1, training=True, since=at(13)
     )
 
 
 def test_nothing_is_booked_before_the_first_world() -> None:
-    assert report.update_goodput(api.GoodputStatus(), training=False, formed=0, now=NOW) == api.GoodputStatus()
+    assert report.update_goodput(api.GoodputStatus(), running=False, formed=0, now=NOW) == api.GoodputStatus()
+
+
+STEPS = api.Measured.STEPS
+
+
+@pytest.mark.parametrize(
+    ("story", "training", "lost"),
+    [
+        pytest.param([(0, 1, {}), (100, 0, {})], 100, 0, id="nothing is reported"),
+        pytest.param([(0, 1, {}), (12, 1, {"stepped": True}), (100, 0, {})], 88, 12, id="loads for 12 s"),
+        pytest.param(
+            [(0, 1, {}), (12, 1, {"stepped": True}), (50, 0, {}), (51, 2, {}), (60, 2, {"stepped": True}), (70, 0, {})],
+            48, 22, id="and again after a loss",
+        ),
+        pytest.param(
+            [(0, 1, {}), (20, 0, {}), (30, 2, {}), (40, 2, {"stepped": True}), (50, 0, {})], 10, 40,
+            id="the first world never made a step",
+        ),
+        pytest.param(
+            [(0, 1, {}), (10, 1, {"stepped": True}), (100, 0, {"stalled": 60.0})], 30, 70, id="hangs for a minute"
+        ),
+    ],
+)  # fmt: skip
+def test_goodput_counts_from_the_first_step_where_steps_are_reported(
+    story: list[tuple[float, int, dict[str, Any]]], training: float, lost: float
+) -> None:
+    """(time, the generation that runs or 0, what is known of its steps)"""
+    goodput, formed = api.GoodputStatus(), 0
+    for time, generation, more in story:
+        formed = generation or formed
+        goodput = report.update_goodput(goodput, running=generation > 0, formed=formed, now=NOW + time, **more)
+    assert (goodput.training_seconds, goodput.lost_seconds) == (training, lost)
+    assert (goodput.measured is STEPS) == any("stepped" in more for _, _, more in story)
 
 
 def reporting(step: int | None, rank: int = 0, **fields: Any) -> Agent:

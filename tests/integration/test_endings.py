@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -36,7 +37,7 @@ def endings_spec(mode: str, *, max_restarts: int = 0, **changes: Any) -> dict[st
     ("mode", "code", "last"),
     [
         pytest.param("exit", 3, "rank 1 of 2 comes to its end", id="exit code"),
-        pytest.param("segfault", 139, "Segmentation fault", id="signal"),
+        pytest.param("segfault", 139, "exitcode: -11", id="signal"),
     ],
 )
 def test_a_failed_job_leaves_its_logs(jobs: Jobs, mode: str, code: int, last: str) -> None:
@@ -51,6 +52,21 @@ def test_a_failed_job_leaves_its_logs(jobs: Jobs, mode: str, code: int, last: st
     failure = wait_for(lambda: f if "logTail" in (f := jobs.status("ends")["lastFailure"]) else None, "the log's end")
     assert (failure["rank"], failure["exitCode"]) == (1, code)
     assert last in failure["logTail"]
+
+
+def test_a_hang_is_told_with_the_rank_that_does_not_arrive(jobs: Jobs) -> None:
+    jobs.create("ends", endings_spec("hang", health={"hangTimeoutSeconds": 4}))
+    failed = jobs.await_condition("ends", "Failed", timeout=120)
+    assert "rank 1 (ends-worker-1) hung: no step for " in failed["message"]
+    status = jobs.status("ends")
+    failure, goodput = status["lastFailure"], status["goodput"]
+    assert (failure["reason"], failure["rank"]) == ("RankHung", 1)
+    assert re.search(r"after step \d+, at ends_badly.py:\d+ in come_to_an_end$", failure["message"])
+    assert "come_to_an_end" in failure["traceback"].splitlines()[0], "the innermost call"
+    assert any(reason == "RankHung" for reason, _ in jobs.events("ends"))
+    assert goodput["measured"] == "Steps"
+    assert goodput["lostSeconds"] > 4, "the time without a step, and that before the first one"
+    assert goodput["trainingSeconds"] < 4
 
 
 def test_pods_of_a_deleted_job_end_at_once(jobs: Jobs, tmp_path: Path) -> None:

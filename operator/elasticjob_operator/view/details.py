@@ -55,7 +55,12 @@ def _facts(job: Job, now: float) -> Table:
     table.add_row(
         "Goodput:",
         f"{words.share(trained, lost)} ({words.duration(trained)} trained, {words.duration(lost)} lost), "
-        f"{goodput.rescales} rescales, last recovery {recovery}",
+        f"{goodput.rescales} rescales, last recovery {recovery}"
+        + (
+            ""
+            if goodput.measured is api.Measured.STEPS
+            else "; the script reports no steps: less may have been trained"
+        ),
     )
     return table
 

@@ -10,17 +10,27 @@ import time
 import torch
 import torch.distributed as dist
 
+import elasticjob
+
 MODE = sys.argv[1]
-END_AT = 10
+END_AT = 20
+
+
+def come_to_an_end() -> None:
+    print(f"rank {rank} of {size} comes to its end", flush=True)
+    if MODE == "exit":
+        sys.exit(3)
+    if MODE == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(10_000)
+
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 for step in range(100_000):
     dist.all_reduce(torch.ones(1))
-    time.sleep(0.02)
+    if MODE == "hang":
+        elasticjob.report(step=step)
+    time.sleep(0.1)
     if step == END_AT and rank == size - 1 > 0:
-        print(f"rank {rank} of {size} comes to its end", flush=True)
-        if MODE == "exit":
-            sys.exit(3)
-        os.write(2, b"Segmentation fault\n")
-        os.kill(os.getpid(), signal.SIGSEGV)
+        come_to_an_end()
