@@ -5,28 +5,26 @@
 # Behind a proxy or an own package index, pip's settings come in as secrets, which no layer keeps:
 #   docker build --secret id=pip,src=$HOME/.config/pip/pip.conf --secret id=ca,src=/etc/ssl/certs/ca-certificates.crt .
 
-# Pinned by version; who needs more pins it by digest: --build-arg BASE=docker.io/library/python@sha256:...
-ARG BASE=docker.io/library/python:3.11.13-slim-bookworm
+# Everything that comes from outside is pinned by its content: the base by digest, packages by the hashes of their files.
+ARG BASE=docker.io/library/python:3.11.16-slim-bookworm@sha256:fe556eaffd0d96abd8685b83bb8a69addd0dc730fa193669a7df0d49ddcfac02
 
 FROM ${BASE} AS build
 WORKDIR /src
-COPY pyproject.toml ./
+COPY requirements requirements
 # What we depend on comes first: this layer stays when only our code changes.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
     --mount=type=secret,id=ca,target=/run/secrets/ca.crt,required=false \
     if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi \
- && python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-        > requirements.txt \
  && python3 -m venv /opt/elasticjob \
- && /opt/elasticjob/bin/pip install --no-cache-dir -r requirements.txt
-COPY README.md LICENSE ./
+ && python3 -m venv /opt/build \
+ && /opt/elasticjob/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: -r requirements/operator.txt \
+ && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: -r requirements/build.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
 COPY devcluster devcluster
 # The wheel is built and installed; only the environment goes on. The devcluster is a developer's tool: it stays behind.
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
-    --mount=type=secret,id=ca,target=/run/secrets/ca.crt,required=false \
-    if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi \
- && /opt/elasticjob/bin/pip install --no-cache-dir --no-deps . \
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index --wheel-dir /wheels . \
+ && /opt/elasticjob/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
  && rm -rf /opt/elasticjob/lib/python3*/site-packages/elasticjob_devcluster /opt/elasticjob/bin/elasticjob-devcluster \
  && /opt/elasticjob/bin/pip uninstall --yes pip setuptools
 

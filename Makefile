@@ -9,7 +9,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-unit check format generate transcript constraints chaos chaos-short e2e bench clean
+.PHONY: help setup demo demo-session test test-unit check format generate transcript constraints locks sbom chaos chaos-short e2e bench clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,7 @@ check: setup ## Lint, types, import contracts, generated files, layout.
 	@$(BIN)/mypy operator/elasticjob_operator devcluster/elasticjob_devcluster worker_image/src/elasticjob
 	@$(BIN)/lint-imports
 	@$(PY) scripts/generate.py --check
+	@$(PY) scripts/locks.py --check
 
 format: setup ## Format and fix what can be fixed.
 	@$(BIN)/ruff format $(SOURCES)
@@ -48,6 +49,24 @@ transcript: setup ## Play the commands of docs/transcript.md and write what they
 
 constraints: setup ## Pin what is installed now in constraints.txt.
 	@scripts/constraints.sh
+
+# Tools of a release, not of the tests: an environment of their own.
+RELEASE := .work/release
+$(RELEASE)/bin/uv: Makefile
+	@$(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 cyclonedx-bom==7.5.0
+	@touch $@
+
+locks: setup $(RELEASE)/bin/uv ## Write the locks of the images: every package, with the hashes of its files.
+	@$(PY) scripts/locks.py --uv $(RELEASE)/bin/uv
+
+sbom: $(RELEASE)/bin/uv ## Write a bill of materials (CycloneDX) for each image to dist/.
+	@mkdir -p dist
+	@$(RELEASE)/bin/cyclonedx-py requirements --output-reproducible --of JSON -o dist/operator.cdx.json requirements/operator.txt
+	@$(RELEASE)/bin/cyclonedx-py requirements --output-reproducible --of JSON -o dist/runtime.cdx.json worker_image/requirements/runtime.txt
+	@cat worker_image/requirements/torch.txt worker_image/requirements/runtime.txt | \
+	  $(RELEASE)/bin/cyclonedx-py requirements --output-reproducible --of JSON -o dist/worker.cdx.json -
+	@echo "dist/operator.cdx.json dist/runtime.cdx.json dist/worker.cdx.json"
 
 chaos-short: setup ## Fault injection, the short form: a few minutes.
 	@$(PY) -m pytest tests/chaos tests/model -m chaos $(PYTEST_ARGS)

@@ -2,10 +2,9 @@
 
     python scripts/e2e_images.py            # prints the path of the archive
 
-Nothing is pulled. The base images are made here, by debootstrap from Debian's archive, and imported under the very
-names that the Dockerfiles ask for: docker.io/library/python:3.11.13-slim-bookworm is then Debian 12 with its own Python
-3.11, and docker.io/library/busybox:1.36.1-musl is Debian's static busybox. Where those images can be pulled, nothing of
-this is needed: the Dockerfiles do not know about it.
+Nothing is pulled. The base images are made here, by debootstrap from Debian's archive, and given to the Dockerfiles by
+their build arguments: instead of docker.io/library/python it is Debian 12 with its own Python 3.11, and instead of
+docker.io/library/busybox Debian's static busybox. Where the pinned images can be pulled, nothing of this is needed.
 
 pip works with this machine's settings, brought in as secrets and read-only mounts; no layer keeps them. Everything is
 kept in the cache by a hash of what it is made from. ELASTICJOB_E2E_TORCH says which torch the worker image gets.
@@ -33,8 +32,8 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION: Final = "0.1.0"
-PYTHON_BASE: Final = "docker.io/library/python:3.11.13-slim-bookworm"
-BUSYBOX_BASE: Final = "docker.io/library/busybox:1.36.1-musl"
+PYTHON_BASE: Final = "localhost/elasticjob/python:3.11-bookworm"
+BUSYBOX_BASE: Final = "localhost/elasticjob/busybox:bookworm"
 TORCH: Final = os.environ.get("ELASTICJOB_E2E_TORCH", "torch==2.13.0+cpu")
 PACKAGES: Final = ("buildah", "debootstrap")
 DEBIAN: Final = "http://deb.debian.org/debian"
@@ -43,10 +42,15 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # name → (Dockerfile's folder, target or "", what it is made from)
 IMAGES: Final = {
-    "operator": (".", "", ("Dockerfile", "pyproject.toml", "README.md", "LICENSE", "operator", "devcluster")),
+    "operator": (
+        ".",
+        "",
+        ("Dockerfile", "pyproject.toml", "requirements", "README.md", "LICENSE", "operator", "devcluster"),
+    ),
     "runtime": ("worker_image", "runtime", ("worker_image",)),
     "worker": ("worker_image", "worker", ("worker_image",)),
-    "torch": ("worker_image", "torch", ("worker_image/Dockerfile",)),  # a foreign image: nothing of ours is in it
+    # A foreign image: nothing of ours is in it.
+    "torch": ("worker_image", "torch", ("worker_image/Dockerfile", "worker_image/requirements")),
 }
 
 
@@ -164,6 +168,8 @@ class Builder:
             argv += [part for mount in mounts for part in ("--volume", f"{mount}:{mount}:ro")]
             argv += ["--build-arg", f"REVISION={_revision()}"] if target != "torch" else []
             argv += ["--target", target] if target else []
+            argv += ["--build-arg", f"BASE={PYTHON_BASE}"]
+            argv += ["--build-arg", f"RUNTIME_BASE={BUSYBOX_BASE}"] if target else []
             argv += ["--build-arg", f"TORCH={TORCH}"] if target in ("torch", "worker") else []
             self._buildah(*argv, "-t", reference(name), folder)
         _say(f"built {reference(name)} in {time.monotonic() - began:.0f} s")
