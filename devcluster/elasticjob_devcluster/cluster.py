@@ -106,9 +106,9 @@ class Cluster:
         return cluster
 
     @classmethod
-    def attach(cls, directory: Path | None = None) -> Cluster:
+    def attach(cls, directory: Path | str | None = None) -> Cluster:
         """The running cluster in this directory."""
-        directory = (directory or default_directory()).absolute()
+        directory = Path(directory or default_directory()).absolute()
         if not is_running(directory):
             raise ClusterError(f"no devcluster runs in {directory}: start one with `elasticjob-devcluster up`")
         return cls(directory)

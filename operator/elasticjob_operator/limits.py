@@ -5,7 +5,6 @@ Pure: time comes in as an argument, nothing here touches a socket.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from elasticjob_operator import wire
@@ -65,17 +64,3 @@ def heartbeat_seconds(connections: int, settings: HubSettings) -> float:
 def timeout_seconds(heartbeat: float, settings: HubSettings) -> float:
     """Silence for this long is a loss."""
     return max(settings.timeout_min, heartbeat * settings.timeout_heartbeats)
-
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def clean(text: str, limit: int = 256) -> str:
-    """Text from the wire for a line of a log: no control characters, no forged lines, bounded."""
-    text = _CONTROL.sub(" ", text)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def clean_block(text: str, limit: int = 16 * 1024) -> str:
-    """As `clean`, for text of many lines: each is marked, so that none can pass for a line of ours."""
-    return "\n".join("  | " + clean(line, 1024) for line in text[:limit].splitlines())

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from elasticjob_operator import auth, connection, frames, limits, observe, wire
+from elasticjob_operator import auth, connection, frames, limits, observe, text, wire
 
 JobKey = tuple[str, str]  # (namespace, name)
 
@@ -169,9 +169,9 @@ class Seats:
                 "%s/%s reports a %s in generation %d:\n%s",
                 job[0],
                 agent.pod,
-                limits.clean(message.kind),
+                text.clean(message.kind),
                 message.generation,
-                limits.clean_block(message.text),
+                text.clean_block(message.text),
             )
         elif message.state != agent.state:
             since = _state_since(agent, message.state, self._clock())
@@ -206,7 +206,7 @@ class Seats:
         self.counts[f"closed:{farewell.reason}"] += 1
         if identity is not None and farewell.error is not None:
             who = f"{identity.namespace}/{identity.pod}"
-            logger.warning("closed the connection of %s: %s", who, limits.clean(farewell.error.message))
+            logger.warning("closed the connection of %s: %s", who, text.clean(farewell.error.message))
 
     def _dismiss(self, link: connection.Connection, farewell: connection.Farewell) -> None:
         """Ends a connection from the hub's side, in the background."""

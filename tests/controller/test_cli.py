@@ -16,6 +16,7 @@ import yaml
 
 from controller import client_fixture as given
 from elasticjob_devcluster import Cluster
+from elasticjob_operator.cli import common
 from elasticjob_operator.cli.root import run
 
 Run = Callable[..., tuple[int, str, str]]
@@ -91,6 +92,19 @@ def test_a_dry_run_prints_what_would_be_sent(cli: Run) -> None:
             "resources": {"limits": {"nvidia.com/gpu": 2}},
         }
     ]
+
+
+def test_a_dry_run_refuses_what_would_be_refused(cli: Run, tmp_path: Path) -> None:
+    manifest = given.manifest(failurePolicy={"rules": [{"action": "FailJob", "onExitCodes": [2]}]})
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    code, out, err = cli("submit", "-f", str(path), "--dry-run")
+    assert (code, out) == (2, "")
+    assert "onExitCodes" in err
+
+
+def test_numbers_stand_in_a_line() -> None:
+    assert common.dump({"values": [1, 2, 3], "names": ["a"]}, "yaml") == "values: [1, 2, 3]\nnames:\n- a"
 
 
 def test_convert_prints_yaml_and_warns_on_stderr(cli: Run, tmp_path: Path) -> None:

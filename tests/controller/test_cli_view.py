@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import unicodedata
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ from rich.console import Console, RenderableType
 
 from controller import client_fixture as given
 from elasticjob_operator import api
+from elasticjob_operator.cli import common
 from elasticjob_operator.cli.change import command_of, default_name, parse_variables
 from elasticjob_operator.cli.chaos import choose_node_victims, choose_victim
 from elasticjob_operator.cli.logs import line_text
-from elasticjob_operator.client import Happening, Line, NotFoundError, Pod
+from elasticjob_operator.client import Happening, Job, Line, NotFoundError, Pod
 from elasticjob_operator.client.history import World
 from elasticjob_operator.view import details, tables, words
 
@@ -54,8 +57,11 @@ def test_wide_says_rate_goodput_and_reason() -> None:
     assert " ".join(line.split()) == expected
 
 
-def test_an_invalid_spec_is_still_listed() -> None:
-    assert "?" in text_of(tables.list_jobs([given.job(replicas=99)], NOW))
+def test_an_invalid_spec_is_listed_with_what_it_says() -> None:
+    line = text_of(tables.list_jobs([given.job(replicas=99)], NOW)).splitlines()[1].split()
+    assert line[3:5] == ["99", "1-4"]
+    strange = text_of(tables.list_jobs([given.job(replicas="many", elasticPolicy=[])], NOW)).splitlines()[1].split()
+    assert strange[3:5] == ["?", "?-?"]
     assert "invalid" in text_of(details.describe(given.job(replicas=99), [], [], NOW))
 
 
@@ -116,6 +122,73 @@ def test_lines_of_a_watch_without_a_terminal() -> None:
     )
     assert details.change_line(second, first) == "digits: step 50 of 100 (50%), 2m left, loss 0.5"
     assert details.change_line(second, second) is None
+
+
+def test_a_total_that_is_wrong_is_not_shown() -> None:
+    raw = given.running_status()
+    raw["progress"] |= {"step": 999, "totalSteps": 600, "percentage": 100}
+    assert "999" in text_of(tables.list_jobs([given.job(raw)], NOW))
+    described = text_of(details.describe(given.job(raw), [], [], NOW))
+    assert "step 999," in described and "600" not in described
+    complete = given.running_status(step=95) | {"conditions": [given.condition("Complete")]}
+    assert "done" in text_of(tables.list_jobs([given.job(complete)], NOW))
+    assert "(last report)" in text_of(details.describe(given.job(complete), [], [], NOW))
+
+
+HOSTILE = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\x85\u202e[red]:smile: \x1b[31mred\x1b[0m\rlast"
+
+
+def hostile_job() -> Job:
+    """A job whose every text tries to command the terminal that shows it."""
+    failure = {"pod": HOSTILE, "node": HOSTILE, "reason": HOSTILE, "message": HOSTILE, "logTail": HOSTILE}
+    return given.job(
+        given.running_status()
+        | {
+            "conditions": [given.condition("Degraded", reason=HOSTILE, message=HOSTILE)],
+            "lastFailure": failure | {"traceback": HOSTILE},
+            "progress": {"step": 1, "metrics": [{"name": HOSTILE, "value": 1.0}]},
+        }
+    )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_obeys_nobody_but_us(terminal: bool) -> None:
+    job, events = hostile_job(), [Happening(NOW, HOSTILE, HOSTILE, HOSTILE, HOSTILE)]
+    worlds = [World(1, NOW, 2, HOSTILE, 1.0)]
+    line = Line("digits-worker-1", range(1, 2), HOSTILE)
+    out = common.SafeConsole(width=200, force_terminal=terminal, color_system=None)
+    with out.capture() as captured:
+        out.print(details.describe(job, [], events, NOW))
+        out.print(details.live(job, [], worlds, NOW))
+        out.print(tables.list_events(events, NOW))
+        out.print(tables.list_jobs([job], NOW, wide=True))
+        out.print(line_text(line, prefix=True, timestamps=True), soft_wrap=True)
+        out.print(details.change_line(job, None) or "")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", captured.get())  # what rich itself writes: colours
+    assert [c for c in shown if unicodedata.category(c) in ("Cc", "Cf") and c not in "\n\t"] == []
+    assert "[red]" in shown and ":smile:" in shown, "nobody's text is markup"
+
+
+def test_messages_are_as_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    common.say(HOSTILE)
+    common.warn(HOSTILE)
+    said = capsys.readouterr()
+    errors = [common.Failure(HOSTILE).format_message(), common.Misuse(HOSTILE).format_message()]
+    for text in (said.out, re.sub(r"\x1b\[[0-9;]*m", "", said.err), *errors):
+        assert [c for c in text if unicodedata.category(c) in ("Cc", "Cf") and c not in "\n\t"] == []
+
+
+def test_colours_of_a_log_stay_and_its_links_go() -> None:
+    line = Line("p", range(1), "\x1b[31mred\x1b[0m \x1b]8;;http://evil.example\x1b\\here\x1b]8;;\x1b\\")
+    out = common.SafeConsole(width=80, force_terminal=True, color_system="standard")
+    with out.capture() as captured:
+        out.print(line_text(line, prefix=False, timestamps=False))
+    assert "\x1b[31mred" in captured.get()
+    assert "evil.example" not in captured.get()
+
+
+def test_a_progress_bar_in_a_log_is_shown_as_it_ends() -> None:
+    assert line_text(Line("p", range(1), "10%\r50%\r100%\r"), prefix=False, timestamps=False).plain == "100%"
 
 
 def test_log_lines() -> None:

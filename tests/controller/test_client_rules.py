@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,49 @@ def test_history_of_events_and_samples() -> None:
     assert [p.value for p in history.throughput] == [1.0, 2.0]
     assert [n.reason for n in history.notable] == ["MemberLost", "Completed"]
     assert (history.start, history.end) == (100, 300)
+
+
+def test_the_last_world_of_a_finished_job_is_drawn_without_a_recording() -> None:
+    events = [
+        event(100, "WorldFormed", "generation 1 with 2 pods: the job starts"),
+        event(160, "WorldChanged", "generation 2 from 2 to 3 pods: newcomers are ready"),
+        event(300, "Completed", "all ranks ended well"),
+    ]
+    samples = [past.Sample(400, "Complete", 2, 0, training=False)]
+    sizes = [(p.time, p.value) for p in past.build_history(samples, events).sizes]
+    assert sizes == [(100, 2), (160, 3), (300, 0)]
+
+
+def raw_event(kind: str, name: str, uid: str, at: str, reason: str) -> dict[str, Any]:
+    return {"involvedObject": {"kind": kind, "name": name, "uid": uid}, "reason": reason, "lastTimestamp": at}
+
+
+def test_events_of_an_earlier_job_of_the_same_name_are_left_out() -> None:
+    job = given.job()  # UID u, created at 00:00:00
+    before, after = "2025-12-31T23:59:50Z", "2026-01-01T00:00:05Z"
+    found = [
+        raw_event("ElasticJob", "digits", "u", after, "mine"),
+        raw_event("ElasticJob", "digits", "other", after, "another job"),
+        raw_event("Pod", "digits-worker-0", "p0", before, "Started"),
+        raw_event("Pod", "digits-worker-0", "p0", after, "Killing"),
+        raw_event("Pod", "digits-worker-0", "p1", after, "Scheduled"),
+        raw_event("Pod", "digits2-worker-0", "p2", after, "another job's pod"),
+    ]
+    assert [e.reason for e in rules.choose_events(found, "digits", job)] == ["mine", "Scheduled"]
+    assert len(rules.choose_events(found, "digits", None)) == 5, "of a job that is gone all is told"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "text"),
+    [
+        ([], "its phase is Running"),
+        ([given.condition("Degraded", reason="CrashLoop", message="rank 0 failed")], "(CrashLoop: rank 0 failed)"),
+        ([given.condition("Running", "False", "WaitingForPods", "1 of 2")], "(WaitingForPods: 1 of 2)"),
+        ([given.condition("Running"), given.condition("Degraded", "False")], "its phase is Running"),
+    ],
+)
+def test_impatience_is_told_why(conditions: list[dict[str, str]], text: str) -> None:
+    assert rules.tell_state(given.job(given.running_status() | {"conditions": conditions})).endswith(text)
 
 
 def test_a_step_back_is_no_negative_throughput() -> None:

@@ -170,7 +170,15 @@ def test_elastic_pytorchjob() -> None:
         "spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].env[MASTER_PORT]",
         "spec.elasticPolicy.rdzvBackend",
         "spec.elasticPolicy.metrics",
+        "spec.runPolicy.backoffLimit",
     ]
+
+
+def test_settings_of_a_rendezvous_that_is_dropped_are_named() -> None:
+    document = yaml.safe_load(PYTORCHJOB_ELASTIC)
+    document["spec"]["elasticPolicy"] |= {"rdzvConf": [{"key": "timeout", "value": "900"}]}
+    _, warnings = converted(yaml.safe_dump(document))
+    assert "spec.elasticPolicy.rdzvConf[timeout]" in warnings
 
 
 def test_pytorchjob_with_a_master_becomes_equal_pods() -> None:

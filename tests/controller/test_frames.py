@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticjob_operator import frames, limits, wire
+from elasticjob_operator import text as texts
 
 T = TypeVar("T")
 
@@ -193,8 +194,8 @@ def test_a_bucket_survives_a_clock_that_goes_back() -> None:
 
 @given(st.text())
 def test_cleaned_text_is_one_printable_line(text: str) -> None:
-    cleaned = limits.clean(text)
+    cleaned = texts.clean(text)
     assert len(cleaned) <= 256 and len(cleaned.splitlines()) <= 1
     assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 for c in cleaned)
     cleaned.encode()
-    assert all(line.startswith("  | ") for line in limits.clean_block(text).splitlines())
+    assert all(line.startswith("  | ") for line in texts.clean_block(text).splitlines())

@@ -87,6 +87,18 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
     assert "inf," not in text
 
 
+def test_a_loss_that_falls_far_is_drawn_on_a_logarithmic_axis() -> None:
+    def drawn(values: tuple[float, ...]) -> str:
+        samples = [past.Sample(START + i, "Running", 1, 1, step=i, metrics={"loss": v}) for i, v in enumerate(values)]
+        return render(Facts("j", "d", "Running", START), past.build_history(samples, []), samples[-1])
+
+    far = drawn((8.0, 0.8, 0.08))
+    assert "loss (logarithmic)" in far
+    assert all(f">{tick}</text>" in far for tick in ("0.01", "0.1", "1", "10"))
+    for near in ((2.0, 1.0), (100.0, 0.0), (5.0, -1.0)):
+        assert "logarithmic" not in drawn(near)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
     [

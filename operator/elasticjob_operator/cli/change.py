@@ -15,7 +15,7 @@ import yaml
 from elasticjob_operator import api
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import output_option, target_options, with_client
-from elasticjob_operator.client import Client, Job, build_manifest
+from elasticjob_operator.client import Client, ClientError, Job, build_manifest, rules
 
 _IMAGE_VARIABLE: Final = "ELASTICJOB_IMAGE"
 
@@ -33,7 +33,7 @@ _IMAGE_VARIABLE: Final = "ELASTICJOB_IMAGE"
 @click.option("--gpus", type=click.IntRange(min=0), default=0, help="GPUs of each pod (nvidia.com/gpu).")
 @click.option("--nproc", help="Worker processes of each pod: auto, cpu, gpu or a number.")
 @click.option("-e", "--env", "variables", multiple=True, metavar="KEY=VALUE", help="For the script; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Print the YAML and send nothing.")
+@click.option("--dry-run", is_flag=True, help="Check and print the YAML, and send nothing.")
 @output_option("json", "yaml", "name")
 def submit(
     script: str | None,
@@ -77,6 +77,10 @@ def submit(
             env=parse_variables(variables),
         )
     if dry_run:
+        try:
+            rules.check_manifest(manifest)
+        except (api.InvalidJobError, ClientError) as error:
+            raise common.Misuse(str(error)) from None
         common.say(common.dump(manifest, "json" if output == "json" else "yaml"))
         return
 

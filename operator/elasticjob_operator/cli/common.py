@@ -6,18 +6,20 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import click
 import yaml
 from click.shell_completion import CompletionItem
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from elasticjob_operator import api
 from elasticjob_operator.client import Client, ClientError, Job, JobFailedError, WaitTimeoutError
 from elasticjob_operator.client.errors import ConflictError, UnreachableError
+from elasticjob_operator.text import printable
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,11 +47,17 @@ class Failure(click.ClickException):
 
     exit_code = FAILED
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
 
 class Misuse(click.ClickException):
     """The command cannot work as it was given."""
 
     exit_code = USAGE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 def target_options(function: F) -> F:
@@ -99,11 +107,23 @@ def with_client(work: Callable[[Client], Awaitable[T]]) -> T:
 # --- output ----------------------------------------------------------------------------------------------
 
 
+class SafeConsole(Console):
+    """A console for text that others wrote: no markup, no emoji codes, no control characters but our own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            ours = segment.control is not None  # cursor movements of the live view
+            yield segment if ours else segment._replace(text=printable(segment.text))
+
+
 def console(*, stderr: bool = False) -> Console:
     """Colours only on a terminal; in a pipe no line is cut or wrapped at a width that nobody has."""
-    out = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    out = SafeConsole(stderr=stderr, soft_wrap=False)
     if not out.is_terminal and "COLUMNS" not in os.environ:
-        out = Console(stderr=stderr, highlight=False, width=_WIDE_ENOUGH)
+        out = SafeConsole(stderr=stderr, width=_WIDE_ENOUGH)
     return out
 
 
@@ -119,17 +139,29 @@ def show(renderable: RenderableType) -> None:
 
 
 def say(text: str) -> None:
-    click.echo(text)
+    click.echo(printable(text))
 
 
 def warn(text: str) -> None:
-    click.secho(text, fg="yellow", err=True)
+    click.secho(printable(text), fg="yellow", err=True)
 
 
 def dump(value: Any, output: str) -> str:
     if output == "json":
         return json.dumps(value, indent=2)
-    return yaml.safe_dump(value, sort_keys=False, default_flow_style=False, allow_unicode=True).rstrip()
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True).rstrip()
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML as people write it: a list of numbers, such as exit codes, stands in a line."""
+
+
+def _represent_list(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.Node:
+    numbers = bool(value) and all(isinstance(item, (int, float)) for item in value)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=numbers)
+
+
+_Dumper.add_representer(list, _represent_list)
 
 
 def dump_jobs(jobs: Sequence[Job], output: str) -> str:

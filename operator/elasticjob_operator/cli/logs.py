@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import click
+from rich.style import Style
 from rich.text import Text
 
 from elasticjob_operator.cli import common
@@ -33,10 +34,13 @@ def logs(
         if previous:
             await _show_failure(client, name)
             return
-        out = common.console()
+        out, silent = common.console(), True
         async for line in client.logs(name, rank=rank, follow=follow, tail=tail):
             text = line_text(line, prefix=not no_prefix and rank is None, timestamps=timestamps)
             out.print(text, soft_wrap=True)
+            silent = False
+        if silent and not await client.pods(name):
+            common.warn(f"no pod of {name} is left, and its log is gone with it; --previous shows the last failure")
 
     with_client(work)
 
@@ -57,5 +61,17 @@ def line_text(line: Line, *, prefix: bool, timestamps: bool) -> Text:
         text.append(f"[{label if line.ranks else line.pod}] ", style=style)
     if timestamps and line.time:
         text.append(f"{line.time} ", style="dim")
-    text.append_text(Text.from_ansi(line.text) if "\x1b" in line.text else Text(line.text))
+    return text.append_text(_colours_of(line.text))
+
+
+def _colours_of(line: str) -> Text:
+    """The line as it ends up where a progress bar wrote it over and over, with its colours but without its links."""
+    line = line.rstrip("\r").rpartition("\r")[2]
+    if "\x1b" not in line:
+        return Text(line)
+    text = Text.from_ansi(line)
+    text.spans = [
+        span._replace(style=span.style.update_link(None)) if isinstance(span.style, Style) else span
+        for span in text.spans
+    ]
     return text

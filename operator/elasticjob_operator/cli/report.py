@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
 
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import target_options, with_client
@@ -127,7 +126,7 @@ def _render_job(job: Job, samples: list[past.Sample], events: list[Happening]) -
     failure = ""
     if job.status.last_failure is not None:
         text = io.StringIO()
-        Console(file=text, width=120).print(details.failure(job.status.last_failure, time.time()))
+        common.SafeConsole(file=text, width=120).print(details.failure(job.status.last_failure, time.time()))
         failure = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
     facts = Facts(job.name, job.namespace, job.phase, time.time(), failure)
     return render(facts, past.build_history(samples, events, job.created), samples[-1])

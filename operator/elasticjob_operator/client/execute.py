@@ -7,6 +7,7 @@ The command's exit code comes as a metav1.Status on a channel of its own. A serv
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
@@ -44,11 +45,22 @@ async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: 
                 channel, data = frame.data[0], frame.data[1:].decode("utf-8", "replace")
                 verdict += data if channel == _ERROR_CHANNEL else ""
                 output += [data] if channel in (1, 2) else []
+    except aiohttp.WSServerHandshakeError as error:  # its own text repeats the whole command, encoded for a URL
+        said = f"the API server answered {error.status} {http_phrase(error.status)}".rstrip()
+        raise ExecUnavailableError(f"exec in pod {pod.name}: {said}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise ExecUnavailableError(f"exec in pod {pod.name}: {error or type(error).__name__}") from error
+        raise ExecUnavailableError(f"exec in pod {pod.name}: {type(error).__name__}") from error
     finally:
         await api.close()
     return exit_code_of(verdict, pod.name), "".join(output)
+
+
+def http_phrase(status: int) -> str:
+    """`Forbidden`, `Not Found`, …; empty for a code that nobody has named."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
 
 
 def exit_code_of(verdict: str, pod: str) -> int:

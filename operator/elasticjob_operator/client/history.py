@@ -198,13 +198,15 @@ def _merge_worlds(events: dict[int, World], samples: dict[int, World]) -> tuple[
         assert first is not None
         cause = (event.cause if event else "") or first.cause
         time = min((w.time for w in (event, sample) if w and w.time is not None), default=None)
-        merged.append(World(generation, time, first.size, cause, sample.seconds if sample else None))
+        size = first.size or (event.size if event else 0)  # a finished job has no world any more
+        merged.append(World(generation, time, size, cause, sample.seconds if sample else None))
     return tuple(merged)
 
 
 def _sizes(worlds: Sequence[World], samples: Sequence[Sample], events: Sequence[Happening]) -> tuple[Point, ...]:
     # A world that was seen to start counts from when it trains; of one that was not, only its forming is known.
-    starting = {s.generation for s in samples if not s.training}
+    ended = ("Complete", "Failed", "Suspended")
+    starting = {s.generation for s in samples if not s.training and s.phase not in ended}
     points = [Point(w.time, w.size) for w in worlds if w.time is not None and w.generation not in starting]
     points += [Point(s.time, s.world_size if s.training else 0) for s in samples if s.generation or s.world_size]
     ends = ("Completed", "Failed", "Suspended")

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
-from elasticjob_operator import api, names
+from elasticjob_operator import names
 from elasticjob_operator.client import connection as transport
 from elasticjob_operator.client import errors, logs, rules
 from elasticjob_operator.client.connection import Connection, Request, merge_patch
 from elasticjob_operator.client.execute import run_in_pod
-from elasticjob_operator.client.model import Change, Happening, Happenings, Job, Jobs, Pod, Pods, Raws, Words
+from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Raws, Words
 
 _PAGE: Final = "500"
 _WATCH_SECONDS: Final = 240
@@ -74,12 +74,17 @@ class Client:
         return sorted((Pod(raw) for raw in found), key=lambda p: (p.index is None, p.index or 0, p.name))
 
     async def events(self, name: str, namespace: str | None = None) -> Happenings:
-        """The events of the job and of its pods, oldest first. The API server keeps them for an hour by default."""
+        """The events of the job and of its pods, oldest first; those of an earlier job of that name are left out.
+
+        The API server keeps events for an hour by default.
+        """
         path = f"/api/v1/namespaces/{self._space(namespace)}/events"
         found, _ = await self._list(path, f"list events of {name}", None)
-        prefix = names.pod_name(name, 0)[:-1]
-        mine = [Happening.parse(raw) for raw in found if rules.is_about(raw.get("involvedObject") or {}, name, prefix)]
-        return sorted(mine, key=lambda h: h.time or 0.0)
+        try:
+            job: Job | None = await self.get(name, namespace)
+        except errors.NotFoundError:
+            job = None  # all that is left of it
+        return rules.choose_events(found, name, job)
 
     async def pod_metrics(self, name: str, namespace: str | None = None) -> dict[str, dict[str, str]] | None:
         """Pod → its usage of cpu and memory; None where the cluster has no metrics server."""
@@ -99,11 +104,8 @@ class Client:
     async def submit(self, manifest: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False) -> Job:
         """Creates a job. A bad field is named before anything is sent."""
         body = dict(manifest)
-        rules.check_kind(body)
-        api.parse_spec(body.get("spec"))
+        rules.check_manifest(body)
         metadata = body.get("metadata") or {}
-        if not metadata.get("name") and not metadata.get("generateName"):
-            raise errors.InvalidError("metadata.name: is required: give the job a name")
         space = namespace or metadata.get("namespace")
         body["metadata"] = {**metadata, "namespace": self._space(space)}
         query = (("dryRun", "All"),) if dry_run else ()
@@ -191,7 +193,7 @@ class Client:
                 job = change.job
         except TimeoutError:
             raise errors.WaitTimeoutError(
-                f"wait for {name}: no condition {condition}=True within {timeout:g} s; its phase is {job.phase}"
+                f"wait for {name}: no condition {condition}=True within {timeout:g} s; {rules.tell_state(job)}"
             ) from None
         finally:
             await changes.aclose()

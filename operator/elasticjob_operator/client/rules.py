@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticjob_operator import names
+from elasticjob_operator import api, names
 from elasticjob_operator.client import errors
-from elasticjob_operator.client.model import Change, Job, Pod
+from elasticjob_operator.client.model import Change, Happening, Job, Pod
 
 
 def is_met(job: Job, condition: str) -> bool:
@@ -66,15 +66,51 @@ def find_differences(seen: dict[str, str], found: list[dict[str, Any]]) -> list[
     return changes
 
 
-def check_kind(body: Mapping[str, Any]) -> None:
+def check_manifest(body: Mapping[str, Any]) -> None:
+    """Raises an error that names the field where the API server or the operator would refuse this job."""
     if body.get("kind") != names.KIND or body.get("apiVersion") != names.API_VERSION:
         raise errors.InvalidError(
             f"kind: must be {names.KIND} of {names.API_VERSION}, not {body.get('kind')} of {body.get('apiVersion')}: "
             "`kubectl elasticjob convert` turns jobs of other operators into one"
         )
+    api.parse_spec(body.get("spec"))
+    metadata = body.get("metadata") or {}
+    if not metadata.get("name") and not metadata.get("generateName"):
+        raise errors.InvalidError("metadata.name: is required: give the job a name")
 
 
-def is_about(subject: dict[str, Any], job: str, pod_prefix: str) -> bool:
+def tell_state(job: Job) -> str:
+    """Phase and the condition that explains it, for somebody whose patience is over."""
+    state = f"its phase is {job.phase}"
+    for type in ("Failed", "Degraded", "Running"):
+        found = job.status.condition(type)
+        if found is not None and (found.status == "True") == (type != "Running"):
+            return f"{state} ({found.reason}: {found.message})" if found.message else f"{state} ({found.reason})"
+    return state
+
+
+def choose_events(found: Sequence[dict[str, Any]], name: str, job: Job | None) -> list[Happening]:
+    """The events of a job and its pods, oldest first.
+
+    Names come again, UIDs do not: with a job, events of another job of its name are left out, and those of pods of
+    which something is told from before the job was created.
+    """
+    prefix = names.pod_name(name, 0)[:-1]
+    created = (job.created or 0.0) if job is not None else 0.0
+    mine = [(raw.get("involvedObject") or {}, Happening.parse(raw)) for raw in found]
+    mine = [(subject, event) for subject, event in mine if _is_about(subject, name, prefix)]
+    older = {subject.get("uid") for subject, event in mine if event.time is not None and event.time < created}
+
+    def belongs(subject: dict[str, Any]) -> bool:
+        uid = subject.get("uid")
+        if job is None or not uid:
+            return True
+        return uid == job.uid if subject.get("kind") == names.KIND else uid not in older
+
+    return sorted((event for subject, event in mine if belongs(subject)), key=lambda event: event.time or 0.0)
+
+
+def _is_about(subject: dict[str, Any], job: str, pod_prefix: str) -> bool:
     name, kind = str(subject.get("name") or ""), subject.get("kind")
     if kind == names.KIND:
         return name == job

@@ -63,8 +63,12 @@ def _fill_elastic(draft: Draft, policy: Source) -> tuple[int | None, int | None]
         draft.rendezvous["endpoint"] = f"{host or 'etcd'}:{port or 2379}"
         draft.rendezvous["conf"] = {c["key"]: str(c["value"]) for c in conf or []} or None
         policy.warn("rdzvBackend", "kept as etcd-v2: remove spec.rendezvous for membership by the operator")
-    elif backend or host or port or conf:
-        policy.warn("rdzvBackend", "was dropped: the operator is the rendezvous, and no pod holds its state")
+    else:
+        given = {"rdzvBackend": backend, "rdzvHost": host, "rdzvPort": port}
+        for key in (k for k, value in given.items() if value):
+            policy.warn(key, "was dropped: the operator is the rendezvous, and no pod holds its state")
+        for entry in conf or []:
+            policy.warn(f"rdzvConf[{entry.get('key')}]", "was dropped: the operator's rendezvous has no such setting")
     policy.drop(
         {
             "rdzvId": "was dropped: every generation has an id of its own",
@@ -83,7 +87,10 @@ def _fill_run(draft: Draft, run: Source) -> None:
     if run.take("suspend"):
         draft.run["suspend"] = True
     limit = run.take_number("backoffLimit")
-    if limit is not None and draft.elastic.get("maxRestarts") is None:
+    if limit is not None and draft.elastic.get("maxRestarts") is not None:
+        restarts = draft.elastic["maxRestarts"]
+        run.warn("backoffLimit", f"{limit} was dropped: elasticPolicy.maxRestarts, which is {restarts}, counts")
+    elif limit is not None:
         draft.elastic["maxRestarts"] = limit
         draft.elastic["restartWindowSeconds"] = 0  # theirs counts for the whole life of the job
     scheduling = run.take("schedulingPolicy") or {}

@@ -11,7 +11,7 @@ from typing import Final
 
 from elasticjob_operator.client.history import History, Sample, World
 from elasticjob_operator.client.model import Happening
-from elasticjob_operator.html_report.plot import Mark, clock, draw
+from elasticjob_operator.html_report.plot import Mark, clock, draw, spans_decades
 from elasticjob_operator.view import words
 
 _MAX_METRICS: Final = 4
@@ -62,7 +62,7 @@ def render(facts: Facts, history: History, last: Sample | None) -> str:
     ]
     for name in list(history.metrics)[:_MAX_METRICS] or ["loss"]:
         points = history.metrics.get(name, ())
-        plots.append(draw(name, points, start=start, end=end, style="loss", marks=marks))
+        plots.append(draw(name, points, start=start, end=end, style="loss", marks=marks, log=spans_decades(points)))
     body = [
         f'<h1>{escape(facts.name)} <span class="soft">{escape(facts.namespace)}</span></h1>',
         f'<div class="soft">ElasticJob, {escape(facts.phase)}. Written {_date(facts.written)}; the time axis begins '
@@ -111,7 +111,7 @@ def _tiles(history: History, last: Sample | None) -> str:
         tiles.append((words.seconds_exact(sorted(costs)[len(costs) // 2]), f"median recovery of {len(costs)}"))
         tiles.append((words.seconds_exact(max(costs)), "longest recovery"))
     if last is not None and last.step is not None:
-        total = f" of {last.total_steps}" if last.total_steps else ""
+        total = f" of {last.total_steps}" if last.total_steps and last.step <= last.total_steps else ""
         tiles.append((str(last.step), f"steps{total}"))
     if last is not None and math.isfinite(last.metrics.get("loss", math.nan)):
         tiles.append((words.number(last.metrics["loss"]), "loss"))

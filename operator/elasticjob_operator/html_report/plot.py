@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -74,31 +74,45 @@ def draw(
     style: str,
     marks: Sequence[Mark] = (),
     steps: bool = False,
+    log: bool = False,
     unit: str = "",
 ) -> str:
-    """One panel over time. `steps`: a value holds until the next one; otherwise the points are joined."""
+    """One panel over time. `steps`: a value holds until the next one; otherwise the points are joined.
+
+    `log`: the axis is logarithmic; values that are not above zero are left out.
+    """
     finite = [p for p in points if math.isfinite(p.value)]
+    if log:
+        title = f"{title} (logarithmic)"
+        finite = [Point(p.time, math.log10(p.value)) for p in finite if p.value > 0]
     highest = max([p.value for p in finite], default=1.0)
     lowest = min([p.value for p in finite], default=0.0)
-    ticks = nice_ticks(min(0.0, lowest), highest if highest > min(0.0, lowest) else lowest + 1)
-    if steps:
+    bottom = float(math.floor(lowest)) if log else min(0.0, lowest)
+    ticks = nice_ticks(bottom, highest if highest > bottom else bottom + 1)
+    if steps or log:
         ticks = [t for t in ticks if float(t).is_integer()] or ticks
     x = Scale(start, max(end, start + 1), _LEFT, WIDTH - _RIGHT)
     y = Scale(ticks[0], max(ticks[-1], ticks[0] + 1e-9), HEIGHT - _BOTTOM, _TOP)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     parts.append(f'<text class="title" x="{_LEFT}" y="15">{escape(title)}</text>')
-    parts += _grid(x, y, ticks, unit)
+    parts += _grid(x, y, {tick: f"{10**tick if log else tick:g}{unit}" for tick in ticks})
     parts += [_mark(x, mark) for mark in marks]
     parts.append(_line(finite, x, y, end, style, steps=steps) if finite else _nothing())
     return "".join([*parts, "</svg>"])
 
 
-def _grid(x: Scale, y: Scale, ticks: Sequence[float], unit: str) -> list[str]:
+def spans_decades(points: Sequence[Point]) -> bool:
+    """Whether a linear axis would hide the curve: all above zero, and the largest twenty times the smallest."""
+    values = [p.value for p in points if math.isfinite(p.value)]
+    return bool(values) and min(values) > 0 and max(values) >= 20 * min(values)
+
+
+def _grid(x: Scale, y: Scale, ticks: Mapping[float, str]) -> list[str]:
     parts = []
-    for tick in ticks:
+    for tick, label in ticks.items():
         at = y.at(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4}" text-anchor="end">{tick:g}{escape(unit)}</text>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4}" text-anchor="end">{escape(label)}</text>')
     for seconds, label in time_ticks(x.high - x.low):
         at = x.at(x.low + seconds)
         parts.append(f'<text class="tick" x="{at}" y="{HEIGHT - 6}" text-anchor="middle">{label}</text>')

@@ -48,7 +48,8 @@ def _facts(job: Job, now: float) -> Table:
         table.add_row("Rendezvous:", spec.rendezvous.backend.value)
     table.add_row("World:", _world_text(world))
     if status.progress is not None:
-        table.add_row("Progress:", _progress_line(status.progress))
+        last = " (last report)" if status.finished else ""
+        table.add_row("Progress:", _progress_line(status.progress) + last)
     restarts = status.restarts
     table.add_row("Restarts:", f"{restarts.total} by workers, {restarts.infrastructure} by infrastructure (free)")
     recovery = words.seconds_exact(goodput.last_recovery_seconds)
@@ -74,7 +75,7 @@ def _world_text(world: api.RendezvousStatus) -> str:
 
 def _progress_line(progress: api.ProgressStatus) -> str:
     step = f"step {progress.step if progress.step is not None else '?'}"
-    total = f" of {progress.total_steps} ({progress.percentage or 0}%)" if progress.total_steps else ""
+    total = f" of {progress.total_steps} ({progress.percentage}%)" if words.is_plausible(progress) else ""
     left = progress.estimated_remaining_seconds
     eta = f", {words.duration(left)} left" if left is not None else ""
     metrics = "".join(f", {m.name} {words.number(m.value)}" for m in progress.metrics)
@@ -152,7 +153,7 @@ def _trouble(job: Job) -> str:
 def _progress_bar(progress: api.ProgressStatus) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     text = Text(_progress_line(progress))
-    if progress.total_steps:
+    if words.is_plausible(progress) and progress.total_steps:
         grid.add_row(ProgressBar(total=progress.total_steps, completed=progress.step or 0, width=40), text)
     else:
         grid.add_row(text)

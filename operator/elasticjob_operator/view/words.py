@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from elasticjob_operator import api
 from elasticjob_operator.client.model import Job
 
 PHASE_STYLES: Final = {
@@ -80,19 +81,43 @@ def steps_per_second(job: Job) -> float | None:
 
 
 def bounds(job: Job) -> str:
+    """`1-4`; of an invalid spec, what it says."""
     spec = job.spec
-    return "?" if spec is None else f"{spec.min_replicas}-{spec.max_replicas}"
+    if spec is not None:
+        return f"{spec.min_replicas}-{spec.max_replicas}"
+    policy = _raw_spec(job).get("elasticPolicy")
+    low, high = (
+        (policy.get(key) for key in ("minReplicas", "maxReplicas")) if isinstance(policy, dict) else (None, None)
+    )
+    return f"{_raw_number(low)}-{_raw_number(high)}"
 
 
 def wanted(job: Job) -> str:
+    """The wanted number of pods; of an invalid spec, what it says."""
     spec = job.spec
-    return "?" if spec is None else str(spec.wanted)
+    return _raw_number(_raw_spec(job).get("replicas")) if spec is None else str(spec.wanted)
+
+
+def _raw_spec(job: Job) -> dict[str, Any]:
+    spec = job.raw.get("spec")
+    return spec if isinstance(spec, dict) else {}
+
+
+def _raw_number(value: object) -> str:
+    return str(value) if isinstance(value, int) else "?"
 
 
 def progress_text(job: Job) -> str:
+    """`40%` or `step 12`; `done` where the job is complete, whose last report came before its last steps."""
     progress = job.status.progress
     if progress is None or progress.step is None:
         return "-"
-    if progress.percentage is not None:
-        return f"{progress.percentage}%"
-    return f"step {progress.step}"
+    if job.status.is_true("Complete"):
+        return "done"
+    return f"{progress.percentage}%" if is_plausible(progress) else f"step {progress.step}"
+
+
+def is_plausible(progress: api.ProgressStatus) -> bool:
+    """Whether a script's total can be right: some go on after it."""
+    known = progress.percentage is not None and progress.total_steps is not None and progress.step is not None
+    return known and (progress.step or 0) <= (progress.total_steps or 0)
