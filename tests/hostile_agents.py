@@ -5,7 +5,7 @@ in a process of its own, so that the attackers' work is not counted as the hub's
 
     python tests/hostile_agents.py --port 8443 --ca ca.crt --tokens tokens.json [--attacks silent_sockets,...]
 
-It prints `attacking` once the first round has been made, goes on until its standard input ends, and prints one JSON
+It prints `attacking` once something has happened, goes on until its standard input ends, and prints one JSON
 object: how often each thing happened, `attack:outcome` → count.
 
 The module needs nothing but the standard library. It knows the wire only by its bytes.
@@ -80,7 +80,8 @@ class Peer:
     async def status(self) -> int:
         """The status of the answer whose head comes next."""
         try:
-            head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                head = await self.reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
             return 0
         return int(head.split(b" ", 2)[1])
@@ -98,7 +99,8 @@ class Peer:
     async def hello(self) -> bytes:
         """Says hello; returns the bytes of what the hub answers first, b"" where it has closed."""
         await self.say({"type": "hello", "agent": f"agent-{random.random()}", "state": {"phase": "starting"}})
-        return await asyncio.wait_for(self.reader.read(4096), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            return await self.reader.read(4096)
 
     async def closed(self) -> None:
         """Waits until the hub has ended it."""
@@ -111,10 +113,10 @@ async def connecting(door: Door) -> AsyncIterator[Peer]:
     """An open connection, TLS included; aborted at the end, without a word."""
     local = (door.source, 0) if door.source is not None else None
     name = door.host if door.context is not None else None
-    reader, writer = await asyncio.wait_for(
-        asyncio.open_connection(door.host, door.port, ssl=door.context, server_hostname=name, local_addr=local),
-        PATIENCE,
-    )
+    async with asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(
+            door.host, door.port, ssl=door.context, server_hostname=name, local_addr=local
+        )
     try:
         yield Peer(reader, writer)
     finally:
@@ -209,6 +211,7 @@ ATTACKS: Mapping[str, Attack] = {attack.__name__: attack for attack in (*_HOLDIN
 
 async def attack_forever(attack: Attack, one: Attacker) -> None:
     """Makes one attack again and again. What the hub does to it is counted and no error."""
+    await asyncio.sleep(random.uniform(0, 40 * one.pause))  # else they would stand in their own way
     while True:
         try:
             await attack(one)
@@ -244,9 +247,11 @@ async def attacking(
     try:
         yield tally
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        waiting = set(tasks)
+        while waiting:  # asyncio's streams now and then swallow a cancellation
+            for task in waiting:
+                task.cancel()
+            _, waiting = await asyncio.wait(waiting, timeout=1)
 
 
 class Hostile:
@@ -294,10 +299,15 @@ async def main(arguments: argparse.Namespace) -> None:
     options = {"held": arguments.held, "pause": arguments.pause, "sources": arguments.sources}
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
-    loop.add_reader(sys.stdin, over.set)
+
+    def end() -> None:
+        loop.remove_reader(sys.stdin)
+        over.set()
+
+    loop.add_reader(sys.stdin, end)
     async with attacking(door, tokens, attacks=arguments.attacks.split(","), **options) as tally:
         deadline = time.monotonic() + PATIENCE
-        while sum(tally.values()) < len(tokens) and time.monotonic() < deadline:  # noqa: ASYNC110 - counts have no event
+        while not tally and time.monotonic() < deadline:  # noqa: ASYNC110 - counts have no event
             await asyncio.sleep(0.02)
         print("attacking", flush=True)
         await over.wait()

@@ -4,6 +4,10 @@ A worker's token is made for the audience `elasticjob.dev` and bound to its pod,
 which pod speaks, and refuses a token whose pod is gone. What the API server does not answer is never the pod's
 fault: that is 503, try again. Only a clear no is 401 or 403.
 
+A token that cannot be that of a worker costs no review: what it claims is read first, believing nothing of it, and only
+where it names a pod that the operator knows is the API server asked. A stranger cannot name one, for it would have to
+guess the UID.
+
 A yes is remembered for a few seconds, by the token's hash: a reconnecting agent costs no request. The pod itself
 is looked up every time, so a yes does not outlive it. Tokens are neither stored nor logged.
 """
@@ -11,10 +15,12 @@ is looked up every time, so a yes does not outlive it. Tokens are neither stored
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import logging
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +28,7 @@ from typing import Any, Final
 
 from kubernetes.aio import client
 
-from elasticjob_operator import names
+from elasticjob_operator import admission, names
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +37,7 @@ _EXTRA_POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 _EXTRA_POD_UID: Final = "authentication.kubernetes.io/pod-uid"
 _JWT = re.compile(r"[A-Za-z0-9_=-]+\.[A-Za-z0-9_=-]+\.[A-Za-z0-9_=-]+")
 _MAX_TOKEN: Final = 8192
+_SKEW_SECONDS: Final = 60.0  # that the clocks of the operator and the API server may differ by
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ FindPod = Callable[[str, str, str], str | None]  # namespace, name, uid -> the j
 
 TRY_AGAIN: Final = Refusal(503, "the API server could not check the token; try again")
 
+NO_WORKER: Final = Refusal(403, "this pod is not a worker of an ElasticJob")
+
 
 def read_review(status: Mapping[str, Any]) -> BoundPod | Refusal:
     """The status of a TokenReview → the pod that the token is bound to. Pure."""
@@ -82,6 +91,25 @@ def read_review(status: Mapping[str, Any]) -> BoundPod | Refusal:
     if len(pod) != 1 or len(uid) != 1:
         return Refusal(403, "the token is not bound to a pod")
     return BoundPod(namespace=parts[0], pod=pod[0], pod_uid=uid[0])
+
+
+def read_claims(token: str, now: float) -> BoundPod | Refusal:
+    """What an unverified token says of itself → the pod that it would be bound to, if it were true. Pure."""
+    payload = token.split(".")[1]
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        audience, ends = claims["aud"], float(claims["exp"])
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return Refusal(401, "this is not a service-account token")
+    if names.TOKEN_AUDIENCE not in (audience if isinstance(audience, list) else [audience]):
+        return Refusal(401, f"the token is not for the audience {names.TOKEN_AUDIENCE}")
+    if not now < ends + _SKEW_SECONDS:
+        return Refusal(401, "the token has expired")
+    try:
+        bound = claims["kubernetes.io"]
+        return BoundPod(str(bound["namespace"]), str(bound["pod"]["name"]), str(bound["pod"]["uid"]))
+    except (TypeError, KeyError):
+        return Refusal(403, "the token is not bound to a pod")
 
 
 def review_with(api_client: client.ApiClient, *, timeout: float = 5.0) -> Review:
@@ -127,6 +155,8 @@ class TokenAuthenticator:
         parallel: int = 16,
         waiting: int = 2048,
         capacity: int = 20_000,
+        unseen: int = 64,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._review = review
         self._find_pod = find_pod
@@ -134,6 +164,8 @@ class TokenAuthenticator:
         self._find_seconds = find_seconds
         self._waiting = waiting
         self._capacity = capacity
+        self._clock = clock
+        self._unseen = admission.Room(unseen)  # by the namespace that they claim to be of
         self._slots = asyncio.Semaphore(parallel)
         self._known: OrderedDict[bytes, tuple[float, BoundPod]] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[BoundPod | Refusal]] = {}
@@ -141,8 +173,17 @@ class TokenAuthenticator:
     async def __call__(self, token: str) -> Identity | Refusal:
         if len(token) > _MAX_TOKEN or not _JWT.fullmatch(token):
             return Refusal(401, "this is not a service-account token")
+        claimed = read_claims(token, self._clock())
+        if isinstance(claimed, Refusal):
+            return claimed
+        unknown = await self._await_pod(claimed)
+        if unknown is not None:
+            return unknown
         bound = await self._bound(token)
-        return bound if isinstance(bound, Refusal) else await self._worker(bound)
+        if isinstance(bound, Refusal):
+            return bound
+        job = self._find_pod(bound.namespace, bound.pod, bound.pod_uid)
+        return NO_WORKER if job is None else Identity(bound.namespace, bound.pod, bound.pod_uid, job)
 
     async def _bound(self, token: str) -> BoundPod | Refusal:
         key = hashlib.sha256(token.encode()).digest()
@@ -182,14 +223,22 @@ class TokenAuthenticator:
                 return
             self._known.popitem(last=False)
 
-    async def _worker(self, bound: BoundPod) -> Identity | Refusal:
-        """The pod's job. A pod may reach the hub before the operator's watch has told of it: look again."""
+    async def _await_pod(self, pod: BoundPod) -> Refusal | None:
+        """None where the pod works for a job. It may reach the hub before the watch has told of it: look again.
+
+        Anybody may name a pod that is not there, so only a few wait at a time; the others have to come again.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._find_seconds
-        while True:
-            job = self._find_pod(bound.namespace, bound.pod, bound.pod_uid)
-            if job is not None:
-                return Identity(bound.namespace, bound.pod, bound.pod_uid, job)
-            if loop.time() >= deadline:
-                return Refusal(403, "this pod is not a worker of an ElasticJob")
-            await asyncio.sleep(0.05)
+        if self._find_pod(pod.namespace, pod.pod, pod.pod_uid) is not None:
+            return None
+        if not self._unseen.enter(pod.namespace):
+            return TRY_AGAIN
+        try:
+            while self._find_pod(pod.namespace, pod.pod, pod.pod_uid) is None:
+                if loop.time() >= deadline:
+                    return NO_WORKER
+                await asyncio.sleep(0.05)
+        finally:
+            self._unseen.leave(pod.namespace)
+        return None

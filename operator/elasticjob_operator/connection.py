@@ -36,6 +36,8 @@ class Farewell:
 
 
 # An error tells an agent to give up, so there is none where trying again is right.
+NOT_LEADER = Farewell("not-leader", CLOSE_RESTART)
+SUPERSEDED = Farewell("superseded", CLOSE_REPLACED)
 NO_HELLO = Farewell("no-hello", CLOSE_NO_HELLO)
 RECONNECTED = Farewell("reconnected", CLOSE_REPLACED)
 REPLACED = Farewell("replaced", CLOSE_REPLACED, frames.Problem("replaced", "another connection of this pod took over"))
@@ -59,7 +61,7 @@ class Connection:
         "ws",
     )
 
-    def __init__(self, settings: limits.HubSettings, heartbeat: float, now: float) -> None:
+    def __init__(self, settings: limits.HubSettings, heartbeat: float, now: float, bucket: limits.Bucket) -> None:
         self.ws = web.WebSocketResponse(
             timeout=settings.close_seconds,
             autoclose=False,
@@ -78,12 +80,12 @@ class Connection:
         self.stuck: float | None = None
         self.farewell: Farewell | None = None
         self._settings = settings
-        self._bucket = limits.Bucket(settings.message_burst, now)
+        self._bucket = bucket  # the pod's, not the connection's: who comes again has said no less
 
     async def open(self, request: web.Request) -> None:
         await self.ws.prepare(request)
         transport = request.transport
-        if transport is None:
+        if transport is None or self.farewell is not None:
             raise ConnectionResetError("the peer has gone")
         self.transport = transport
 
@@ -106,7 +108,9 @@ class Connection:
             if _over(frame):
                 return None
             self.heard = loop.time()
-            if not self._bucket.take(settings.messages_per_second, settings.message_burst, self.heard):
+            cost = 1.0 + len(frame.data or ()) // settings.message_bytes_per_token
+            if not self._bucket.take(settings.messages_per_second, settings.message_burst, self.heard, cost):
+                self._bucket.level = 0.0  # what was too large must not leave room for what is small
                 return RATE
             if frame.type is WSMsgType.PING:
                 if self.unsent() <= settings.max_buffer_bytes:

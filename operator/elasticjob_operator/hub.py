@@ -17,7 +17,7 @@ from typing import Final
 
 from aiohttp import web
 
-from elasticjob_operator import auth, connection, frames, gate, limits, observe, seats, wire
+from elasticjob_operator import admission, auth, connection, frames, gate, limits, observe, seats, wire
 
 JobKey = seats.JobKey
 
@@ -41,7 +41,8 @@ class Hub:
         self._clock = clock
         self._settings = settings or limits.HubSettings()
         self._seats = seats.Seats(wake, clock, self._settings)
-        self._strangers = 0
+        self._strangers = admission.Room(self._settings.max_strangers)  # by address, as the next one
+        self._failures = admission.Allowances(self._settings.failures_per_second, self._settings.failure_burst)
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -61,7 +62,7 @@ class Hub:
     @leader.setter
     def leader(self, value: bool) -> None:
         if self._leader and not value:
-            self._seats.dismiss_all(connection.Farewell("not-leader", connection.CLOSE_RESTART))
+            self._seats.dismiss_all(connection.NOT_LEADER)
         self._leader = value
 
     @property
@@ -72,6 +73,13 @@ class Hub:
     def newcomers(self) -> int:
         """Open sockets that have not sent a whole request yet."""
         return len(self._gate) if self._gate is not None else 0
+
+    @property
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """How many places are taken on the way in and inside, and how many there are."""
+        rooms = {"strangers": self._strangers, "pending": self._seats.pending, "agents": self._seats.places}
+        newcomers = {"newcomers": (self.newcomers, self._settings.max_newcomers)}
+        return newcomers | {name: (len(room), room.capacity) for name, room in rooms.items()}
 
     def agents(self, job: JobKey) -> Mapping[str, observe.Agent]:
         """The job's agents by pod uid, those included that lately lost their connection."""
@@ -94,6 +102,7 @@ class Hub:
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1024)
         app.router.add_get(wire.PATH, self._handle)
+        app.on_response_prepare.append(gate.close_after)
         return app
 
     async def start(self, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> int:
@@ -104,6 +113,7 @@ class Hub:
             self.application(),
             access_log=None,
             keepalive_timeout=1.0,
+            lingering_time=0.0,  # what follows a request that was answered is not read
             shutdown_timeout=1.0,
             logger=gate.quiet_logger(f"{__name__}.http"),
         )
@@ -141,43 +151,56 @@ class Hub:
     # One agent, from its request to its end.
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if self._gate is not None:
-            self._gate.enter(request)
-        refusal = self._refuse_early()
-        if refusal is not None:
-            return self._refused(refusal)
-        self._strangers += 1
-        identity: auth.Identity | auth.Refusal
+        visitor = self._gate.enter(request) if self._gate is not None else None
+        admitted = await self._admit(request)
+        if isinstance(admitted, auth.Refusal):
+            if self._gate is not None:
+                self._gate.send_away(visitor)
+            return self._refused(admitted)
+        identity, link = admitted
+        hello: wire.Hello | connection.Farewell | None = None
         try:
-            identity = await self._identify(request)
-            if isinstance(identity, auth.Identity):
-                identity = self._seats.admit(identity) if self._leader else STANDBY
-            if isinstance(identity, auth.Refusal):
-                return self._refused(identity)
-            link = self._new_link()
             await link.open(request)
             hello = await self._hello(link)
         except ConnectionError:
             return web.Response(status=400)
         finally:
-            self._strangers -= 1
-        await self._serve(link, identity, hello)
+            is_in = self._seats.settle(link, identity, stays=isinstance(hello, wire.Hello))
+        if is_in:
+            await self._serve(link, identity, hello)
         return link.ws
 
-    def _refuse_early(self) -> auth.Refusal | None:
+    async def _admit(self, request: web.Request) -> tuple[auth.Identity, connection.Connection] | auth.Refusal:
+        identity = await self._review(request)
+        if isinstance(identity, auth.Refusal):
+            return identity
         if not self._leader:
             return STANDBY
-        if len(self._seats) >= self._settings.max_connections:
-            return auth.Refusal(503, "too many agents")
-        if self._strangers >= self._settings.max_strangers:
+        link = self._seats.admit(identity, limits.heartbeat_seconds(len(self._seats) + 1, self._settings))
+        return link if isinstance(link, auth.Refusal) else (identity, link)
+
+    async def _review(self, request: web.Request) -> auth.Identity | auth.Refusal:
+        """Who asks. Nothing is asked of the API server for an address that has failed too often."""
+        address, now = request.remote or "", asyncio.get_running_loop().time()
+        if not self._leader:
+            return STANDBY
+        if self._failures.is_spent(address, now):
+            return auth.Refusal(429, "too many tokens from this address were refused; try again")
+        if not self._strangers.enter(address):
             return auth.Refusal(503, "busy; try again")
-        return None
+        try:
+            found = await self._identify(request)
+        finally:
+            self._strangers.leave(address)
+        if isinstance(found, auth.Refusal) and found.status in (401, 403):
+            self._failures.take(address, now)
+        return found
 
     async def _identify(self, request: web.Request) -> auth.Identity | auth.Refusal:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             return auth.Refusal(401, "an Authorization header with a bearer token is needed")
-        if request.headers.get("Upgrade", "").lower() != "websocket":
+        if request.headers.get("Upgrade", "").lower() != "websocket" or request.can_read_body:
             return auth.Refusal(400, "this is a WebSocket")
         try:
             async with asyncio.timeout(self._settings.authenticate_seconds):
@@ -195,10 +218,6 @@ class Hub:
             response.headers["Retry-After"] = "1"
         response.force_close()
         return response
-
-    def _new_link(self) -> connection.Connection:
-        heartbeat = limits.heartbeat_seconds(len(self._seats) + 1, self._settings)
-        return connection.Connection(self._settings, heartbeat, asyncio.get_running_loop().time())
 
     async def _hello(self, link: connection.Connection) -> wire.Hello | connection.Farewell | None:
         try:
@@ -222,6 +241,9 @@ class Hub:
         try:
             if not isinstance(hello, wire.Hello):
                 farewell = hello
+                return
+            if not self._leader:
+                farewell = connection.NOT_LEADER
                 return
             job = (identity.namespace, identity.job)
             seat = self._seats.enter(link, identity, hello)
@@ -249,8 +271,10 @@ class Hub:
             self._seats.leave(link, "closed")
             if farewell is not None and link.farewell is None:
                 self._seats.count_farewell(farewell, identity)
+                self._seats.part(link)
                 await link.close(farewell)
                 await link.drain()
+            self._seats.parted(link)
             if link.unsent():
                 link.abort()  # a peer that does not read would keep the socket for ever
 

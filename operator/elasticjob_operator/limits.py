@@ -28,9 +28,16 @@ class HubSettings:
     message_burst: float = 100.0
     connects_per_second: float = 1.0  # per pod; an agent that flaps faster than this hears 429
     connect_burst: float = 10.0
+    message_bytes_per_token: int = 4096  # a long message counts as so many more
+    note_kib_per_second: float = 0.5  # what one pod may write into our log; a job may eight times as much
+    note_kib_burst: float = 64.0
+    failures_per_second: float = 1.0  # per address; one whose tokens fail more often hears 429 unasked
+    failure_burst: float = 20.0
     max_newcomers: int = 1024  # sockets that have not yet sent a whole request
-    max_strangers: int = 256  # requests whose token is being checked, and upgrades without a hello
+    max_strangers: int = 512  # requests whose token is being checked
+    max_pending: int = 512  # agents that have not yet said hello
     max_connections: int = 20_000
+    agent_greed: float = 9.0  # one namespace alone may have nine tenths of the agents; see `admission`
     max_buffer_bytes: int = 256 * 1024  # unsent bytes of one connection before it has to wait
     slow_seconds: float = 10.0  # unsent bytes for this long: the peer does not read
     close_seconds: float = 1.0  # how long a peer has to answer a close
@@ -45,13 +52,17 @@ class Bucket:
         self.level = burst
         self.at = now
 
-    def take(self, rate: float, burst: float, now: float) -> bool:
-        """Takes one token; false where there is none."""
+    def has(self, cost: float, rate: float, burst: float, now: float) -> bool:
+        """Whether so many tokens are there; takes none."""
         self.level = min(burst, self.level + max(0.0, now - self.at) * rate)
         self.at = now
-        if self.level < 1.0:
+        return self.level >= cost
+
+    def take(self, rate: float, burst: float, now: float, cost: float = 1.0) -> bool:
+        """Takes so many tokens, or none and returns false where there are fewer."""
+        if not self.has(cost, rate, burst, now):
             return False
-        self.level -= 1.0
+        self.level -= cost
         return True
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from elasticjob_operator import auth, connection, frames, limits, observe, text, wire
+from elasticjob_operator import admission, auth, connection, frames, limits, observe, text, wire
 
 JobKey = tuple[str, str]  # (namespace, name)
 
@@ -26,14 +26,19 @@ logger = logging.getLogger(__name__)
 class Seat:
     """What the hub knows of one pod, over all its connections."""
 
-    __slots__ = ("agent", "connects", "identity", "link", "wanted")
+    __slots__ = ("agent", "connects", "identity", "link", "messages", "notes", "pending", "placed", "wanted")
 
-    def __init__(self, identity: auth.Identity | None = None) -> None:
-        self.identity = identity
+    def __init__(self, settings: limits.HubSettings, now: float) -> None:
+        self.identity: auth.Identity | None = None
         self.agent: observe.Agent | None = None
         self.link: connection.Connection | None = None
+        self.pending: connection.Connection | None = None  # upgraded, and has not yet said hello
+        self.placed = False  # whether it counts among the agents that there may be
         self.wanted: wire.Directive | None = None
-        self.connects: limits.Bucket | None = None
+        # They are the pod's and not a connection's, so coming again fills none of them.
+        self.connects = limits.Bucket(settings.connect_burst, now)
+        self.messages = limits.Bucket(settings.message_burst, now)
+        self.notes = limits.Bucket(settings.note_kib_burst, now)
 
 
 class Seats:
@@ -46,6 +51,10 @@ class Seats:
         self._clock = clock
         self._settings = settings
         self._jobs: dict[JobKey, dict[str, Seat]] = {}
+        self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, as the next one
+        self.pending = admission.Room(settings.max_pending)
+        self._notes: dict[JobKey, limits.Bucket] = {}
+        self._parting: dict[connection.Connection, None] = {}
         self._links: dict[connection.Connection, tuple[JobKey, str]] = {}
         self._encoders: dict[JobKey, frames.DirectiveEncoder] = {}
         self._unsent: dict[Seat, None] = {}
@@ -91,7 +100,7 @@ class Seats:
             if uid not in directives:
                 seat.wanted = None
         for uid, directive in directives.items():
-            seat = seats.setdefault(uid, Seat())
+            seat = seats[uid] if uid in seats else self._new_seat(seats, uid)
             seat.wanted = directive
             if seat.link is not None and not frames.same(seat.link.sent, directive):
                 self.send_soon(seat)
@@ -105,6 +114,7 @@ class Seats:
         self._encoders.pop(job, None)
         self._progress_woken.pop(job, None)
         self._progress_waits.discard(job)
+        self._notes.pop(job, None)
 
     def forget_pod(self, job: JobKey, uid: str) -> None:
         """The pod is gone."""
@@ -113,24 +123,67 @@ class Seats:
             return
         self._unsent.pop(seat, None)
         self._set_agent(job, seat, None)
+        self._abandon_pending(seat)
         if seat.link is not None:
-            self._dismiss(seat.link, connection.Farewell("gone", connection.CLOSE_GOING_AWAY))
+            link, seat.link = seat.link, None
+            self._links.pop(link, None)
+            self._dismiss(link, connection.Farewell("gone", connection.CLOSE_GOING_AWAY))
+        self._give_place_back(seat)
 
-    def admit(self, identity: auth.Identity) -> auth.Identity | auth.Refusal:
-        """Whether the pod may connect once more; makes its seat."""
+    def admit(self, identity: auth.Identity, heartbeat: float) -> connection.Connection | auth.Refusal:
+        """Whether the pod may connect once more: the connection on which it has to say hello.
+
+        A pod has one such connection. A newer one takes the place of an older one, which may be half open.
+        """
         settings, now = self._settings, asyncio.get_running_loop().time()
         seats = self._jobs.setdefault((identity.namespace, identity.job), {})
-        seat = seats.setdefault(identity.pod_uid, Seat())
+        seat = seats.get(identity.pod_uid) or self._new_seat(seats, identity.pod_uid)
         seat.identity = identity
-        seat.connects = seat.connects or limits.Bucket(settings.connect_burst, now)
         if not seat.connects.take(settings.connects_per_second, settings.connect_burst, now):
             return auth.Refusal(429, "this pod connects too often")
-        return identity
+        self._abandon_pending(seat)
+        if not seat.placed and not self.places.has_room(identity.namespace):
+            return auth.Refusal(503, "too many agents")
+        if not self.pending.enter(identity.namespace):
+            return auth.Refusal(503, "busy; try again")
+        if not seat.placed:
+            seat.placed = self.places.enter(identity.namespace)
+        seat.pending = connection.Connection(settings, heartbeat, now, seat.messages)
+        return seat.pending
+
+    def settle(self, link: connection.Connection, identity: auth.Identity, *, stays: bool) -> bool:
+        """The wait for a hello is over. False where the connection was given up for another meanwhile."""
+        seat = self._jobs.get((identity.namespace, identity.job), {}).get(identity.pod_uid)
+        if seat is None or seat.pending is not link:
+            return False
+        seat.pending = None
+        self.pending.leave(identity.namespace)
+        if not stays:
+            self._give_place_back(seat)
+        return True
+
+    def _new_seat(self, seats: dict[str, Seat], uid: str) -> Seat:
+        seat = seats[uid] = Seat(self._settings, asyncio.get_running_loop().time())
+        return seat
+
+    def _abandon_pending(self, seat: Seat) -> None:
+        if seat.pending is None or seat.identity is None:
+            return
+        seat.pending.farewell = connection.SUPERSEDED
+        seat.pending.abort()
+        seat.pending = None
+        self.pending.leave(seat.identity.namespace)
+        self.count_farewell(connection.SUPERSEDED, None)
+
+    def _give_place_back(self, seat: Seat) -> None:
+        if seat.placed and seat.link is None and seat.pending is None and seat.identity is not None:
+            seat.placed = False
+            self.places.leave(seat.identity.namespace)
 
     def enter(self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello) -> Seat:
         """The agent said hello: it takes its pod's seat, and the place of a connection that was there."""
         job: JobKey = (identity.namespace, identity.job)
-        seat = self._jobs.setdefault(job, {}).setdefault(identity.pod_uid, Seat(identity))
+        seat = self._jobs[job][identity.pod_uid]
         old, now = seat.link, self._clock()
         seat.link, link.sizes = link, hello.sizes
         self._links[link] = (job, identity.pod_uid)
@@ -165,14 +218,8 @@ class Seats:
             seat.agent = replace(agent, progress=message)
             self._wake_for_progress(job)
         elif isinstance(message, wire.Diagnosis):
-            logger.warning(
-                "%s/%s reports a %s in generation %d:\n%s",
-                job[0],
-                agent.pod,
-                text.clean(message.kind),
-                message.generation,
-                text.clean_block(message.text),
-            )
+            kind, said = text.clean(message.kind), text.clean_block(message.text)
+            self._note(seat, f"{job[0]}/{agent.pod} reports a {kind} in generation {message.generation}:\n{said}")
         elif message.state != agent.state:
             since = _state_since(agent, message.state, self._clock())
             self._set_agent(job, seat, replace(agent, state=message.state, state_since=since))
@@ -188,6 +235,7 @@ class Seats:
         if seat is None or seat.link is not link or seat.agent is None:
             return
         seat.link = None
+        self._give_place_back(seat)
         self._unsent.pop(seat, None)
         self._set_agent(job, seat, replace(seat.agent, connected=False, since=self._clock(), lost_by=lost_by))
         self.counts[f"lost:{lost_by}"] += 1
@@ -202,11 +250,30 @@ class Seats:
         self._progress_woken[job] = now
         self._wake(job)
 
+    def _note(self, seat: Seat, line: str) -> None:
+        """Writes what a pod caused into the log, as long as the pod and its job have not filled their share of it."""
+        if seat.identity is None:
+            return
+        job, settings, now = (
+            (seat.identity.namespace, seat.identity.job),
+            self._settings,
+            asyncio.get_running_loop().time(),
+        )
+        rate, burst, cost = settings.note_kib_per_second, settings.note_kib_burst, 1.0 + len(line) / 1024
+        shared = self._notes.setdefault(job, limits.Bucket(8 * burst, now))
+        if seat.notes.has(cost, rate, burst, now) and shared.take(8 * rate, 8 * burst, now, cost):
+            seat.notes.take(rate, burst, now, cost)
+            logger.warning("%s", line)
+        else:
+            self.counts["unlogged"] += 1
+
     def count_farewell(self, farewell: connection.Farewell, identity: auth.Identity | None) -> None:
         self.counts[f"closed:{farewell.reason}"] += 1
         if identity is not None and farewell.error is not None:
-            who = f"{identity.namespace}/{identity.pod}"
-            logger.warning("closed the connection of %s: %s", who, text.clean(farewell.error.message))
+            seat = self._jobs.get((identity.namespace, identity.job), {}).get(identity.pod_uid)
+            said = text.clean(farewell.error.message)
+            if seat is not None:
+                self._note(seat, f"closed the connection of {identity.namespace}/{identity.pod}: {said}")
 
     def _dismiss(self, link: connection.Connection, farewell: connection.Farewell) -> None:
         """Ends a connection from the hub's side, in the background."""
@@ -215,9 +282,19 @@ class Seats:
             return
         link.farewell = farewell
         self.count_farewell(farewell, None)
+        self.part(link)
         task = asyncio.get_running_loop().create_task(link.close(farewell))
         self.farewells.add(task)
         task.add_done_callback(self.farewells.discard)
+
+    def part(self, link: connection.Connection) -> None:
+        """From now on the connection waits for its peer to agree that it is over. Not too many do that at a time."""
+        self._parting[link] = None
+        if len(self._parting) > self._settings.max_pending:
+            next(iter(self._parting)).abort()
+
+    def parted(self, link: connection.Connection) -> None:
+        self._parting.pop(link, None)
 
     def dismiss_all(self, farewell: connection.Farewell) -> None:
         for link in list(self._links):

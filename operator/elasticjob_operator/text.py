@@ -22,9 +22,9 @@ def clean(text: str, limit: int = 256) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def clean_block(text: str, limit: int = 16 * 1024) -> str:
+def clean_block(text: str, limit: int = 16 * 1024, lines: int = 512) -> str:
     """As `clean`, for text of many lines: each is marked, so that none can pass for a line of ours."""
-    return "\n".join("  | " + clean(line, 1024) for line in text[:limit].splitlines())
+    return "\n".join("  | " + clean(line, 1024) for line in text[:limit].splitlines()[:lines])
 
 
 def printable(text: str) -> str:

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import time
 from typing import Any
 
 import pytest
 
 from elasticjob_operator import auth
 
-TOKEN = "aaa.bbb.ccc"
+NOW = time.time()
+CLAIMS: dict[str, Any] = {
+    "aud": ["elasticjob.dev"],
+    "exp": NOW + 3600,
+    "kubernetes.io": {"namespace": "default", "pod": {"name": "digits-worker-0", "uid": "uid-0"}},
+}
+
+
+def make_token(claims: Any = CLAIMS, signature: str = "ccc") -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"aaa.{payload}.{signature}"
+
+
+TOKEN = make_token()
 POD = auth.BoundPod("default", "digits-worker-0", "uid-0")
 
 
@@ -145,7 +161,7 @@ async def test_a_flood_of_tokens_asks_a_bounded_number_at_a_time() -> None:
     server = ApiServer()
     server.free.clear()
     authenticator = auth.TokenAuthenticator(server.review, Pods().find, parallel=4, waiting=20)
-    asking = [asyncio.create_task(authenticator(f"a.b.c{i}")) for i in range(100)]
+    asking = [asyncio.create_task(authenticator(make_token(signature=f"c{i}"))) for i in range(100)]
     await asyncio.sleep(0.05)
     assert server.asked == 4
     server.free.set()
@@ -160,6 +176,67 @@ async def test_what_is_no_token_is_not_asked_about(token: str) -> None:
     assert isinstance(refused, auth.Refusal) and refused.status == 401 and server.asked == 0
 
 
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        pytest.param(CLAIMS, POD, id="a worker's"),
+        pytest.param({**CLAIMS, "aud": "elasticjob.dev"}, POD, id="one audience as a text"),
+        pytest.param({**CLAIMS, "exp": NOW - 30}, POD, id="clocks that differ"),
+        pytest.param({**CLAIMS, "exp": NOW - 90}, 401, id="expired"),
+        pytest.param({**CLAIMS, "exp": "soon"}, 401, id="an end that is no number"),
+        pytest.param({**CLAIMS, "exp": 10**400}, 401, id="an end beyond all numbers"),
+        pytest.param({**CLAIMS, "exp": float("nan")}, 401, id="an end that is never before anything"),
+        pytest.param({**CLAIMS, "aud": ["https://kubernetes.default.svc"]}, 401, id="for the API server"),
+        pytest.param({**CLAIMS, "aud": None}, 401, id="for nobody"),
+        pytest.param({"exp": NOW + 1}, 401, id="no audience"),
+        pytest.param([], 401, id="a list"),
+        pytest.param({**CLAIMS, "kubernetes.io": {"namespace": "default"}}, 403, id="of no pod"),
+        pytest.param({**CLAIMS, "kubernetes.io": []}, 403, id="of nothing"),
+    ],
+)
+def test_what_a_token_claims(claims: Any, expected: auth.BoundPod | int) -> None:
+    found = auth.read_claims(make_token(claims), NOW)
+    assert (found.status if isinstance(found, auth.Refusal) else found) == expected
+
+
+def test_claims_that_are_nested_without_end_are_no_claims() -> None:
+    payload = base64.urlsafe_b64encode(b"[" * 6000).decode()
+    found = auth.read_claims(f"a.{payload}.c", NOW)
+    assert isinstance(found, auth.Refusal) and found.status == 401
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        pytest.param({}, id="garbage"),
+        pytest.param({**CLAIMS, "aud": ["other"]}, id="for somebody else"),
+        pytest.param({**CLAIMS, "exp": 0}, id="expired"),
+        pytest.param(
+            {**CLAIMS, "kubernetes.io": {"namespace": "default", "pod": {"name": "digits-worker-0", "uid": "guessed"}}},
+            id="of a pod that nobody knows",
+        ),
+    ],
+)
+async def test_a_token_that_cannot_be_a_workers_costs_the_api_server_nothing(claims: Any) -> None:
+    server = ApiServer()
+    refused = await auth.TokenAuthenticator(server.review, Pods().find, find_seconds=0.1)(make_token(claims))
+    assert isinstance(refused, auth.Refusal) and refused.status in (401, 403) and server.asked == 0
+
+
+async def test_only_a_few_wait_for_a_pod_that_nobody_has_seen_and_others_are_not_held_up() -> None:
+    server = ApiServer()
+    authenticator = auth.TokenAuthenticator(server.review, Pods().find, find_seconds=30, unseen=4)
+    unseen = {**CLAIMS, "kubernetes.io": {"namespace": "evil", "pod": {"name": "a", "uid": "b"}}}
+    waiting = [asyncio.create_task(authenticator(make_token(unseen))) for _ in range(10)]
+    answered, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert {task.result() for task in answered} == {auth.TRY_AGAIN}
+    assert isinstance(await authenticator(TOKEN), auth.Identity)
+    assert sum(not task.done() for task in waiting) == 2, "half of the places, for one namespace alone"
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_review_that_breaks_is_try_again_and_never_tells_the_token(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(token: str) -> auth.BoundPod | auth.Refusal:
         raise RuntimeError(f"cannot review {token}")
@@ -172,8 +249,8 @@ async def test_what_is_remembered_is_bounded() -> None:
     server = ApiServer()
     authenticator = auth.TokenAuthenticator(server.review, Pods().find, capacity=10)
     for i in range(100):
-        await authenticator(f"a.b.c{i}")
-    await authenticator("a.b.c99")
+        await authenticator(make_token(signature=f"c{i}"))
+    await authenticator(make_token(signature="c99"))
     assert server.asked == 100
-    await authenticator("a.b.c5")
+    await authenticator(make_token(signature="c5"))
     assert server.asked == 101

@@ -201,16 +201,24 @@ async def test_who_says_no_hello_is_sent_away_pings_or_not() -> None:
         assert await client.refusal() == (None, 4408), "no error: a slow agent shall try again"
 
 
-async def test_a_flood_of_messages_ends_the_connection_and_no_other() -> None:
-    settings = replace(FAST, message_burst=20, messages_per_second=20)
-    async with running_hub(settings) as running, seated(running, "digits-worker-1") as calm:
-        for flood in ("state", "ping"):
-            async with seated(running, heartbeat=None) as client:
-                with contextlib.suppress(ConnectionError):
-                    for i in range(200):
-                        await (client.ws.ping() if flood == "ping" else client.state(phase="ready", step=i))
-                error, close = await client.refusal()
-                assert error is not None and error.code == "rate" and close == 4429
+@pytest.mark.parametrize("flood", ["state", "ping", "large"])
+async def test_a_flood_of_messages_ends_the_connection_and_no_other(flood: str) -> None:
+    settings = replace(FAST, message_burst=40, messages_per_second=0.001)
+    async with running_hub(settings) as running, seated(running, "digits-worker-1", heartbeat=None) as calm:
+        async with seated(running, heartbeat=None) as client:
+            with contextlib.suppress(ConnectionError):
+                for i in range(4 if flood == "large" else 60):
+                    if flood == "ping":
+                        await client.ws.ping()
+                    else:
+                        padding = " " * (60_000 if flood == "large" else 0)
+                        await client.ws.send_str(STATE % f'{{"phase":"ready","step":{i}}}' + padding)
+            error, close = await client.refusal()
+            assert error is not None and error.code == "rate" and close == 4429
+        async with connected(running, heartbeat=None) as again:
+            await again.hello()
+            error, _ = await again.refusal()
+            assert error is not None and error.code == "rate", "coming again makes nothing unsaid"
         regroup = wire.Regroup(generation=1, reason="still here")
         running.hub.direct(JOB, {"uid-digits-worker-1": regroup})
         assert await calm.directive() == regroup
