@@ -22,6 +22,8 @@ from elasticjob_operator.turns import Urgency
 
 logger = logging.getLogger(__name__)
 
+RELEASED_SECONDS = 1  # the duration in a Lease that was given back; one that is empty otherwise may still be held
+MOST_TRANSITIONS = 2**31 - 1  # what the API server can store
 SHORTEST_SECONDS = 3.0  # below it, a pause of the machine would cost the Lease
 
 
@@ -54,7 +56,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The Lease as last seen, and since when it looks like that (seconds of `read_clock`)."""
+    """The Lease as last seen, and since when it looks like that (seconds of `read_clock`).
+
+    Where it was deleted or emptied, its holder is still the one that was seen last: that one has not heard of it yet.
+    """
 
     holder: str = ""
     renewed: str = ""
@@ -113,7 +118,7 @@ class Election:
         if self._lease.get("spec", {}).get("holderIdentity") != self.identity:
             return
         try:
-            await self._put({**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
+            await self._put({**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS})
         except ApiError as error:
             logger.info("the Lease could not be given back: %s", error)
 
@@ -141,10 +146,12 @@ class Election:
         except ApiError as error:
             if error.status != 404:
                 raise
-            self._lease, self._seen = {}, Sighting()
+            self._lease = {}
             return
         spec = self._lease.get("spec") or {}
         holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
+        if not holder and spec.get("leaseDurationSeconds") != RELEASED_SECONDS:
+            return
         if (holder, renewed) != (self._seen.holder, self._seen.renewed):
             # From now on, not from when it was asked for: its holder may have renewed it in between.
             self._seen = Sighting(holder, renewed, read_clock(), float(spec.get("leaseDurationSeconds") or 0))
@@ -154,13 +161,14 @@ class Election:
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = self._lease.get("spec") or {}
         took_over = old.get("holderIdentity") != self.identity
+        transitions = int(old.get("leaseTransitions") or 0) + (1 if took_over and old else 0)
         self._lease = await self._put(
             {
                 "holderIdentity": self.identity,
                 "leaseDurationSeconds": math.ceil(self._timing.duration),
                 "acquireTime": stamp if took_over else old.get("acquireTime", stamp),
                 "renewTime": stamp,
-                "leaseTransitions": int(old.get("leaseTransitions") or 0) + (1 if took_over and old else 0),
+                "leaseTransitions": min(MOST_TRANSITIONS, transitions),
             }
         )
         self._seen = Sighting(self.identity, stamp, sent)

@@ -64,6 +64,7 @@ class Server:
         self.lease: dict[str, Any] = {}
         self.version = 0
         self.silent = False
+        self.looks = 0
         self.written: list[str] = []
 
     def write(self, holder: str) -> None:
@@ -80,6 +81,7 @@ class Server:
             self.written.append(f"{request.method} {request.path}")
             return web.json_response({"metadata": {"name": "x"}})
         if request.method == "GET":
+            self.looks += 1
             return web.json_response(self.lease, status=200 if self.lease else 404)
         body = await request.json()
         if self.lease and body["metadata"].get("resourceVersion") != self.lease["metadata"]["resourceVersion"]:
@@ -144,6 +146,31 @@ async def test_another_holder_ends_it(tmp_path: Path) -> None:
         server.write("other")
         await asyncio.wait_for(holding, 5)
         assert not api.leadership.is_held and server.lease["spec"]["holderIdentity"] == "other"
+
+
+@pytest.mark.parametrize("left", [pytest.param({}, id="deleted"), pytest.param({"spec": {}}, id="emptied")])
+async def test_a_lease_that_nobody_gave_back_is_still_held(left: dict[str, Any], tmp_path: Path) -> None:
+    """Its holder has not heard of it yet, and goes on until its next renewal."""
+    server = Server()
+    server.write("other")
+    server.lease["spec"]["leaseDurationSeconds"] = 1
+    async with answering(server.answer, tmp_path) as api:
+        acquiring = asyncio.create_task(Election(api, "t", "operator", "me", QUICK).acquire())
+        await until(lambda: server.looks > 1)
+        seen = asyncio.get_running_loop().time()
+        server.lease = left and {**server.lease, **left}
+        await asyncio.wait_for(acquiring, 5 * QUICK.duration)
+        assert asyncio.get_running_loop().time() - seen > QUICK.deadline, "by then the other one has stopped by itself"
+
+
+async def test_transitions_are_counted_as_far_as_they_can_be(tmp_path: Path) -> None:
+    server = Server()
+    server.write("")
+    server.lease["spec"] |= {"leaseTransitions": 2**31 - 1, "leaseDurationSeconds": 1}
+    async with answering(server.answer, tmp_path) as api:
+        _, holding = await lead(api)
+        holding.cancel()
+        assert server.lease["spec"]["leaseTransitions"] == 2**31 - 1
 
 
 async def test_a_stranger_that_touches_the_lease_takes_nothing(tmp_path: Path) -> None:
