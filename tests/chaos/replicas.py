@@ -7,6 +7,7 @@ Service is a relay that leads to whoever holds the Lease.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -61,6 +62,11 @@ def write_kubeconfig(cluster: Cluster, file: Path) -> None:
     file.write_text(json.dumps(config))
 
 
+def die_with_parent() -> None:
+    """Nothing outlives the tests, however they end."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 class Replica:
     """One of them."""
 
@@ -91,7 +97,10 @@ class Replica:
         self.asked, self.paused = False, False
         self.starts += 1
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(self._argv, stdout=log, stderr=log, env=self._env)
+            self.process = subprocess.Popen(
+                self._argv, stdout=log, stderr=log, env=self._env,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
+            )  # fmt: skip
 
     def send(self, number: signal.Signals) -> None:
         if self.process is not None:

@@ -34,7 +34,7 @@ EVIL = "evil"
 LEASE_SECONDS = 6.0
 NAMED_SECONDS = 30.0  # for a warning or a condition about an object
 QUOTA = {"pods": "40"}
-FLAGS = ("--lease-seconds", str(LEASE_SECONDS), "--stable-seconds", "1")
+FLAGS = ("--lease-seconds", str(LEASE_SECONDS), "--stable-seconds", "1", "--certificate-check-seconds", "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,6 @@ class Run:
                 began = self._begin()
                 self._change()
                 self.record.quiet.append((began, time.time()))
-        self._start_hostile_pods()
         try:
             with self.lag.watching("hostile"):
                 self._harm()
@@ -106,6 +105,7 @@ class Run:
 
     def _hostile_round(self, *, touches_lease: bool) -> None:
         began = self._begin()
+        self._keep_hostile_pods()
         made = self._burst()
         if touches_lease:
             self._touch_lease()
@@ -130,11 +130,16 @@ class Run:
 
     # Harm.
 
-    def _start_hostile_pods(self) -> None:
+    def _keep_hostile_pods(self) -> None:
+        """A job for each attack; one that has ended goes, and comes again in the next round."""
         for attack in self.plan.attacks:
+            name = attack.replace("_", "-")
             spec = light_spec(replicas=1)
             spec["template"]["spec"]["containers"][0]["command"] = [sys.executable, hostile_agent.__file__, attack]
-            self.evil.create(attack.replace("_", "-"), spec)
+            if self.evil.status(name).get("phase") in ("Failed", "Complete"):
+                self.evil.delete(name)
+            elif not self.evil.get(name):
+                self.evil.create(name, spec)
 
     def _make_prey(self) -> Prey:
         """A job of the tenant's own, whose labels and UID are stolen: each time a new one under the same name."""
