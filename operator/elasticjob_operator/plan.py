@@ -26,6 +26,7 @@ from elasticjob_operator import (
     nodes,
     policy,
     report,
+    silence,
 )
 from elasticjob_operator.fleet import Fleet
 from elasticjob_operator.membership import Decision, State
@@ -164,6 +165,7 @@ def _write(
 ) -> Plan:
     status = status.model_copy(update={"rendezvous": _next_rendezvous(seen, status, decision)})
     status = _report(seen, spec, status, pods, decision)
+    silent = first(_find_agentless(seen, spec, status).at, silence.find_no_progress(status, seen.now).at)
     is_held = seen.now < hold
     existing = {(kind, name): digest for kind, name, digest in seen.children}
     create = () if is_held else _new_pods(seen, spec, status, pods)
@@ -185,7 +187,7 @@ def _write(
         events=report.tell_changes(seen.job.status, status, decision),
         announces=decision.world is not None,
         set_replicas=None if seen.job.has_replicas else spec.wanted,
-        wake_at=first(decision.wake_at, pods.wake_at, hold if is_held else None, _progress_due(seen, status)),
+        wake_at=first(decision.wake_at, pods.wake_at, hold if is_held else None, _progress_due(seen, status), silent),
     )
 
 
@@ -238,6 +240,7 @@ def _report(seen: Seen, spec: api.Spec, status: api.Status, pods: Fleet, decisio
         conditions = report.with_condition(conditions, "Degraded", True, *trouble, now)
     elif status.condition("Degraded"):
         conditions = report.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
+    conditions = _note_progress(status.model_copy(update={"goodput": goodput, "conditions": conditions}), now)
     return status.model_copy(
         update={
             "phase": report.phase_of(decision, world.generation),
@@ -251,6 +254,23 @@ def _report(seen: Seen, spec: api.Spec, status: api.Status, pods: Fleet, decisio
     )
 
 
+def _note_progress(status: api.Status, now: float) -> list[api.Condition]:
+    """The conditions with NoProgress where it says something: True, or Unknown where the script reports nothing."""
+    found = silence.find_no_progress(status, now)
+    if found.reason:
+        truth = True if found.reason == "NoStep" else None
+        return report.with_condition(status.conditions, "NoProgress", truth, found.reason, found.message, now)
+    if status.condition("NoProgress"):
+        return report.with_condition(status.conditions, "NoProgress", False, "NothingToTell", "", now)
+    return status.conditions
+
+
+def _find_agentless(seen: Seen, spec: api.Spec, status: api.Status) -> silence.Finding:
+    if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
+        return silence.Finding()
+    return silence.find_agentless(seen.pods, seen.agents.keys(), status, hub_started=seen.hub_started, now=seen.now)
+
+
 def _find_trouble(seen: Seen, spec: api.Spec, status: api.Status, room: api.CapacityStatus) -> tuple[str, str] | None:
     """What keeps the job from having all it wants: what the user has to mend comes first, and all of it."""
     if seen.trouble:
@@ -258,6 +278,9 @@ def _find_trouble(seen: Seen, spec: api.Spec, status: api.Status, room: api.Capa
         return reason, "; ".join(filter(None, (message, seen.job.complaint)))[:4096]
     if seen.job.problems:
         return "InvalidSpec", seen.job.complaint
+    agentless = _find_agentless(seen, spec, status)
+    if agentless.reason:
+        return agentless.reason, agentless.message
     found = report.find_trouble(
         seen.pods, world_size=status.rendezvous.world_size, wanted=spec.wanted, withdrawn=room.withdrawn
     )

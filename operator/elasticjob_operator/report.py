@@ -31,10 +31,10 @@ class Event:
 
 
 def with_condition(
-    conditions: Sequence[api.Condition], type: str, truth: bool, reason: str, message: str, now: float
+    conditions: Sequence[api.Condition], type: str, truth: bool | None, reason: str, message: str, now: float
 ) -> list[api.Condition]:
-    """The conditions with this one set; its transition time moves only when its status does."""
-    status: Truth = "True" if truth else "False"
+    """The conditions with this one set (None: Unknown); its transition time moves only when its status does."""
+    status: Truth = "Unknown" if truth is None else "True" if truth else "False"
     before = next((c for c in conditions if c.type == type), None)
     moved = before is None or before.status != status
     when = format_time(now) if moved or before is None else before.last_transition_time
@@ -246,6 +246,9 @@ def tell_changes(before: api.Status, after: api.Status, decision: Decision | Non
             events.append(Event(reason, fresh.message or reason, warning=type == "Failed"))
     if before.is_true("Suspended") and not after.is_true("Suspended"):
         events.append(Event("Resumed", "the job goes on from its last checkpoint"))
+    stuck = after.condition("NoProgress")
+    if stuck and after.is_true("NoProgress") and not before.is_true("NoProgress"):
+        events.append(Event("NoProgress", stuck.message, warning=True))
     degraded, was = after.condition("Degraded"), before.condition("Degraded")
     if degraded and degraded.status == "True" and degraded.reason not in ("BelowWanted", was.reason if was else ""):
         events.append(Event(degraded.reason, degraded.message, warning=True))

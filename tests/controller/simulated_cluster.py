@@ -381,6 +381,8 @@ class Cluster:
             pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
             code = int(pod.behaviour.removeprefix("exit"))
             self.after(1.0, lambda: self.kubelet_sees_exit(pod, code, ""))
+        elif pod.behaviour == "plain":  # a launcher that knows nothing of us
+            pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
         else:
             pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
             pod.agent = SimAgent(pod, self)

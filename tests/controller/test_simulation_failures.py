@@ -231,6 +231,38 @@ def test_a_command_that_never_joins_fails_the_job() -> None:
     assert "torchrun" in message
 
 
+def test_a_command_without_an_agent_is_told_after_a_minute() -> None:
+    cluster = Cluster(make_spec(2, 2))
+    cluster.default_behaviour = "plain"
+    cluster.run(55)
+    assert cluster.condition("Degraded") == ("True", "BelowWanted")
+    cluster.run(10)
+    assert cluster.condition("Degraded") == ("True", "NoAgent")
+    found = cluster.status.condition("Degraded")
+    assert found is not None
+    assert found.message.startswith("digits-worker-0, digits-worker-1: the command runs, and no elastic agent")
+    assert "torchrun" in found.message
+    assert "NoAgent" in cluster.told_events()
+
+
+def test_a_world_without_a_step_is_told_after_ten_minutes() -> None:
+    """Whether it is stuck is only known of a script that has reported steps before."""
+    cluster = started()
+    cluster.run(700)
+    assert cluster.condition("NoProgress") == ("Unknown", "NotReported")
+    cluster.report(0, step=1)
+    cluster.run(1)
+    assert cluster.condition("NoProgress")[0] == "False"
+    cluster.kill(3)
+    cluster.run(590)
+    assert cluster.trains
+    assert cluster.condition("NoProgress")[0] == "False"
+    cluster.run(120)
+    assert cluster.condition("NoProgress") == ("True", "NoStep")
+    assert "NoProgress" in cluster.told_events()
+    assert not cluster.status.goodput.training
+
+
 def test_an_agent_that_cannot_start_its_workers_is_replaced() -> None:
     cluster = started()
     cluster.agent(3).deaf = True
