@@ -298,7 +298,7 @@ async def ensure_certificates(api: Api, namespace: str, secret_name: str, sans: 
         except ApiError as error:
             if error.status not in (404, 409) or attempt == ATTEMPTS:
                 raise
-        await asyncio.sleep(spread(find_pause(attempt)))
+        await asyncio.sleep(spread(find_pause(attempt, first=0.05)))
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -18,6 +18,7 @@ from typing import Final
 from aiohttp import web
 
 from elasticjob_operator import admission, auth, connection, frames, gate, limits, observe, seats, wire
+from elasticjob_operator.supervise import keep_going
 
 JobKey = seats.JobKey
 
@@ -49,6 +50,7 @@ class Hub:
         self._gate: gate.Gate | None = None
         self._context: ssl.SSLContext | None = None
         self._leader = False
+        self.on_restart: Callable[[str], None] = lambda task: None
         self.started_at = clock()
         self.counts = self._seats.counts  # "refused:401", "closed:silent", "message:state", ...
 
@@ -127,8 +129,11 @@ class Hub:
         )
         self._server = await loop.create_server(self._gate.accept, host, port, backlog=1024)
         self.started_at = self._clock()
-        for work in (self._seats.send_forever(), self._sweep_forever()):
-            self._tasks.add(asyncio.create_task(work))
+        for name, work in (
+            ("the hub's directives", self._seats.send_forever),
+            ("the hub's sweep", self._sweep_forever),
+        ):
+            self._tasks.add(asyncio.create_task(keep_going(name, work, self.on_restart)))
         return int(self._server.sockets[0].getsockname()[1])
 
     def use_certificate(self, ssl_context: ssl.SSLContext) -> None:

@@ -50,6 +50,7 @@ class Operator:
         authenticate = auth.TokenAuthenticator(auth.review_with(api.client), self.cache.find_pod)
         hub_limits = limits.HubSettings(timeout_min=options.heartbeat_timeout)
         self.hub = Hub(authenticate=authenticate, wake=self._wake, settings=hub_limits)
+        self.hub.on_restart = self._count_restart
         self.metrics.watch_hub(self.hub)
         self.http = HttpServer(self.metrics, self._why_not_ready)
         self.applier = Applier(api, self.cache, self.hub, objects.Settings(hub_url=""), options.identity)
@@ -141,7 +142,10 @@ class Operator:
             raise errors.exceptions[0] from None
 
     def _keep_going(self, name: str, work: Callable[[], Awaitable[None]]) -> Coroutine[Any, Any, None]:
-        return keep_going(name, work, lambda task: self.metrics.background_restarts.labels(task).inc())
+        return keep_going(name, work, self._count_restart)
+
+    def _count_restart(self, task: str) -> None:
+        self.metrics.background_restarts.labels(task).inc()
 
     async def _elect(self, election: Election) -> None:
         """Returns with the right to write."""

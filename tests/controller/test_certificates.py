@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 from cryptography import x509
 
+from controller.api_fixture import answering
 from elasticjob_operator import certificates
+from elasticjob_operator.kube import ApiError, NotLeadingError
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SANS = ("elasticjob-hub.elasticjob.svc", "10.96.0.17")
@@ -134,3 +140,39 @@ def test_a_certificate_from_elsewhere_is_used_and_left_alone() -> None:
     assert bundle is not None
     assert not certificates.should_rotate(bundle, ("another.name",), NOW + 3000 * DAY)
     handshake(bundle, bundle.trust)
+
+
+async def test_a_secret_that_is_always_another_version_is_given_up(tmp_path: Path) -> None:
+    writes = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal writes
+        if request.method == "GET":
+            return web.json_response({"reason": "NotFound"}, status=404)
+        writes += 1
+        return web.json_response({"reason": "AlreadyExists"}, status=409)
+
+    async with answering(answer, tmp_path) as api:
+        api.leadership.lend(math.inf)
+        with pytest.raises(ApiError, match="409 AlreadyExists"):
+            await certificates.ensure_certificates(api, "ops", "hub", SANS, NOW)
+    assert writes == certificates.ATTEMPTS
+
+
+async def test_a_follower_reads_what_there_is_and_makes_nothing(tmp_path: Path) -> None:
+    secret: dict[str, Any] = {}
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.method)
+        return web.json_response(secret, status=200 if secret else 404)
+
+    async with answering(answer, tmp_path) as api:
+        assert await certificates.read_certificates(api, "ops", "hub") is None
+        bundle = certificates.create(SANS, NOW)
+        secret |= {"metadata": {"name": "hub"}, "data": certificates.to_secret_data(bundle)}
+        assert await certificates.read_certificates(api, "ops", "hub") == bundle
+        later = NOW + timedelta(days=80)
+        with pytest.raises(NotLeadingError):  # it is time to renew it, which is the leader's business
+            await certificates.ensure_certificates(api, "ops", "hub", SANS, later)
+    assert set(asked) == {"GET"}

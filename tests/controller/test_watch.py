@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,14 @@ def test_an_event_beyond_all_bounds_is_left_out(tmp_path: Path, caplog: pytest.L
     assert server.lists == 1, "the watch went on"
     assert server.skipped == [("pods", "Unreadable")]
     assert "pods t/huge is left out: watch of /api/v1/pods" in caplog.text
+
+
+def test_a_version_that_is_always_too_old_is_asked_for_ever_more_rarely(tmp_path: Path) -> None:
+    server = Server(*[[b"410"]] * 4, [event("late", 11)])
+    began = time.monotonic()
+    assert follow(tmp_path, server, 1) == ["late"]
+    assert server.lists == 5, "each time it began anew"
+    assert time.monotonic() - began > 0.8 * (0.2 + 0.4 + 0.8 + 1.6)
 
 
 def test_a_silent_watch_is_made_again_at_once(

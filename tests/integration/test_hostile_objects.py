@@ -1,0 +1,82 @@
+"""What one tenant creates keeps nobody else's job waiting, and ends no operator, whether it runs or starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from devcluster_fixture import remove_namespace
+from elasticjob_devcluster import Cluster, KubeError
+from operator_fixture import Jobs, OperatorProcess, light_spec
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+LABELS = {"app.kubernetes.io/managed-by": "elasticjob-operator", "elasticjob.dev/job-name": "none"}
+LESS_THAN = "<" * 1_000_000  # the API server writes six bytes for each
+TENANT = "hostile"
+
+
+@pytest.fixture
+def tenant(cluster: Cluster) -> Iterator[str]:
+    cluster.make_namespace(TENANT)
+    yield TENANT
+    remove_namespace(cluster, TENANT)
+
+
+def post_nested_job(cluster: Cluster, namespace: str, name: str, depth: int) -> None:
+    """As text: our own encoder gives up at a tenth of what the API server takes."""
+    spec = light_spec()
+    spec["template"]["spec"]["x"] = "HERE"
+    body = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": {"name": name}, "spec": spec}
+    text = json.dumps(body).replace('"HERE"', "[" * depth + "]" * depth)
+    cluster.kube.raw("POST", Jobs(cluster, namespace).path, text.encode())
+
+
+def create_what_hurts(cluster: Cluster, namespace: str) -> list[str]:
+    """Returns what the API server took."""
+    core, taken = f"/api/v1/namespaces/{namespace}", []
+    metadata = {"labels": LABELS}
+    image = {"name": "c", "image": "none"}
+    plain = {
+        "configmaps": {"metadata": {"name": "big", **metadata}, "data": {"x": LESS_THAN}},
+        "pods": {
+            "metadata": {"name": "big", **metadata},
+            "spec": {"nodeSelector": {"no": "such-node"}, "containers": [{**image, "args": [LESS_THAN]}]},
+        },
+        "services": {
+            "metadata": {"name": "big", "annotations": {"x": "<" * 200_000}, **metadata},
+            "spec": {"ports": [{"port": 1}]},
+        },
+    }
+    for resource, body in plain.items():
+        cluster.kube.request("POST", f"{core}/{resource}", body)
+        taken.append(resource)
+    for depth in (600, 4000, 9900):
+        try:
+            post_nested_job(cluster, namespace, f"deep-{depth}", depth)
+            taken.append(f"deep-{depth}")
+        except KubeError as error:
+            print(f"a job of depth {depth}: {error}")
+    return taken
+
+
+def test_a_tenant_hurts_nobody_else(cluster: Cluster, tenant: str, operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.create("good", light_spec("--step-seconds", "0.1"))
+    jobs.await_world("good", 2)
+    first = operator.process
+    assert first is not None
+
+    taken = create_what_hurts(cluster, tenant)
+    assert {"configmaps", "pods", "services", "deep-600"} <= set(taken), "they were created"
+    jobs.scale("good", 3)
+    jobs.await_world("good", 3)
+    assert first.poll() is None, operator.log[-2000:]
+
+    operator.kill()  # one that starts finds them all
+    operator.start()
+    jobs.scale("good", 2)
+    jobs.await_world("good", 2)
+    assert operator.process is not None and operator.process.poll() is None, operator.log[-2000:]
+    assert "Traceback" not in operator.log
