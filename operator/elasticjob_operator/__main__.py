@@ -16,7 +16,7 @@ from typing import Any
 import click
 import uvloop
 
-from elasticjob_operator import __version__, crd
+from elasticjob_operator import __version__, bounds, crd
 from elasticjob_operator.kube import Api, ApiError
 from elasticjob_operator.lease import SHORTEST_SECONDS
 from elasticjob_operator.operate import Operator
@@ -81,6 +81,18 @@ def main() -> None:
     help="How long late capacity must stay before a job grows onto it.",
 )
 @click.option("--parallel", default=32, show_default=True, help="Requests to the API server at a time.")
+@click.option(
+    "--max-replicas-per-job",
+    default=bounds.Limits().replicas,
+    show_default=True,
+    help="Pods that one job may ask for, spares included.",
+)
+@click.option(
+    "--max-template-bytes",
+    default=bounds.Limits().template_bytes,
+    show_default=True,
+    help="Size of the pod template that one job may have, as compact JSON.",
+)
 @click.option(
     "--log-format", type=click.Choice(["human", "json"]), default="human", show_default=True, help="Log lines."
 )

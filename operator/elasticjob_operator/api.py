@@ -7,12 +7,18 @@ validator for servers without CEL; one test feeds both the same bad examples. Va
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from elasticjob_operator import podtemplate
+
+Path = tuple[str | int, ...]  # of a field, below the spec
+Fields = Mapping[str, "Fields | None"]  # the fields of an object; None where nothing of ours is below
 
 
 def _camel(name: str) -> str:
@@ -27,6 +33,8 @@ class Model(BaseModel):
 
     # CEL rules of this object: (rule, message). The validator beside it says the same.
     CEL: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # CEL rules of a change, which see `oldSelf` as well. Where CEL is not served, `reading` keeps what is in force.
+    CEL_OF_CHANGES: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def dump(self) -> dict[str, Any]:
         """The JSON object as the API server stores it: absent rather than null."""
@@ -287,66 +295,12 @@ def _nproc(value: int | str) -> int | str:
     raise ValueError("must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1")
 
 
-# The parts of a pod template that the operator reads or adds to: text, object, list of objects, list of texts.
-_OBJECTS, _TEXTS = "a list of objects", "a list of texts"
-_POD_SHAPES = {"schedulerName": "a text", "affinity": "an object", "nodeSelector": "an object"}
-_POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topologySpreadConstraints"), _OBJECTS)
-_CONTAINER_SHAPES = {"resources": "an object", "lifecycle": "an object", "image": "a text"}
-_CONTAINER_SHAPES |= dict.fromkeys(("env", "envFrom", "volumeMounts", "ports"), _OBJECTS)
-_CONTAINER_SHAPES |= dict.fromkeys(("command", "args"), _TEXTS)
-_RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
-
-
-def _check_shapes(what: dict[str, Any], shapes: dict[str, str], path: str) -> None:
-    """Refuses what has another shape; what is null is left out."""
-    for name, shape in shapes.items():
-        value = what.get(name)
-        if value is None:
-            what.pop(name, None)
-        elif shape in (_OBJECTS, _TEXTS):
-            inner = dict if shape == _OBJECTS else str
-            if not isinstance(value, list) or not all(isinstance(v, inner) for v in value):
-                raise ValueError(f"{path}.{name} must be {shape}")
-        elif not isinstance(value, str if shape == "a text" else dict):
-            raise ValueError(f"{path}.{name} must be {shape}")
-
-
-def _template(template: dict[str, Any]) -> dict[str, Any]:
-    """The few things about a pod template that only we can know; the API server judges the rest."""
-    template = copy.deepcopy(template)
-    spec = template.get("spec")
-    if not isinstance(spec, dict):
-        raise ValueError("spec is missing: give a pod template with spec.containers")  # noqa: TRY004 - for pydantic
-    containers = spec.get("containers")
-    if not isinstance(containers, list) or not containers:
-        raise ValueError("spec.containers is empty: give at least one container, the first one trains")
-    if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
-        raise ValueError("spec.containers[].name is missing: every container needs a name")
-    _check_shapes(spec, _POD_SHAPES, "spec")
-    for kind in ("containers", "initContainers"):
-        for index, container in enumerate(spec.get(kind) or ()):
-            path = f"spec.{kind}[{index}]"
-            _check_shapes(container, _CONTAINER_SHAPES, path)
-            _check_shapes(container.get("resources") or {}, _RESOURCE_SHAPES, f"{path}.resources")
-    if spec.get("restartPolicy", "Never") != "Never":
-        raise ValueError(
-            f"spec.restartPolicy must be Never or left out, not {spec['restartPolicy']}: the operator replaces pods"
-        )
-    metadata = template.get("metadata") or {}
-    if not isinstance(metadata, dict):
-        raise ValueError("metadata must be an object: give labels and annotations in it, or leave it out")  # noqa: TRY004
-    for field in ("labels", "annotations"):
-        texts = metadata.get(field) or {}
-        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError(f"metadata.{field} must be texts by name: put numbers and true or false in quotes")
-    annotations = metadata.get("annotations") or {}
-    trainer = annotations.get("elasticjob.dev/trainer-container")
-    if trainer and trainer not in [c["name"] for c in containers]:
-        raise ValueError(
-            f"metadata.annotations[elasticjob.dev/trainer-container] names {trainer!r}, which is no container: "
-            f"use one of {', '.join(c['name'] for c in containers)}"
-        )
-    return template
+def _or_default(root: str, path: str, default: str) -> str:
+    """CEL for a field of the spec, or its default where it or its parent is left out."""
+    parts = path.split(".")
+    there = " && ".join(f"has({'.'.join((root, *parts[:i]))})" for i in range(1, len(parts) + 1))
+    value = f"{root}.{path}"
+    return f"({there} ? {f'string({value})' if path == 'nprocPerNode' else value} : {default})"
 
 
 class Spec(Model):
@@ -379,7 +333,7 @@ class Spec(Model):
         description="Whether an init container brings the elasticjob runtime into the trainer: Auto (where the "
         "operator has a runtime image and the trainer is not our own image), Always, Never.",
     )
-    template: Annotated[dict[str, Any], AfterValidator(_template)] = Field(
+    template: Annotated[dict[str, Any], AfterValidator(podtemplate.check_template)] = Field(
         description="A pod template (core/v1 PodTemplateSpec). The first container trains, or the one named by "
         "the annotation elasticjob.dev/trainer-container.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
@@ -419,6 +373,26 @@ class Spec(Model):
             raise ValueError(self.CEL[2][1])
         return self
 
+    CEL_OF_CHANGES = tuple(
+        (
+            "has(self.runPolicy) && has(self.runPolicy.suspend) && self.runPolicy.suspend || "
+            "has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend || "
+            f"{_or_default('self', path, default)} == {_or_default('oldSelf', path, default)}",
+            f"{path} cannot change while the job runs: suspend it (runPolicy.suspend), change the field, resume it",
+        )
+        for path, default in (
+            ("nprocPerNode", "'auto'"),
+            ("rendezvous.backend", "'operator'"),
+            ("rendezvous.endpoint", "''"),
+            ("rendezvous.conf", "{}"),
+        )
+    )
+
+    @cached_property
+    def template_hash(self) -> str:
+        """Computed once a spec: a template may have a quarter of a megabyte."""
+        return podtemplate.template_hash(self.template)
+
     @property
     def max_replicas(self) -> int:
         return self.elastic_policy.max_replicas or self.replicas or self.elastic_policy.min_replicas or 1
@@ -437,6 +411,12 @@ class Spec(Model):
 # --- status ----------------------------------------------------------------------------------------------
 
 
+class StatusModel(Model):
+    """What is not known in it was written by a newer operator: it is kept with the object that it belongs to."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class Phase(StrEnum):
     """One word for people and printer columns; the conditions are the contract."""
 
@@ -448,7 +428,7 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
-class Condition(Model):
+class Condition(StatusModel):
     type: str
     status: Literal["True", "False", "Unknown"]
     reason: str = ""
@@ -456,7 +436,7 @@ class Condition(Model):
     last_transition_time: str = ""
 
 
-class Member(Model):
+class Member(StatusModel):
     """One pod of the world; `rank` is the group rank."""
 
     pod: str
@@ -468,12 +448,12 @@ class Member(Model):
     leaving: str | None = Field(default=None, description="Why the next generation will be formed without it.")
 
 
-class StoreAddress(Model):
+class StoreAddress(StatusModel):
     address: str
     port: int
 
 
-class RendezvousStatus(Model):
+class RendezvousStatus(StatusModel):
     generation: int = Field(default=0, description="Number of the world; grows by one with every regroup.")
     world_size: int = Field(default=0, description="Pods in the world; 0 while none is formed.")
     processes: int = Field(default=0, description="Worker processes in the world.")
@@ -486,7 +466,7 @@ class RendezvousStatus(Model):
     )
 
 
-class RestartStatus(Model):
+class RestartStatus(StatusModel):
     user: int = Field(default=0, description="Worker-caused restarts in the present window.")
     infrastructure: int = Field(default=0, description="Restarts because of lost pods or nodes; free.")
     total: int = Field(default=0, description="Worker-caused restarts ever.")
@@ -497,7 +477,7 @@ class RestartStatus(Model):
     counted: list[str] = Field(default_factory=list, description="Failed pods that are accounted for (UIDs).")
 
 
-class FailureStatus(Model):
+class FailureStatus(StatusModel):
     """The last failure, kept when the pod is gone."""
 
     time: str | None = None
@@ -513,12 +493,12 @@ class FailureStatus(Model):
     log_tail: str | None = Field(default=None, description="Last lines of the log, without the traceback.")
 
 
-class Metric(Model):
+class Metric(StatusModel):
     name: str
     value: float
 
 
-class ProgressStatus(Model):
+class ProgressStatus(StatusModel):
     step: int | None = None
     total_steps: int | None = None
     percentage: int | None = None
@@ -534,7 +514,7 @@ class Measured(StrEnum):
     STEPS = "Steps"
 
 
-class GoodputStatus(Model):
+class GoodputStatus(StatusModel):
     training_seconds: float = Field(default=0, description="Seconds in which worlds trained.")
     lost_seconds: float = Field(default=0, description="Seconds in which none did, since the first world.")
     measured: Measured = Field(
@@ -552,13 +532,13 @@ class GoodputStatus(Model):
     since: str | None = Field(default=None, description="Since when.")
 
 
-class NodeFault(Model):
+class NodeFault(StatusModel):
     node: str
     count: int
     last_time: str
 
 
-class CapacityStatus(Model):
+class CapacityStatus(StatusModel):
     """Extras that could not be scheduled: how many were withdrawn, and when the next try is due."""
 
     withdrawn: int = 0
@@ -566,17 +546,29 @@ class CapacityStatus(Model):
     retry_time: str | None = None
 
 
-class Status(Model):
-    """What is. Written by the operator alone, in one patch a pass."""
+class RendezvousInForce(StatusModel):
+    backend: RendezvousBackend = RendezvousBackend.OPERATOR
+    endpoint: str | None = None
+    conf: dict[str, str] | None = None
 
-    model_config = ConfigDict(extra="ignore")
+
+class InForceStatus(StatusModel):
+    """What cannot change while the job runs, as it was when the job started or was resumed."""
+
+    nproc_per_node: Annotated[int, Field(ge=1)] = Field(default=1, description="Worker processes per pod.")
+    rendezvous: RendezvousInForce = Field(default_factory=RendezvousInForce, description="As in the spec.")
+
+
+class Status(StatusModel):
+    """What is. Written by the operator alone, in one patch a pass."""
 
     phase: Phase | None = None
     conditions: list[Condition] = Field(default_factory=list)
     replicas: int = Field(default=0, description="Pods that exist and are not on their way out.")
     ready_replicas: int = Field(default=0, description="Pods in the running world.")
     selector: str | None = None
-    nproc_per_node: int | None = None
+    nproc_per_node: int | None = Field(default=None, description="Worker processes per pod, in numbers.")
+    in_force: InForceStatus | None = None
     rendezvous: RendezvousStatus = Field(default_factory=RendezvousStatus)
     restarts: RestartStatus = Field(default_factory=RestartStatus)
     progress: ProgressStatus | None = None
@@ -601,6 +593,11 @@ class Status(Model):
     def is_true(self, type: str) -> bool:
         found = self.condition(type)
         return found is not None and found.status == "True"
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no pod of the job can be there: it never ran, or it is suspended and its pods are gone."""
+        return self.start_time is None or self.is_true("Suspended")
 
     @property
     def finished(self) -> bool:
@@ -634,10 +631,7 @@ class InvalidJobError(ValueError):
         super().__init__("; ".join(str(p) for p in self.problems))
 
 
-_MESSAGES = {
-    "missing": "is required",
-    "extra_forbidden": "is not a field of ElasticJob: check the spelling, or remove it",
-}
+_MESSAGES = {"missing": "is required"}
 
 
 def parse_spec(raw: object) -> Spec:
@@ -647,19 +641,91 @@ def parse_spec(raw: object) -> Spec:
     try:
         return Spec.model_validate(raw)
     except ValidationError as error:
-        raise InvalidJobError(_problems(error)) from None
+        raise InvalidJobError(find_problems(error, "spec")) from None
 
 
-def _problems(error: ValidationError) -> list[Problem]:
+def find_problems(error: ValidationError, root: str) -> list[Problem]:
+    """What pydantic found, in the words of a user; one problem a field."""
     found: dict[str, Problem] = {}
     for item in error.errors(include_url=False, include_input=False):
         # The names of union branches ("int", "function-after[...]") are pydantic's, not the user's.
-        path = [p for p in item["loc"] if isinstance(p, int) or not _is_branch(p)]
-        field = "spec" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
-        message = _MESSAGES.get(item["type"]) or item["msg"].removeprefix("Value error, ")
-        found.setdefault(field, Problem(field=field, message=message[:1].lower() + message[1:]))
+        path = tuple(p for p in item["loc"] if isinstance(p, int) or not _is_branch(p))
+        if item["type"] == "extra_forbidden":
+            message = f"is not a field of ElasticJob: {advise(path)}"
+        else:
+            message = _MESSAGES.get(item["type"]) or item["msg"].removeprefix("Value error, ")
+            message = message[:1].lower() + message[1:]
+        field = spell(root, path)
+        found.setdefault(field, Problem(field=field, message=message))
     return list(found.values())
+
+
+def spell(root: str, path: Path) -> str:
+    """A path as a user would write it: `spec.failurePolicy.rules[0].action`."""
+    return root + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
 
 
 def _is_branch(part: str) -> bool:
     return part in ("int", "str", "constrained-int", "constrained-str") or "[" in part
+
+
+# --- the names of fields ---------------------------------------------------------------------------------
+
+
+def list_fields(model: type[BaseModel]) -> Fields:
+    found: dict[str, Fields | None] = {}
+    for name, field in model.model_fields.items():
+        inner = (field.annotation, *get_args(field.annotation))
+        inner = (*inner, *(deep for one in inner for deep in get_args(one)))
+        models = [one for one in inner if isinstance(one, type) and issubclass(one, Model)]
+        found[field.alias or name] = list_fields(models[0]) if models else None
+    return found
+
+
+FIELDS: Fields = list_fields(Spec)
+
+
+def find_unknown(raw: Mapping[str, Any], fields: Fields = FIELDS, path: Path = ()) -> list[Path]:
+    """The fields of a spec that this version does not know. It goes no deeper than the models do."""
+    found: list[Path] = []
+    for name, value in raw.items():
+        here = (*path, name)
+        if name not in fields:
+            found.append(here)
+        elif (inner := fields[name]) is not None:
+            items = enumerate(value) if isinstance(value, list) else [(None, value)]
+            for index, item in items:
+                if isinstance(item, Mapping):
+                    found += find_unknown(item, inner, here if index is None else (*here, index))
+    return found
+
+
+def without(raw: Any, paths: Iterable[Path]) -> Any:
+    """The value without what lies at these paths; what is not on one of them is shared."""
+    by_head: dict[str | int, list[Path]] = {}
+    for head, *rest in paths:
+        by_head.setdefault(head, []).append(tuple(rest))
+    if not by_head:
+        return raw
+    items = enumerate(raw) if isinstance(raw, list) else raw.items()
+    kept = {k: without(v, by_head.get(k, ())) for k, v in items if () not in by_head.get(k, ())}
+    return list(kept.values()) if isinstance(raw, list) else kept
+
+
+def advise(path: Path) -> str:
+    """What to do about a field that does not exist: the one that was meant, where it can be guessed."""
+    name = str(path[-1])
+    fields: Fields | None = FIELDS
+    for part in path[:-1]:
+        if isinstance(part, str):
+            fields = (fields or {}).get(part)
+    close = difflib.get_close_matches(name[:64], fields or (), 1)
+    meant = _find_field(name, FIELDS, ()) or ((*path[:-1], close[0]) if close else None)
+    return f"did you mean {spell('spec', meant)}?" if meant else "check the spelling, or remove it"
+
+
+def _find_field(name: str, fields: Fields, path: Path) -> Path | None:
+    if name in fields:
+        return (*path, name)
+    deeper = (_find_field(name, inner, (*path, part)) for part, inner in fields.items() if inner)
+    return next((found for found in deeper if found), None)

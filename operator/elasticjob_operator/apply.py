@@ -103,7 +103,7 @@ class Applier:
         """`spec.replicas` before the status: it makes a new generation, which the status then names at once."""
         status = plan.status
         if plan.set_replicas is None:
-            await self._patch_status(job, version, status)
+            await self._patch_status(job, version, status, plan.keep)
             return
         try:
             metadata = await self._set_replicas(job, version, plan.set_replicas)
@@ -111,11 +111,11 @@ class Applier:
             if not _is_refusal(error):
                 raise
             logger.warning("%s/%s: spec.replicas cannot be filled in: %s", job.namespace, job.name, error)
-            await self._patch_status(job, version, status)
+            await self._patch_status(job, version, status, plan.keep)
             return
         if status.observed_generation == job.generation:
             status = status.model_copy(update={"observed_generation": metadata["generation"]})
-        await self._patch_status(job, str(metadata["resourceVersion"]), status)
+        await self._patch_status(job, str(metadata["resourceVersion"]), status, plan.keep)
 
     async def _set_replicas(self, job: Job, version: str, replicas: int) -> Mapping[str, Any]:
         """Fills in what the scale subresource needs to exist; returns the job's new metadata."""
@@ -126,10 +126,10 @@ class Applier:
         metadata: Mapping[str, Any] = raw["metadata"]
         return metadata
 
-    async def _patch_status(self, job: Job, version: str, status: api.Status) -> None:
+    async def _patch_status(self, job: Job, version: str, status: api.Status, keep: Sequence[str]) -> None:
         if status == job.status:  # also where others write it: their fields are not ours to complete
             return
-        patch = objects.merge_patch(job.status_raw, status.dump())
+        patch = objects.status_patch(job, status, keep)
         if not patch:
             return
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")

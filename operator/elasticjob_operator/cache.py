@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elasticjob_operator import names, observe
+from elasticjob_operator import bounds, names, observe
 from elasticjob_operator.observe import Job, Node, Pod
 
 JobKey = tuple[str, str]
@@ -24,8 +24,9 @@ def is_older(version: str, than: str) -> bool:
 class Cache:
     """Jobs, pods, nodes and child objects. `wake` is called with the key of every job that something changed for."""
 
-    def __init__(self, wake: Callable[[JobKey], None]) -> None:
+    def __init__(self, wake: Callable[[JobKey], None], limits: bounds.Limits = bounds.Limits()) -> None:
         self._wake = wake
+        self._limits = limits
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
@@ -47,7 +48,7 @@ class Cache:
                 return
         elif known is not None and is_older(version, known[1]):
             return  # the predecessor of the same name
-        self.jobs[key] = (observe.observe_job(raw), version)
+        self.jobs[key] = (observe.observe_job(raw, self._limits), version)
         self._wake(key)
 
     def drop_job(self, key: JobKey, uid: str) -> None:

@@ -21,6 +21,10 @@ class PodPhase(StrEnum):
     FAILED = "Failed"
     UNKNOWN = "Unknown"
 
+    @classmethod
+    def _missing_(cls, value: object) -> PodPhase:
+        return cls.UNKNOWN
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:

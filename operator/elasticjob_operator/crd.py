@@ -41,8 +41,8 @@ def _rules(model: type[BaseModel]) -> dict[str, list[dict[str, str]]]:
     """CEL rules by model name, for the model and everything declared beside it."""
     found: dict[str, list[dict[str, str]]] = {}
     for name, value in inspect.getmembers(api, inspect.isclass):
-        if issubclass(value, api.Model) and value.CEL:
-            found[name] = [{"rule": rule, "message": message} for rule, message in value.CEL]
+        if issubclass(value, api.Model) and (value.CEL or value.CEL_OF_CHANGES):
+            found[name] = [{"rule": r, "message": m} for r, m in (*value.CEL, *value.CEL_OF_CHANGES)]
     return found
 
 
@@ -115,7 +115,7 @@ def build_crd() -> dict[str, Any]:
         },
     }
     schema["properties"]["spec"]["x-kubernetes-validations"] = [  # type: ignore[index]
-        {"rule": rule, "message": message} for rule, message in api.Spec.CEL
+        {"rule": rule, "message": message} for rule, message in (*api.Spec.CEL, *api.Spec.CEL_OF_CHANGES)
     ]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from elasticjob_operator import api, errortext, names, nodes, report, wire
@@ -86,6 +87,29 @@ def refuse(seen: Seen, reason: str, message: str) -> Plan:
     conditions = report.with_condition(status.conditions, "Degraded", True, reason, message[:4096], seen.now)
     after = status.model_copy(update={"conditions": conditions, "observed_generation": seen.job.generation})
     return Plan(after, reason, events=report.tell_changes(status, after, None))
+
+
+def hold(seen: Seen) -> Plan:
+    """A job whose status cannot be understood where it decides: nothing is made, deleted or announced for it.
+
+    A world that trains must not be taken for none. Suspending is the way out: when the pods are gone nobody trains, and
+    a new count is safe.
+    """
+    job, status, spec = seen.job, seen.job.status, seen.job.spec
+    message = (
+        f"status.{', status.'.join(job.unread)} cannot be understood, so the job is left as it is: run the operator's "
+        "version that wrote it, or suspend the job and resume it, which starts its count anew"
+    )
+    conditions = report.with_condition(status.conditions, "Degraded", True, "StatusNotUnderstood", message, seen.now)
+    held = status.model_copy(update={"conditions": conditions, "observed_generation": job.generation})
+    events = () if "conditions" in job.unread else report.tell_changes(status, held, None)
+    stay = Plan(held, "its status cannot be understood", events=events, keep=job.unread)
+    if spec is None or not spec.run_policy.suspend:
+        return stay
+    leave = suspend(seen, spec)
+    if not seen.pods:
+        return leave
+    return replace(stay, delete=leave.delete, directives=leave.directives, wake_at=leave.wake_at)
 
 
 def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: str) -> Plan:

@@ -6,13 +6,14 @@ token (useless for anything but the hub), `/dev/shm` for data loaders and, where
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from elasticjob_operator import api, names
-from elasticjob_operator.observe import Job, resolve_nproc, template_hash, trainer_container
+from elasticjob_operator.observe import Job, resolve_nproc
 from elasticjob_operator.plan import Child, Kind, NewPod
+from elasticjob_operator.podtemplate import trainer_container
 
 Object = dict[str, Any]
 
@@ -81,7 +82,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     metadata["annotations"] = {
         "karpenter.sh/do-not-disrupt": "true",
         **(theirs.get("annotations") or {}),
-        names.ANNOTATION_TEMPLATE_HASH: template_hash(spec.template),
+        names.ANNOTATION_TEMPLATE_HASH: spec.template_hash,
     }
     pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     body = pod["spec"]
@@ -355,6 +356,12 @@ def build_event(job: Job, reason: str, message: str, *, warning: bool, time: str
         "reportingComponent": "elasticjob-operator",
         "reportingInstance": reporter,
     }
+
+
+def status_patch(job: Job, status: api.Status, keep: Sequence[str] = ()) -> Object:
+    """What to write so that the job has this status; the fields in `keep` stay whatever they are."""
+    patch = merge_patch(job.status_raw, status.dump())
+    return {name: value for name, value in patch.items() if name not in keep}
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Object:

@@ -6,24 +6,25 @@ Times are seconds since the epoch. Nothing here decides.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from elasticjob_operator import api, containers, names, wire
+from elasticjob_operator import api, bounds, containers, names, podtemplate, reading, wire
 from elasticjob_operator.containers import Exit, PodPhase
 
 Raw = Mapping[str, Any]
 
 
-def parse_time(text: str | None) -> float | None:
-    """RFC 3339, as the API server writes it → seconds since the epoch."""
-    if not text:
+def parse_time(text: object) -> float | None:
+    """RFC 3339, as the API server writes it → seconds since the epoch; None for what is no time."""
+    if not isinstance(text, str) or not text:
         return None
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def format_time(seconds: float) -> str:
@@ -106,7 +107,8 @@ class Job:
     problems: tuple[api.Problem, ...] = ()  # with a spec: it was mended, and the user is told
     has_replicas: bool = True
     status_raw: Raw = field(default_factory=dict, compare=False)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()  # fields of the status that cannot be understood, and on which much depends
+    notices: tuple[reading.Notice, ...] = ()  # what is to be told and keeps nothing from running
 
     @property
     def key(self) -> tuple[str, str]:
@@ -115,8 +117,10 @@ class Job:
     @property
     def complaint(self) -> str:
         """All that is wrong with the spec, for its user; empty where nothing is."""
-        return "; ".join(str(problem) for problem in self.problems)
+        return "; ".join(str(problem) for problem in self.problems)[:4096]
 
+
+LONGEST_INDEX = 9  # digits
 
 # Taints by which clouds, autoscalers and people say that a node is about to go.
 LEAVING_TAINTS = frozenset(
@@ -164,19 +168,12 @@ def observe_node(raw: Raw) -> Node:
     )
 
 
-def trainer_container(template: Raw) -> str:
-    """The name of the container that trains: the annotated one, else the first."""
-    annotations = (template.get("metadata") or {}).get("annotations") or {}
-    first: str = template["spec"]["containers"][0]["name"]
-    return annotations.get(names.ANNOTATION_TRAINER) or first
-
-
 def observe_pod(raw: Raw) -> Pod | None:
     """A core/v1 Pod → what matters about it; None where it is not a worker of an ElasticJob."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels = metadata.get("labels") or {}
     index = labels.get(names.LABEL_INDEX, "")
-    if names.LABEL_JOB not in labels or not index.isdecimal():
+    if names.LABEL_JOB not in labels or not index.isdecimal() or len(index) > LONGEST_INDEX:
         return None
     conditions = {c.get("type", ""): c for c in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
@@ -216,88 +213,38 @@ def observe_pod(raw: Raw) -> Pod | None:
     )
 
 
-def observe_job(raw: Raw) -> Job:
-    """An ElasticJob → its validated form. Never raises for what a user wrote: see `Job.problems`."""
+def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
+    """An ElasticJob → what is understood of it: see `Job.problems`, `Job.unread` and `Job.notices`.
+
+    It never raises for what is in an object. KeyError where that has no name: nobody can be told of it.
+    """
     metadata = raw["metadata"]
-    spec: api.Spec | None = None
-    problems: tuple[api.Problem, ...] = ()
-    try:
-        spec = api.parse_spec(raw.get("spec"))
-    except api.InvalidJobError as error:
-        problems = error.problems
-        spec = _with_bounded_replicas(raw.get("spec") or {})
-    status_raw = raw.get("status") or {}
+    generation = metadata.get("generation")
+    annotations = _object(metadata.get("annotations"))
+    said = reading.read_status(raw.get("status"))
+    asked = reading.read_spec(raw.get("spec"), limits, has_started=said.status.start_time is not None)
+    spec, waiting = reading.keep_in_force(asked.spec, said.status) if asked.spec else (None, ())
     return Job(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         spec=spec,
-        status=api.Status.model_validate(status_raw),
-        generation=metadata.get("generation", 1),
+        status=said.status,
+        generation=generation if isinstance(generation, int) else 1,
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         deleting=metadata.get("deletionTimestamp") is not None,
-        problems=problems,
-        has_replicas=(raw.get("spec") or {}).get("replicas") is not None,
-        status_raw=status_raw,
-        annotations=metadata.get("annotations") or {},
+        problems=asked.problems,
+        has_replicas=_object(raw.get("spec")).get("replicas") is not None,
+        status_raw=said.raw,
+        unread=said.unread,
+        notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *said.notices),
     )
 
 
-def _with_bounded_replicas(raw: Raw) -> api.Spec | None:
-    """The spec with `replicas` moved into its bounds, where nothing else is wrong with it.
-
-    A server without CEL lets `kubectl scale` write any number; that is no reason to end a job.
-    """
-    wanted = raw.get("replicas")
-    if not isinstance(wanted, int):
-        return None
-    try:
-        rest = api.parse_spec({k: v for k, v in raw.items() if k != "replicas"})
-    except api.InvalidJobError:
-        return None
-    return rest.model_copy(update={"replicas": min(rest.max_replicas, max(rest.min_replicas, wanted))})
-
-
-def template_hash(template: Raw) -> str:
-    """A short hash of the pod template; equal templates have equal hashes whatever the order of keys."""
-    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
-
-
-def count_devices(template: Raw) -> int:
-    """GPUs in the trainer's limits: nvidia.com/gpu, amd.com/gpu and every nvidia.com/mig-* slice."""
-    trainer = trainer_container(template)
-    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return sum(
-        int(value)
-        for name, value in limits.items()
-        if (name in _GPU_RESOURCES or name.startswith("nvidia.com/mig-")) and str(value).isdecimal()
-    )
-
-
-def count_cpus(template: Raw) -> int:
-    """Whole CPUs in the trainer's limits (or requests), at least 1."""
-    trainer = trainer_container(template)
-    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
-    resources = container.get("resources") or {}
-    value = str((resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu") or "1")
-    try:
-        cores = float(value[:-1]) / 1000 if value.endswith("m") else float(value)
-        return max(1, int(cores))
-    except (ValueError, OverflowError):  # the API server says what is wrong with it
-        return 1
+def _object(value: object) -> Raw:
+    return value if isinstance(value, Mapping) else {}
 
 
 def resolve_nproc(spec: api.Spec) -> int:
     """Worker processes per pod: the one number in environment, hub and status."""
-    wanted = spec.nproc_per_node
-    if isinstance(wanted, int):
-        return wanted
-    if wanted == "cpu":
-        return count_cpus(spec.template)
-    devices = count_devices(spec.template)
-    return max(1, devices)
+    return podtemplate.resolve_nproc(spec.nproc_per_node, spec.template)

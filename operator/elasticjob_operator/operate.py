@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob_operator import __version__ as version
-from elasticjob_operator import auth, front, limits, metrics, names, objects
+from elasticjob_operator import auth, bounds, front, limits, metrics, names, objects
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.cache import Cache
 from elasticjob_operator.controller import Controller
@@ -45,7 +45,8 @@ class Operator:
         self.api = api
         self.metrics = metrics.Metrics(version=version)
         api.observer = self.metrics.count_request
-        self.cache = Cache(self._wake)
+        most = bounds.Limits(replicas=options.max_replicas_per_job, template_bytes=options.max_template_bytes)
+        self.cache = Cache(self._wake, most)
         self.intake = Intake(lambda kind, trouble: self.metrics.skipped.labels(kind, trouble).inc())
         authenticate = auth.TokenAuthenticator(auth.review_with(api.client), self.cache.find_pod)
         hub_limits = limits.HubSettings(timeout_min=options.heartbeat_timeout)

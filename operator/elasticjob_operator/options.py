@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elasticjob_operator import standing
+from elasticjob_operator import bounds, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Options:
     heartbeat_timeout: float = 5.0
     stable_seconds: float = 60.0
     parallel: int = 32
+    max_replicas_per_job: int = bounds.Limits().replicas
+    max_template_bytes: int = bounds.Limits().template_bytes
     settings: standing.Settings = field(default_factory=standing.Settings)
 
 

@@ -25,12 +25,13 @@ from elasticjob_operator import (
     names,
     nodes,
     policy,
+    reading,
     report,
     silence,
 )
 from elasticjob_operator.fleet import Fleet
 from elasticjob_operator.membership import Decision, State
-from elasticjob_operator.observe import format_time, parse_time, resolve_nproc, template_hash
+from elasticjob_operator.observe import format_time, parse_time, resolve_nproc
 from elasticjob_operator.records import Child, Config, Deletion, Kind, NewPod, Plan, Seen, first
 from elasticjob_operator.standing import Judged, Situation, Standing, Worker, judge
 
@@ -38,10 +39,12 @@ __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "pla
 
 
 def plan(seen: Seen, config: Config = Config()) -> Plan:
-    """What to do now."""
+    """What to do now, and what to tell."""
     served = () if seen.job.deleting else {p.uid for p in seen.pods}
     released = directives.release(seen.agents, served)
     made = _plan(seen, config)
+    if made.status is not seen.job.status and not seen.job.status.finished:
+        made = _tell_notices(seen, made)
     return replace(made, directives={**made.directives, **released}) if released else made
 
 
@@ -51,6 +54,8 @@ def _plan(seen: Seen, config: Config) -> Plan:
         return Plan(status, "being deleted")
     if status.finished:
         return ending.after_end(seen)
+    if job.unread:
+        return ending.hold(seen)
     if job.spec is None:
         return ending.refuse(seen, "InvalidSpec", job.complaint)
     if job.spec.run_policy.managed_by not in (None, names.MANAGED_BY):
@@ -67,6 +72,21 @@ def _plan(seen: Seen, config: Config) -> Plan:
     return replace(made, wake_at=first(made.wake_at, deadline.at))
 
 
+def _tell_notices(seen: Seen, made: Plan) -> Plan:
+    """The condition `Warning` says what keeps nothing from running, as long as it is so."""
+    before, notices = made.status.condition("Warning"), seen.job.notices
+    if not notices and (before is None or before.status == "False"):
+        return made
+    reason = notices[0].reason if notices else "NothingToTell"
+    message = "; ".join(notice.message for notice in notices)[:4096]
+    conditions = report.with_condition(made.status.conditions, "Warning", bool(notices), reason, message, seen.now)
+    is_new = before is None or before.message != message
+    events = [report.Event(notice.reason, notice.message, warning=True) for notice in notices] if is_new else []
+    return replace(
+        made, status=made.status.model_copy(update={"conditions": conditions}), events=(*made.events, *events)
+    )
+
+
 def _started(seen: Seen, spec: api.Spec) -> api.Status:
     """The status of a job that runs: stamped when it starts, and again when it is resumed."""
     status = seen.job.status
@@ -75,9 +95,11 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
         "selector": names.selector(seen.job.name),
         "nproc_per_node": resolve_nproc(spec),
     }
-    if status.start_time is None or status.is_true("Suspended"):
+    if status.is_fresh or status.in_force is None:
+        changes["in_force"] = reading.in_force(spec)
+    if status.is_fresh:
         changes["start_time"] = format_time(seen.now)
-        changes["template_hash"] = template_hash(spec.template)
+        changes["template_hash"] = spec.template_hash
     if status.is_true("Suspended"):
         changes["conditions"] = report.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
     if seen.job.generation != status.observed_generation:
@@ -284,6 +306,6 @@ def _find_trouble(seen: Seen, spec: api.Spec, status: api.Status, room: api.Capa
     found = report.find_trouble(
         seen.pods, world_size=status.rendezvous.world_size, wanted=spec.wanted, withdrawn=room.withdrawn
     )
-    if found is None and status.template_hash != template_hash(spec.template):
+    if found is None and status.template_hash != spec.template_hash:
         return "TemplateChanged", "spec.template has changed: suspend and resume the job to move all its pods to it"
     return found

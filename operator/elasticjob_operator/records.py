@@ -98,6 +98,7 @@ class Plan:
     announces: bool = False  # the directives belong to a generation that must be persisted first
     set_replicas: int | None = None
     delete_job: bool = False
+    keep: tuple[str, ...] = ()  # fields of the status that are not to be written, though they may differ
     wake_at: float | None = None
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from elasticjob_operator import api, names, wire
 from elasticjob_operator.containers import Exit, PodPhase
-from elasticjob_operator.observe import Agent, Job, Node, Pod, template_hash
+from elasticjob_operator.observe import Agent, Job, Node, Pod
 from elasticjob_operator.standing import Settings, Situation, Sizes, Worker
 from elasticjob_operator.wire import AgentPhase
 
@@ -34,7 +34,7 @@ def make_spec(min: int = 2, max: int = 4, *, replicas: int | None = None, **raw:
 
 def make_job(spec: api.Spec | None = None, status: api.Status | None = None, **fields: Any) -> Job:
     spec = spec or make_spec()
-    status = status or api.Status(template_hash=template_hash(spec.template))
+    status = status or api.Status(template_hash=spec.template_hash)
     fields.setdefault("generation", max(1, status.observed_generation))
     refuse_if(status.observed_generation > fields["generation"], "a status cannot know of a later spec")
     return Job("default", "digits", "job-uid", spec, status, **fields)

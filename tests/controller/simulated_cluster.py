@@ -15,9 +15,9 @@ from typing import Any
 from controller.builders import make_spec
 from controller.simulated_agent import FAILED, LEAVING, RUNNING, Pace, SimAgent, lose
 from controller.simulated_invariants import Invariants
-from elasticjob_operator import api, names, wire
+from elasticjob_operator import api, names, reading, wire
 from elasticjob_operator.containers import Exit, PodPhase
-from elasticjob_operator.observe import Agent, Job, Node, Pod, format_time, template_hash
+from elasticjob_operator.observe import Agent, Job, Node, Pod, format_time
 from elasticjob_operator.plan import Config, Plan, Seen, plan
 from elasticjob_operator.report import Event
 
@@ -144,12 +144,14 @@ class Cluster:
     # The operator.
 
     def seen(self) -> Seen:
+        spec, notices = reading.keep_in_force(self.spec, self.status)
         job = Job(
             namespace="default",
             name="digits",
             uid="job-uid",
-            spec=self.spec,
+            spec=spec,
             status=self.status,
+            notices=notices,
             generation=self.raw_generation,
             deleting=self.deleting,
             has_replicas=self.has_replicas,
@@ -345,7 +347,7 @@ class Cluster:
             job_uid="job-uid",
             index=index,
             created=self.now,
-            template_hash=template_hash(self.spec.template),
+            template_hash=self.spec.template_hash,
         )
         behaviour = self.behaviours.pop(index, self.default_behaviour)
         self.pods[record.uid] = SimPod(record, avoid, behaviour=behaviour)

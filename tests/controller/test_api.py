@@ -15,6 +15,36 @@ def spec(**fields: Any) -> dict[str, Any]:
     return {"template": copy.deepcopy(TEMPLATE), **fields}
 
 
+# (before, after, field): refused while the job runs, allowed while it is suspended.
+BAD_CHANGES = [
+    pytest.param(spec(), spec(nprocPerNode=2), "nprocPerNode", id="nproc"),
+    pytest.param(spec(nprocPerNode=2), spec(nprocPerNode="gpu"), "nprocPerNode", id="nproc-word"),
+    pytest.param(spec(), spec(rendezvous={"backend": "c10d"}), "rendezvous.backend", id="backend"),
+    pytest.param(spec(rendezvous={"backend": "static"}), spec(), "rendezvous.backend", id="backend-left-out"),
+    pytest.param(
+        spec(rendezvous={"backend": "c10d", "endpoint": "a:1"}),
+        spec(rendezvous={"backend": "c10d"}),
+        "rendezvous.endpoint",
+        id="endpoint",
+    ),
+    pytest.param(
+        spec(rendezvous={"backend": "c10d"}),
+        spec(rendezvous={"backend": "c10d", "conf": {"timeout": "9"}}),
+        "rendezvous.conf",
+        id="conf",
+    ),
+]
+GOOD_CHANGES = [
+    pytest.param(spec(), spec(nprocPerNode="auto", rendezvous={}), id="defaults-written-out"),
+    pytest.param(spec(nprocPerNode="2"), spec(nprocPerNode=2), id="number-as-text"),
+    pytest.param(spec(rendezvous={"backend": "operator"}), spec(rendezvous={"conf": {}}), id="empty-conf"),
+    pytest.param(
+        spec(replicas=1),
+        spec(replicas=3, elasticPolicy={"maxReplicas": 4}, health={"preflight": "Node"}),
+        id="sizes",
+    ),
+]
+
 # Refused by the rules across fields: (spec, where, what is said). tests/controller/test_crd_cluster.py feeds the same
 # examples to the CEL rules of a real API server.
 BAD_ACROSS_FIELDS = [
@@ -94,8 +124,17 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
         pytest.param(
             spec(elasticPolicy={"minReplica": 2}),
             "spec.elasticPolicy.minReplica",
-            "is not a field of ElasticJob: check the spelling, or remove it",
+            "is not a field of ElasticJob: did you mean spec.elasticPolicy.minReplicas?",
             id="misspelt",
+        ),
+        pytest.param(
+            spec(maxReplicas=2),
+            "spec.maxReplicas",
+            "is not a field of ElasticJob: did you mean spec.elasticPolicy.maxReplicas?",
+            id="misplaced",
+        ),
+        pytest.param(
+            spec(zebra=2), "spec.zebra", "is not a field of ElasticJob: check the spelling, or remove it", id="unknown"
         ),
         pytest.param(spec(replicas=0), "spec.replicas", "input should be greater than or equal to 1", id="no-replicas"),
         pytest.param(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.builders import TEMPLATE
-from controller.test_api import BAD_ACROSS_FIELDS
+from controller.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, GOOD_CHANGES
 from elasticjob_operator import api
 from operator_fixture import ROOT
 
@@ -28,10 +28,13 @@ def compile_rule(rule: str) -> celpy.Runner:
     return environment.program(environment.compile(rule))
 
 
-def find_violations(schema: dict[str, Any], value: Any) -> Iterator[str]:
-    """The messages of the rules that this value and what is in it break."""
+def find_violations(schema: dict[str, Any], value: Any, old: Any = None) -> Iterator[str]:
+    """The messages of the rules that this value, or this change of the whole, breaks."""
     for validation in schema.get("x-kubernetes-validations", ()):
-        if not compile_rule(validation["rule"]).evaluate({"self": celpy.json_to_cel(value)}):
+        if old is None and "oldSelf" in validation["rule"]:
+            continue  # as the API server does where an object is made
+        known = {"self": celpy.json_to_cel(value)} | ({} if old is None else {"oldSelf": celpy.json_to_cel(old)})
+        if not compile_rule(validation["rule"]).evaluate(known):
             yield validation["message"]
     if isinstance(value, dict):
         for name, inner in schema.get("properties", {}).items():
@@ -55,7 +58,23 @@ def test_the_rules_refuse_what_the_validators_refuse(spec: dict[str, Any], field
 
 def test_every_rule_has_a_bad_example() -> None:
     seen = {message for case in BAD_ACROSS_FIELDS for message in find_violations(SCHEMA, case.values[0])}
+    seen |= {message for case in BAD_CHANGES for message in find_violations(SCHEMA, case.values[1], case.values[0])}
     assert len(seen) == count_rules(SCHEMA)
+
+
+@pytest.mark.parametrize(("before", "after", "field"), BAD_CHANGES)
+def test_what_cannot_change_while_the_job_runs(before: dict[str, Any], after: dict[str, Any], field: str) -> None:
+    refused = f"{field} cannot change while the job runs: suspend it (runPolicy.suspend), change the field, resume it"
+    assert list(find_violations(SCHEMA, after, before)) == [refused]
+    paused = {"runPolicy": {"suspend": True}}
+    assert list(find_violations(SCHEMA, {**after, **paused}, before)) == []
+    assert list(find_violations(SCHEMA, after, {**before, **paused})) == []
+    assert list(find_violations(SCHEMA, after, {**before, "runPolicy": {"suspend": False}})) == [refused]
+
+
+@pytest.mark.parametrize(("before", "after"), GOOD_CHANGES)
+def test_what_may_change_while_the_job_runs(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert list(find_violations(SCHEMA, after, before)) == []
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.builders import TEMPLATE
-from elasticjob_operator import api, observe
+from elasticjob_operator import api, observe, podtemplate
 from elasticjob_operator.containers import Exit
 from elasticjob_operator.observe import Node
 
@@ -295,5 +295,5 @@ def test_nproc_per_node(limits: dict[str, Any], nproc: int | str, expected: int)
 
 
 def test_equal_templates_have_equal_hashes() -> None:
-    assert observe.template_hash({"a": 1, "b": 2}) == observe.template_hash({"b": 2, "a": 1})
-    assert observe.template_hash({"a": 1}) != observe.template_hash({"a": 2})
+    assert podtemplate.template_hash({"a": 1, "b": 2}) == podtemplate.template_hash({"b": 2, "a": 1})
+    assert podtemplate.template_hash({"a": 1}) != podtemplate.template_hash({"a": 2})

@@ -294,6 +294,24 @@ def test_job_deleted() -> None:
     assert len(cluster.plans) == plans, "owner references clean up: nothing waits for us"
 
 
+def test_what_cannot_change_while_the_job_runs_waits_for_the_resume() -> None:
+    cluster = started()
+    generation = cluster.generation
+    cluster.edit(nprocPerNode=4, rendezvous={"backend": "c10d"})
+    cluster.run(30)
+    assert (cluster.size, cluster.generation, cluster.status.nproc_per_node) == (4, generation, 1)
+    assert cluster.condition("Warning") == ("True", "ChangeWaits")
+    cluster.kill(0)
+    cluster.run(60)
+    assert (cluster.size, cluster.status.nproc_per_node) == (4, 1), "it is healed as what it was"
+    cluster.edit(suspend=True)
+    cluster.run(60)
+    cluster.edit(suspend=False, rendezvous={"backend": "operator"})
+    cluster.run(60)
+    assert (cluster.size, cluster.status.nproc_per_node) == (4, 4)
+    assert cluster.condition("Warning")[0] == "False"
+
+
 def test_template_change_takes_effect_at_resume() -> None:
     cluster = started()
     template = {"spec": {"containers": [{"name": "worker", "image": "train:2"}]}}
