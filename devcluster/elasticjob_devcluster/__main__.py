@@ -22,6 +22,7 @@ from elasticjob_devcluster import (
     Tuning,
     binaries,
 )
+from elasticjob_devcluster.apply import apply_object, read_objects
 from elasticjob_devcluster.config import default_directory
 from elasticjob_devcluster.node.environ import parse_quantity
 
@@ -169,6 +170,17 @@ _node_command("heal", "Undo `cut`.", Cluster.heal)
 _node_command("cordon", "Mark the node unschedulable.", Cluster.cordon)
 _node_command("uncordon", "Mark the node schedulable.", Cluster.uncordon)
 _node_command("remove-node", "Remove the node for good.", Cluster.remove_node)
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("-n", "--namespace", default="default", show_default=True, help="For objects that name none.")
+@click.pass_obj
+def apply(directory: Path, paths: tuple[Path, ...], namespace: str) -> None:
+    """Create or replace the objects in YAML files or directories of them."""
+    kube = Cluster.attach(directory).kube
+    for wanted in read_objects(paths):
+        click.echo(apply_object(kube, wanted, namespace))
 
 
 @main.command("load-image")
