@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elasticjob_operator import api, budget, faults, nodes, report
+from elasticjob_operator import api, budget, faults, nodes, policy, report, setbacks
 from elasticjob_operator.containers import PodPhase
 from elasticjob_operator.faults import Blame, Fault, Verdict
-from elasticjob_operator.observe import Pod
+from elasticjob_operator.observe import Pod, parse_time
 from elasticjob_operator.records import Seen
+from elasticjob_operator.setbacks import Setback
 from elasticjob_operator.standing import Judged, Standing
 
 NEVER_JOINED_TRIES = 2  # one may be a pod that was sent home by an operator that died
@@ -29,17 +30,26 @@ class Account:
     message: str = ""
 
 
-def book(seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence[Judged]) -> Account:
-    """Charges what failed since the last pass."""
+def book(seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence[Judged], missing: int) -> Account:
+    """Charges what failed since the last pass. `missing`: pods that are to be made."""
     found = find_faults(seen, spec, status, judged)
     if not found:
+        if missing:
+            status = _note_departed(seen, status, judged)
         return Account(_forget_counted(seen, status))
     fault = faults.first_fault(found)
     verdict = faults.apply_rules(spec.failure_policy.rules, fault)
     if verdict is Verdict.RESTART and any(f.blame is Blame.INFRASTRUCTURE for f in found):
         verdict = Verdict.RESTART_FREE
+    charged_before = status.restarts.total
     status = _charge(seen, spec, status, found, fault, verdict)
+    fresh = status.restarts.total > charged_before
+    status = _note_failures(seen, status, found, fault, verdict, fresh=fresh)
     told = report.tell_fault(fault)
+    is_ruled = faults.find_rule(spec.failure_policy.rules, fault) is not None
+    if verdict is Verdict.RESTART and not is_ruled and _is_hopeless(seen, status):
+        tries = setbacks.HOPELESS_TRIES
+        return Account(status, "CrashLoop", f"the same error {tries} times in a row, before a first step; last: {told}")
     if verdict is Verdict.FAIL:
         return Account(status, fault.reason if fault.fatal else "FailurePolicy", told)
     if verdict is Verdict.RESTART and status.restarts.user > spec.elastic_policy.max_restarts:
@@ -66,9 +76,97 @@ def _charge(
     )
     offenders = status.node_faults
     for node in sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE}):
-        offenders = nodes.note_fault(offenders, node, seen.now)
+        # What a preflight says of a node needs no second witness.
+        unfit = any(f.node == node and f.reason == faults.PREFLIGHT for f in found)
+        offenders = nodes.note_fault(offenders, node, seen.now, nodes.OFFENCES if unfit else 1)
     record = report.failure_status(fault, world.generation, seen.now)
     return status.model_copy(update={"restarts": restarts, "last_failure": record, "node_faults": offenders})
+
+
+# --- how long it is waited for ---------------------------------------------------------------------------
+
+
+def _note_failures(
+    seen: Seen, status: api.Status, found: Sequence[Fault], fault: Fault, verdict: Verdict, *, fresh: bool
+) -> api.Status:
+    pods = {p.uid: p for p in seen.pods}
+    charged = status.restarts.user if verdict is Verdict.RESTART else 0
+    # An agent that lives on has a worker that failed: no pod is made anew, so it is the world that is tried again.
+    inside = any(f.rank is not None and f.reason != faults.LOST and f.pod_uid not in pods for f in found)
+    whole = bool(charged) or inside
+    noted = setbacks.note(
+        status.restarts.backoff,
+        [_setback(pods.get(f.pod_uid), status, seen.now) for f in found],
+        reason=faults.PREFLIGHT if fault.reason == faults.PREFLIGHT else "CrashLoop" if whole else "BackOff",
+        whole=whole,
+        charged=charged,
+        fresh=fresh,
+        step=seen.step,
+        now=seen.now,
+    )
+    if noted is not None and charged:
+        stepless = seen.step is None and status.progress is None
+        error = faults.mistake_of(found) if stepless else ""
+        noted = setbacks.note_error(noted, error, {f.node for f in found if f.node and not faults.is_secondary(f)})
+    return _with_backoff(status, noted)
+
+
+def _note_departed(seen: Seen, status: api.Status, judged: Sequence[Judged]) -> api.Status:
+    """Pods that somebody deletes, or that end well outside of a world: no failures, and made again ever more rarely."""
+    members = {j.member.uid for j in judged} | set(status.rendezvous.succeeded)
+    gone = [
+        p
+        for p in seen.pods
+        if p.node
+        and (p.deleting is not None or p.terminal)
+        and p.uid not in members
+        and p.uid not in status.restarts.counted
+    ]
+    early = {p.uid: s for p in gone if (s := _setback(p, status, seen.now)).lived < setbacks.STABLE_SECONDS}
+    worlds = _members_sent_away(seen, status, judged)
+    if not early and not worlds:
+        return status
+    noted = setbacks.note(
+        status.restarts.backoff,
+        [*early.values(), *worlds],
+        reason="BackOff",
+        whole=False,
+        charged=0,
+        fresh=False,
+        step=seen.step,
+        now=seen.now,
+    )
+    counted = sorted({*status.restarts.counted, *early})
+    return _with_backoff(status, noted, counted=counted)
+
+
+def _members_sent_away(seen: Seen, status: api.Status, judged: Sequence[Judged]) -> list[Setback]:
+    """Members whose pods somebody deletes; noted once for a world, since its first passing is enough to end it."""
+    gone = [j for j in judged if j.leaving in policy.SENT_AWAY]
+    setback = _setback(None, status, seen.now)
+    known = parse_time(status.restarts.backoff.since) if status.restarts.backoff else None
+    if setback.lived >= setbacks.STABLE_SECONDS or (known is not None and known >= setback.began):
+        return []
+    return [setback] * len(gone)
+
+
+def _setback(pod: Pod | None, status: api.Status, now: float) -> Setback:
+    if pod is not None:
+        return Setback(pod.created, 0.0 if pod.began is None else now - pod.began)
+    formed = parse_time(status.rendezvous.formed_time) or now
+    return Setback(formed, now - formed)
+
+
+def _with_backoff(status: api.Status, noted: api.BackoffStatus | None, **changes: object) -> api.Status:
+    return status.model_copy(update={"restarts": status.restarts.model_copy(update={"backoff": noted, **changes})})
+
+
+def _is_hopeless(seen: Seen, status: api.Status) -> bool:
+    noted = status.restarts.backoff
+    return noted is not None and setbacks.is_hopeless(noted, {p.node for p in seen.pods if p.node})
+
+
+# --- what has failed -------------------------------------------------------------------------------------
 
 
 def find_faults(seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence[Judged]) -> list[Fault]:
@@ -89,6 +187,9 @@ def find_faults(seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence
 
 def _fault_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None) -> Fault:
     fault = faults.fault_of_pod(pod, seen.nodes.get(pod.node), rank)
+    unfit = faults.preflight_of(pod, seen.agents.get(pod.uid))
+    if unfit and rank is None:
+        return faults.failed_preflight(fault, unfit)
     if pod.phase is PodPhase.SUCCEEDED:
         return faults.never_joined(fault, again=status.restarts.user >= NEVER_JOINED_TRIES)
     # A command that once ran is not broken: then it is the node.

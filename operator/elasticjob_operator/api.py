@@ -466,6 +466,20 @@ class RendezvousStatus(StatusModel):
     )
 
 
+class BackoffStatus(StatusModel):
+    """What has failed in a row without progress, and how long it waits before it is tried again."""
+
+    reason: str = Field(default="", description="CrashLoop, BackOff (pods were lost) or PreflightFailed.")
+    repeats: int = Field(default=0, description="Failures in a row.")
+    held: int = Field(default=0, description="Pods that wait; 0: the whole job does.")
+    since: str | None = Field(default=None, description="When the last one in the row was seen.")
+    until: str | None = Field(default=None, description="When it is tried again.")
+    step: int | None = Field(default=None, description="Highest step seen then.")
+    error: str | None = Field(default=None, description="The program's mistake, where it has not come to a step yet.")
+    alike: int = Field(default=0, description="How often in a row that was the error.")
+    nodes: list[str] = Field(default_factory=list, description="Where; two are enough to acquit the nodes.")
+
+
 class RestartStatus(StatusModel):
     user: int = Field(default=0, description="Worker-caused restarts in the present window.")
     infrastructure: int = Field(default=0, description="Restarts because of lost pods or nodes; free.")
@@ -475,6 +489,7 @@ class RestartStatus(StatusModel):
     generation: int = Field(default=0, description="The last generation that was charged.")
     step: int | None = Field(default=None, description="Highest step seen when it was charged.")
     counted: list[str] = Field(default_factory=list, description="Failed pods that are accounted for (UIDs).")
+    backoff: BackoffStatus | None = None
 
 
 class FailureStatus(StatusModel):

@@ -8,7 +8,6 @@ from elasticjob_operator import api
 from elasticjob_operator.observe import format_time, parse_time
 
 COALESCE_SECONDS = 2.0  # failures this close together without a world are one failure of the job
-MAX_BACKOFF_SECONDS = 300.0
 
 
 def charge(
@@ -55,13 +54,3 @@ def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
     if restarts.user and restarts.step is not None and step is not None and step > restarts.step:
         return restarts.model_copy(update={"user": 0, "window_start": None})
     return restarts
-
-
-def backoff_until(restarts: api.RestartStatus, now: float) -> float:
-    """Crash-loop back-off: at once after the first failure, then 1, 2, 4 … 300 s."""
-    last = parse_time(restarts.last_time)
-    if last is None or restarts.user <= 1:
-        return 0.0
-    if last > now + MAX_BACKOFF_SECONDS:  # the clock was set back: nobody waits for the old time to come again
-        return 0.0
-    return last + min(MAX_BACKOFF_SECONDS, 2.0 ** min(restarts.user - 2, 16))

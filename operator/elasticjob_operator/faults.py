@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,6 +13,7 @@ from elasticjob_operator.observe import Agent, Node, Pod
 _NEVER_MENDS = frozenset({"StartError", "ContainerCannotRun", "InvalidImageName"})
 # What runtimes and kubelets say of a container that was gone when they came back: the node has booted anew.
 _VANISHED = frozenset({"Unknown", "ContainerStatusUnknown"})
+LOST = "Lost"
 
 
 class Blame(StrEnum):
@@ -139,7 +141,7 @@ def fault_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) ->
 
 def fault_of_loss(pod: str, node: str, rank: int, why: str) -> Fault:
     """A member that vanished without a word."""
-    return Fault(pod=pod, node=node, rank=rank, reason="Lost", message=why, blame=Blame.INFRASTRUCTURE)
+    return Fault(pod=pod, node=node, rank=rank, reason=LOST, message=why, blame=Blame.INFRASTRUCTURE)
 
 
 def with_pod(fault: Fault, uid: str) -> Fault:
@@ -151,6 +153,58 @@ def never_joined(fault: Fault, *, again: bool) -> Fault:
     """Its program ended well and never asked for a world; where that happens again and again, it always will."""
     message = "it ended with exit code 0 and never joined: start the script with torchrun or elasticjob-run"
     return replace(fault, reason="NeverJoined", message=message, blame=Blame.USER, fatal=again)
+
+
+PREFLIGHT = "PreflightFailed"
+_PREFLIGHT_WORDS = "preflight: "
+
+
+def preflight_of(pod: Pod, agent: Agent | None) -> str:
+    """What the preflight found in this pod, "" where it found nothing: told by its agent, or by the end of its log."""
+    failure = agent.state.failure if agent else None
+    if failure is not None and agent is not None and agent.state.phase is wire.AgentPhase.FAILED:
+        told = failure.message or ""
+    else:
+        last = (pod.exit.message.strip() if pod.exit else "").rpartition("\n")[2]
+        told = last.removeprefix("elasticjob: error: ")
+    return told.removeprefix(_PREFLIGHT_WORDS) if told.startswith(_PREFLIGHT_WORDS) else ""
+
+
+def failed_preflight(fault: Fault, found: str) -> Fault:
+    """Its node or its network is not fit for a world. The program has not run, so no rule about exit codes is meant."""
+    return replace(
+        fault,
+        reason=PREFLIGHT,
+        message=first_line(found),
+        traceback="",
+        exit_code=None,
+        blame=Blame.INFRASTRUCTURE,
+        fatal=False,
+    )
+
+
+# The program's own text is wrong, so that it fails at every start: errors of names and syntax, a script that is not
+# there, arguments that it does not take.
+_MISTAKES = re.compile(
+    r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|UnboundLocalError): "
+    r"|(AttributeError|TypeError): (?!.*NoneType)"
+    r"|.*: can't open file '.*': \[Errno 2\]"
+    r"|.*: error: (unrecognized arguments|the following arguments are required|argument )"
+)
+
+
+def mistake_of(faults: Sequence[Fault]) -> str:
+    """The one mistake of the program that all of these tell of, leaving out their consequences; else ""."""
+    told = {_last_mistake(f) for f in faults if f.blame is Blame.USER and not is_secondary(f)}
+    return told.pop() if len(told) == 1 else ""
+
+
+def _last_mistake(fault: Fault) -> str:
+    for text in (fault.traceback, fault.message, fault.log_tail):
+        last = text.strip().rpartition("\n")[2].strip()
+        if _MISTAKES.match(last):
+            return last[:256]
+    return ""
 
 
 def blame_node(fault: Fault) -> Fault:
@@ -184,8 +238,7 @@ def first_fault(faults: Sequence[Fault]) -> Fault:
     def distance(fault: Fault) -> int:
         if fault.signal in _OWN_SIGNALS:
             return 0
-        text = fault.message + fault.traceback
-        if fault.signal == "SIGABRT" or any(word in text for word in _SECONDARY):
+        if is_secondary(fault):
             return 3
         return 1 if fault.exit_code is not None else 2  # 2: told by a process that did not end by it
 
@@ -201,6 +254,13 @@ def blame_hang(hung: Sequence[Fault]) -> Fault:
     return replace(hung[0], reason=names.WORLD_HUNG)
 
 
+def is_secondary(fault: Fault) -> bool:
+    """Workers whose peer died fail too, with an error of the network or by NCCL's watchdog."""
+    if fault.signal in _OWN_SIGNALS:
+        return False
+    return fault.signal == "SIGABRT" or any(word in fault.message + fault.traceback for word in _SECONDARY)
+
+
 class Verdict(StrEnum):
     RESTART = "Restart"  # and charge the budget
     RESTART_FREE = "RestartIgnoreBudget"
@@ -209,6 +269,16 @@ class Verdict(StrEnum):
 
 def apply_rules(rules: Sequence[api.FailureRule], fault: Fault) -> Verdict:
     """The first rule that matches; without one: blame decides whether the budget is charged."""
+    ruled = find_rule(rules, fault)
+    if ruled is not None:
+        return ruled
+    if fault.fatal:
+        return Verdict.FAIL
+    return Verdict.RESTART if fault.blame is Blame.USER else Verdict.RESTART_FREE
+
+
+def find_rule(rules: Sequence[api.FailureRule], fault: Fault) -> Verdict | None:
+    """What the user's first rule that matches says."""
     for rule in rules:
         if rule.on_exit_codes is not None and fault.exit_code is not None:
             inside = fault.exit_code in rule.on_exit_codes.values
@@ -218,9 +288,7 @@ def apply_rules(rules: Sequence[api.FailureRule], fault: Fault) -> Verdict:
             (c.type, c.status) in fault.conditions for c in rule.on_pod_conditions
         ):
             return Verdict(rule.action.value)
-    if fault.fatal:
-        return Verdict.FAIL
-    return Verdict.RESTART if fault.blame is Blame.USER else Verdict.RESTART_FREE
+    return None
 
 
 def first_line(text: str) -> str:

@@ -12,12 +12,12 @@ OFFENCES = 2
 NEW_NODE_SECONDS = 5.0
 
 
-def note_fault(faults: Sequence[api.NodeFault], node: str, now: float) -> list[api.NodeFault]:
-    """The node faults with one more, old ones forgotten."""
+def note_fault(faults: Sequence[api.NodeFault], node: str, now: float, offences: int = 1) -> list[api.NodeFault]:
+    """The node faults with so many more, old ones forgotten."""
     kept = [f for f in faults if now - (parse_time(f.last_time) or 0.0) < OFFENCE_WINDOW_SECONDS]
     before = next((f.count for f in kept if f.node == node), 0)
     others = [f for f in kept if f.node != node]
-    return [*others, api.NodeFault(node=node, count=before + 1, last_time=format_time(now))][-20:]
+    return [*others, api.NodeFault(node=node, count=before + offences, last_time=format_time(now))][-20:]
 
 
 def nodes_to_avoid(faults: Sequence[api.NodeFault], now: float) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from elasticjob_operator import (
     policy,
     reading,
     report,
+    setbacks,
     silence,
 )
 from elasticjob_operator.fleet import Fleet
@@ -104,11 +105,14 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
         changes["conditions"] = report.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
     if seen.job.generation != status.observed_generation:
         changes["capacity"] = None  # the user has changed something: try at once
+        changes["restarts"] = status.restarts.model_copy(update={"backoff": None})
     return status.model_copy(update=changes)
 
 
 def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan:
-    status = status.model_copy(update={"restarts": budget.refund(status.restarts, seen.step)})
+    restarts = budget.refund(status.restarts, seen.step)
+    restarts = restarts.model_copy(update={"backoff": setbacks.forget(restarts.backoff, seen.now)})
+    status = status.model_copy(update={"restarts": restarts})
     pods = fleet.choose_pods(seen, spec, status)
     status = status.model_copy(update={"rendezvous": _mark_leaving(seen, status.rendezvous, pods)})
     situation = _situation(seen, config, spec, status, pods)
@@ -117,16 +121,25 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     ended = _check_success(spec, status, judged)
     if ended:
         return ending.end(seen, status, api.Phase.COMPLETE, "Completed", ended)
-    booked = account.book(seen, spec, status, judged)
+    booked = account.book(seen, spec, status, judged, pods.missing)
     status = booked.status
     if booked.reason:
         return ending.end(seen, status, api.Phase.FAILED, booked.reason, booked.message)
-    hold = budget.backoff_until(status.restarts, seen.now)
+    waiting = status.restarts.backoff
+    hold = setbacks.wait_until(waiting, seen.now)
+    held = setbacks.count_held(waiting, pods.missing, seen.now)
+    pods = replace(pods, missing=pods.missing - held, wake_at=first(pods.wake_at, hold or None))
     if is_foreign:
         decision = foreign.decide(seen, spec, status)
     else:
-        decision = membership.decide(replace(situation, hold_until=hold, restarts=status.restarts.total))
-    return _write(seen, config, spec, status, pods, decision, hold)
+        situation = replace(
+            situation,
+            hold_until=hold if setbacks.is_whole(waiting, seen.now) else 0.0,
+            missing=pods.missing,
+            restarts=status.restarts.total,
+        )
+        decision = membership.decide(situation)
+    return _write(seen, config, spec, status, pods, decision)
 
 
 def _mark_leaving(seen: Seen, world: api.RendezvousStatus, pods: Fleet) -> api.RendezvousStatus:
@@ -182,15 +195,12 @@ def _check_success(spec: api.Spec, status: api.Status, judged: Sequence[Judged])
 # --- what is written -------------------------------------------------------------------------------------
 
 
-def _write(
-    seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods: Fleet, decision: Decision, hold: float
-) -> Plan:
+def _write(seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods: Fleet, decision: Decision) -> Plan:
     status = status.model_copy(update={"rendezvous": _next_rendezvous(seen, status, decision)})
     status = _report(seen, spec, status, pods, decision)
     silent = first(_find_agentless(seen, spec, status).at, silence.find_no_progress(status, seen.now).at)
-    is_held = seen.now < hold
     existing = {(kind, name): digest for kind, name, digest in seen.children}
-    create = () if is_held else _new_pods(seen, spec, status, pods)
+    create = _new_pods(seen, spec, status, pods)
     # Those that are made now are counted already: one write instead of two.
     status = status.model_copy(update={"replicas": status.replicas + len(create)})
     wanted = children.wanted_children(seen.job, spec, config)
@@ -209,7 +219,7 @@ def _write(
         events=report.tell_changes(seen.job.status, status, decision),
         announces=decision.world is not None,
         set_replicas=None if seen.job.has_replicas else spec.wanted,
-        wake_at=first(decision.wake_at, pods.wake_at, hold if is_held else None, _progress_due(seen, status), silent),
+        wake_at=first(decision.wake_at, pods.wake_at, _progress_due(seen, status), silent),
     )
 
 
@@ -256,6 +266,9 @@ def _report(seen: Seen, spec: api.Spec, status: api.Status, pods: Fleet, decisio
     if training and len(world.members) >= fleet.sizes_of(spec).legal(spec.wanted):
         room = api.CapacityStatus()
     running, reason, message = report.running_condition(decision, world.generation, len(world.members))
+    failing = None if running else setbacks.tell(status)
+    if failing:
+        reason, message = failing
     conditions = report.with_condition(status.conditions, "Running", running, reason, message, now)
     trouble = _find_trouble(seen, spec, status, room)
     if trouble and decision.state is not State.ENDING:
@@ -306,6 +319,8 @@ def _find_trouble(seen: Seen, spec: api.Spec, status: api.Status, room: api.Capa
     found = report.find_trouble(
         seen.pods, world_size=status.rendezvous.world_size, wanted=spec.wanted, withdrawn=room.withdrawn
     )
+    if found is not None and found[0] == "BelowWanted":
+        return setbacks.tell(status) or found
     if found is None and status.template_hash != spec.template_hash:
         return "TemplateChanged", "spec.template has changed: suspend and resume the job to move all its pods to it"
     return found

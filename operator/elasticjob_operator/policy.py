@@ -52,6 +52,9 @@ class Departure:
     patient: bool = False
 
 
+SENT_AWAY = frozenset({"pod-deleted", "disruption", "pod-leaving"})  # departures that nobody can put off
+
+
 def departure(pod: Pod, node: Node | None, agent: Agent | None) -> Departure | None:
     """Whether the cluster, or the pod itself, wants it out of the world.
 

@@ -6,7 +6,7 @@ it differs. Messages say nothing that changes from second to second, so an undis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -253,7 +253,3 @@ def tell_changes(before: api.Status, after: api.Status, decision: Decision | Non
     if degraded and degraded.status == "True" and degraded.reason not in ("BelowWanted", was.reason if was else ""):
         events.append(Event(degraded.reason, degraded.message, warning=True))
     return tuple(events)
-
-
-def members_by_uid(world: api.RendezvousStatus) -> Mapping[str, api.Member]:
-    return {m.uid: m for m in world.members}

@@ -83,6 +83,11 @@ class SimAgent:
 
     def boot(self) -> None:
         self.cluster.connect(self)
+        if self.pod.record.node in self.cluster.unfit:
+            self.failure = wire.Failure(message="preflight: shm: /dev/shm is too small -- mount a bigger one")
+            self.say(FAILED)
+            self.exit(1)
+            return
         self.become_ready()
 
     def become_ready(self) -> None:

@@ -78,6 +78,7 @@ class Cluster:
         self.crash_after: int | None = None  # writes until the operator dies
         self.stale_pods: tuple[Pod, ...] | None = None  # what a first pass after a restart sees
         self.behaviours: dict[int, str] = {}  # by index: what the next container with it does
+        self.unfit: set[str] = set()  # nodes on which the preflight fails
         self.default_behaviour = ""
         self.ports = 40_000
         self.made = 0
@@ -379,6 +380,8 @@ class Cluster:
         elif pod.behaviour == "bad-command":
             message = 'exec: "trian": executable file not found in $PATH'
             pod.update(phase=PodPhase.FAILED, exit=Exit(128, "StartError", message), lingers=self.sidecars)
+        elif pod.behaviour == "rejected":
+            pod.update(phase=PodPhase.FAILED, reason="OutOfcpu", message="Pod was rejected: not enough cpu")
         elif pod.behaviour.startswith("exit"):  # and its code
             pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
             code = int(pod.behaviour.removeprefix("exit"))

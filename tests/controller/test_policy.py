@@ -341,14 +341,6 @@ def test_refund(step: int | None, user: int) -> None:
     assert (after.user, after.total) == (user, 1)
 
 
-@pytest.mark.parametrize(
-    ("user", "delay"), [(0, None), (1, None), (2, 1), (3, 2), (4, 4), (10, 256), (11, 300), (2000, 300)]
-)
-def test_backoff(user: int, delay: float | None) -> None:
-    restarts = api.RestartStatus(user=user, last_time=ago(0) if user else None)
-    assert budget.backoff_until(restarts, NOW) == (0.0 if delay is None else NOW + delay)
-
-
 # --- capacity and nodes ----------------------------------------------------------------------------------
 
 

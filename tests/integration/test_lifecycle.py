@@ -117,9 +117,10 @@ def test_a_job_with_sidecars(jobs: Jobs, cluster: Cluster, native: bool) -> None
     else:
         pod["containers"].append(proxy)
     jobs.create("side", spec)
-    first = jobs.await_world("side", 2)["rendezvous"]
-    if native and "restartPolicy" not in jobs.pods("side")[0]["spec"]["initContainers"][0]:
+    (pod, *_) = wait_for(lambda: jobs.pods("side"), "pods")
+    if native and "restartPolicy" not in pod["spec"]["initContainers"][0]:
         pytest.skip("the API server is older than native sidecars (1.29)")
+    first = jobs.await_world("side", 2)["rendezvous"]
     victim = cluster.pod_pids(jobs.namespace, first["members"][1]["pod"])
     (trainer,) = [pid for pid in victim if "light_agent" in " ".join(psutil.Process(pid).cmdline())]
     os.kill(trainer, signal.SIGKILL)
