@@ -29,6 +29,12 @@ UNTOLD = 1000  # events that wait to be written; more are left out
 _URGENT_CHILDREN = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
 
 
+_NOT_SERVED = (
+    "{} is not served here, so there is no PodGroup: install the scheduler that spec.template.spec.schedulerName "
+    "names, or leave that field out"
+)
+
+
 class Speaker(Protocol):
     """The hub, as far as a plan needs it."""
 
@@ -207,6 +213,8 @@ class Applier:
                 logger.warning("%s is not served here; going on without", body["apiVersion"])
                 self._cache.put_child(child.kind.value, body)
                 return
+            if error.status == 404 and "requested resource" in error.message:
+                raise ApiError(404, "NotServed", _NOT_SERVED.format(body["apiVersion"])) from error
             if error.status != 409 or "being deleted" in error.message:
                 raise
             raw = await self._update(job, child, body)
@@ -284,8 +292,11 @@ async def _gather(calls: Sequence[Awaitable[None]]) -> list[ApiError]:
     return refused
 
 
+_TOLD_BY_REASON = ("NameTaken", "NotServed")
+
+
 def _is_refusal(error: ApiError) -> bool:
-    return error.status in (400, 403, 413, 422) or error.reason == "NameTaken"
+    return error.status in (400, 403, 413, 422) or error.reason in _TOLD_BY_REASON
 
 
 def _trouble(refused: list[ApiError]) -> tuple[str, str] | None:
@@ -294,6 +305,6 @@ def _trouble(refused: list[ApiError]) -> tuple[str, str] | None:
         if error.status in (400, 413, 422):
             return "InvalidTemplate", f"spec.template: the API server rejects the pod: {error.message}"
     if refused:
-        reason = "NameTaken" if refused[0].reason == "NameTaken" else "CreateForbidden"
+        reason = refused[0].reason if refused[0].reason in _TOLD_BY_REASON else "CreateForbidden"
         return reason, refused[0].message
     return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from elasticjob_operator import api, names
 from elasticjob_operator.observe import Job
-from elasticjob_operator.records import Child, Config, Kind, Seen
+from elasticjob_operator.records import Child, Config, Kind
 
 
 def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ...]:
@@ -46,9 +46,9 @@ def needs_service(spec: api.Spec) -> bool:
     return spec.network.service or spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
 
 
-def needs_write(child: Child, existing: Mapping[tuple[str, str], str], seen: Seen, status: api.Status) -> bool:
-    if child.kind is Kind.POD_GROUP:  # not watched, since most clusters do not have the kind
-        return not seen.pods and status.rendezvous.generation == 0
+def needs_write(child: Child, existing: Mapping[tuple[str, str], str]) -> bool:
+    """Whether it is missing or outdated. Pod groups are not watched, since most clusters do not have the kind: of those
+    only what this operator has written itself exists for it, so each is written once more after its start."""
     return existing.get((child.kind.value, child.name)) != child.digest
 
 

@@ -213,7 +213,7 @@ def _write(seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods:
         delete=fleet.plan_deletions(
             seen, status, pods, decision.judged if decision.state is not State.REGROUPING else ()
         ),
-        ensure=tuple(c for c in wanted if children.needs_write(c, existing, seen, status)),
+        ensure=tuple(c for c in wanted if children.needs_write(c, existing)),
         remove=children.unwanted_children(wanted, existing, seen.job),
         directives={**decision.directives, **fleet.dismiss(seen, status, pods)},
         events=report.tell_changes(seen.job.status, status, decision),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.builders import NOW, make_agent, make_job, make_node, make_pod, make_spec, make_world
+from controller.builders import NOW, TEMPLATE, make_agent, make_job, make_node, make_pod, make_spec, make_world
 from elasticjob_operator import api, names, wire
 from elasticjob_operator.observe import Job, Pod, format_time
 from elasticjob_operator.plan import Child, Config, Deletion, Kind, NewPod, Plan, Seen, plan
@@ -59,6 +59,21 @@ def test_objects_that_are_as_wanted_are_left_alone() -> None:
     assert plan(see(make_job(), children=children)).ensure == ()
     outdated = frozenset((kind, name, "old") for kind, name, _ in children)
     assert plan(see(make_job(), children=outdated)).ensure == first.ensure
+
+
+def test_a_gang_is_written_until_it_is_as_wanted() -> None:
+    """Also when the pods are there: the first write may have failed, and minReplicas may change."""
+    template = {"spec": {**TEMPLATE["spec"], "schedulerName": "volcano"}}
+    pods = (make_pod(0), make_pod(1))
+
+    def groups(low: int, written: tuple[Child, ...] = ()) -> list[Child]:
+        children = frozenset((c.kind.value, c.name, c.digest) for c in written)
+        made = plan(see(make_job(make_spec(low, 4, template=template), started()), pods, children=children))
+        return [c for c in made.ensure if c.kind is Kind.POD_GROUP]
+
+    (group,) = groups(2)
+    assert groups(2, (group,)) == []
+    assert [dict(c.values)["minMember"] for c in groups(3, (group,))] == [3]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticjob_devcluster import Cluster
-from operator_fixture import LIGHT_AGENT, MERGE, Jobs, light_spec, wait_for
+from operator_fixture import LIGHT_AGENT, MERGE, Jobs, OperatorProcess, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -128,6 +129,47 @@ class TestTemplate:
         wait_for(lambda: jobs.condition("edit", "Degraded").get("status") != "True", "all is well again")
 
 
+@contextlib.contextmanager
+def served_pod_groups(cluster: Cluster) -> Iterator[None]:
+    """Volcano's kind, as far as it matters here."""
+    version = {
+        "name": "v1beta1",
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+    }
+    spec = {
+        "group": "scheduling.volcano.sh",
+        "scope": "Namespaced",
+        "names": {"plural": "podgroups", "singular": "podgroup", "kind": "PodGroup"},
+        "versions": [version],
+    }
+    name = "podgroups.scheduling.volcano.sh"
+    wait_for(lambda: cluster.kube.get(f"{VOLCANO}/podgroups") is None, "an earlier test's kind is gone")
+    cluster.kube.request("POST", CRDS, {"metadata": {"name": name}, "spec": spec})
+    wait_for(lambda: cluster.kube.get(f"{VOLCANO}/podgroups"), "PodGroups are served")
+    yield
+    cluster.kube.request("DELETE", f"{CRDS}/{name}")
+
+
+@pytest.fixture
+def pod_groups(cluster: Cluster) -> Iterator[None]:
+    with served_pod_groups(cluster):
+        yield
+
+
+def gang_spec(**elastic: Any) -> dict[str, Any]:
+    spec = light_spec(replicas=3, elasticPolicy=elastic)
+    spec["template"]["spec"]["schedulerName"] = "volcano"
+    return spec
+
+
+def minimum(jobs: Jobs) -> int | None:
+    """The PodGroup's minMember; None where there is none."""
+    found = jobs.kube.get(f"{VOLCANO}/namespaces/{jobs.namespace}/podgroups") or {"items": []}
+    return next((group["spec"]["minMember"] for group in found["items"]), None)
+
+
 class TestOtherControllers:
     def test_managed_by_another(self, jobs: Jobs) -> None:
         jobs.create("other", light_spec(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"}))
@@ -145,31 +187,8 @@ class TestOtherControllers:
         status = jobs.await_world("queue", 2)
         assert {m["node"] for m in status["rendezvous"]["members"]} == {"node-1"}
 
-    @pytest.fixture
-    def pod_groups(self, cluster: Cluster) -> Iterator[None]:
-        """Volcano's kind, as far as it matters here."""
-        version = {
-            "name": "v1beta1",
-            "served": True,
-            "storage": True,
-            "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-        }
-        spec = {
-            "group": "scheduling.volcano.sh",
-            "scope": "Namespaced",
-            "names": {"plural": "podgroups", "singular": "podgroup", "kind": "PodGroup"},
-            "versions": [version],
-        }
-        name = "podgroups.scheduling.volcano.sh"
-        cluster.kube.request("POST", CRDS, {"metadata": {"name": name}, "spec": spec})
-        wait_for(lambda: cluster.kube.get(f"{VOLCANO}/podgroups"), "PodGroups are served")
-        yield
-        cluster.kube.request("DELETE", f"{CRDS}/{name}")
-
     def test_a_gang_is_minreplicas(self, jobs: Jobs, pod_groups: None) -> None:
-        spec = light_spec(replicas=3, elasticPolicy={"minReplicas": 2})
-        spec["template"]["spec"]["schedulerName"] = "volcano"
-        jobs.create("gang", spec)
+        jobs.create("gang", gang_spec(minReplicas=2))
         path = f"{VOLCANO}/namespaces/{jobs.namespace}/podgroups"
         (group,) = wait_for(lambda: jobs.kube.request("GET", path)["items"], "the PodGroup exists")
         assert group["spec"]["minMember"] == 2
@@ -180,6 +199,28 @@ class TestOtherControllers:
         }
         own = group["metadata"]["name"]
         assert grouped == {"gang-worker-0": own, "gang-worker-1": own, "gang-worker-2": None}, "extras stay outside"
+
+    def test_a_gang_follows_minreplicas(self, jobs: Jobs, operator: OperatorProcess, pod_groups: None) -> None:
+        jobs.create("gang", gang_spec(minReplicas=2))
+        wait_for(lambda: minimum(jobs) == 2, "the PodGroup exists")
+        wait_for(lambda: len(jobs.pods("gang")) == 3, "all pods exist")
+        jobs.patch("gang", {"elasticPolicy": {"minReplicas": 1}})
+        wait_for(lambda: minimum(jobs) == 1, "it follows")
+        operator.kill()
+        jobs.patch("gang", {"elasticPolicy": {"minReplicas": 3}})
+        operator.start()
+        wait_for(lambda: minimum(jobs) == 3, "it follows what was changed meanwhile")
+
+    def test_a_gang_whose_kind_is_served_late(self, jobs: Jobs, cluster: Cluster) -> None:
+        """The first write fails, and the pods are there: it is tried again."""
+        jobs.create("gang", gang_spec(minReplicas=2))
+        told = jobs.await_condition("gang", "Degraded")
+        assert told["reason"] == "NotServed"
+        assert "scheduling.volcano.sh/v1beta1 is not served here" in told["message"]
+        wait_for(lambda: len(jobs.pods("gang")) == 3, "all pods exist")
+        with served_pod_groups(cluster):
+            wait_for(lambda: minimum(jobs) == 2, "the PodGroup exists")
+            wait_for(lambda: jobs.condition("gang", "Degraded")["reason"] != "NotServed", "nothing is missing")
 
 
 class TestEnding:
