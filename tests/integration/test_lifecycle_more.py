@@ -214,9 +214,8 @@ class TestOtherControllers:
     def test_a_gang_whose_kind_is_served_late(self, jobs: Jobs, cluster: Cluster) -> None:
         """The first write fails, and the pods are there: it is tried again."""
         jobs.create("gang", gang_spec(minReplicas=2))
-        told = jobs.await_condition("gang", "Degraded")
-        assert told["reason"] == "NotServed"
-        assert "scheduling.volcano.sh/v1beta1 is not served here" in told["message"]
+        wait_for(lambda: jobs.condition("gang", "Degraded").get("reason") == "NotServed", "it is told")
+        assert "scheduling.volcano.sh/v1beta1 is not served here" in jobs.condition("gang", "Degraded")["message"]
         wait_for(lambda: len(jobs.pods("gang")) == 3, "all pods exist")
         with served_pod_groups(cluster):
             wait_for(lambda: minimum(jobs) == 2, "the PodGroup exists")
