@@ -40,12 +40,12 @@ LOCKS: Final = (
     Lock("requirements/operator.txt", "pyproject.toml", "dependencies"),
     Lock("requirements/build.txt", "pyproject.toml", "build"),
     Lock("worker_image/requirements/build.txt", "worker_image/pyproject.toml", "build"),
-    # It is copied into images with other versions of Python, the oldest of which decides.
+    # It is copied into images with other versions of Python: one set of packages that the oldest of them can run.
     Lock(
         "worker_image/requirements/runtime.txt",
         "worker_image/pyproject.toml",
         "dependencies",
-        options=("--universal", "--python-version", "3.10"),
+        options=("--python-version", "3.10"),
         constrained=False,
     ),
     # torch's own dependencies differ from platform to platform: this is the one of the published image.
