@@ -115,7 +115,7 @@ class Replicas:
         lease = self.cluster.kube.get(self.lease_path)
         return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
 
-    def await_leader(self, other_than: str = "", timeout: float = 30.0) -> str:
+    def await_leader(self, other_than: str = "", timeout: float = 60.0) -> str:
         """The identity of a replica that leads and is not this one."""
 
         def look() -> str:

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = ("tests/model", "-k", "code_does")
 ACCOUNTING = ("tests/chaos/test_chaos_accounting.py",)
 TABLE = ("tests/controller/test_membership.py",)
+LEADERSHIP = ("tests/controller/test_leadership.py",)
+OPERATE = ("tests/controller/test_operate.py",)
 SIMULATION = ("tests/controller", "-k", "simulation")
 
 
@@ -51,6 +53,18 @@ MUTANTS = (
     Mutant("whoever is connected is out", "proof.py", "    state = worker.agent.state\n",
            "    state = worker.agent.state\n    if worker.agent.connected:\n        return True\n", TABLE),
     Mutant("announce is forgotten", "plan.py", "announces=decision.world is not None", "announces=False"),
+    Mutant("whoever asks may write", "kube.py", "        if left <= 0:\n", "        if False:\n", LEADERSHIP,
+           quick=True),
+    Mutant("in doubt go on writing", "lease.py", "self._leadership.end()  # it may be another's by now", "pass",
+           LEADERSHIP),
+    Mutant("a longer Lease is cut short", "lease.py", "max(timing.duration, sighting.duration)", "timing.duration",
+           LEADERSHIP),
+    Mutant("a follower may start the loop", "controller.py", "            raise RuntimeError(\"only the leader",
+           "            str(\"only the leader", OPERATE),
+    Mutant("one object ends its watch", "intake.py", "except Exception as error:", "except EOFError as error:",
+           ("tests/controller/test_watch.py",)),
+    Mutant("a failing watch stays away", "supervise.py", "        except Exception as error:\n            failures",
+           "        except EOFError as error:\n            failures", ("tests/controller/test_supervise.py",)),
 )  # fmt: skip
 
 

@@ -65,6 +65,9 @@ class Server:
         self.version = 0
         self.silent = False
         self.looks = 0
+        self.conflicts = 0
+        self.shown = asyncio.Event()  # cleared: the Lease cannot be looked at
+        self.shown.set()
         self.written: list[str] = []
 
     def write(self, holder: str) -> None:
@@ -82,9 +85,11 @@ class Server:
             return web.json_response({"metadata": {"name": "x"}})
         if request.method == "GET":
             self.looks += 1
+            await self.shown.wait()
             return web.json_response(self.lease, status=200 if self.lease else 404)
         body = await request.json()
         if self.lease and body["metadata"].get("resourceVersion") != self.lease["metadata"]["resourceVersion"]:
+            self.conflicts += 1
             return web.json_response({"reason": "Conflict"}, status=409)
         self.version += 1
         self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
@@ -171,6 +176,21 @@ async def test_transitions_are_counted_as_far_as_they_can_be(tmp_path: Path) -> 
         _, holding = await lead(api)
         holding.cancel()
         assert server.lease["spec"]["leaseTransitions"] == 2**31 - 1
+
+
+async def test_in_doubt_nothing_is_written(tmp_path: Path) -> None:
+    """A renewal that is refused means that somebody has written into the Lease: first it is seen whose it is."""
+    server = Server()
+    async with answering(server.answer, tmp_path) as api:
+        _, holding = await lead(api)
+        server.shown.clear()
+        server.write("me")
+        looks = server.looks
+        await until(lambda: server.looks > looks)
+        assert server.conflicts == 1 and not api.leadership.is_held and not holding.done()
+        server.shown.set()
+        await until(lambda: api.leadership.is_held)
+        holding.cancel()
 
 
 async def test_a_stranger_that_touches_the_lease_takes_nothing(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def replicas(audited: Cluster, tmp_path: Path) -> Iterator[Replicas]:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_no_write_without_the_lease(audited: Cluster, replicas: Replicas) -> None:
     log = AuditLog(audited)
     log.read()
