@@ -2,6 +2,8 @@
 
 SHELL := /bin/bash
 PYTHON ?= python3
+# Test processes: one a core, at most four. Each has a control plane of its own.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -23,8 +25,8 @@ demo: setup ## Run the main job: real training through a real API server while p
 demo-session: setup ## The same story with a script that keeps its memory over every change.
 	@$(PY) -m elasticjob_devcluster.demo --session
 
-test: setup ## Run all tests; the summary says what was skipped and why.
-	@$(PY) -m pytest $(PYTEST_ARGS)
+test: setup ## Run all tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-unit: setup ## Run only the tests that need no cluster and start no training processes.
 	@$(PY) -m pytest tests/controller tests/test_layout.py -m "not cluster" $(PYTEST_ARGS)
