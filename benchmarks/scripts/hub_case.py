@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import uvloop
 
-from elasticjob_operator import auth, certificates, frames, wire
+from elasticjob_operator import auth, certificates, descriptors, frames, wire
 from elasticjob_operator.hub import Hub, JobKey
 from elasticjob_operator.limits import HubSettings
 
@@ -112,7 +112,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def measure_hub(agents: int, context: ssl.SSLContext | None, ca: str, idle: float) -> dict[str, Any]:
     # Thousands of handshakes queue up on one core here, which is what the limits of patience are for.
-    settings = HubSettings(hello_seconds=120, max_strangers=20_000, max_newcomers=20_000)
+    settings = HubSettings(hello_seconds=120, max_strangers=20_000, max_newcomers=20_000, max_pending=40_000)
     hub = Hub(authenticate=by_name, wake=lambda job: None, settings=settings)
     hub.leader = True
     port = await hub.start("127.0.0.1", 0, context)
@@ -204,8 +204,7 @@ async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> d
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * arguments.agents + 256)), hard))
+    descriptors.raise_soft_limit()  # as the operator does; the agents are in a process of their own
     context, ca = None, ""
     with tempfile.TemporaryDirectory() as folder:
         if arguments.tls:

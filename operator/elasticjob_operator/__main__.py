@@ -17,6 +17,7 @@ import click
 import uvloop
 
 from elasticjob_operator import __version__, bounds, crd
+from elasticjob_operator.http import parse_address
 from elasticjob_operator.kube import Api, ApiError
 from elasticjob_operator.lease import SHORTEST_SECONDS
 from elasticjob_operator.operate import Operator
@@ -24,6 +25,14 @@ from elasticjob_operator.options import Options, UsageError
 
 # The API server takes values that are nested 10,000 deep. They must be read before they can be refused by name.
 DEEPEST_JSON = 12_000
+
+
+def _checked_address(value: str) -> str:
+    try:
+        parse_address(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ELASTICJOB_OPERATOR"})
@@ -53,6 +62,12 @@ def main() -> None:
 @click.option("--tls-secret", default="", help="Secret with the hub's certificate; made where it does not exist.")
 @click.option("--http-host", default="0.0.0.0", show_default=True, help="Address of health and metrics.")  # noqa: S104
 @click.option("--http-port", default=8080, show_default=True, help="Port of /healthz, /readyz and /metrics.")
+@click.option(
+    "--metrics-address",
+    default="",
+    callback=lambda context, option, value: _checked_address(value),
+    help="host:port for /metrics alone, or off. Default: the port of /healthz.",
+)
 @click.option("--leader-election/--no-leader-election", default=True, show_default=True, help="Needed by two replicas.")
 @click.option("--lease-name", default="elasticjob-operator", show_default=True, help="Name of the Lease.")
 @click.option(

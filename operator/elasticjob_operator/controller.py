@@ -37,6 +37,7 @@ class _Loop:
     """What is remembered of one job's passes."""
 
     dirty: bool = False
+    woken: float = 0.0  # monotonic: since when it is dirty
     running: bool = False
     failures: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -76,6 +77,8 @@ class Controller:
         self._active = False
         self.observer: PassObserver | None = None
         self.on_forget: Callable[[JobKey], None] = lambda key: None
+        self.on_error: Callable[[], None] = lambda: None  # a pass has failed, by us or by what the API server says
+        self.on_wait: Callable[[float], None] = lambda seconds: None  # from a wake-up to its pass
 
     def start(self) -> None:
         """From now on jobs are looked after; every known one gets a pass. Only for the leader."""
@@ -104,7 +107,8 @@ class Controller:
         if not self._active:
             return
         loop = self._loops.setdefault(key, _Loop())
-        loop.dirty = True
+        if not loop.dirty:
+            loop.dirty, loop.woken = True, time.monotonic()
         if not loop.running:
             loop.running = True
             task = asyncio.create_task(self._work(key, loop))
@@ -114,8 +118,9 @@ class Controller:
     async def _work(self, key: JobKey, loop: _Loop) -> None:
         try:
             while loop.dirty and self._active:
-                loop.dirty = False
+                loop.dirty, since = False, loop.woken
                 await self._slots.acquire(key)
+                self.on_wait(time.monotonic() - since)
                 try:
                     await self._try_pass(key, loop)
                 finally:
@@ -138,6 +143,7 @@ class Controller:
         except ApiError as error:
             await self._recover(key, loop, error)
         except Exception:
+            self.on_error()
             logger.exception("%s/%s: the pass failed; this is a defect", *key)
             self._wake_later(key, loop, self._backoff(loop))
         else:
@@ -196,7 +202,7 @@ class Controller:
                 loop.refused_on, loop.again_at = basis, time.monotonic() + delay
                 return self._clock() + delay
             if changed:
-                loop.dirty = True
+                loop.dirty, loop.woken = True, time.monotonic()
         held_until = now + LOOK_SECONDS if outcome.is_held else None
         return first(made.wake_at, held_until, await self._look_for_overdue(job, loop, pods, now))
 
@@ -225,6 +231,7 @@ class Controller:
             except ApiError as again:
                 error = again
         else:
+            self.on_error()
             logger.warning("%s/%s: %s", *key, error)
         self._wake_later(key, loop, error.retry_after or self._backoff(loop))
 

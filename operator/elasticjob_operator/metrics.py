@@ -7,9 +7,10 @@ process looked is not counted twice.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter as Tally
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,7 @@ JobKey = tuple[str, str]
 
 _RESCALE_BUCKETS: Final = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _LOOP_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_PAGE_JOBS: Final = 200
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
 
 
@@ -97,6 +99,20 @@ def _label(text: str | None) -> str:
     return text if text and _LABEL.fullmatch(text) else "other"
 
 
+_Read = Callable[[JobFigures, float, float], float | None]  # of the figures, the seconds trained and the seconds lost
+_JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
+    ("world_size", "Pods in the running world.", lambda one, trained, lost: one.world_size),
+    ("generation", "Number of the present world.", lambda one, trained, lost: one.generation),
+    ("training_seconds", "Seconds with a complete, running world.", lambda one, trained, lost: trained),
+    ("lost_seconds", "Seconds without one, since the first world.", lambda one, trained, lost: lost),
+    (
+        "goodput_ratio",
+        "Share of the time since the first world that was trained.",
+        lambda one, trained, lost: trained / (trained + lost) if trained + lost > 0 else None,
+    ),
+)
+
+
 class Metrics:
     """The operator's registry. `now` is given by the caller who scrapes or reports."""
 
@@ -104,7 +120,6 @@ class Metrics:
         self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
         prometheus_client.ProcessCollector(registry=self.registry)
         self._jobs: dict[JobKey, JobFigures] = {}
-        self.now = 0.0
 
         def counter(name: str, text: str, *labels: str) -> prometheus_client.Counter:
             return prometheus_client.Counter(f"elasticjob_{name}", text, labels, registry=self.registry)
@@ -125,6 +140,16 @@ class Metrics:
         self.pass_errors = counter("reconcile_errors_total", "Passes that ended in an error.")
         self.queue_seconds = histogram("reconcile_wait_seconds", "From a wake-up to its pass.", _LOOP_BUCKETS)
         self.loop_lag_seconds = histogram("event_loop_lag_seconds", "How late the event loop is.", _LOOP_BUCKETS)
+        self.loop_busy_seconds = histogram(
+            "event_loop_busy_seconds", "CPU time between two looks at the event loop, a hundredth apart.", _LOOP_BUCKETS
+        )
+        self._loop_max = prometheus_client.Gauge(
+            "elasticjob_event_loop_max_seconds",
+            "The most that the event loop was late (lag) or computed at a stretch (busy) since the start.",
+            ["clock"],
+            registry=self.registry,
+        )
+        self._lag_max = self._busy_max = 0.0
         self.background_restarts = counter(
             "background_restarts_total", "Background work that failed and began anew.", "task"
         )
@@ -137,13 +162,15 @@ class Metrics:
         prometheus_client.Gauge(
             "elasticjob_build_info", "The version that runs.", ["version"], registry=self.registry
         ).labels(version).set(1)
-        self.registry.register(_Jobs(self))
+        self._labels: dict[JobKey, str] = {}
 
     def update_job(self, job: JobKey, status: api.Status) -> None:
         """Call it with every new status of a job, and once at first sight."""
         after = read_status(status)
         changes = compute_changes(self._jobs.get(job), after)
         self._jobs[job] = after
+        if job not in self._labels:
+            self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
         if changes.generations:
             self.generations.labels(changes.cause).inc(changes.generations)
         if changes.recovered_seconds is not None:
@@ -153,6 +180,18 @@ class Metrics:
 
     def forget_job(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
+        self._labels.pop(job, None)
+
+    def observe_loop(self, lag: float, busy: float) -> None:
+        """One look at the event loop: see `pulse`."""
+        self.loop_lag_seconds.observe(lag)
+        self.loop_busy_seconds.observe(busy)
+        if lag > self._lag_max:
+            self._lag_max = lag
+            self._loop_max.labels("lag").set(lag)
+        if busy > self._busy_max:
+            self._busy_max = busy
+            self._loop_max.labels("busy").set(busy)
 
     def count_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """`code` is 0 where no answer came."""
@@ -168,39 +207,40 @@ class Metrics:
 
     def expose(self, now: float) -> bytes:
         """The text that Prometheus reads."""
-        self.now = now
-        return prometheus_client.generate_latest(self.registry)
+        return b"".join((prometheus_client.generate_latest(self.registry), *self._job_pages(now)))
+
+    async def render(self, now: float) -> bytes:
+        """As `expose`, with a breath between the pages: thousands of jobs do not hold up the event loop."""
+        pages = [prometheus_client.generate_latest(self.registry)]
+        for page in self._job_pages(now):
+            pages.append(page)
+            await asyncio.sleep(0)
+        return b"".join(pages)
+
+    def _job_pages(self, now: float) -> Iterator[bytes]:
+        """The series of the jobs that exist: written by hand, for the library takes ten times as long for them."""
+        jobs = list(self._jobs.items())
+        tally = Tally(one.phase for _, one in jobs)
+        phases = (f'elasticjob_jobs{{phase="{phase}"}} {tally[str(phase)]}\n' for phase in api.Phase)
+        yield _head("jobs", "Jobs by phase.") + "".join(phases).encode()
+        goodput = {job: compute_goodput(one, now) for job, one in jobs}
+        for name, text, read in _JOB_SERIES:
+            yield _head(name, text)
+            for start in range(0, len(jobs), _PAGE_JOBS):
+                lines = []
+                for job, one in jobs[start : start + _PAGE_JOBS]:
+                    value, labels = read(one, *goodput[job]), self._labels.get(job)
+                    if value is not None and labels is not None:
+                        lines.append(f"elasticjob_{name}{labels} {value!r}\n")
+                yield "".join(lines).encode()
 
 
-class _Jobs(registry.Collector):
-    """Figures of the jobs that exist, read when somebody looks."""
+def _head(name: str, text: str) -> bytes:
+    return f"# HELP elasticjob_{name} {text}\n# TYPE elasticjob_{name} gauge\n".encode()
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
 
-    def collect(self) -> Iterable[core.Metric]:
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ("namespace", "job")) -> core.GaugeMetricFamily:
-            return core.GaugeMetricFamily(f"elasticjob_{name}", text, labels=labels)
-
-        phases = gauge("jobs", "Jobs by phase.", ("phase",))
-        sizes = gauge("world_size", "Pods in the running world.")
-        generations = gauge("generation", "Number of the present world.")
-        trained = gauge("training_seconds", "Seconds with a complete, running world.")
-        lost = gauge("lost_seconds", "Seconds without one, since the first world.")
-        ratio = gauge("goodput_ratio", "Share of the time since the first world that was trained.")
-        figures = self._metrics.jobs
-        tally = Tally(one.phase for one in figures.values())
-        for phase in api.Phase:
-            phases.add_metric([str(phase)], tally[str(phase)])
-        for job, one in figures.items():
-            seconds_trained, seconds_lost = compute_goodput(one, self._metrics.now)
-            sizes.add_metric(job, one.world_size)
-            generations.add_metric(job, one.generation)
-            trained.add_metric(job, seconds_trained)
-            lost.add_metric(job, seconds_lost)
-            if seconds_trained + seconds_lost > 0:
-                ratio.add_metric(job, seconds_trained / (seconds_trained + seconds_lost))
-        return (phases, sizes, generations, trained, lost, ratio)
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 class _Connections(registry.Collector):
@@ -221,4 +261,14 @@ class _Connections(registry.Collector):
         for name, count in sorted(self._hub.counts.items()):
             event, _, detail = name.partition(":")
             events.add_metric([event, detail], count)
-        return (connections, events)
+        places, limits = (
+            core.GaugeMetricFamily(f"elasticjob_hub_{name}", text, labels=("stage",))
+            for name, text in (
+                ("places", "Connections on the way in and inside, by stage."),
+                ("places_limit", "How many there may be, by stage."),
+            )
+        )
+        for stage, (taken, limit) in self._hub.places.items():
+            places.add_metric([stage], taken)
+            limits.add_metric([stage], limit)
+        return (connections, events, places, limits)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob_operator import __version__ as version
-from elasticjob_operator import auth, bounds, front, limits, metrics, names, objects
+from elasticjob_operator import auth, bounds, descriptors, front, limits, metrics, names, objects
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.cache import Cache
 from elasticjob_operator.controller import Controller
@@ -28,6 +28,7 @@ from elasticjob_operator.kube import Api, ApiError, path_of
 from elasticjob_operator.lease import Election, Timing
 from elasticjob_operator.options import Options, UsageError
 from elasticjob_operator.plan import Config, Kind, Plan
+from elasticjob_operator.pulse import Pulse
 from elasticjob_operator.serving import Serving
 from elasticjob_operator.supervise import insist, keep_going
 from elasticjob_operator.watch import Watch
@@ -49,16 +50,20 @@ class Operator:
         self.cache = Cache(self._wake, most)
         self.intake = Intake(lambda kind, trouble: self.metrics.skipped.labels(kind, trouble).inc())
         authenticate = auth.TokenAuthenticator(auth.review_with(api.client), self.cache.find_pod)
-        hub_limits = limits.HubSettings(timeout_min=options.heartbeat_timeout)
+        wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)
+        shares, hub_limits = descriptors.take_all(options.parallel, wanted)
         self.hub = Hub(authenticate=authenticate, wake=self._wake, settings=hub_limits)
         self.hub.on_restart = self._count_restart
         self.metrics.watch_hub(self.hub)
-        self.http = HttpServer(self.metrics, self._why_not_ready)
+        self.http = HttpServer(self.metrics, self._why_not_ready, capacity=shares.http)
+        self.pulse = Pulse(self.metrics)
         self.applier = Applier(api, self.cache, self.hub, objects.Settings(hub_url=""), options.identity)
         config = Config(membership=options.settings, stable_seconds=options.stable_seconds)
         self.controller = Controller(api, self.cache, self.hub, self.applier, config)
         self.controller.observer = self._observe_pass
         self.controller.on_forget = self.metrics.forget_job
+        self.controller.on_error = self.metrics.pass_errors.inc
+        self.controller.on_wait = self.metrics.queue_seconds.observe
         self._watches: list[Watch] = []
         self._crd = False
         self.lost_lease = False
@@ -98,7 +103,10 @@ class Operator:
             self.options.identity,
             Timing(duration=self.options.lease_seconds),
         )
-        self.http_port = await self.http.start(self.options.http_host, self.options.http_port)
+        self.pulse.start()
+        self.http_port = await self.http.start(
+            self.options.http_host, self.options.http_port, metrics_address=self.options.metrics_address
+        )
         try:
             await self._until_stopped(self._prepare())
             await self._until_stopped(self._live(election))
@@ -108,6 +116,7 @@ class Operator:
                 await election.release()
             await self.hub.stop()
             await self.http.stop()
+            self.pulse.stop()
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopped.is_set():

@@ -23,6 +23,7 @@ class Options:
     tls_secret: str = ""
     http_host: str = "0.0.0.0"  # noqa: S104
     http_port: int = 8080
+    metrics_address: str = ""  # host:port or "off"; empty: on the port of the probes
     leader_election: bool = True
     lease_name: str = "elasticjob-operator"
     lease_seconds: float = 10.0

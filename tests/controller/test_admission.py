@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from elasticjob_operator import admission, descriptors, limits
@@ -62,3 +65,25 @@ def test_open_files_are_divided_and_none_is_promised_twice(files: int, agents: i
         promised = bounded.max_connections + bounded.max_newcomers + bounded.max_strangers + bounded.max_pending
         assert promised + shares.http + 64 < files
     assert min(bounded.max_newcomers, bounded.max_strangers, bounded.max_pending, shares.http) >= 8
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "says"),
+    [
+        pytest.param(256, 4096, "INFO 4096 files may be open: room for 2915 agents", id="raised"),
+        pytest.param(256, 1024, "WARNING 1024 files may be open: room for 609 agents", id="too few"),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_and_what_it_is_enough_for_is_said(soft: int, hard: int, says: str) -> None:
+    program = (
+        "import logging, resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from elasticjob_operator import descriptors, limits\n"
+        "logging.basicConfig(level='INFO', format='%(levelname)s %(message)s')\n"
+        "descriptors.take_all(32, limits.HubSettings())\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) == hard
+    assert done.stderr.startswith(says)
+    assert ("raise the hard limit" in done.stderr) is says.startswith("WARNING")

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import logging
 import os
-import resource
 import socket
 import ssl
 import struct
@@ -30,7 +29,7 @@ from controller.hub_fixture import (
     running_hub,
     seated,
 )
-from elasticjob_operator import auth, certificates, wire
+from elasticjob_operator import auth, certificates, descriptors, wire
 
 UID = "uid-digits-worker-0"
 
@@ -287,8 +286,7 @@ async def test_a_tls_handshake_that_never_comes_is_cut_off() -> None:
 
 @asynccontextmanager
 async def strangers(port: int, count: int) -> AsyncIterator[list[socket.socket]]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * count)), hard))
+    descriptors.raise_soft_limit()  # as the operator does; both ends are in this process
     sockets: list[socket.socket] = []
     loop = asyncio.get_running_loop()
     try:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.hub_fixture import running_hub, seated
-from elasticjob_operator import api, metrics
-from elasticjob_operator.http import HttpServer
+from controller.hub_fixture import eventually, running_hub, seated
+from elasticjob_operator import api, descriptors, metrics, pulse
+from elasticjob_operator.http import HttpServer, parse_address
 from elasticjob_operator.observe import format_time
 
 JOB = ("default", "digits")
@@ -135,9 +141,75 @@ def test_the_figures_of_a_job_come_and_go_with_it() -> None:
     assert after["elasticjob_jobs", (("phase", "Running"),)] == 0
 
 
-def test_two_registries_do_not_meet() -> None:
-    metrics.Metrics()
-    metrics.Metrics()
+def test_what_one_operator_counts_another_in_the_same_process_does_not() -> None:
+    one, other = metrics.Metrics(version="1"), metrics.Metrics(version="2")
+    one.pass_errors.inc()
+    one.update_job(JOB, RUNNING)
+    one.update_job(JOB, AGAIN)
+    before, after = scraped(other.expose(START).decode()), scraped(one.expose(START).decode())
+    assert after["elasticjob_reconcile_errors_total", ()] == 1
+    assert before["elasticjob_reconcile_errors_total", ()] == 0
+    assert not any(name == "elasticjob_world_size" for name, _ in before)
+    assert not any(name == "elasticjob_generations_total" for name, _ in before)
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 450])
+async def test_a_page_that_is_rendered_in_pieces_is_whole(jobs: int) -> None:
+    collected = metrics.Metrics()
+    for number in range(jobs):
+        collected.update_job(("default", f"job-{number}"), RUNNING)
+    text = (await collected.render(START + 10)).decode()
+    at_once = collected.expose(START + 10).decode()
+    ours, same = ([line for line in page.splitlines() if "elasticjob_" in line] for page in (text, at_once))
+    assert ours == same
+    found = scraped(text)
+    for name, value in (("world_size", 3), ("generation", 1), ("training_seconds", 10), ("goodput_ratio", 1)):
+        of_jobs = [found[key] for key in found if key[0] == f"elasticjob_{name}"]
+        assert of_jobs == [value] * jobs
+
+
+async def test_a_thousand_jobs_are_rendered_in_breaths() -> None:
+    """Counted in turns of the event loop, since times depend on the machine."""
+    collected = metrics.Metrics()
+    for number in range(1000):
+        collected.update_job(("default", f"job-{number}"), RUNNING)
+    rendering = asyncio.create_task(collected.render(START))
+    turns = 0
+    while not rendering.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 25
+
+
+def test_the_most_that_the_loop_was_held_up_is_kept() -> None:
+    collected = metrics.Metrics()
+    for lag, busy in ((0.001, 0.002), (0.06, 0.04), (0.002, 0.001)):
+        collected.observe_loop(lag, busy)
+    found = scraped(collected.expose(START).decode())
+    assert found["elasticjob_event_loop_max_seconds", (("clock", "lag"),)] == 0.06
+    assert found["elasticjob_event_loop_max_seconds", (("clock", "busy"),)] == 0.04
+    above = (
+        found["elasticjob_event_loop_lag_seconds_count", ()]
+        - found["elasticjob_event_loop_lag_seconds_bucket", (("le", "0.05"),)]
+    )
+    assert above == 1
+
+
+async def test_a_loop_that_is_held_up_is_noticed() -> None:
+    collected = metrics.Metrics()
+    watched = pulse.Pulse(collected)
+    watched.start()
+    try:
+        await asyncio.sleep(3 * pulse.PAUSE)
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        await asyncio.sleep(3 * pulse.PAUSE)
+    finally:
+        watched.stop()
+    found = scraped(collected.expose(START).decode())
+    assert found["elasticjob_event_loop_max_seconds", (("clock", "lag"),)] >= 0.09
+    assert found["elasticjob_event_loop_max_seconds", (("clock", "busy"),)] >= 0.1
 
 
 async def get(url: str) -> tuple[int, str]:
@@ -163,6 +235,70 @@ async def test_health_readiness_and_the_hubs_figures_are_served() -> None:
             assert code == 200
             assert found["elasticjob_hub_connections", ()] == 1
             assert found["elasticjob_hub_events_total", (("detail", ""), ("event", "connected"))] == 1
+            assert found["elasticjob_hub_places", (("stage", "agents"),)] == 1
+            assert found["elasticjob_hub_places_limit", (("stage", "agents"),)] == 20_000
             assert (await get(f"{url}/nothing"))[0] == 404
         finally:
             await server.stop()
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[HttpServer]:
+    server = HttpServer(metrics.Metrics(), lambda: "", capacity=options.pop("capacity", 64))
+    await server.start("127.0.0.1", 0, **options)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        pytest.param("", [[200, 200]], id="with the probes"),
+        pytest.param("off", [[200, 404]], id="nowhere"),
+        pytest.param("127.0.0.1:0", [[404, 200], [200, 404]], id="on a port of their own"),
+    ],
+)
+async def test_metrics_are_where_they_are_wanted_and_nowhere_else(address: str, expected: list[list[int]]) -> None:
+    async with serving(metrics_address=address) as server:
+        found = [
+            [(await get(f"http://127.0.0.1:{port}/{page}"))[0] for page in ("healthz", "metrics")]
+            for port in server.ports
+        ]
+        assert found == expected
+
+
+@pytest.mark.parametrize("text", ["8081", "here:", ":x", "a:99999", "of"])
+def test_an_address_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="neither host:port nor 'off'"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("word", [b"", b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"])
+async def test_probes_are_answered_while_a_thousand_sockets_stay_open(word: bytes) -> None:
+    """Silent ones, half requests, and those that have had their answer."""
+    descriptors.raise_soft_limit()
+    loop = asyncio.get_running_loop()
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        url = f"http://127.0.0.1:{server.ports[0]}/healthz"
+        for number in range(1100):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            await loop.sock_connect(one, ("127.0.0.1", server.ports[0]))
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(one, word)
+            if number % 100 == 99:
+                assert (await get(url))[0] == 200
+        assert (await get(url))[0] == 200
+        assert server.connections <= 64
+
+
+async def test_who_reads_no_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticjob_operator.http.PATIENCE", 0.5)
+    async with serving() as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        await eventually(lambda: server.connections == 1)
+        await eventually(lambda: server.connections == 0)
+        writer.close()
