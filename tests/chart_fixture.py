@@ -40,6 +40,7 @@ MATRIX: dict[str, Object] = {
         },
         "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
     },
+    "no-metrics": {"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}},
     "mirror": {
         "imageRegistry": "registry.example.com/mirror/",
         "imagePullSecrets": [{"name": "pull"}],

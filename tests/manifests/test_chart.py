@@ -84,6 +84,16 @@ def test_selectors_do_not_depend_on_what_may_change() -> None:
     assert find(plain, "Deployment")["spec"]["selector"] == find(dressed, "Deployment")["spec"]["selector"]
 
 
+def test_metrics_that_are_off_are_nowhere() -> None:
+    objects = render(MATRIX["no-metrics"])
+    assert "--metrics-address=off" in container(objects)["args"]
+    assert not [o for o in objects if o["kind"] == "ServiceMonitor" or o["metadata"]["name"].endswith("-metrics")]
+    ports = [p["port"] for rule in find(objects, "NetworkPolicy")["spec"]["ingress"] for p in rule["ports"]]
+    assert ports == ["hub"]
+    with_them = find(render(), "NetworkPolicy")["spec"]["ingress"]
+    assert [p["port"] for rule in with_them for p in rule["ports"]] == ["hub", "http"]
+
+
 def test_cluster_wide_by_default() -> None:
     objects = render()
     resources = {r for rule in find(objects, "ClusterRole", "elasticjob")["rules"] for r in rule["resources"]}

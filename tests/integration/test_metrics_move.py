@@ -1,0 +1,160 @@
+"""Every metric that the documentation or the dashboard names moves when what it is about happens."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import promql_parser as promql
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from chaos.fault_proxy import Do, Fault, FaultProxy, Request
+from elasticjob_devcluster import Cluster
+from operator_fixture import ROOT, Jobs, OperatorProcess, _free_port, install_crd, light_spec, wait_for
+
+pytestmark = pytest.mark.cluster
+
+DASHBOARD = ROOT / "manifests/chart/elasticjob/files/dashboard.json"
+# Both count what should not happen, and in this story it does not; tests of their own make them move.
+QUIET = {"elasticjob_background_restarts", "elasticjob_objects_skipped"}
+Series = dict[str, list[tuple[dict[str, str], float]]]
+
+
+class Watched:
+    """An operator whose requests pass through a proxy, and its metrics."""
+
+    def __init__(self, cluster: Cluster, namespace: str, directory: Path) -> None:
+        self.proxy = FaultProxy(cluster.kubeconfig, directory)
+        self.proxy.start()
+        self.port = _free_port()
+        address = f"127.0.0.1:{self.port}"
+        flags = ("--namespace", namespace, "--stable-seconds", "1", "--metrics-address", address)
+        self.operator = OperatorProcess(cluster, directory, *flags, kubeconfig=self.proxy.own_kubeconfig)
+
+    def scrape(self) -> Series:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found: Series = defaultdict(list)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name].append((dict(sample.labels), sample.value))
+        return found
+
+    def sum_of(self, name: str) -> float:
+        return sum(value for _, value in self.scrape().get(name, []))
+
+
+@pytest.fixture
+def watched(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Watched]:
+    install_crd(cluster)
+    made = Watched(cluster, namespace, tmp_path)
+    made.operator.start()
+    yield made
+    made.operator.stop()
+    made.proxy.stop()
+
+
+def refuse_once(proxy: FaultProxy, is_meant: Callable[[Request], bool]) -> None:
+    """The next such request is answered with an error of the server."""
+    told: list[int] = []
+
+    def rule(request: Request) -> Fault | None:
+        if told or not is_meant(request):
+            return None
+        told.append(request.number)
+        return Fault(Do.ANSWER, 500)
+
+    proxy.rule = rule
+
+
+def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, namespace: str) -> None:
+    jobs = Jobs(cluster, namespace)
+    jobs.create("digits", light_spec())
+    started = jobs.await_world("digits", 2)
+    # A pod is lost: an exit that nobody wanted, a regroup, a restart, a while without training.
+    cluster.kube.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{jobs.pods('digits')[0]['metadata']['name']}")
+    again = jobs.await_world("digits", 2, above=started["rendezvous"]["generation"])
+    refuse_once(watched.proxy, lambda request: request.verb == "PATCH" and request.resource == "elasticjobs")
+    jobs.scale("digits", 3)
+    jobs.await_world("digits", 3, above=again["rendezvous"]["generation"])
+    wait_for(lambda: watched.sum_of("elasticjob_reconcile_errors_total") >= 1, "the refused write is counted")
+    wait_for(lambda: watched.sum_of("elasticjob_rescale_seconds_count") >= 2, "both changes of the world are counted")
+    series = watched.scrape()
+    moved = {name for name, samples in series.items() if any(value for _, value in samples)}
+    named = named_metrics()
+    assert len(named) > 15
+    assert {n for n in named if n not in QUIET and not moved & {n, f"{n}_total", f"{n}_count", f"{n}_bucket"}} == set()
+    for expression in expressions():
+        for name, labels in selectors(expression):
+            if name.removesuffix("_total") in QUIET:
+                continue
+            assert name in moved, f"{expression}: no such series after a job has trained"
+            known = {key for sample, _ in series[name] for key in sample} | SCRAPED
+            assert labels <= known, f"{expression}: {name} has no label {labels - known}"
+
+
+SCRAPED = {"instance", "pod", "container", "endpoint", "service"}  # labels that Prometheus adds
+
+
+def named_metrics() -> set[str]:
+    """The names in the documentation, without their endings."""
+    text = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    text += "".join(path.read_text() for path in (ROOT / "manifests").rglob("*.yaml"))
+    found = set(re.findall(r"`(?:\w+\()*(elasticjob_[a-z_]+)", text))
+    return {name.removesuffix("_total") for name in found} - {"elasticjob_operator", "elasticjob_devcluster"}
+
+
+def expressions() -> Iterator[str]:
+    dashboard = json.loads(DASHBOARD.read_text())
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
+
+
+def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """The series that an expression reads, with the labels that it asks of them. An expression that is none raises."""
+    for variable in ("$__rate_interval", "$__interval", "$__range"):
+        expression = expression.replace(variable, "5m")
+    parsed = promql.parse(expression)
+    asked = set(re.findall(r"\b(?:by|without|on)\s*\(([^)]*)\)", expression))
+    grouped = {label.strip() for labels in asked for label in labels.split(",")} - {""}
+    for selector in find_selectors(parsed):
+        matched = {matcher.name for matcher in selector.matchers.matchers}
+        yield str(selector.name), matched | grouped
+
+
+def find_selectors(expression: object) -> Iterator[promql.VectorSelector]:
+    if isinstance(expression, promql.VectorSelector):
+        yield expression
+    for name in ("expr", "lhs", "rhs", "vector_selector", "vs", "param"):
+        inner = getattr(expression, name, None)
+        if inner is not None:
+            yield from find_selectors(inner)
+    for inner in getattr(expression, "args", None) or ():
+        yield from find_selectors(inner)
+
+
+def test_limits_and_the_loop_are_told(watched: Watched) -> None:
+    """The limit of open files is the process's, raised by itself, and what it makes of it is told."""
+    wait_for(lambda: _answers(watched), "the metrics are served")
+    series = watched.scrape()
+    limits = {labels["stage"]: value for labels, value in series["elasticjob_hub_places_limit"]}
+    assert limits["agents"] > 0 and limits.keys() == {"newcomers", "strangers", "pending", "agents"}
+    assert f"room for {limits['agents']:.0f} agents" in watched.operator.log
+    before = watched.sum_of("elasticjob_event_loop_lag_seconds_count")
+    began = time.monotonic()
+    wait_for(lambda: watched.sum_of("elasticjob_event_loop_lag_seconds_count") > before + 5, "the loop is looked at")
+    assert time.monotonic() - began < 30
+
+
+def _answers(watched: Watched) -> bool:
+    try:
+        return bool(watched.scrape())
+    except OSError:
+        return False
