@@ -33,6 +33,9 @@ def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHu
     assert failure["rank"] == 1
     assert failure["traceback"].rstrip().endswith("ValueError: the first world is meant to fail")
     assert "standby" not in failure["traceback"], "the traceback is the script's own"
+    assert not [failure for failure in hub.failures() if "signal" in failure], (
+        "the other was stopped, it has not failed"
+    )
     assert all("finished after 1 restarts" in pod.log for pod in members)
     assert f"argv ['--x'] name __main__ file {program}" in members[0].log
 

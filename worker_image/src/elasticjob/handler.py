@@ -70,7 +70,8 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._closed = False
         self._checked = False
         self._ran = False  # workers were started for member.generation
-        self._failure: wire.Failure | None = None  # of workers that had ended when the hub called
+        self._stopped = False  # the workers of member.generation were ended by us ...
+        self._failure: wire.Failure | None = None  # ... and what had happened to them before
         self._nursery = warm.Nursery()
         self.team = Team(member)
         os.environ[env.CONTROL] = self.team.path  # the workers inherit it
@@ -114,7 +115,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         if agent is not None:
             torchagent.set_restarts(agent, world.restarts)
         export_generation(world)
-        self._ran, self._failure = True, None
+        self._ran, self._stopped, self._failure = True, False, None
         self.team.begin()
         where = RendezvousStoreInfo(world.store.address, world.store.port)
         return RendezvousInfo(session, world.rank, len(world.nprocs), where)
@@ -155,7 +156,7 @@ class ElasticJobRendezvous(RendezvousHandler):
     def _start_sessions(self) -> RendezvousInfo:
         """The relay will bring worlds to these workers."""
         os.environ[env.GENERATION] = "0"  # the workers inherit it: they are in no world
-        self._ran, self._failure = True, None
+        self._ran, self._stopped, self._failure = True, False, None
         session = PodStore(self.member.state.nproc, self.member.finish, lambda: False)
         return RendezvousInfo(session, 0, 1, RendezvousStoreInfo(self.member.settings.pod_ip, env.NO_PORT))
 
@@ -168,12 +169,14 @@ class ElasticJobRendezvous(RendezvousHandler):
             return None
         if self.team.evidence is not None:
             return self.team.evidence
+        if self._stopped:
+            return self._failure
         over = self.member.is_over()
         if over and (self.member.leaving or self.member.grace() > 0):
             return None
         killed = self._relay.killed if self._relay is not None else ()
-        found = self._failure
-        if found is None and agent is not None:
+        found = None
+        if agent is not None:
             found = torchagent.find_failure(agent, self.member.generation, killed)
         return found or (None if over else wire.Failure(self.member.generation, message="a worker failed"))
 
@@ -191,7 +194,8 @@ class ElasticJobRendezvous(RendezvousHandler):
             return self._end_hang(agent)
         self.member.say(wire.STOPPING)
         grace = self.member.grace()
-        if agent is not None:
+        self._stopped = True
+        if agent is not None and grace == 0:
             self._failure = torchagent.find_failure(agent, self.member.generation)  # before we end them ourselves
         if grace > 0:
             self.team.save(grace, lambda: self._must_hurry(grace))
