@@ -37,13 +37,14 @@ class Size:
 
 
 def measure(value: Any, most_values: int = MOST_VALUES) -> Size:
-    """Measures level by level and stops where there are too many values to go on; it never calls itself."""
+    """Level by level, until there are more values than that: then the rest of the size means nothing.
+
+    It never calls itself, and it ends for what contains itself.
+    """
     depth = values = size = 0
     level = [value]
     while level:
         values += len(level)
-        if values > most_values:
-            break
         below: list[Any] = []
         for one in level:
             if isinstance(one, str):
@@ -56,6 +57,8 @@ def measure(value: Any, most_values: int = MOST_VALUES) -> Size:
                 below.extend(one)
             else:
                 size += 4
+            if values + len(below) > most_values:  # in YAML, one list may be meant a thousand times
+                return Size(depth, values + len(below), size)
         depth += any(isinstance(one, (Mapping, list)) for one in level)
         level = below
     return Size(depth, values, size)

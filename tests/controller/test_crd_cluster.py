@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.builders import TEMPLATE
-from controller.test_api import BAD_ACROSS_FIELDS
+from controller.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, GOOD_CHANGES
 from elasticjob_devcluster import Cluster, KubeError
 from operator_fixture import install_crd
 
@@ -78,3 +78,28 @@ def test_cel_refuses_what_the_validators_refuse(
         cluster.kube.request("POST", jobs(namespace), job("bad", spec))
     assert caught.value.status == 422
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("before", "after", "field"), BAD_CHANGES)
+def test_cel_refuses_what_cannot_change_while_the_job_runs(
+    cluster: Cluster, stored: dict[str, Any], namespace: str, before: dict[str, Any], after: dict[str, Any], field: str
+) -> None:
+    if (
+        "x-kubernetes-validations"
+        not in stored["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    ):
+        pytest.skip("this API server does not keep CEL rules (Kubernetes before 1.25)")
+    path = f"{jobs(namespace)}/change"
+    made = cluster.kube.request("POST", jobs(namespace), job("change", before))
+    with pytest.raises(KubeError, match=f"{field} cannot change while the job runs") as caught:
+        cluster.kube.request("PUT", path, {**made, "spec": after})
+    assert caught.value.status == 422
+    cluster.kube.request("PUT", path, {**made, "spec": {**after, "runPolicy": {"suspend": True}}})
+
+
+@pytest.mark.parametrize(("before", "after"), GOOD_CHANGES)
+def test_what_may_change_while_the_job_runs(
+    cluster: Cluster, stored: dict[str, Any], namespace: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    made = cluster.kube.request("POST", jobs(namespace), job("change", before))
+    cluster.kube.request("PUT", f"{jobs(namespace)}/change", {**made, "spec": after})

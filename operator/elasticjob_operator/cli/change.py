@@ -12,12 +12,13 @@ from typing import Any, Final
 import click
 import yaml
 
-from elasticjob_operator import api
+from elasticjob_operator import api, bounds
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import output_option, target_options, with_client
 from elasticjob_operator.client import Client, ClientError, Job, build_manifest, rules
 
 _IMAGE_VARIABLE: Final = "ELASTICJOB_IMAGE"
+MOST_VALUES: Final = 100_000  # in one document of a file
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -138,10 +139,21 @@ def read_documents(path: str) -> list[dict[str, Any]]:
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
         documents = [d for d in yaml.safe_load_all(text) if d is not None]
+        sizes = [bounds.measure(document, MOST_VALUES) for document in documents]
     except (OSError, UnicodeDecodeError) as error:
         raise common.Misuse(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
         raise common.Misuse(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise common.Misuse(f"{path}: is nested too deep to be read") from None
+    for size in sizes:
+        if size.values > MOST_VALUES:
+            raise common.Misuse(
+                f"{path}: holds more than {MOST_VALUES} values, each alias (*name) counted as what it stands for: "
+                "write out what is needed, or split the file"
+            )
+        if size.depth > bounds.MOST_DEPTH:
+            raise common.Misuse(f"{path}: is nested {size.depth} deep; at most {bounds.MOST_DEPTH} are read")
     if any(not isinstance(d, dict) for d in documents):
         raise common.Misuse(f"{path}: holds something that is no object: give the YAML of a job")
     return documents

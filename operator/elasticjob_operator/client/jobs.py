@@ -108,7 +108,8 @@ class Client:
         metadata = body.get("metadata") or {}
         space = namespace or metadata.get("namespace")
         body["metadata"] = {**metadata, "namespace": self._space(space)}
-        query = (("dryRun", "All"),) if dry_run else ()
+        # From 1.25 on a server then refuses fields that it would drop; an older one takes no notice.
+        query = (("fieldValidation", "Strict"), *((("dryRun", "All"),) if dry_run else ()))
         what = f"create job {metadata.get('name') or metadata['generateName']}"
         return Job.parse(await self.connection.ask(Request("POST", self._jobs(space), what, query, body)))
 
