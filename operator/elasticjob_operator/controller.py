@@ -230,6 +230,8 @@ class Controller:
                 await self._look_again(key)
             except ApiError as again:
                 error = again
+            except Exception:
+                logger.exception("%s/%s: what the API server says of it cannot be taken in; this is a defect", *key)
         else:
             self.on_error()
             logger.warning("%s/%s: %s", *key, error)

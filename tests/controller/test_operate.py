@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,6 +109,27 @@ async def test_a_follower_looks_at_the_certificate_and_writes_nothing(tmp_path: 
         assert any(w.startswith("PUT") and "/secrets/" in w for w in server.writes), "it renews the certificate"
         operator.stop()
         await life
+
+
+async def test_a_job_that_cannot_be_looked_at_is_tried_again(tmp_path: Path) -> None:
+    writes = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal writes
+        if request.path.endswith("/status"):
+            writes += 1
+            return web.json_response({"reason": "Conflict"}, status=409)
+        return web.json_response({"metadata": {}})  # no object that could be taken in
+
+    async with answering(answer, tmp_path) as api:
+        operator = Operator(Options(), api)
+        operator.cache.put_job({"apiVersion": names.API_VERSION, "kind": names.KIND, **LISTS["elasticjobs"][0]})
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        async with asyncio.timeout(20):
+            while writes < 3:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.01)
+        await operator.controller.stop()
 
 
 async def test_what_is_left_out_and_what_begins_anew_is_counted(tmp_path: Path) -> None:
