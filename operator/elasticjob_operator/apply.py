@@ -8,23 +8,23 @@ is in the status before anything rests on it: agents hear of a generation and po
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import functools
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elasticjob_operator import api, names, objects, wire
+from elasticjob_operator import api, names, objects, ownership, slowstart, wire
 from elasticjob_operator.cache import Cache, JobKey
 from elasticjob_operator.kube import MERGE_PATCH, METADATA_ONLY, Api, ApiError, path_of
-from elasticjob_operator.observe import Job, Pod, format_time
+from elasticjob_operator.observe import Job, Pod
 from elasticjob_operator.plan import Child, Deletion, Kind, NewPod, Plan
-from elasticjob_operator.report import Event
+from elasticjob_operator.tell import Teller
 from elasticjob_operator.turns import Urgency
 
 logger = logging.getLogger(__name__)
 
-UNTOLD = 1000  # events that wait to be written; more are left out
+MOST_CREATIONS = 500  # pods in one pass: the job may have changed, or be gone, before the rest
 # A pod must not run before its rules and its certificate exist; for the rest nobody waits.
 _URGENT_CHILDREN = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
 
@@ -57,17 +57,9 @@ class Applier:
         self._cache = cache
         self._hub = hub
         self.settings = settings
-        self._reporter = reporter
+        self.teller = Teller(api, reporter)
         self.policy_version = "policy/v1"
-        self._telling: set[asyncio.Task[None]] = set()
         self._held: set[JobKey] = set()
-
-    async def close(self) -> None:
-        """Gives the last events a moment."""
-        if self._telling:
-            await asyncio.wait(self._telling, timeout=1.0)
-        for task in self._telling:
-            task.cancel()
 
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
         """Carries the plan out; raises ApiError where it has to be tried again."""
@@ -76,18 +68,33 @@ class Applier:
             self._hub.direct(job.key, plan.directives)
         if plan.confirm:
             await self._confirm(job)
-        children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
-        made = [self._ensure(job, child) for child in children] + [self._create_pod(job, n) for n in plan.create]
-        refused, _ = await asyncio.gather(_gather(made), self._write_job(job, version, plan))
+        refused = await self._write(job, version, plan)
         trouble = _trouble(refused)
         if plan.announces:
             self._hub.direct(job.key, plan.directives)
         gone = [self._delete_pod(job, d) for d in plan.delete] + [self._remove(job, c) for c in plan.remove]
-        refused += await _gather(gone)
-        self._tell_later(job, plan.events, now)
+        await _gather(gone)
+        self.teller.tell(job, plan.events, now)
         if plan.delete_job:
             await self._delete_job(job)
         return Outcome(trouble, job.key in self._held)
+
+    async def _write(self, job: Job, version: str, plan: Plan) -> list[ApiError]:
+        """What is made, beside the one write of the job; returns what was refused, when all of it has ended."""
+        children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
+        pods = (functools.partial(self._create_pod, job, new) for new in plan.create[:MOST_CREATIONS])
+        made, failed, written = await asyncio.gather(
+            _gather([self._ensure(job, child) for child in children]),
+            slowstart.run_all(pods),
+            self._write_job(job, version, plan),
+            return_exceptions=True,
+        )
+        for result in (written, made, failed):
+            if isinstance(result, BaseException):
+                raise result
+        assert isinstance(made, list)
+        assert isinstance(failed, list)
+        return made + _refused(failed)
 
     async def look_again(self, job: Job, pod: Pod) -> None:
         """Whether a pod that has to be gone by now is gone: no watch may have told."""
@@ -99,7 +106,7 @@ class Applier:
                 raise
             raw = None
         if raw is None or raw["metadata"]["uid"] != pod.uid:
-            self._cache.drop_pod(job.namespace, job.name, pod.uid)
+            self._cache.drop_pod(pod.uid)
         else:
             self._cache.put_pod(raw)
 
@@ -180,10 +187,10 @@ class Applier:
             if error.status == 404:
                 return
             raise
-        labels = raw["metadata"].get("labels") or {}
-        if labels.get(names.LABEL_JOB_UID) == job.uid:
+        metadata = raw["metadata"]
+        if ownership.owner_of(metadata)[1] == job.uid and not ownership.why_no_worker(metadata):
             self._cache.put_pod(raw)
-        elif raw["metadata"].get("deletionTimestamp") is not None:
+        elif metadata.get("deletionTimestamp") is not None:
             self._held.add(job.key)
         else:
             raise ApiError(409, "NameTaken", f"a pod named {name} exists that is not this job's: rename it or the job")
@@ -196,7 +203,7 @@ class Applier:
         logger.info("%s/%s: deleting %s: %s", job.namespace, job.name, deletion.name, deletion.why)
         raw = await self._unless_gone(self._api.request("DELETE", path, body, urgency=Urgency.NOW, job=job.name))
         if raw is None or raw.get("kind") == "Status" or not _lingers(raw):
-            self._cache.drop_pod(job.namespace, job.name, deletion.uid)
+            self._cache.drop_pod(deletion.uid)
         else:
             self._cache.put_pod(raw)
 
@@ -211,26 +218,26 @@ class Applier:
         except ApiError as error:
             if error.status == 404 and child.kind is not Kind.POD_GROUP:
                 logger.warning("%s is not served here; going on without", body["apiVersion"])
-                self._cache.put_child(child.kind.value, body)
+                self._cache.put_child(child.kind.value, body, is_sound=True)
                 return
             if error.status == 404 and "requested resource" in error.message:
                 raise ApiError(404, "NotServed", _NOT_SERVED.format(body["apiVersion"])) from error
             if error.status != 409 or "being deleted" in error.message:
                 raise
             raw = await self._update(job, child, body)
-        self._cache.put_child(child.kind.value, raw)
+        self._cache.put_child(child.kind.value, raw, is_sound=True)
 
     async def _update(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
+        """The name is taken: brings what is there into the form of `body` where it is this job's."""
         path = path_of(body["apiVersion"], objects.resource_of(child).plural, job.namespace, child.name)
         found = await self._api.request("GET", path)
-        owners = {o.get("uid") for o in found["metadata"].get("ownerReferences") or ()}
-        if job.uid not in owners:
+        if ownership.owner_of(found["metadata"])[1] != job.uid:
             message = f"a {child.kind} named {child.name} exists that is not this job's: rename it or the job"
             raise ApiError(409, "NameTaken", message)
-        change: dict[str, Any] = {
-            "metadata": {"annotations": body["metadata"].get("annotations", {}), "uid": found["metadata"]["uid"]},
-            **{key: body[key] for key in ("spec", "data") if key in body},
-        }
+        change = objects.correct_child(child.kind, found, body)
+        if not change:
+            return found
+        change.setdefault("metadata", {})["uid"] = found["metadata"]["uid"]
         return await self._api.request("PATCH", path, change, content_type=MERGE_PATCH)
 
     async def _remove(self, job: Job, child: Child) -> None:
@@ -238,31 +245,9 @@ class Applier:
             self.policy_version if child.kind is Kind.DISRUPTION_BUDGET else objects.resource_of(child).group_version
         )
         path = path_of(version, objects.resource_of(child).plural, job.namespace, child.name)
-        await self._unless_gone(self._api.request("DELETE", path))
-        gone = {"namespace": job.namespace, "name": child.name, "labels": {names.LABEL_JOB: job.name}}
-        self._cache.drop_child(child.kind.value, {"metadata": gone})
-
-    def _tell_later(self, job: Job, events: Sequence[Event], now: float) -> None:
-        """Events are written in the background: the next pass does not wait for them."""
-        for event in events:
-            logger.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
-            if len(self._telling) < UNTOLD:
-                task = asyncio.create_task(self._tell(job, event, now))
-                self._telling.add(task)
-                task.add_done_callback(self._telling.discard)
-
-    async def _tell(self, job: Job, event: Event, now: float) -> None:
-        """Events are for people: one that cannot be written is no reason to do anything again."""
-        key = f"{job.uid}/{event.reason}/{event.message}/{now}"
-        name = f"{job.name[:200]}.{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        time = format_time(now)
-        body = objects.build_event(
-            job, event.reason, event.message, warning=event.warning, time=time, name=name, reporter=self._reporter
-        )
-        try:
-            await self._api.request("POST", path_of("v1", "events", job.namespace), body, urgency=Urgency.LATER)
-        except ApiError as error:
-            logger.info("an event could not be written: %s", error)
+        uid = self._cache.child_uid(job, child.kind.value, child.name)
+        await self._unless_gone(self._api.request("DELETE", path, {"preconditions": {"uid": uid}}))
+        self._cache.drop_child(child.kind.value, job.namespace, job.name, child.name)
 
     async def _unless_gone(self, call: Awaitable[Any]) -> Any:
         """404: gone already. 409: the UID is another's, so ours is gone."""
@@ -283,12 +268,16 @@ def _lingers(raw: Mapping[str, Any]) -> bool:
 async def _gather(calls: Sequence[Awaitable[None]]) -> list[ApiError]:
     """All of them, side by side. The first error that a second try may mend is raised after all have ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
+    return _refused([result for result in results if isinstance(result, BaseException)])
+
+
+def _refused(errors: Sequence[BaseException]) -> list[ApiError]:
+    """What the API server will not have; raises the first error that a second try may mend."""
     refused: list[ApiError] = []
-    for result in results:
-        if isinstance(result, ApiError) and _is_refusal(result):
-            refused.append(result)
-        elif isinstance(result, BaseException):
-            raise result
+    for error in errors:
+        if not isinstance(error, ApiError) or not _is_refusal(error):
+            raise error
+        refused.append(error)
     return refused
 
 

@@ -6,14 +6,18 @@ ignored. So a pass never acts on a state older than its own last action.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from elasticjob_operator import bounds, names, observe
+from elasticjob_operator import bounds, names, observe, ownership
 from elasticjob_operator.observe import Job, Node, Pod
 
 JobKey = tuple[str, str]
 Raw = Mapping[str, Any]
+
+LONGEST_MEMORY = 10_000  # UIDs of what is gone, and of strangers
 
 
 def is_older(version: str, than: str) -> bool:
@@ -21,11 +25,39 @@ def is_older(version: str, than: str) -> bool:
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """An object that carries the operator's label and is not the operator's."""
+
+    kind: str
+    namespace: str
+    name: str
+    job: str  # that its labels name
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """What is remembered of an object beside the pods."""
+
+    owner: str  # UID of the job
+    digest: str  # what it was built from; "" where somebody else has changed it since
+    uid: str
+    version: str
+    sound: str  # its generation, or else its version, when it was last known to be as we want it
+
+
 class Cache:
     """Jobs, pods, nodes and child objects. `wake` is called with the key of every job that something changed for."""
 
-    def __init__(self, wake: Callable[[JobKey], None], limits: bounds.Limits = bounds.Limits()) -> None:
+    def __init__(
+        self,
+        wake: Callable[[JobKey], None],
+        on_stranger: Callable[[Stranger], None] = lambda stranger: None,
+        limits: bounds.Limits = bounds.Limits(),
+    ) -> None:
         self._wake = wake
+        self._on_stranger = on_stranger
         self._limits = limits
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
@@ -33,8 +65,9 @@ class Cache:
         self._gone: dict[str, None] = {}  # UIDs that were deleted lately: a late event must not bring them back
         self.nodes: dict[str, Node] = {}
         self.nodes_known = False
-        self._children: dict[JobKey, dict[tuple[str, str], str]] = {}
-        self._jobs_on_node: dict[str, set[JobKey]] = {}
+        self._children: dict[JobKey, dict[tuple[str, str], _Child]] = {}
+        self._jobs_on_node: dict[str, Counter[JobKey]] = {}  # with the number of pods
+        self._strangers: dict[str, None] = {}  # UIDs of those that were told of
 
     # Jobs.
 
@@ -68,39 +101,62 @@ class Cache:
     # Pods.
 
     def put_pod(self, raw: Raw) -> None:
-        pod = observe.observe_pod(raw)
-        if pod is None or pod.uid in self._gone:
+        metadata = raw["metadata"]
+        uid = metadata["uid"]
+        if uid in self._gone:
             return
-        key = (raw["metadata"]["namespace"], pod.job)
+        why = ownership.why_no_worker(metadata)
+        if why:
+            self._put_stranger("Pod", metadata, why)
+        pod = None if why else observe.observe_pod(raw)
+        if pod is None:
+            self._remove_pod(uid)
+            return
+        key = (metadata["namespace"], pod.job)
         pods = self._pods.setdefault(key, {})
-        known = pods.get(pod.uid)
+        known = pods.get(uid)
         if known is not None and (
             known.resource_version == pod.resource_version or is_older(pod.resource_version, known.resource_version)
         ):
             return
-        pods[pod.uid] = pod
-        self._job_of[pod.uid] = key
-        if pod.node:
-            self._jobs_on_node.setdefault(pod.node, set()).add(key)
+        self._move(key, known.node if known else "", pod.node)
+        pods[uid] = pod
+        self._job_of[uid] = key
         self._wake(key)
 
-    def drop_pod(self, namespace: str, job: str, uid: str) -> None:
-        key = (namespace, job)
-        pods = self._pods.get(key, {})
+    def drop_pod(self, uid: str) -> None:
         self._gone[uid] = None
-        self._job_of.pop(uid, None)
-        while len(self._gone) > 10_000:
+        while len(self._gone) > LONGEST_MEMORY:
             del self._gone[next(iter(self._gone))]
-        if pods.pop(uid, None) is not None:
-            self._wake(key)
-        if not pods:
-            self._pods.pop(key, None)
+        self._remove_pod(uid)
+
+    def _remove_pod(self, uid: str) -> None:
+        key = self._job_of.pop(uid, None)
+        if key is None:
+            return
+        pod = self._pods[key].pop(uid)
+        self._move(key, pod.node, "")
+        if not self._pods[key]:
+            del self._pods[key]
+        self._wake(key)
+
+    def _move(self, key: JobKey, before: str, after: str) -> None:
+        """One pod of this job is on another node than before; "" is none."""
+        if before == after:
+            return
+        if after:
+            self._jobs_on_node.setdefault(after, Counter())[key] += 1
+        if before:
+            jobs = self._jobs_on_node[before]
+            jobs[key] -= 1
+            if not jobs[key]:
+                del jobs[key]
+            if not jobs:
+                del self._jobs_on_node[before]
 
     def apply_pod(self, kind: str, raw: Raw) -> None:
-        metadata = raw["metadata"]
         if kind == "DELETED":
-            job = (metadata.get("labels") or {}).get(names.LABEL_JOB, "")
-            self.drop_pod(metadata["namespace"], job, metadata["uid"])
+            self.drop_pod(raw["metadata"]["uid"])
         else:
             self.put_pod(raw)
 
@@ -116,16 +172,31 @@ class Cache:
             for uid, pod in list(pods.items()):
                 # One that we made after the list was taken is not missing, only newer.
                 if uid not in listed and not is_older(str(newest), pod.resource_version):
-                    self.drop_pod(key[0], key[1], uid)
+                    self.drop_pod(uid)
 
     def pods(self, key: JobKey) -> tuple[Pod, ...]:
         return tuple(self._pods.get(key, {}).values())
 
     def find_pod(self, namespace: str, name: str, uid: str) -> str | None:
-        """The job that this pod works for; None where it is not (or not yet) known as a worker."""
+        """The job that this pod works for; None where it is not (or not yet) known as a worker of a job that exists."""
         key = self._job_of.get(uid)
-        pod = self._pods.get(key, {}).get(uid) if key else None
-        return key[1] if key and pod and key[0] == namespace and pod.name == name else None
+        if key is None or key[0] != namespace:
+            return None
+        pod, job = self._pods[key][uid], self.jobs.get(key)
+        return key[1] if pod.name == name and job is not None and job[0].uid == pod.job_uid else None
+
+    # Strangers: objects with the operator's label that it did not make.
+
+    def _put_stranger(self, kind: str, metadata: Raw, why: str) -> None:
+        """Told once and otherwise left alone."""
+        uid = metadata["uid"]
+        if uid in self._strangers:
+            return
+        self._strangers[uid] = None
+        while len(self._strangers) > LONGEST_MEMORY:
+            del self._strangers[next(iter(self._strangers))]
+        job = str((metadata.get("labels") or {}).get(names.LABEL_JOB, ""))
+        self._on_stranger(Stranger(kind, metadata["namespace"], metadata["name"], job, why))
 
     # Nodes.
 
@@ -162,31 +233,42 @@ class Cache:
 
     # Children.
 
-    def put_child(self, kind: str, raw: Raw) -> None:
+    def put_child(self, kind: str, raw: Raw, *, is_sound: bool = False) -> None:
+        """`is_sound`: what the API server has answered was written, or compared, by us this moment."""
         metadata = raw["metadata"]
-        job = (metadata.get("labels") or {}).get(names.LABEL_JOB)
-        owner = next((o.get("uid") for o in metadata.get("ownerReferences") or () if o.get("kind") == names.KIND), None)
-        if job is None or owner is None:
+        job, owner = ownership.owner_of(metadata)
+        if not owner:
+            self._put_stranger(kind, metadata, f"no {names.KIND} controls it")
             return
-        key = (metadata["namespace"], job)
-        digest = (metadata.get("annotations") or {}).get(names.ANNOTATION_DIGEST, "")
-        known = self._children.setdefault(key, {})
-        if known.get((kind, metadata["name"])) != f"{owner}/{digest}":
-            known[kind, metadata["name"]] = f"{owner}/{digest}"
+        key, place = (metadata["namespace"], job), (kind, metadata["name"])
+        children = self._children.setdefault(key, {})
+        known = children.get(place)
+        version, uid = str(metadata.get("resourceVersion", "")), str(metadata.get("uid", ""))
+        if known is not None and known.uid == uid and is_older(version, known.version):
+            return
+        # What counts the changes of the spec; kinds that have no such number are changed by nobody but for their spec.
+        mark = str(metadata.get("generation") or version)
+        if is_sound or (known is None and metadata.get("generation") in (None, 1)):
+            sound = mark
+        else:
+            sound = known.sound if known is not None and known.uid == uid else ""
+        digest = str((metadata.get("annotations") or {}).get(names.ANNOTATION_DIGEST, ""))
+        children[place] = _Child(owner, digest if mark == sound else "", uid, version, sound)
+        if known is None or (known.owner, known.digest) != (owner, children[place].digest):
             self._wake(key)
 
-    def drop_child(self, kind: str, raw: Raw) -> None:
-        metadata = raw["metadata"]
-        key = (metadata["namespace"], (metadata.get("labels") or {}).get(names.LABEL_JOB, ""))
+    def drop_child(self, kind: str, namespace: str, job: str, name: str) -> None:
+        key = (namespace, job)
         known = self._children.get(key, {})
-        if known.pop((kind, metadata["name"]), None) is not None:
+        if known.pop((kind, name), None) is not None:
             self._wake(key)
         if not known:
             self._children.pop(key, None)
 
     def apply_child(self, kind: str, event: str, raw: Raw) -> None:
+        metadata = raw["metadata"]
         if event == "DELETED":
-            self.drop_child(kind, raw)
+            self.drop_child(kind, metadata["namespace"], ownership.owner_of(metadata)[0], metadata["name"])
         else:
             self.put_child(kind, raw)
 
@@ -195,19 +277,19 @@ class Cache:
         for key, known in list(self._children.items()):
             if namespace and key[0] != namespace:
                 continue
-            for child_kind, name in [k for k in known if k[0] == kind]:
+            for _, name in [k for k in known if k[0] == kind]:
                 if (key[0], name) not in listed:
-                    known.pop((child_kind, name))
-                    self._wake(key)
+                    self.drop_child(kind, *key, name)
 
     def children(self, job: Job) -> frozenset[tuple[str, str, str]]:
-        """(kind, name, digest) of the children that belong to this very job, not to a predecessor."""
+        """(kind, name, digest) of the children of this very job, not of a predecessor; "" where others changed it."""
         known = self._children.get(job.key, {})
-        return frozenset(
-            (kind, name, value.partition("/")[2])
-            for (kind, name), value in known.items()
-            if value.partition("/")[0] == job.uid
-        )
+        return frozenset((kind, name, child.digest) for (kind, name), child in known.items() if child.owner == job.uid)
+
+    def child_uid(self, job: Job, kind: str, name: str) -> str:
+        """Of a child of this very job; "" where none is known."""
+        known = self._children.get(job.key, {}).get((kind, name))
+        return known.uid if known is not None and known.owner == job.uid else ""
 
     def forget(self, key: JobKey) -> None:
         self._children.pop(key, None)

@@ -100,7 +100,7 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._applier.close()
+        await self._applier.teller.close()
 
     def wake(self, key: JobKey) -> None:
         """Something about this job may have changed."""
@@ -171,10 +171,11 @@ class Controller:
         now = self._clock()
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
         self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
+        ours = {p.uid for p in pods}
         seen = Seen(
             job=job,
             pods=pods,
-            agents=self._hub.agents(key),
+            agents={uid: agent for uid, agent in self._hub.agents(key).items() if uid in ours},
             nodes=self._cache.nodes_of(pods),
             children=self._cache.children(job),
             now=now,

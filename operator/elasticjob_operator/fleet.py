@@ -17,9 +17,9 @@ class Fleet:
     """The pods, sorted by what is to become of them."""
 
     kept: tuple[Pod, ...]
-    victims: tuple[Pod, ...]  # live, unwanted
+    victims: frozenset[str]  # UIDs of those that are live and unwanted
     departing: Mapping[str, policy.Departure]  # by UID
-    spent: tuple[Pod, ...]  # ended, to be removed
+    spent: frozenset[str]  # UIDs of those that have ended and are to be removed
     forced: frozenset[str]  # UIDs to delete by force
     mute: frozenset[str]  # UIDs of those whose agents do not answer any more
     missing: int
@@ -31,7 +31,7 @@ class Fleet:
         gone = self.departing.get(pod.uid)
         if gone:
             return gone.reason
-        return "scale-down" if pod in self.victims else ""
+        return "scale-down" if pod.uid in self.victims else ""
 
 
 def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> Fleet:
@@ -52,6 +52,7 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> Fleet:
     room, withdrawn = capacity.withdraw(room, staying, spare_room=spare, timeout=timeout, now=now)
     staying = [p for p in staying if p.uid not in withdrawn]
     wanted = count_wanted(seen, spec, status, room)
+    needed = members | done
     kept = policy.choose_kept(staying, wanted, ranks=ranks)
     answering = {uid for uid, a in seen.agents.items() if a.connected}
     forced, force_at = nodes.overdue_deletions(
@@ -59,9 +60,9 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> Fleet:
     )
     return Fleet(
         kept=tuple(p for p in live if p.uid in kept),
-        victims=tuple(p for p in live if p.uid not in kept and p.uid not in departing),
+        victims=frozenset(p.uid for p in live if p.uid not in kept and p.uid not in departing),
         departing=departing,
-        spent=tuple(p for p in seen.pods if _is_spent(p, members | done)),
+        spent=frozenset(p.uid for p in seen.pods if _is_spent(p, needed)),
         forced=forced,
         mute=mute,
         missing=_count_missing(spec, wanted, len(kept), is_ending=bool(done)),
@@ -141,7 +142,7 @@ def plan_deletions(seen: Seen, status: api.Status, fleet: Fleet, judged: Sequenc
             found.append(Deletion(pod.name, pod.uid, "its node or its processes do not answer", force=True))
         elif pod.deleting is not None:
             continue
-        elif pod in fleet.spent:
+        elif pod.uid in fleet.spent:
             if pod.uid in status.restarts.counted or pod.phase is PodPhase.SUCCEEDED:
                 found.append(Deletion(pod.name, pod.uid, "it has ended"))
         elif pod.uid in stuck:
@@ -166,7 +167,7 @@ def _is_stuck(judged: Judged) -> bool:
 def dismiss(seen: Seen, status: api.Status, fleet: Fleet) -> dict[str, wire.Directive]:
     """Agents that are not needed any more: outside the world with pods that go, or with their work done before."""
     members = {m.uid for m in (*status.rendezvous.members, *seen.job.status.rendezvous.members)}
-    going = {p.uid for p in fleet.victims} | set(fleet.departing)
+    going = fleet.victims | set(fleet.departing)
     told: dict[str, wire.Directive] = {}
     for uid, agent in seen.agents.items():
         if not agent.connected or uid in members:

@@ -156,6 +156,7 @@ class Metrics:
         self.skipped = counter(
             "objects_skipped_total", "Objects that could not be taken in, by kind and error.", "kind", "error"
         )
+        self.foreign_objects = counter("foreign_objects_total", "Objects with our label that are not ours.", "kind")
         self.leader = prometheus_client.Gauge(
             "elasticjob_leader", "1 where this replica is in charge.", registry=self.registry
         )

@@ -19,6 +19,7 @@ Object = dict[str, Any]
 
 # Torch's own rendezvous: the shortest constants that stay correct (docs/design.md says how they were found).
 C10D_CONF = {"join_timeout": "600", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 UNLIMITED_RESTARTS = "1000000"  # the budget is the job's, kept by the operator
 
 
@@ -63,20 +64,15 @@ def _metadata(job: Job, name: str, annotations: Mapping[str, str] | None = None)
     return metadata
 
 
-def _copy(value: Any) -> Any:
-    """A deep copy of JSON, several times faster than `copy.deepcopy`: this runs once a pod."""
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
-
-
 # --- pods ------------------------------------------------------------------------------------------------
 
 
 def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Object:
-    """The worker pod with this replica index."""
-    template = _copy(spec.template)
-    theirs = template.get("metadata") or {}
+    """The worker pod with this replica index.
+
+    Of the template only what differs is copied: a thousand pods share the rest, which nobody may change.
+    """
+    theirs = spec.template.get("metadata") or {}
     metadata = _metadata(job, names.pod_name(job.name, new.index))
     metadata["labels"] = {**(theirs.get("labels") or {}), **metadata["labels"], names.LABEL_INDEX: str(new.index)}
     metadata["annotations"] = {
@@ -84,8 +80,8 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
         **(theirs.get("annotations") or {}),
         names.ANNOTATION_TEMPLATE_HASH: spec.template_hash,
     }
-    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-    body = pod["spec"]
+    body: Object = {**spec.template["spec"]}
+    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body}
     body["restartPolicy"] = "Never"
     body.setdefault("hostname", names.pod_name(job.name, new.index)[:63].rstrip("-."))
     body.setdefault("subdomain", names.service_name(job.name)[:63])
@@ -94,6 +90,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     body.setdefault("automountServiceAccountToken", False)
     body.setdefault("enableServiceLinks", False)
     _avoid(body, new.avoid)
+    body["containers"] = [dict(c) for c in body["containers"]]
     trainer = next(c for c in body["containers"] if c["name"] == trainer_container(spec.template))
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _add_environment(trainer, environment(job, spec, new.index, settings))
@@ -196,17 +193,21 @@ def _add_token(body: Object, trainer: Object, job: Job, settings: Settings) -> N
         sources.append({"configMap": ca})
     # Readable for whatever user the image runs as: the token opens nothing but the hub, for this pod alone.
     volume = {"name": names.VOLUME_TOKEN, "projected": {"sources": sources, "defaultMode": 0o444}}
-    body.setdefault("volumes", []).append(volume)
     mount = {"name": names.VOLUME_TOKEN, "mountPath": names.MOUNT_PATH, "readOnly": True}
-    trainer.setdefault("volumeMounts", []).append(mount)
+    _mount(body, trainer, volume, mount)
+
+
+def _mount(body: Object, trainer: Object, volume: Object, mount: Object) -> None:
+    body["volumes"] = [*(body.get("volumes") or ()), volume]
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), mount]
 
 
 def _add_shm(body: Object, trainer: Object) -> None:
     """Data loaders pass tensors through /dev/shm; the runtime's default of 64 MiB is too small for them."""
     if any(m.get("mountPath", "").rstrip("/") == "/dev/shm" for m in trainer.get("volumeMounts") or ()):  # noqa: S108
         return
-    body.setdefault("volumes", []).append({"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}})
-    trainer.setdefault("volumeMounts", []).append({"name": names.VOLUME_SHM, "mountPath": "/dev/shm"})  # noqa: S108
+    volume = {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}}
+    _mount(body, trainer, volume, {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"})  # noqa: S108
 
 
 def wants_runtime(spec: api.Spec, trainer: Object, settings: Settings) -> bool:
@@ -222,7 +223,6 @@ def wants_runtime(spec: api.Spec, trainer: Object, settings: Settings) -> bool:
 
 
 def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
-    body.setdefault("volumes", []).append({"name": names.VOLUME_RUNTIME, "emptyDir": {}})
     init: Object = {
         "name": "elasticjob-runtime",
         "image": settings.runtime_image,
@@ -243,12 +243,15 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
         },
     }
     body["initContainers"] = [init, *(body.get("initContainers") or [])]
-    trainer["volumeMounts"].append({"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH, "readOnly": True})
-    for variable in trainer["env"]:
-        if variable["name"] == "PYTHONPATH" and "value" in variable:
-            variable["value"] = f"{variable['value']}:{names.RUNTIME_PATH}/site-packages"
-            return
-    trainer["env"].append({"name": "PYTHONPATH", "value": f"{names.RUNTIME_PATH}/site-packages"})
+    mount = {"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH, "readOnly": True}
+    _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
+    packages = f"{names.RUNTIME_PATH}/site-packages"
+    theirs = next((v for v in trainer["env"] if v["name"] == "PYTHONPATH" and "value" in v), None)
+    if theirs is None:
+        trainer["env"].append({"name": "PYTHONPATH", "value": packages})
+    else:
+        both = {**theirs, "value": f"{theirs['value']}:{packages}"}
+        trainer["env"] = [both if v is theirs else v for v in trainer["env"]]
 
 
 def _avoid(body: Object, nodes: tuple[str, ...]) -> None:
@@ -261,8 +264,10 @@ def _avoid(body: Object, nodes: tuple[str, ...]) -> None:
             "matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}]
         },
     }
-    affinity = body.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-    affinity.setdefault("preferredDuringSchedulingIgnoredDuringExecution", []).append(term)
+    affinity = body.get("affinity") or {}
+    of_nodes = affinity.get("nodeAffinity") or {}
+    preferred = [*(of_nodes.get(_PREFERRED) or ()), term]
+    body["affinity"] = {**affinity, "nodeAffinity": {**of_nodes, _PREFERRED: preferred}}
 
 
 def _add_gang(pod: Object, job: Job, spec: api.Spec) -> None:
@@ -312,7 +317,9 @@ def build_child(job: Job, child: Child, settings: Settings, policy_version: str 
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {names.LABEL_JOB: job.name},
-            "ports": [{"name": "rendezvous", "port": names.C10D_PORT, "targetPort": names.C10D_PORT}],
+            "ports": [
+                {"name": "rendezvous", "port": names.C10D_PORT, "targetPort": names.C10D_PORT, "protocol": "TCP"}
+            ],
         }
         return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service}
     if child.kind is Kind.CONFIG_MAP:
@@ -333,8 +340,33 @@ def build_child(job: Job, child: Child, settings: Settings, policy_version: str 
     }
 
 
-def build_event(job: Job, reason: str, message: str, *, warning: bool, time: str, name: str, reporter: str) -> Object:
-    """A core/v1 Event on the job."""
+def correct_child(kind: Kind, found: Mapping[str, Any], wanted: Object) -> Object:
+    """A merge patch that makes what was found what is wanted; empty where it is that already.
+
+    Of a Service and a PodGroup only our own fields are set: others fill in more, and not all of it can be changed.
+    """
+    before: Object = {key: found.get(key) or {} for key in ("spec", "data") if key in wanted}
+    after: Object = {key: wanted[key] for key in before}
+    change = merge_patch(before, after, is_whole=kind not in (Kind.SERVICE, Kind.POD_GROUP))
+    annotations = wanted["metadata"].get("annotations", {})
+    if merge_patch(found["metadata"].get("annotations") or {}, annotations, is_whole=False):
+        change["metadata"] = {"annotations": annotations}
+    return change
+
+
+def build_event(
+    job: Job,
+    reason: str,
+    message: str,
+    *,
+    warning: bool,
+    times: tuple[str, str],
+    name: str,
+    reporter: str,
+    count: int = 1,
+) -> Object:
+    """A core/v1 Event on the job; `times` are those of the first and the last of `count`."""
+    first, last = (time[:19] + "Z" for time in times)
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -349,9 +381,9 @@ def build_event(job: Job, reason: str, message: str, *, warning: bool, time: str
         "reason": reason,
         "message": message[:1024],
         "type": "Warning" if warning else "Normal",
-        "firstTimestamp": time[:19] + "Z",
-        "lastTimestamp": time[:19] + "Z",
-        "count": 1,
+        "firstTimestamp": first,
+        "lastTimestamp": last,
+        "count": count,
         "source": {"component": "elasticjob-operator"},
         "reportingComponent": "elasticjob-operator",
         "reportingInstance": reporter,
@@ -364,15 +396,13 @@ def status_patch(job: Job, status: api.Status, keep: Sequence[str] = ()) -> Obje
     return {name: value for name, value in patch.items() if name not in keep}
 
 
-def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Object:
-    """The JSON merge patch (RFC 7396) from one object to another: absent keys become null."""
-    patch: Object = {}
-    for key in before.keys() - after.keys():
-        patch[key] = None
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any], *, is_whole: bool = True) -> Object:
+    """The JSON merge patch (RFC 7396) from one object to another: absent keys become null, unless `after` is a part."""
+    patch: Object = dict.fromkeys(before.keys() - after.keys()) if is_whole else {}
     for key, value in after.items():
         old = before.get(key)
         if isinstance(value, dict) and isinstance(old, Mapping):
-            inner = merge_patch(old, value)
+            inner = merge_patch(old, value, is_whole=is_whole)
             if inner:
                 patch[key] = inner
         elif value != old:

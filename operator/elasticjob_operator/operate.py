@@ -18,7 +18,7 @@ from typing import Any
 from elasticjob_operator import __version__ as version
 from elasticjob_operator import auth, bounds, descriptors, front, limits, metrics, names, objects
 from elasticjob_operator.apply import Applier
-from elasticjob_operator.cache import Cache
+from elasticjob_operator.cache import Cache, Stranger
 from elasticjob_operator.controller import Controller
 from elasticjob_operator.http import HttpServer
 from elasticjob_operator.hub import Hub
@@ -29,6 +29,7 @@ from elasticjob_operator.lease import Election, Timing
 from elasticjob_operator.options import Options, UsageError
 from elasticjob_operator.plan import Config, Kind, Plan
 from elasticjob_operator.pulse import Pulse
+from elasticjob_operator.report import Event
 from elasticjob_operator.serving import Serving
 from elasticjob_operator.supervise import insist, keep_going
 from elasticjob_operator.watch import Watch
@@ -36,6 +37,8 @@ from elasticjob_operator.watch import Watch
 __all__ = ["Operator", "Options", "UsageError"]
 
 logger = logging.getLogger(__name__)
+
+WARNINGS, WARNINGS_PER_SECOND = 20.0, 0.02  # of objects that are not ours, for each namespace
 
 
 class Operator:
@@ -47,7 +50,7 @@ class Operator:
         self.metrics = metrics.Metrics(version=version)
         api.observer = self.metrics.count_request
         most = bounds.Limits(replicas=options.max_replicas_per_job, template_bytes=options.max_template_bytes)
-        self.cache = Cache(self._wake, most)
+        self.cache = Cache(self._wake, self._meet, most)
         self.intake = Intake(lambda kind, trouble: self.metrics.skipped.labels(kind, trouble).inc())
         authenticate = auth.TokenAuthenticator(auth.review_with(api.client), self.cache.find_pod)
         wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)
@@ -65,6 +68,7 @@ class Operator:
         self.controller.on_error = self.metrics.pass_errors.inc
         self.controller.on_wait = self.metrics.queue_seconds.observe
         self._watches: list[Watch] = []
+        self._warnings: dict[str, limits.Bucket] = {}
         self._crd = False
         self.lost_lease = False
         self._stopped = asyncio.Event()
@@ -78,6 +82,18 @@ class Operator:
 
     def _wake(self, key: tuple[str, str]) -> None:
         self.controller.wake(key)
+
+    def _meet(self, stranger: Stranger) -> None:
+        """Somebody else's object carries our label: told once, and left alone."""
+        self.metrics.foreign_objects.labels(stranger.kind).inc()
+        text = f"{stranger.kind} {stranger.name} carries the operator's label and is left alone: {stranger.why}"
+        now = time.time()
+        warnings = self._warnings.setdefault(stranger.namespace, limits.Bucket(WARNINGS, now))
+        if warnings.take(WARNINGS_PER_SECOND, WARNINGS, now):
+            logger.warning("%s: %s", stranger.namespace, text)
+        known = self.cache.jobs.get((stranger.namespace, stranger.job))
+        if known is not None and self.hub.leader:
+            self.applier.teller.tell(known[0], [Event("ForeignObject", text, warning=True)], now)
 
     def _observe_pass(self, key: tuple[str, str], plan: Plan, seconds: float) -> None:
         self.metrics.pass_seconds.observe(seconds)

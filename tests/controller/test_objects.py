@@ -260,3 +260,63 @@ def test_host_network_has_no_policy() -> None:
 )
 def test_merge_patch(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
     assert objects.merge_patch(before, after) == patch
+
+
+def test_pods_share_the_template_and_nobody_changes_it() -> None:
+    """A thousand pods of a big template: what is the same in all of them is there once."""
+    big = [{"name": f"V{i}", "value": "x"} for i in range(1000)] + [{"name": "PYTHONPATH", "value": "/mine"}]
+    volumes = [{"name": "mine", "emptyDir": {}}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}
+    template = {
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {
+            "affinity": affinity,
+            "volumes": volumes,
+            "schedulerName": "volcano",
+            "containers": [
+                {"name": "worker", "image": "i", "env": big, "volumeMounts": [{"name": "mine", "mountPath": "/m"}]}
+            ],
+        },
+    }
+    before = copy.deepcopy(template)
+    spec = make_spec(template=template, runtimeInjection="Always")
+    settings = objects.Settings(hub_url="wss://hub:1", tls=True, runtime_image="runtime:1")
+    first, second = (
+        objects.build_pod(make_job(spec), spec, NewPod(i, avoid=("node9",)), settings)["spec"] for i in (0, 1)
+    )
+    assert spec.template == before
+    assert first["containers"][0]["env"][-2] is second["containers"][0]["env"][-2]
+    assert first["containers"][0]["env"][-1] == {
+        "name": "PYTHONPATH",
+        "value": "/mine:/opt/elasticjob/runtime/site-packages",
+    }
+    preferred = first["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["weight"] for term in preferred] == [1, 100]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "patch"),
+    [
+        pytest.param(Kind.NETWORK_POLICY, {}, {}, id="as it was built"),
+        pytest.param(
+            Kind.NETWORK_POLICY,
+            {"egress": [{}], "podSelector": {"matchLabels": {"nobody": "has"}}},
+            {"egress": None, "podSelector": {"matchLabels": {"nobody": None}}},
+            id="loosened",
+        ),
+        pytest.param(Kind.SERVICE, {"clusterIPs": ["None"]}, {}, id="what the API server fills in"),
+        pytest.param(Kind.SERVICE, {"publishNotReadyAddresses": False}, {"publishNotReadyAddresses": True}, id="ours"),
+    ],
+)
+def test_what_others_changed_is_set_right(kind: Kind, change: dict[str, Any], patch: dict[str, Any]) -> None:
+    wanted = objects.build_child(make_job(), Child(kind, "digits-workers"), SETTINGS)
+    found = copy.deepcopy(wanted)
+    found["spec"] = {**found["spec"], **change}
+    if "podSelector" in change:  # a label that narrows the policy to no pod at all
+        found["spec"]["podSelector"] = {
+            "matchLabels": {**wanted["spec"]["podSelector"]["matchLabels"], **change["podSelector"]["matchLabels"]}
+        }
+    assert objects.correct_child(kind, found, wanted) == ({"spec": patch} if patch else {})
+    found["metadata"]["annotations"] = {"theirs": "stays"}
+    marked = objects.correct_child(kind, found, wanted)["metadata"]["annotations"]
+    assert list(marked) == ["elasticjob.dev/digest"]
