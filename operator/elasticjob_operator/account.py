@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elasticjob_operator import api, budget, faults, nodes, policy, report, setbacks
+from elasticjob_operator import api, budget, faults, nodes, policy, report, restless, setbacks
 from elasticjob_operator.containers import PodPhase
 from elasticjob_operator.faults import Blame, Fault, Verdict
 from elasticjob_operator.observe import Pod, parse_time
@@ -33,6 +33,8 @@ class Account:
 def book(seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence[Judged], missing: int) -> Account:
     """Charges what failed since the last pass. `missing`: pods that are to be made."""
     found = find_faults(seen, spec, status, judged)
+    if not found:
+        status, found = _note_restless(seen, spec, status, judged)
     if not found:
         if missing:
             status = _note_departed(seen, status, judged)
@@ -58,6 +60,18 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence[Judged
             status, "MaxRestartsExceeded", f"more than elasticPolicy.maxRestarts={limit} restarts; last: {told}"
         )
     return Account(status)
+
+
+def _note_restless(
+    seen: Seen, spec: api.Spec, status: api.Status, judged: Sequence[Judged]
+) -> tuple[api.Status, list[Fault]]:
+    """A world that members left for nothing that is known: free a few times, then the failure of the first of them."""
+    generation = status.rendezvous.generation
+    first = restless.find_first(seen, spec, judged) if generation > status.restarts.generation else None
+    if first is None:
+        return status, []
+    restarts, is_free = restless.note(status.restarts, generation, seen.now)
+    return status.model_copy(update={"restarts": restarts}), [] if is_free else [restless.fault_of(first)]
 
 
 def _charge(

@@ -490,6 +490,9 @@ class RestartStatus(StatusModel):
     step: int | None = Field(default=None, description="Highest step seen when it was charged.")
     counted: list[str] = Field(default_factory=list, description="Failed pods that are accounted for (UIDs).")
     backoff: BackoffStatus | None = None
+    unasked_until: str | None = Field(
+        default=None, description="When the worlds that members left without a failure will be forgotten."
+    )
 
 
 class FailureStatus(StatusModel):

@@ -29,6 +29,7 @@ from elasticjob_operator import (
     report,
     setbacks,
     silence,
+    restless,
 )
 from elasticjob_operator.fleet import Fleet
 from elasticjob_operator.membership import Decision, State
@@ -132,9 +133,10 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     if is_foreign:
         decision = foreign.decide(seen, spec, status)
     else:
+        whole = hold if setbacks.is_whole(waiting, seen.now) else 0.0
         situation = replace(
             situation,
-            hold_until=hold if setbacks.is_whole(waiting, seen.now) else 0.0,
+            hold_until=max(restless.hold_until(status.restarts, seen.now), whole),
             missing=pods.missing,
             restarts=status.restarts.total,
         )
