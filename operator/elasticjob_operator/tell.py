@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from elasticjob_operator import limits, objects, spam
+from elasticjob_operator import objects, spam, text
 from elasticjob_operator.kube import Api, ApiError, path_of
 from elasticjob_operator.observe import Job, format_time
 from elasticjob_operator.report import Event
@@ -43,7 +43,7 @@ class Teller:
         for event in events:
             told = self._filter.offer(job.uid, event, now)
             if told is not None:
-                logger.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, limits.clean(event.message, 1024))
+                logger.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, text.clean(event.message, 1024))
                 self._write_later(job, told, now)
             elif job.uid not in self._timers:
                 self._look_later(job)
@@ -73,7 +73,7 @@ class Teller:
         body = objects.build_event(
             job,
             told.event.reason,
-            limits.clean(told.message, 1024),
+            text.clean(told.message, 1024),
             warning=told.event.warning,
             count=told.count,
             times=(format_time(told.first), format_time(now)),
