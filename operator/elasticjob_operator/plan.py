@@ -27,9 +27,9 @@ from elasticjob_operator import (
     policy,
     reading,
     report,
+    restless,
     setbacks,
     silence,
-    restless,
 )
 from elasticjob_operator.fleet import Fleet
 from elasticjob_operator.membership import Decision, State
