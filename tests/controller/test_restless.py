@@ -9,7 +9,7 @@ import pytest
 
 from controller.builders import NOW, make_agent, make_job, make_pod, make_spec, make_world
 from elasticjob_operator import api, restless
-from elasticjob_operator.observe import Agent, template_hash
+from elasticjob_operator.observe import Agent
 from elasticjob_operator.plan import Plan, Seen, plan
 from elasticjob_operator.standing import Judged, Standing, Worker
 
@@ -17,9 +17,7 @@ SPEC = make_spec(1, 2, replicas=2, elasticPolicy={"maxRestarts": 3})
 
 
 def start(spec: api.Spec = SPEC) -> api.Status:
-    return api.Status(
-        rendezvous=make_world(), template_hash=template_hash(spec.template), start_time="2026-01-01T00:00:00Z"
-    )
+    return api.Status(rendezvous=make_world(), template_hash=spec.template_hash, start_time="2026-01-01T00:00:00Z")
 
 
 def look(status: api.Status, agents: Mapping[str, Agent], now: float, spec: api.Spec = SPEC) -> Plan:
