@@ -79,3 +79,35 @@ def test_torch_own_rendezvous_without_the_runtime(jobs: Jobs, cluster: Cluster, 
     env = {e["name"]: e.get("value") for e in jobs.pods("c10d")[0]["spec"]["containers"][0]["env"]}
     assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert "ELASTICJOB_HUB_URL" not in env
+
+
+def test_a_node_that_fails_the_preflight_is_left_alone(jobs: Jobs, tmp_path: Path) -> None:
+    """The first pods prefer the node on which the check fails; it costs nothing, and the next ones go elsewhere."""
+    spec = torchrun_spec(tmp_path, health={"preflight": "Node"})
+    pod = spec["template"]["spec"]
+    command = " ".join(pod["containers"][0]["command"])
+    spoil = 'if [ "$ELASTICJOB_NODE_NAME" = node-1 ]; then export GLOO_SOCKET_IFNAME=nowhere0; fi'
+    pod["containers"][0]["command"] = ["sh", "-c", f"{spoil}; exec {command}"]
+    node = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}]}
+    preferred = [{"weight": 10, "preference": node}]
+    pod["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    jobs.create("unfit", spec)
+    status = jobs.await_world("unfit", 2, timeout=120)
+    assert "node-1" not in {m["node"] for m in status["rendezvous"]["members"]}
+    assert [fault["node"] for fault in status["nodeFaults"]] == ["node-1"]
+    assert status["restarts"]["user"] == 0
+    assert status["lastFailure"]["reason"] == "PreflightFailed"
+    assert "GLOO_SOCKET_IFNAME=nowhere0 does not exist here" in status["lastFailure"]["message"]
+
+
+def test_a_mistake_in_the_script_fails_the_job_soon(jobs: Jobs, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nimport not_a_module_xyz\n")
+    spec = torchrun_spec(tmp_path)
+    spec["template"]["spec"]["containers"][0]["command"] = ["torchrun", str(script)]
+    jobs.create("mistake", spec)
+    wait_for(lambda: jobs.condition("mistake", "Degraded").get("reason") == "CrashLoop", "a reason, not only a phase")
+    failed = jobs.await_condition("mistake", "Failed", timeout=120)
+    assert failed["reason"] == "CrashLoop"
+    assert "No module named 'not_a_module_xyz'" in failed["message"]
+    assert jobs.status("mistake")["restarts"]["total"] < 6
