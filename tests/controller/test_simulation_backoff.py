@@ -134,7 +134,7 @@ def test_nothing_is_tried_again_without_back_off(
     """Ten minutes of a fault that never ends. Without back-off there were 46 pods a minute."""
     cluster = make_cluster(behaviour, rules=rules)
     while cluster.now < 1_000_600:
-        cluster.run(0.5)
+        cluster.run(1.0)
         act(cluster)
     assert not cluster.status.is_true("Failed")
     # Four pods that end together are four tries; alone each of them is tried some 14 times: at once, then 1, 2 … 256 s.
