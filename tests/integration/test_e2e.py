@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -274,6 +276,27 @@ def test_a_foreign_image_trains_is_scaled_loses_a_pod_and_is_drained(platform: P
     (platform.shared / job / "stop").touch()
     platform.wait(lambda: platform.conditions(job).get("Complete") == "True", "the job completes", job)
     assert platform.status(job)["restarts"].get("user", 0) == 0, "nothing of this was the user's fault"
+
+
+def test_a_trainer_that_crashes_beside_a_sidecar_is_replaced(platform: Platform) -> None:
+    """To a real kubelet such a pod is Running; to us its trainer has failed. The job ends though sidecars run on."""
+    cluster, name = platform.cluster, "beside"
+    job = plain_job(platform, name, 1)
+    proxy = {"name": "proxy", "image": images.reference("torch"), "imagePullPolicy": "Never"}
+    job["spec"]["template"]["spec"]["containers"].append({**proxy, "command": ["sleep", "3600"]})
+    submit(platform, job)
+    platform.wait(platform.trains_at(name, 1), "one pod trains", name)
+    (pod,) = platform.pods(name)
+    generation = platform.generation(name)
+    for pid in cluster.pod_pids("default", pod["metadata"]["name"]):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            if b"until_stopped.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+    platform.wait(platform.trains_at(name, 1, above=generation), "another pod trains", name)
+    assert platform.status(name)["lastFailure"]["exitCode"] == 137
+    (platform.shared / name / "stop").touch()
+    platform.wait(lambda: platform.conditions(name).get("Complete") == "True", "the job completes", name)
+    platform.wait(lambda: not platform.pods(name), "the sidecar is ended with the job", name)
 
 
 def test_the_example_learns_in_the_worker_image_while_it_is_scaled(platform: Platform) -> None:
