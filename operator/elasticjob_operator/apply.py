@@ -220,7 +220,7 @@ class Applier:
                 logger.warning("%s is not served here; going on without", body["apiVersion"])
                 self._cache.put_child(child.kind.value, body, is_sound=True)
                 return
-            if error.status == 404 and "requested resource" in error.message:
+            if error.status == 404 and not error.message.startswith("namespaces "):
                 raise ApiError(404, "NotServed", _NOT_SERVED.format(body["apiVersion"])) from error
             if error.status != 409 or "being deleted" in error.message:
                 raise
