@@ -11,7 +11,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-unit check format generate transcript constraints locks sbom chaos chaos-short e2e bench clean
+.PHONY: help setup demo demo-session test test-unit check format generate transcript constraints locks sbom chaos chaos-short e2e bench torch-matrix clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -81,6 +81,9 @@ e2e: setup ## Build the images and prove the install on a container node (root, 
 
 bench: setup ## Benchmarks against what people use today; QUICK=1 for the short form.
 	@$(PY) -m benchmarks $(if $(QUICK),--quick)
+
+torch-matrix: ## The worker's tests under other versions of torch: TORCH="2.6.0 2.15.0". 5 GB of disk each.
+	@$(PYTHON) scripts/torch_matrix.py $(TORCH)
 
 clean: ## Remove the environment and everything that was made here.
 	@rm -rf $(VENV) .work dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -132,7 +132,8 @@ class Rendezvous(Model):
     endpoint: str | None = Field(
         default=None,
         max_length=253,
-        description="host:port of the store. Required by etcd-v2; c10d and static default to the pod with index 0.",
+        description="host:port of the store. Required by etcd-v2; c10d and static default to the DNS name of the pod "
+        "with index 0.",
     )
     conf: dict[str, str] | None = Field(
         default=None, description="Further settings for the backend, as in torchrun --rdzv-conf."

@@ -106,6 +106,19 @@ def test_environment_of_torchs_own_rendezvous(rendezvous: dict[str, Any], expect
     assert expected.items() <= env.items()
 
 
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_the_default_endpoint_is_the_first_pods_name_in_dns(backend: str) -> None:
+    """`hostname.subdomain.namespace`, where a headless Service has the name of the subdomain."""
+    spec = make_spec(rendezvous={"backend": backend})
+    first = build(spec, index=0)
+    env = environment(first)
+    host = env.get("PET_MASTER_ADDR") or env["PET_RDZV_ENDPOINT"].partition(":")[0]
+    body = first["spec"]
+    assert host == f"{body['hostname']}.{body['subdomain']}.{first['metadata']['namespace']}"
+    service = objects.build_child(make_job(spec), child(Kind.SERVICE, spec), SETTINGS)
+    assert service["metadata"]["name"] == body["subdomain"]
+
+
 def test_what_the_user_wrote_wins() -> None:
     made = template(env=[{"name": "PET_NNODES", "value": "9"}, {"name": "MINE", "value": "1"}])
     made["spec"] |= {"terminationGracePeriodSeconds": 7, "hostname": "mine", "automountServiceAccountToken": True}

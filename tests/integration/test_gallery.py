@@ -20,6 +20,7 @@ from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.local import localize
 from operator_fixture import ROOT, Jobs, OperatorProcess, wait_for
+from torch_features import needs_fsdp_on_cpu
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -118,6 +119,7 @@ def test_the_agent_meets_before_it_assigns_ranks_and_starts(play: Play) -> None:
     assert {told["TORCHELASTIC_RUN_ID"] for told in said["workers"]} == {"basics"}
 
 
+@needs_fsdp_on_cpu
 def test_fsdp_splits_the_parameters_and_continues_at_another_size(play: Play) -> None:
     before = by_rank(play("fsdp", Run(2, ("--steps=10",))))
     after = by_rank(play("fsdp", Run(3, ("--steps=14",))))
@@ -126,6 +128,7 @@ def test_fsdp_splits_the_parameters_and_continues_at_another_size(play: Play) ->
     assert after[0]["losses"][-1] < before[0]["losses"][0] / 2
 
 
+@needs_fsdp_on_cpu
 def test_a_session_holds_two_copies_of_a_sharded_model(play: Play) -> None:
     said = play("fsdp-session", Run(4, ("--epochs=2",)))
     done = by_rank([facts for facts in said if facts["event"] == "done"])

@@ -14,6 +14,7 @@ import yaml
 from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.local import localize
 from operator_fixture import ROOT, Jobs, wait_for
+from torch_features import needs_fsdp_on_cpu
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -54,6 +55,7 @@ def await_survivor(jobs: Jobs, pod: str, size: int, generation: int) -> list[dic
     return steps
 
 
+@needs_fsdp_on_cpu
 def test_a_sharded_model_outlives_a_lost_pod(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
     start(jobs, "fsdp-session", {"/checkpoints": tmp_path})
     four = jobs.await_world("fsdp-session", 4, timeout=120)["rendezvous"]

@@ -10,12 +10,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from elasticjob import torchcompat
+from elasticjob.errors import ConfigurationError
+from elasticjob.session import Session
+from torch_features import needs_fsdp_on_cpu
 from worker.fake_hub import FakeHub, World
 from worker.fake_pods import Pod, Pods, Steps
 from worker.test_session import check_history
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), needs_fsdp_on_cpu]
 PROGRAM = str(Path(__file__).parent / "programs" / "ej_sharded.py")
 
 
@@ -165,3 +170,10 @@ def test_a_step_that_only_some_have_applied_is_applied_by_all(play: Play) -> Non
     assert {line["rank"] for line in lines if line["step"] == 6 and line["generation"] == first.generation} == {0, 1, 2}
     check_history(lines, repeated=0)
     assert len({line["pid"] for line in lines}) == 4, "nobody was started twice"
+
+
+def test_a_torch_whose_fsdp_wants_a_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchcompat, "HAS_FSDP_ON_CPU", False)
+    with pytest.raises(ConfigurationError, match=r"on the CPU needs torch 2\.7 or newer, and this is torch \d"):
+        Session(build=lambda mesh: pytest.fail(f"built on {mesh}"))
+    torch.distributed.destroy_process_group()

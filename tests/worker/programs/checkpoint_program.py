@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import elasticjob
+from elasticjob import torchcompat
 from elasticjob.checkpoint import Checkpointer, on_signal
 from elasticjob.data import ElasticDistributedSampler, scale_learning_rate
 from elasticjob.errors import CheckpointFailedError
@@ -181,12 +182,15 @@ def main() -> None:
     root = Path(sys.argv[1])
     path = str(root)
     forbid_unpickling(but_by="torch/distributed/checkpoint/")
-    run_phase(1, 4, in_world(lambda: save("fsdp", f"{path}/fsdp"), lambda: save("ddp", f"{path}/ddp")))
+    kinds = ("fsdp", "ddp") if torchcompat.HAS_FSDP_ON_CPU else ("ddp",)
+    run_phase(1, 4, in_world(*(lambda kind=kind: save(kind, f"{path}/{kind}") for kind in kinds)))
     if os.environ["RANK"] == "0":
         damage(root)
     folders = ("ddp", "flipped", "truncated", "missing", "no-manifest", "unfinished", "all")
     restores = [lambda name=name: restore("ddp", f"{path}/{name}") for name in folders]
-    run_phase(2, 3, in_world(lambda: restore("fsdp", f"{path}/fsdp"), *restores))
+    if "fsdp" in kinds:
+        restores.insert(0, lambda: restore("fsdp", f"{path}/fsdp"))
+    run_phase(2, 3, in_world(*restores))
     run_phase(
         3,
         2,

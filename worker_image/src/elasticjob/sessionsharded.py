@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from elasticjob import shards, transfer
+from elasticjob import shards, torchcompat, transfer
 from elasticjob.errors import ConfigurationError
 from elasticjob.sessionmodel import StepHooks, hook
 
@@ -86,6 +86,11 @@ class ShardedCarrier:
         # torch remembers the shapes of shards by mesh, and takes two meshes for one whatever rank this process has in
         # them: so each world's has names of its own.
         kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
+        if kind == "cpu" and not torchcompat.HAS_FSDP_ON_CPU:
+            raise ConfigurationError(
+                f"Session(build=...) on the CPU needs torch 2.7 or newer, and this is torch {torch.__version__}: its"
+                " FSDP2 wants a CUDA device. Use a newer torch, or Session(model=..., optimizer=...)."
+            )
         self._mesh = init_device_mesh(kind, shape, mesh_dim_names=tuple(f"{name}_{generation}" for name in names))
 
     def bind(self, generation: int, sync: bool = False) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 CAN_SKIP_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters  # since torch 2.7
+HAS_FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since torch 2.7; FSDP2 calls it in every forward pass
 
 
 def make_ddp(module: torch.nn.Module, devices: Sequence[torch.device] | None, sync: bool) -> DistributedDataParallel:

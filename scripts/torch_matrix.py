@@ -1,0 +1,79 @@
+"""Runs the worker's tests under several versions of torch, each in an environment of its own, and prints a table.
+
+    make torch-matrix TORCH="2.6.0 2.15.0"
+
+An environment is made below .work/torch, or where ELASTICJOB_TORCH_ENVIRONMENTS says, and kept: it is 5 GB for each
+build for CUDA, which is what PyPI has. `PYTEST_ARGS` are passed on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HOME = Path(os.environ.get("ELASTICJOB_TORCH_ENVIRONMENTS", ROOT / ".work/torch"))
+SUITES = {
+    "worker": ["tests/worker"],
+    "training": ["tests/integration/test_training.py"],
+    "sessions": ["tests/integration/test_sessions.py"],
+    "gallery": ["tests/integration/test_gallery.py"],
+}
+# torch asks for versions of these itself.
+_TORCH_DECIDES = ("torch==", "sympy==", "networkx==", "fsspec==")
+
+
+def main(versions: list[str]) -> int:
+    """Returns 1 where a test failed."""
+    wanted = [version.removeprefix("torch==") for version in versions]
+    rows = [[f"torch {version}", *run(version, prepare(version))] for version in wanted]
+    head = ["", *SUITES]
+    print("\n" + "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]))
+    return int(any("failed" in cell or "error" in cell or cell.startswith("exit") for row in rows for cell in row))
+
+
+def prepare(version: str) -> Path:
+    """The interpreter of the environment for this version, which is made where there is none."""
+    home = HOME / version
+    python, done = home / "bin/python", home / ".ok"
+    if done.exists():
+        return python
+    print(f"torch {version}: making {home}", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints = home / "constraints.txt"
+    constraints.write_text("\n".join(pin for pin in pins if not pin.startswith(_TORCH_DECIDES)) + "\n")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
+    wanted = [f"torch=={version}", "-c", str(constraints), "-e", f"{ROOT}[dev]", "-e", str(ROOT / "worker_image")]
+    subprocess.run([*pip, *wanted], check=True)
+    done.touch()
+    return python
+
+
+def run(version: str, python: Path) -> list[str]:
+    """What pytest counted in each suite; its output goes to a file beside the environment."""
+    cells = []
+    more = shlex.split(os.environ.get("PYTEST_ARGS", ""))
+    for name, paths in SUITES.items():
+        log = HOME / f"{version}-{name}.log"
+        with log.open("wb") as output:
+            command = [str(python), "-m", "pytest", "-q", *paths, *more]
+            code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        cells.append(read_outcome(log.read_text(errors="replace"), code))
+        print(f"torch {version}: {name}: {cells[-1]} ({log})", flush=True)
+    return cells
+
+
+def read_outcome(log: str, code: int) -> str:
+    """The counts of pytest's last line, without its times."""
+    lines = log.strip().splitlines()
+    counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b", lines[-1] if lines else "")
+    return ", ".join(counts) or f"exit code {code}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
