@@ -23,8 +23,6 @@ class Config:
     membership: standing.Settings = field(default_factory=standing.Settings)
     stable_seconds: float = capacity.STABLE_SECONDS
     ca_pem: str = ""
-    worker_namespaces: tuple[str, ...] = ()
-    hub_port: int = 0
 
 
 class Kind(StrEnum):
