@@ -154,7 +154,8 @@ class Agent:
                 os._exit(self.args.exit_code)
             self.failure = {
                 "generation": self.generation, "rank": self.rank, "exitCode": 1,
-                "message": "ValueError: asked to fail", "traceback": "Traceback ...\nValueError: asked to fail",
+                "message": "ValueError: asked to fail",
+                "traceback": "Traceback (most recent call last):\nValueError: asked to fail",
             }  # fmt: skip
             self.step = 0
             self.stop(ws)
