@@ -7,6 +7,7 @@ what lies between costs a third of a request's CPU.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -31,6 +32,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 # Of a reply, and of an event of a watch. The API server takes objects of 1.5 MB; in JSON each byte may become six.
 LARGEST_BYTES = 2**24
 READ_BUFFER = 2**20
+LARGE_BYTES = 2**15  # of a body that takes long enough to encode for others to be let in between
 KEEP_ALIVE_SECONDS = 60.0  # the API server drops an idle connection after 90; a new one costs a TLS handshake
 READS = ("GET", "HEAD")
 FREE_TO_ALL = ("leases", "tokenreviews")  # by the first a replica becomes the leader; the second is only a question
@@ -116,6 +118,7 @@ class Api:
         self._session = session
         self._slots = Slots(parallel, reserved=parallel // 8, share=(parallel + 1) // 2)
         self._timeout = timeout
+        self._encoding = asyncio.Lock()
         self.leadership = Leadership()
         self.observer: Observer | None = None
 
@@ -224,12 +227,20 @@ class Api:
         if bearer:
             headers[bearer["key"]] = bearer["value"]
         url = URL(configuration.host + path + (f"?{urlencode(query)}" if query else ""), encoded=True)
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else await self._encode(body)
         server = configuration.tls_server_name or None
         timeout = self._permit(method, path, timeout)  # as late as can be: all before it may have taken time
         return await self._session.request(
             method, url, data=data, headers=headers, timeout=timeout, server_hostname=server
         )
+
+    async def _encode(self, body: Mapping[str, Any]) -> bytes:
+        """At most one large body in a turn of the loop: a row of pods with a large template must not hold up others."""
+        async with self._encoding:
+            data = json.dumps(body, separators=(",", ":")).encode()
+            if len(data) > LARGE_BYTES:
+                await asyncio.sleep(0)
+        return data
 
     def _permit(self, method: str, path: str, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
         """The timeout of a request that may be sent. A write has to have its connection while it may be sent."""

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import math
+from collections.abc import ItemsView
+from pathlib import Path
+from typing import Any
 
-from elasticjob_operator.kube import find_proxy
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from elasticjob_operator.kube import LARGE_BYTES, find_proxy
 
 VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
 
@@ -27,3 +35,33 @@ def test_the_environment_names_the_proxy(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert find_proxy("https://10.0.0.1:6443") == expected
+
+
+async def test_large_bodies_are_encoded_one_in_a_turn_of_the_loop(tmp_path: Path) -> None:
+    """A row of pods with a large template is ready at once; between two of them others have to be heard."""
+    turn = 0
+    encoded: list[int] = []
+
+    class Body(dict[str, Any]):
+        def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+            encoded.append(turn)
+            return super().items()
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.json_response({})
+
+    async with answering(answer, tmp_path) as api:
+        counting = asyncio.create_task(count_turns())
+        path = "/api/v1/namespaces/team/pods"
+        api.leadership.lend(math.inf)
+        await asyncio.gather(*(api.request("POST", path, Body(text="x" * LARGE_BYTES)) for _ in range(16)))
+        counting.cancel()
+    assert len(encoded) == 16
+    assert len(set(encoded)) == 16

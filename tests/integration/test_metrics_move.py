@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chaos.fault_proxy import Do, Fault, FaultProxy, Request
 from elasticjob_devcluster import Cluster
+from elasticjob_operator import names
 from operator_fixture import ROOT, Jobs, OperatorProcess, _free_port, install_crd, light_spec, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -80,6 +81,8 @@ def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, na
     # A pod is lost: an exit that nobody wanted, a regroup, a restart, a while without training.
     cluster.kube.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{jobs.pods('digits')[0]['metadata']['name']}")
     again = jobs.await_world("digits", 2, above=started["rendezvous"]["generation"])
+    stranger = {"metadata": {"name": "theirs", "labels": {names.LABEL_APP: names.LABEL_APP_VALUE}}}
+    cluster.kube.request("POST", f"/api/v1/namespaces/{namespace}/configmaps", stranger)
     refuse_once(watched.proxy, lambda request: request.verb == "PATCH" and request.resource == "elasticjobs")
     jobs.scale("digits", 3)
     jobs.await_world("digits", 3, above=again["rendezvous"]["generation"])
