@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller import client_fixture as given
-from elasticjob_operator.client import Happening, JobFailedError, NotFoundError, Pod, errors, rules
+from elasticjob_operator.client import Happening, Job, JobFailedError, NotFoundError, Pod, errors, rules
 from elasticjob_operator.client import history as past
 from elasticjob_operator.client.connection import find_kubeconfig
 from elasticjob_operator.client.execute import ExecUnavailableError, exit_code_of
@@ -232,3 +232,9 @@ def test_time_that_goes_by_is_booked() -> None:
     assert past.goodput_seconds(job, start + 10) == (100.0, 10.0)
     finished = given.job(raw | {"conditions": [given.condition("Complete")]})
     assert past.goodput_seconds(finished, start + 1000) == (90.0, 10.0)
+
+
+def test_a_status_of_another_version_is_shown_as_far_as_it_is_understood() -> None:
+    status = {"phase": "Dreaming", "rendezvous": {"generation": 7, "topology": "ring"}}
+    job = Job.parse({"metadata": {"name": "a"}, "status": status})
+    assert (job.phase, job.status.rendezvous.generation) == ("Pending", 7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -62,6 +63,14 @@ def in_template(value: Any) -> dict[str, Any]:
     return spec
 
 
+def list_jobs(cluster: Cluster, namespace: str) -> str:
+    command = (sys.executable, "-m", "elasticjob_operator.cli", "list", "-n", namespace)
+    done = subprocess.run(
+        [*command, "--kubeconfig", str(cluster.kubeconfig)], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
 STRANGE: dict[str, tuple[dict[str, Any], str]] = {
     "deep": (in_template(nested(600)), "spec.template: is nested 603 deep"),
     "deepest": (in_template(nested(9000)), "spec.template: is nested 9003 deep"),
@@ -82,6 +91,8 @@ def test_a_strange_job_fails_alone(
             jobs.create(name, spec)
         for name, (_, told) in STRANGE.items():
             assert told in jobs.await_condition(name, "Failed")["message"]
+        told = list_jobs(cluster, namespace)
+        assert {"good", *STRANGE} <= {line.split()[0] for line in told.splitlines() if line.strip()}
         operator.stop()  # what it knows from a watch it has to read from a list as well
         operator.start()
         jobs.scale("good", 3)

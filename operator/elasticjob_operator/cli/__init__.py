@@ -18,4 +18,6 @@ def main() -> None:
             raise
         print(f"error: {error.name} is missing: pip install 'elasticjob-operator[cli]'", file=sys.stderr)
         sys.exit(2)
+    # An API server keeps what is nested 10,000 deep: such a job of somebody's must not hide all others.
+    sys.setrecursionlimit(12_000)
     sys.exit(run(sys.argv[1:]))

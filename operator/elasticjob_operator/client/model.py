@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
-from elasticjob_operator import api, names
+from elasticjob_operator import api, names, reading
 
 
 def parse_time(text: str | None) -> float | None:
@@ -34,11 +32,7 @@ class Job:
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Job:
-        try:
-            status = api.Status.model_validate(raw.get("status") or {})
-        except ValidationError:  # an operator of another version wrote it: show the rest
-            status = api.Status()
-        return cls(raw=raw, status=status)
+        return cls(raw=raw, status=reading.read_status(raw.get("status")).status)
 
     @property
     def metadata(self) -> dict[str, Any]:
