@@ -333,7 +333,11 @@ def ready_operators(platform: Platform) -> list[str]:
 def test_metrics_are_served(platform: Platform) -> None:
     pod = ready_operators(platform)[0]
     text = platform.cluster.kube.raw("GET", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics").decode()
-    assert "elasticjob_leader" in text
+    found = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+    assert found['elasticjob_hub_places_limit{stage="agents"}'] > 0
+    assert found["elasticjob_event_loop_lag_seconds_count"] > 0
+    assert any(name.startswith("elasticjob_api_requests_total{") and value for name, value in found.items())
+    assert {"elasticjob_leader", "elasticjob_hub_connections", "elasticjob_reconcile_errors_total"} <= found.keys()
 
 
 def test_uninstall_leaves_nothing(platform: Platform) -> None:
