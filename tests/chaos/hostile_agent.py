@@ -58,7 +58,7 @@ async def main(attack: str, pause: float) -> None:
     where = urlsplit(os.environ["ELASTICJOB_HUB_URL"])
     ca = os.environ.get("ELASTICJOB_CA_FILE", "")
     context = ssl.create_default_context(cafile=ca) if ca else None
-    door = Door(where.hostname or "", where.port or 443, context)
+    door = Door(where.hostname or "", where.port or 443, context, source=os.environ["ELASTICJOB_POD_IP"])
     token = Path(os.environ["ELASTICJOB_TOKEN_FILE"]).read_text().strip()
     if attack in OURS:
         await attack_forever(OURS[attack], Attacker(door, token, pause=pause))

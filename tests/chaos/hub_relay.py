@@ -75,7 +75,8 @@ class HubRelay:
         if self._mute_new:
             self._muted.add(number)
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.hub_port)
+            source = writer.get_extra_info("peername")[0]  # the hub tells its peers apart by their addresses
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.hub_port, local_addr=(source, 0))
         except OSError:
             writer.transport.abort()
             self._writers.discard(writer)

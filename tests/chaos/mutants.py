@@ -20,6 +20,8 @@ TABLE = ("tests/controller/test_membership.py",)
 LEADERSHIP = ("tests/controller/test_leadership.py",)
 OPERATE = ("tests/controller/test_operate.py",)
 SIMULATION = ("tests/controller", "-k", "simulation")
+WATCH = ("tests/controller/test_watch.py",)
+DOORS = ("tests/controller/test_hub_doors.py",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,25 @@ MUTANTS = (
            ("tests/controller/test_watch.py",)),
     Mutant("a failing watch stays away", "supervise.py", "        except Exception as error:\n            failures",
            "        except EOFError as error:\n            failures", ("tests/controller/test_supervise.py",)),
+    Mutant("a follower may delete", "kube.py", "if method in READS or", 'if method in (*READS, "DELETE") or',
+           ("tests/controller/test_leadership.py", "-k", "without_the_right")),
+    Mutant("a Lease that is gone is free", "lease.py", "            self._lease = {}\n            return\n",
+           "            self._lease, self._seen = {}, Sighting()\n            return\n",
+           ("tests/controller/test_leadership.py", "-k", "gave_back")),
+    Mutant("an event of any size is kept", "lines.py", "if self._size <= self._longest:", "if True:",
+           ("tests/controller/test_lines.py",), quick=True),
+    Mutant("what is left out is not counted", "intake.py", "        self._count(kind, trouble)\n", "", WATCH),
+    Mutant("waits for a hello are not counted", "seats.py", "if not self.pending.enter(identity.namespace):",
+           "if not self.pending.enter(identity.namespace) and False:", DOORS),
+    Mutant("a pod waits for many hellos", "seats.py",
+           "        self._abandon_pending(seat)\n        if not seat.placed", "        if not seat.placed", DOORS),
+    Mutant("who comes again may say as much again", "seats.py", "now, seat.messages)",
+           "now, limits.Bucket(settings.message_burst, now))", ("tests/controller/test_hub_limits.py",)),
+    Mutant("a trainer that ended beside a sidecar runs on", "containers.py", "    if ended is not None:\n",
+           "    if ended is not None and phase is not PodPhase.RUNNING:\n", ("tests/controller/test_observe.py",),
+           quick=True),
+    Mutant("restarts are not counted", "metrics.py", "self.restarts.labels(cause).inc(count)", "pass",
+           ("tests/controller/test_metrics.py",)),
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ GRANTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBi
 RESTART_SECONDS = 0.5
 LOOK_SECONDS = 0.25
 SAMPLE_SECONDS = 1.0
-TAIL = 600  # characters of the log that an end is told with
+TAIL = 8000  # characters of the log that an end is told with
 
 
 def install(cluster: Cluster) -> list[str]:

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +24,14 @@ from chaos.goodjobs import MEMBERS, NAMESPACE, PATIENCE, GoodJobs
 from chaos.hostile import Hostile, Prey
 from chaos.lag import LagWatch
 from chaos.replicas import Replicas
-from chaos.tenants_judge import Record, is_named, judge
+from chaos.tenants_judge import Record, compute_pauses, is_named, judge, nine_of_ten
 from chaos.trials import Report
 from elasticjob_devcluster import Cluster, KubeError, NodeSpec, Tuning
 from operator_fixture import MERGE, Jobs, install_crd, light_spec, wait_for
 from replicas_fixture import AuditLog
 
 EVIL = "evil"
-LEASE_SECONDS = 6.0
+LEASE_SECONDS = 10.0
 NAMED_SECONDS = 30.0  # for a warning or a condition about an object
 QUOTA = {"pods": "40"}
 FLAGS = ("--lease-seconds", str(LEASE_SECONDS), "--stable-seconds", "1", "--certificate-check-seconds", "1")
@@ -116,6 +116,7 @@ class Run:
         unnamed = self._find_unnamed(made)
         self.record.unnamed += unnamed
         list(self._pool.map(self._remove, made))
+        self.kube.request("DELETE", f"/api/v1/namespaces/{EVIL}-{self.rounds}")
         self.record.hostile.append((began, time.time()))
         said = {"round": self.rounds, "seconds": round(time.time() - began, 1), "objects": len(made)}
         print(json.dumps({**said, "unnamed": [one.case for one in unnamed], "lag": self.lag.longest}), flush=True)
@@ -141,24 +142,27 @@ class Run:
             elif not self.evil.get(name):
                 self.evil.create(name, spec)
 
-    def _make_prey(self) -> Prey:
-        """A job of the tenant's own, whose labels and UID are stolen: each time a new one under the same name."""
-        with contextlib.suppress(KubeError):
-            self.kube.request("DELETE", f"{self.evil.path}/prey", {"propagationPolicy": "Background"})
+    def _make_prey(self, namespace: str) -> Prey:
+        """A job whose labels and UID are stolen. It is the second of its name; the first has just been deleted."""
+        jobs = Jobs(self.evil.cluster, namespace)
+        jobs.create("prey", hostile.spec_of())
+        jobs.delete("prey")
 
         def make() -> Prey | None:
             try:
-                made = self.evil.create("prey", hostile.spec_of())
+                made = jobs.create("prey", hostile.spec_of())
             except KubeError:
                 return None
-            return Prey(EVIL, "prey", made["metadata"]["uid"])
+            return Prey(namespace, "prey", made["metadata"]["uid"])
 
         return wait_for(make, "the name is free again", PATIENCE)
 
     def _burst(self) -> list[Hostile]:
-        """What the API server took of this round's objects."""
+        """What the API server took of this round. It has a namespace of its own: warnings are rationed by namespace."""
         seed = self.plan.seed * 10_000 + self.rounds
-        objects = [self._adapt(one) for one in hostile.make_all(seed, self._make_prey(), self.plan.objects)]
+        namespace = f"{EVIL}-{self.rounds}"
+        make_namespace(self.evil.cluster, namespace)
+        objects = [self._adapt(one) for one in hostile.make_all(seed, self._make_prey(namespace), self.plan.objects)]
         made = [one for one in self._pool.map(self._make, objects) if one is not None]
         self.record.refused += len(objects) - len(made)
         self.record.made += made
@@ -217,12 +221,17 @@ def run(plan: Plan, directory: Path, start: Callable[..., Cluster] = Cluster.sta
     return report
 
 
+def make_namespace(cluster: Cluster, name: str) -> None:
+    """One of the tenant who does harm, with a quota, as tenants have them."""
+    cluster.make_namespace(name)
+    quota = {"metadata": {"name": "quota"}, "spec": {"hard": QUOTA}}
+    cluster.kube.request("POST", f"/api/v1/namespaces/{name}/resourcequotas", quota)
+
+
 def _play(cluster: Cluster, directory: Path, plan: Plan) -> Record:
     install_crd(cluster)
-    for namespace in (NAMESPACE, EVIL):
-        cluster.make_namespace(namespace)
-    quota = {"metadata": {"name": "quota"}, "spec": {"hard": QUOTA}}
-    cluster.kube.request("POST", f"/api/v1/namespaces/{EVIL}/resourcequotas", quota)
+    cluster.make_namespace(NAMESPACE)
+    make_namespace(cluster, EVIL)
     with Replicas(cluster, directory, *FLAGS).running() as members:
         return Run(cluster, members, directory, plan).play()
 
@@ -239,5 +248,14 @@ def summarize(record: Record, wrong: dict[str, list[str]]) -> dict[str, Any]:
         "exits": len(record.exits),
         "writes": sum(bool(r.replica) for r in record.requests),
         "lagSeconds": record.lag,
+        "pauses": {job: _spread(record, steps) for job, steps in record.steps.items()},
         "memoryMiB": [round(min(rss)), round(max(rss))] if rss else [],
     }
+
+
+def _spread(record: Record, steps: Sequence[float]) -> dict[str, float]:
+    """Seconds: the longest pause of the quiet run; of the hostile rounds half, nine of ten, all."""
+    quiet, hostile = compute_pauses(steps, record.quiet), sorted(compute_pauses(steps, record.hostile)) or [0.0]
+    found = {"quiet": max(quiet, default=0.0), "half": hostile[len(hostile) // 2]}
+    found |= {"nine": nine_of_ten(hostile), "all": hostile[-1]}
+    return {name: round(value, 2) for name, value in found.items()}

@@ -70,7 +70,7 @@ def test_pauses_are_compared_with_the_quiet_run() -> None:
     steady = [t / 10 for t in range(200)]
     good = Record(steps={"j": steady}, quiet=[(0, 5)], hostile=[(5, 19)])
     assert find_long_pauses(good) == []
-    gap = [t for t in steady if not 8 < t < 12]
+    gap = [t for t in steady if not 8 < t < 13]
     assert len(find_long_pauses(Record(steps={"j": gap}, quiet=[(0, 5)], hostile=[(5, 19)]))) == 1
     assert find_long_pauses(Record(steps={"j": steady[:60]}, quiet=[(0, 5)], hostile=[(5, 19)]))
 
@@ -100,6 +100,7 @@ def test_the_lag_is_read_from_the_metric() -> None:
     assert lag.find_longest(before, before) == 0.0
     assert find_lag({"quiet": 0.1, "hostile": 0.5}) == []
     assert find_lag({"quiet": 0.1, "hostile": 2.5})
+    assert not find_lag({"quiet": 0.1, "hostile": 2.5, "machine": 1.5})
 
 
 def test_lines_that_no_operator_may_write_are_seen() -> None:
