@@ -203,6 +203,9 @@ class ElasticJobRendezvous(RendezvousHandler):
             # torch's own stop comes after this one; it would wait 30 s for a script that does not end.
             left = max(self.member.grace(), _LOSS_GRACE)
             torchagent.stop_workers(agent, left, lambda: self._must_hurry(grace))
+            late = torchagent.find_failure(agent, self.member.generation) if grace == 0 else None
+            if self._failure is None and late is not None and late.traceback:
+                self._failure = late  # it was about to end by an exception of its own
         return 1
 
     def _watch_relay(self, sessions: Relay, agent: SimpleElasticAgent | None) -> int:
