@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from unpickling import forbid_unpickling
 
 from elasticjob import data, session
 
@@ -34,6 +33,8 @@ def main() -> None:
     parser.add_argument("--before-seconds", type=float, default=0.0, help="between a batch and its step")
     parser.add_argument("--stuck-world", type=int, default=0, help="a world of this size computes for ever in step 1")
     args = parser.parse_args()
+    from unpickling import forbid_unpickling  # beside this script: who imports its numbers does not have it
+
     forbid_unpickling()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
