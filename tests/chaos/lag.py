@@ -86,7 +86,8 @@ class LagWatch:
     def _look(self) -> float:
         longest = 0.0
         for replica in self._replicas:
-            if replica.paused:
+            if replica.paused:  # so late it is because the suite stopped it
+                self._last.pop(replica.pid, None)
                 continue
             with contextlib.suppress(OSError, http.client.HTTPException):
                 pid, found = replica.pid, parse_buckets(scrape(replica.http_port))
