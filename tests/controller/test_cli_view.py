@@ -53,7 +53,7 @@ def test_a_list_reads_as_kubectl_writes_it() -> None:
 def test_wide_says_rate_goodput_and_reason() -> None:
     raw = given.running_status() | {"conditions": [given.condition("Degraded", reason="Unschedulable")]}
     line = text_of(tables.list_jobs([given.job(raw)], NOW, namespaces=True, wide=True)).splitlines()[1]
-    expected = "team digits Running 2 4 1-4 40% 1 90s 3 0.5/s 2m 90.0% 1.25s Degraded: Unschedulable"
+    expected = "team digits Running 2 4 1-4 40% 1 90s 3 0.5/s 2m ≤90.0% 1.25s Degraded: Unschedulable"
     assert " ".join(line.split()) == expected
 
 
@@ -122,6 +122,14 @@ def test_lines_of_a_watch_without_a_terminal() -> None:
     )
     assert details.change_line(second, first) == "digits: step 50 of 100 (50%), 2m left, loss 0.5"
     assert details.change_line(second, second) is None
+
+
+def test_goodput_without_reported_steps_is_a_bound() -> None:
+    raw = given.running_status()
+    for measured, shown in (("Steps", " 90.0%"), ("Formation", "≤90.0%")):
+        job = given.job(raw | {"goodput": raw["goodput"] | {"measured": measured}})
+        assert shown in text_of(tables.list_top([job], NOW))
+        assert shown.strip() in text_of(details.live(job, [], [], NOW))
 
 
 def test_a_total_that_is_wrong_is_not_shown() -> None:

@@ -126,7 +126,7 @@ def live(job: Job, pods: Sequence[Pod], worlds: Sequence[World], now: float, *, 
     )
     trained, lost = goodput_seconds(job, now)
     goodput = Text(
-        f"goodput {words.share(trained, lost)}  rescales {status.goodput.rescales}  "
+        f"goodput {words.goodput(job, trained, lost)}  rescales {status.goodput.rescales}  "
         f"last recovery {words.seconds_exact(status.goodput.last_recovery_seconds)}  "
         f"restarts {status.restarts.total}  age {words.age(job.created, now)}",
         style="dim",
