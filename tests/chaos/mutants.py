@@ -21,6 +21,7 @@ LEADERSHIP = ("tests/controller/test_leadership.py",)
 OPERATE = ("tests/controller/test_operate.py",)
 SIMULATION = ("tests/controller", "-k", "simulation")
 WATCH = ("tests/controller/test_watch.py",)
+CACHE = ("tests/controller/test_cache.py",)
 DOORS = ("tests/controller/test_hub_doors.py",)
 
 
@@ -84,6 +85,27 @@ MUTANTS = (
     Mutant("a trainer that ended beside a sidecar runs on", "containers.py", "    if ended is not None:\n",
            "    if ended is not None and phase is not PodPhase.RUNNING:\n", ("tests/controller/test_observe.py",),
            quick=True),
+    Mutant("a preflight is charged to the program", "faults.py",
+           "        blame=Blame.INFRASTRUCTURE,\n        fatal=False", "        blame=Blame.USER,\n        fatal=False",
+           ("tests/controller/test_simulation_backoff.py", "-k", "preflight")),
+    Mutant("free restarts are not waited for", "setbacks.py", "return min(MAX_SECONDS, 2.0 ** min(failures - 1, 16))",
+           "return min(0.0, MAX_SECONDS, 2.0)", ("tests/controller/test_simulation_backoff.py",)),
+    # Ownership and limits.
+    Mutant("any owner is a controller", "ownership.py", 'if reference.get("controller") and', "if", CACHE, quick=True),
+    Mutant("labels need not name the job's UID", "ownership.py",
+           "(labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)) != (job, uid)",
+           "labels.get(names.LABEL_JOB) != job", CACHE),
+    Mutant("agents of a deleted namesake come in", "cache.py", "and job[0].uid == pod.job_uid else None", "else None",
+           CACHE),
+    Mutant("pods of any name are workers", "ownership.py",
+           ' or metadata.get("name") != names.pod_name(job, int(index))', "", CACHE),
+    Mutant("what is refused is tried a thousand times", "slowstart.py", "and not errors and", "and",
+           ("tests/controller/test_slowstart.py",), quick=True),
+    Mutant("a spec may be of any depth", "bounds.py", "MOST_DEPTH = 64", "MOST_DEPTH = 64_000",
+           ("tests/controller/test_reading.py",), quick=True),
+    Mutant("a status of another version is refused", "reading.py",
+           "    rest = {name: value for name, value in raw.items() if name not in wrong}\n",
+           "    rest = dict(raw)\n", ("tests/controller/test_reading.py",)),
     Mutant("restarts are not counted", "metrics.py", "self.restarts.labels(cause).inc(count)", "pass",
            ("tests/controller/test_metrics.py",)),
 )  # fmt: skip
