@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 import urllib.request
 from collections import defaultdict
@@ -22,7 +23,8 @@ from operator_fixture import ROOT, Jobs, OperatorProcess, _free_port, install_cr
 pytestmark = pytest.mark.cluster
 
 DASHBOARD = ROOT / "manifests/chart/elasticjob/files/dashboard.json"
-# Both count what should not happen, and in this story it does not; tests of their own make them move.
+# Both count what no object and no answer of an API server brings about; what makes them move is in
+# tests/controller/test_operate.py::test_what_is_left_out_and_what_begins_anew_is_counted.
 QUIET = {"elasticjob_background_restarts", "elasticjob_objects_skipped"}
 Series = dict[str, list[tuple[dict[str, str], float]]]
 
@@ -78,8 +80,9 @@ def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, na
     jobs = Jobs(cluster, namespace)
     jobs.create("digits", light_spec())
     started = jobs.await_world("digits", 2)
-    # A pod is lost: an exit that nobody wanted, a regroup, a restart, a while without training.
-    cluster.kube.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{jobs.pods('digits')[0]['metadata']['name']}")
+    # A pod is lost: an exit that nobody wanted, a regroup, a restart, a while without training. (One that is deleted
+    # leaves, and counts as no restart.)
+    cluster.kill_pod(namespace, started["rendezvous"]["members"][0]["pod"], signal.SIGKILL)
     again = jobs.await_world("digits", 2, above=started["rendezvous"]["generation"])
     stranger = {"metadata": {"name": "theirs", "labels": {names.LABEL_APP: names.LABEL_APP_VALUE}}}
     cluster.kube.request("POST", f"/api/v1/namespaces/{namespace}/configmaps", stranger)
