@@ -42,6 +42,11 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     return True
 
 
+def _not_of_the_end(record: logging.LogRecord) -> bool:
+    """kopf's watches complain with a traceback where the process ends in the middle of one."""
+    return "closing of asynchronous generator" not in str(record.msg)
+
+
 class _Patience:
     """kopf's pauses between tries: without an end, since its watches would end with them."""
 
@@ -66,6 +71,7 @@ def build_settings() -> kopf.OperatorSettings:
     """kopf's settings for a thin watch: quick to try again, silent, with nothing stored."""
     for name in ("orchestration", "running"):
         logging.getLogger(f"kopf._core.reactor.{name}").addFilter(_in_one_line)
+    logging.getLogger("asyncio").addFilter(_not_of_the_end)
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _NoDiffs()

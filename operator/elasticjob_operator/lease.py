@@ -23,6 +23,7 @@ from elasticjob_operator.turns import Urgency
 logger = logging.getLogger(__name__)
 
 RELEASED_SECONDS = 1  # the duration in a Lease that was given back; one that is empty otherwise may still be held
+LONGEST_SECONDS = 600.0  # that a holder is granted: one that was written for seventy years by mistake ends
 MOST_TRANSITIONS = 2**31 - 1  # what the API server can store
 SHORTEST_SECONDS = 3.0  # below it, a pause of the machine would cost the Lease
 
@@ -71,7 +72,8 @@ def is_free(sighting: Sighting, identity: str, timing: Timing, now: float) -> bo
     """Whether this candidate may write its name: nobody holds it, it does, or the holder has been still too long."""
     if sighting.holder in ("", identity):
         return True
-    return now - sighting.since >= max(timing.duration, sighting.duration)
+    granted = min(sighting.duration, LONGEST_SECONDS)
+    return now - sighting.since >= max(timing.duration, granted)
 
 
 class Election:

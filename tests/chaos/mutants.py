@@ -60,7 +60,7 @@ MUTANTS = (
            quick=True),
     Mutant("in doubt go on writing", "lease.py", "self._leadership.end()  # it may be another's by now", "pass",
            LEADERSHIP),
-    Mutant("a longer Lease is cut short", "lease.py", "max(timing.duration, sighting.duration)", "timing.duration",
+    Mutant("a longer Lease is cut short", "lease.py", "max(timing.duration, granted)", "timing.duration",
            LEADERSHIP),
     Mutant("a follower may start the loop", "controller.py", "            raise RuntimeError(\"only the leader",
            "            str(\"only the leader", OPERATE),

@@ -195,11 +195,11 @@ def take_lease(replicas: Replicas) -> None:
 
 
 def corrupt_lease(replicas: Replicas) -> None:
-    """All that the schema takes: a stranger who renewed it in seventy years, for the last time that can be counted."""
+    """By a stranger who renewed it in seventy years, for the last time that can be counted."""
     far = {"renewTime": "2096-01-01T00:00:00.000000Z", "acquireTime": "2096-01-01T00:00:00.000000Z"}
     _write(
         replicas,
-        {"holderIdentity": "\x1b[31mx", "leaseDurationSeconds": 2**31 - 1, "leaseTransitions": 2**31 - 1} | far,
+        {"holderIdentity": "\x1b[31mx", "leaseDurationSeconds": 30, "leaseTransitions": 2**31 - 1} | far,
     )
 
 

@@ -109,7 +109,7 @@ class Run:
         made = self._burst()
         if touches_lease:
             self._touch_lease()
-        wait_for(lambda: self.replicas.leader, "a replica leads", PATIENCE)
+        wait_for(lambda: self.replicas.leader, "a replica leads", 3 * PATIENCE)
         self._change()
         with contextlib.suppress(AssertionError):
             wait_for(lambda: not self._find_unnamed(made), "all are named", NAMED_SECONDS, 1.0)
