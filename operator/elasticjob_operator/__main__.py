@@ -19,7 +19,7 @@ import uvloop
 from elasticjob_operator import __version__, bounds, crd
 from elasticjob_operator.http import parse_address
 from elasticjob_operator.kube import Api, ApiError
-from elasticjob_operator.lease import SHORTEST_SECONDS
+from elasticjob_operator.lease import LONGEST_SECONDS, SHORTEST_SECONDS
 from elasticjob_operator.operate import Operator
 from elasticjob_operator.options import Options, UsageError
 
@@ -72,7 +72,7 @@ def main() -> None:
 @click.option("--lease-name", default="elasticjob-operator", show_default=True, help="Name of the Lease.")
 @click.option(
     "--lease-seconds",
-    type=click.FloatRange(min=SHORTEST_SECONDS),
+    type=click.FloatRange(SHORTEST_SECONDS, LONGEST_SECONDS),
     default=10.0,
     show_default=True,
     help="Time after which a silent leader is replaced.",
