@@ -23,7 +23,7 @@ from elasticjob_operator.turns import Urgency
 logger = logging.getLogger(__name__)
 
 RELEASED_SECONDS = 1  # the duration in a Lease that was given back; one that is empty otherwise may still be held
-LONGEST_SECONDS = 600.0  # that a holder is granted: one that was written for seventy years by mistake ends
+LONGEST_SECONDS = 300.0  # that a holder is granted: one that was written for seventy years by mistake ends
 MOST_TRANSITIONS = 2**31 - 1  # what the API server can store
 SHORTEST_SECONDS = 3.0  # below it, a pause of the machine would cost the Lease
 

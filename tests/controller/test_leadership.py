@@ -50,8 +50,8 @@ def test_times_come_from_the_duration(duration: float) -> None:
         pytest.param(Sighting("other", "x", 0.0, 3.0), 2.9, False, id="another's"),
         pytest.param(Sighting("other", "x", 0.0, 3.0), 3.0, True, id="another's that is silent"),
         pytest.param(Sighting("other", "x", 0.0, 30.0), 20.0, False, id="whose Lease is longer than ours"),
-        pytest.param(Sighting("other", "x", 0.0, 2.0**31), 599.0, False, id="whose Lease is for seventy years"),
-        pytest.param(Sighting("other", "x", 0.0, 2.0**31), 600.0, True, id="of which it gets ten minutes"),
+        pytest.param(Sighting("other", "x", 0.0, 2.0**31), 299.0, False, id="whose Lease is for seventy years"),
+        pytest.param(Sighting("other", "x", 0.0, 2.0**31), 300.0, True, id="of which it gets five minutes"),
         pytest.param(Sighting("other", "x", 0.0, 1.0), 2.0, False, id="whose Lease is shorter than ours"),
     ],
 )
