@@ -172,10 +172,10 @@ WRONG_STATUS: tuple[Object, ...] = (
     {"conditions": [{"type": "Running", "status": "True", "lastTransitionTime": "soon"}]},
     {"nodeFaults": [{"node": "a", "count": 9, "lastTime": "then"}]},
     {"capacity": {"withdrawn": 1, "attempts": 1, "retryTime": "later"}},
-    {"completionTime": "when it is done", "conditions": [{"type": "Complete", "status": "True"}]},
     {"lastFailure": {"message": ESCAPES, "logTail": ESCAPES * 50, "time": "\x9b"}},
 )
 ODD_STATUS: tuple[Object, ...] = (
+    {"completionTime": "when it is done", "conditions": [{"type": "Complete", "status": "True"}]},
     {"rendezvous": {"generation": 2**62, "worldSize": -3, "members": []}},
     {"rendezvous": {"generation": -7, "members": [{"pod": "x", "rank": 2**40, "uid": "", "nproc": -1}]}},
     {"conditions": [{"type": ESCAPES[:20], "status": "True", "reason": ESCAPES, "message": ESCAPES}]},
