@@ -89,6 +89,8 @@ class Operator:
         text = f"{stranger.kind} {stranger.name} carries the operator's label and is left alone: {stranger.why}"
         now = time.time()
         warnings = self._warnings.setdefault(stranger.namespace, limits.Bucket(WARNINGS, now))
+        if len(self._warnings) > WARNED_NAMESPACES:
+            del self._warnings[next(iter(self._warnings))]
         if warnings.take(WARNINGS_PER_SECOND, WARNINGS, now):
             logger.warning("%s: %s", stranger.namespace, text)
         known = self.cache.jobs.get((stranger.namespace, stranger.job))
