@@ -39,6 +39,7 @@ __all__ = ["Operator", "Options", "UsageError"]
 logger = logging.getLogger(__name__)
 
 WARNINGS, WARNINGS_PER_SECOND = 20.0, 0.02  # of objects that are not ours, for each namespace
+WARNED_NAMESPACES = 1000  # of which it is remembered how much was said
 
 
 class Operator:
