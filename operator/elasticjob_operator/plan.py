@@ -201,6 +201,7 @@ def _write(seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods:
     status = status.model_copy(update={"rendezvous": _next_rendezvous(seen, status, decision)})
     status = _report(seen, spec, status, pods, decision)
     silent = first(_find_agentless(seen, spec, status).at, silence.find_no_progress(status, seen.now).at)
+    calm = restless.find_restless(status, seen.now).at
     existing = {(kind, name): digest for kind, name, digest in seen.children}
     create = _new_pods(seen, spec, status, pods)
     # Those that are made now are counted already: one write instead of two.
@@ -221,7 +222,7 @@ def _write(seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods:
         events=report.tell_changes(seen.job.status, status, decision),
         announces=decision.world is not None,
         set_replicas=None if seen.job.has_replicas else spec.wanted,
-        wake_at=first(decision.wake_at, pods.wake_at, _progress_due(seen, status), silent),
+        wake_at=first(decision.wake_at, pods.wake_at, _progress_due(seen, status), silent, calm),
     )
 
 
@@ -321,6 +322,9 @@ def _find_trouble(seen: Seen, spec: api.Spec, status: api.Status, room: api.Capa
     found = report.find_trouble(
         seen.pods, world_size=status.rendezvous.world_size, wanted=spec.wanted, withdrawn=room.withdrawn
     )
+    left = restless.find_restless(status, seen.now)
+    if left.reason and (found is None or found[0] == "BelowWanted"):
+        return left.reason, left.message
     if found is not None and found[0] == "BelowWanted":
         return setbacks.tell(status) or found
     if found is None and status.template_hash != spec.template_hash:

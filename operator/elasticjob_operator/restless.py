@@ -1,8 +1,9 @@
 """Members that leave a world and are ready again at once, again and again, with no failure to account for. Pure.
 
 It happens in a job that is well: a connection between two pods breaks and comes back. So a few are free. A program
-that does nothing else would have the operator form worlds without end; from then on it is that member's failure, and
-the next world waits until one more is free. The status keeps one time: when all of them will be forgotten.
+that does nothing else would have the operator form worlds without end; from then on it is that member's failure, the
+next world waits until one more is free, and a condition names the member. The status keeps one time: when all of them
+will be forgotten.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from elasticjob_operator import api
 from elasticjob_operator.faults import Fault
 from elasticjob_operator.observe import format_time, parse_time
 from elasticjob_operator.records import Seen
+from elasticjob_operator.silence import Finding
 from elasticjob_operator.standing import Judged, Standing
 from elasticjob_operator.wire import AgentPhase
 
 FREE = 5  # that are free at once ...
 SECONDS = 60.0  # ... and one more whenever this has passed
+CALM_SECONDS = 3 * SECONDS  # without one that is charged: a job that goes on so is charged every other minute
+REASON = "LeftWorld"
 
 
 def find_first(seen: Seen, spec: api.Spec, judged: Sequence[Judged]) -> Judged | None:
@@ -29,7 +33,16 @@ def find_first(seen: Seen, spec: api.Spec, judged: Sequence[Judged]) -> Judged |
         a.connected and a.state.phase is AgentPhase.READY for uid, a in seen.agents.items() if uid not in members
     ):
         return None  # it was to grow
+    if _has_lost_others(seen.job.status):
+        return None  # it was to grow, and the newcomer has failed meanwhile
     return min(judged, key=_left_at)
+
+
+def _has_lost_others(status: api.Status) -> bool:
+    """Whether a failure of something else was noted since the world was formed."""
+    backoff = status.restarts.backoff
+    failed, formed = parse_time(backoff.since) if backoff else None, parse_time(status.rendezvous.formed_time)
+    return failed is not None and formed is not None and failed >= formed
 
 
 def _left_by_itself(judged: Judged) -> bool:
@@ -66,7 +79,16 @@ def fault_of(judged: Judged) -> Fault:
     message = (
         "it left the world and was ready again, again and again, without a failure: does its script call for that?"
     )
-    return Fault(pod=member.pod, node=member.node, rank=member.rank, reason="LeftWorld", message=message)
+    return Fault(pod=member.pod, node=member.node, rank=member.rank, reason=REASON, message=message)
+
+
+def find_restless(status: api.Status, now: float) -> Finding:
+    """What was charged to a member lately; cleared once the job has been calm for a while."""
+    last = status.last_failure
+    left = parse_time(last.time) if last is not None and last.reason == REASON else None
+    if last is None or left is None or not left <= now < left + CALM_SECONDS:
+        return Finding()
+    return Finding(REASON, last.message, left + CALM_SECONDS)
 
 
 def _until(restarts: api.RestartStatus, now: float) -> float:

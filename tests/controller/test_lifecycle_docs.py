@@ -1,7 +1,8 @@
-"""Every row of docs/lifecycle.md is a story, and every story that it names exists."""
+"""Every row of docs/lifecycle.md is a story that exists, and every reason that a condition may give is documented."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -19,6 +20,31 @@ ROWS = [
     if line.startswith("|") and not line.startswith(("|---", "| Event"))
 ]
 
+# Where the reasons of conditions, failures and events are.
+SPEAKERS = (
+    "account", "apply", "ending", "faults", "names", "operate", "plan", "policy", "reading", "report", "restless",
+    "setbacks", "silence",
+)  # fmt: skip
+NOT_REASONS = {
+    *("ContainerCreating", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"),  # Kubernetes'
+    *("ContainerStatusUnknown", "NodeAffinity", "NodeLost", "NodeShutdown", "PodInitializing"),
+    *("DistBackendError", "DistNetworkError", "DistStoreError"),  # torch's exceptions
+    *("ElasticJob", "FailJob", "RestartIgnoreBudget", "NewPod", "UsageError"),  # values and names of ours
+}
+REASONS = {
+    node.value
+    for name in SPEAKERS
+    for node in ast.walk(ast.parse((ROOT / f"operator/elasticjob_operator/{name}.py").read_text()))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", node.value)
+} - NOT_REASONS
+DOCUMENTED = {
+    word
+    for file in ("lifecycle", "operations")
+    for code in re.findall(r"`([^`\n]+)`", (ROOT / f"docs/{file}.md").read_text())
+    for word in re.findall(r"\w+", code)
+}
+
 
 @pytest.mark.parametrize("row", ROWS, ids=[r[0] for r in ROWS])
 def test_the_row_is_a_story(row: list[str]) -> None:
@@ -28,3 +54,8 @@ def test_the_row_is_a_story(row: list[str]) -> None:
 
 def test_there_are_rows() -> None:
     assert len(ROWS) > 40
+
+
+def test_every_reason_is_documented() -> None:
+    assert len(REASONS) > 30
+    assert not REASONS - DOCUMENTED

@@ -169,6 +169,7 @@ def test_the_others_train_on_and_are_replaced_while_one_pod_waits() -> None:
         cluster.run(0.5)
         kill_newest(cluster)
     assert cluster.condition("Degraded") == ("True", "BackOff")
+    assert cluster.status.restarts.total == 0, "those that stopped for the newcomers are not to blame"
     assert cluster.size == 3
     assert "BackOff" in cluster.told_events()
     cluster.run_until(lambda: setbacks.wait_until(cluster.status.restarts.backoff, cluster.now) > cluster.now + 10)

@@ -8,7 +8,7 @@ import pytest
 
 from controller.builders import make_spec
 from controller.simulated_cluster import Cluster
-from elasticjob_operator import wire
+from elasticjob_operator import restless, wire
 
 
 def started(size: int = 4, spec: Any = None, **fields: Any) -> Cluster:
@@ -120,6 +120,23 @@ def test_a_hang_is_charged_to_the_rank_that_holds_the_others_up() -> None:
     assert last.message == "rank 2 (digits-worker-2) hung: no step for 15 s after step 60, at train.py:7 in f"
     assert last.reason == "RankHung"
     assert "RankHung" in cluster.told_events()
+
+
+def test_a_member_that_leaves_again_and_again_is_named_until_the_job_is_calm() -> None:
+    """It is ready again at once, and there is no failure to account for: free five times, then charged."""
+    cluster = started()
+    for left in range(1, restless.FREE + 2):
+        cluster.agent(1).become_ready()
+        cluster.run_until(lambda left=left: cluster.generation == left + 1 and cluster.trains)  # type: ignore[misc]
+        is_told = cluster.condition("Degraded") == ("True", "LeftWorld")
+        assert is_told is (left > restless.FREE)
+    assert cluster.status.restarts.total == 1
+    degraded = cluster.status.condition("Degraded")
+    assert degraded is not None
+    assert degraded.message.startswith("rank 1 (digits-worker-1) failed [LeftWorld]: it left the world")
+    assert "LeftWorld" in cluster.told_events()
+    assert cluster.run_until(lambda: not cluster.status.is_true("Degraded")) <= restless.CALM_SECONDS
+    assert cluster.condition("Degraded") == ("False", "AllWanted")
 
 
 def test_max_restarts_exceeded() -> None:
