@@ -88,7 +88,7 @@ def find_restless(status: api.Status, now: float) -> Finding:
     left = parse_time(last.time) if last is not None and last.reason == REASON else None
     if last is None or left is None or not left <= now < left + CALM_SECONDS:
         return Finding()
-    return Finding(REASON, last.message, left + CALM_SECONDS)
+    return Finding(REASON, last.message or "", left + CALM_SECONDS)
 
 
 def _until(restarts: api.RestartStatus, now: float) -> float:
