@@ -211,6 +211,17 @@ class TestOtherControllers:
         operator.start()
         wait_for(lambda: minimum(jobs) == 3, "it follows what was changed meanwhile")
 
+    def test_a_gang_whose_name_is_taken(self, jobs: Jobs, pod_groups: None) -> None:
+        path = f"{VOLCANO}/namespaces/{jobs.namespace}/podgroups"
+        body = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "metadata": {"name": "gang"}}
+        theirs = jobs.kube.request("POST", path, {**body, "spec": {"minMember": 7}})
+        jobs.create("gang", gang_spec(minReplicas=2))
+        wait_for(lambda: jobs.condition("gang", "Degraded").get("reason") == "NameTaken", "the user is told")
+        assert jobs.kube.request("GET", f"{path}/gang")["metadata"] == theirs["metadata"]
+        jobs.delete("gang")
+        wait_for(lambda: not jobs.pods("gang"), "the job is gone")
+        assert jobs.kube.request("GET", f"{path}/gang")["spec"] == {"minMember": 7}
+
     def test_a_gang_whose_kind_is_served_late(self, jobs: Jobs, cluster: Cluster) -> None:
         """The first write fails, and the pods are there: it is tried again."""
         jobs.create("gang", gang_spec(minReplicas=2))
