@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,13 @@ server = Server(lambda peer, message: None)
 print(server.folder, flush=True)
 sys.stdin.readline()
 """
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A path of a socket may have 107 characters, and pytest's own folders are deep."""
+    with tempfile.TemporaryDirectory(prefix="ej-") as folder:
+        yield Path(folder)
 
 
 def start_agent(folder: Path) -> tuple[subprocess.Popen[str], Path]:
@@ -40,8 +49,8 @@ def end(process: subprocess.Popen[str], number: signal.Signals | None = None) ->
     process.communicate("\n", timeout=30) if number is None else process.communicate(timeout=30)
 
 
-def test_the_folder_goes_with_its_agent_or_with_the_next_one(tmp_path: Path) -> None:
-    agents = [start_agent(tmp_path) for _ in range(3)]
+def test_the_folder_goes_with_its_agent_or_with_the_next_one(short_path: Path) -> None:
+    agents = [start_agent(short_path) for _ in range(3)]
     try:
         (ends, first), (dies, second), (lives, third) = agents
         assert all(folder.stat().st_mode & 0o077 == 0 for folder in (first, second, third))
@@ -49,21 +58,21 @@ def test_the_folder_goes_with_its_agent_or_with_the_next_one(tmp_path: Path) -> 
         assert not first.exists()
         end(dies, signal.SIGKILL)
         assert second.exists(), "nobody was there to remove it"
-        agents.append(start_agent(tmp_path))
+        agents.append(start_agent(short_path))
         assert not second.exists()
         assert third.exists(), "its agent lives"
         assert lives.poll() is None
-        assert sorted(tmp_path.iterdir()) == sorted([third, agents[-1][1]])
+        assert sorted(short_path.iterdir()) == sorted([third, agents[-1][1]])
     finally:
         for process, _ in agents:
             process.kill()
             process.communicate()
 
 
-def test_what_is_not_an_agents_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "elasticjob-agent-notes").mkdir()
-    (tmp_path / "elasticjob-agent-notes" / "control").write_text("a file of somebody's")
-    process, folder = start_agent(tmp_path)
+def test_what_is_not_an_agents_is_left_alone(short_path: Path) -> None:
+    (short_path / "elasticjob-agent-notes").mkdir()
+    (short_path / "elasticjob-agent-notes" / "control").write_text("a file of somebody's")
+    process, folder = start_agent(short_path)
     end(process)
     assert not folder.exists()
-    assert (tmp_path / "elasticjob-agent-notes" / "control").exists()
+    assert (short_path / "elasticjob-agent-notes" / "control").exists()

@@ -32,7 +32,7 @@ class Loss:
 
 @pytest.fixture
 def loss() -> Iterator[Loss]:
-    before = signal.getsignal(signal.SIGURG)
+    before = signal.signal(signal.SIGURG, signal.SIG_DFL)  # as in a script, whatever other tests have left
     loss = Loss()
     yield loss
     loss.happened = False  # its thread ends
