@@ -171,11 +171,12 @@ class Controller:
         now = self._clock()
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
         self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
-        ours = {p.uid for p in pods}
+        agents, ours = self._hub.agents(key), {p.uid for p in pods}
         seen = Seen(
             job=job,
             pods=pods,
-            agents={uid: agent for uid, agent in self._hub.agents(key).items() if uid in ours},
+            agents={uid: agent for uid, agent in agents.items() if uid in ours},
+            leftover={uid: agent for uid, agent in agents.items() if uid not in ours},
             nodes=self._cache.nodes_of(pods),
             children=self._cache.children(job),
             now=now,

@@ -43,7 +43,7 @@ __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "pla
 def plan(seen: Seen, config: Config = Config()) -> Plan:
     """What to do now, and what to tell."""
     served = () if seen.job.deleting else {p.uid for p in seen.pods}
-    released = directives.release(seen.agents, served)
+    released = directives.release({**seen.agents, **seen.leftover}, served)
     made = _plan(seen, config)
     if made.status is not seen.job.status and not seen.job.status.finished:
         made = _tell_notices(seen, made)

@@ -55,6 +55,9 @@ class Seen:
     job: Job
     pods: tuple[Pod, ...] = ()
     agents: Mapping[str, Agent] = field(default_factory=dict)  # by pod UID
+    leftover: Mapping[str, Agent] = field(
+        default_factory=dict
+    )  # of an earlier job of this name: told to go, not counted
     nodes: Mapping[str, Node] = field(default_factory=dict)
     children: frozenset[tuple[str, str, str]] = frozenset()  # (kind, name, digest) that exist
     now: float = 0.0

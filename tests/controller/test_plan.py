@@ -252,3 +252,12 @@ def test_members_that_were_sent_home_have_not_finished_the_job(ended: bool) -> N
     assert not made.status.finished
     assert [m.leaving for m in made.status.rendezvous.members] == [names.SUSPENDED] * 2
     assert made.create, "others come in their place"
+
+
+def test_agents_of_an_earlier_job_are_told_to_go_and_count_for_nothing() -> None:
+    leaving, training = make_agent(0, "leaving", 3, attempt=1), make_agent(1, "running", 3, attempt=1)
+    seen = Seen(make_job(), leftover={"old-0": leaving, "old-1": training}, now=NOW)
+    made = plan(seen)
+    assert {uid: type(directive).__name__ for uid, directive in made.directives.items()} == {"old-0": "Stop"}
+    assert made.directives.keys().isdisjoint(plan(Seen(make_job(), now=NOW)).directives)
+    assert made.create == plan(Seen(make_job(), now=NOW)).create

@@ -41,9 +41,11 @@ def test_start_grow_shrink_and_complete(jobs: Jobs) -> None:
     status = jobs.status("story")
     assert status["phase"] == "Complete"
     assert "completionTime" in status
-    reasons = [reason for reason, _ in jobs.events("story")]
+    reasons = wait_for(
+        lambda: [r for events in [jobs.events("story")] for r, _ in events if any(e[0] == "Completed" for e in events)],
+        "its end is told",  # events are written after the status, and behind everything else
+    )
     assert reasons.count("WorldFormed") == 1
-    assert "Completed" in reasons
     wait_for(lambda: [p["status"]["phase"] for p in jobs.pods("story")] == ["Succeeded"], "the pod stays for its log")
 
 
@@ -145,7 +147,8 @@ def test_ttl_deletes_the_finished_job(jobs: Jobs) -> None:
 def test_active_deadline(jobs: Jobs) -> None:
     jobs.create("late", light_spec(runPolicy={"activeDeadlineSeconds": 2}))
     assert jobs.await_condition("late", "Failed")["reason"] == "DeadlineExceeded"
-    wait_for(lambda: not jobs.pods("late"), "its pods are gone")
+    ended = ("Succeeded", "Failed")
+    wait_for(lambda: all(p["status"]["phase"] in ended for p in jobs.pods("late")), "its pods end, or are gone")
 
 
 def test_drain_moves_a_member(jobs: Jobs, cluster: Cluster) -> None:
