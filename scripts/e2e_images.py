@@ -47,6 +47,8 @@ IMAGES: Final = {
         "",
         ("Dockerfile", "pyproject.toml", "requirements", "README.md", "LICENSE", "operator", "devcluster"),
     ),
+    # Another build of the operator, from the one before it here.
+    "next": ("tests/integration/next_build", "", ("tests/integration/next_build",)),
     "runtime": ("worker_image", "runtime", ("worker_image",)),
     "worker": ("worker_image", "worker", ("worker_image",)),
     # A foreign image: nothing of ours is in it.
@@ -191,6 +193,9 @@ class Builder:
 
 
 def reference(name: str) -> str:
+    """The name of an image in the nodes; `next` is another version of the operator's."""
+    if name == "next":
+        return "docker.io/elasticjob/operator:next"
     return f"docker.io/elasticjob/{'e2e-torch' if name == 'torch' else name}:{VERSION}"
 
 
