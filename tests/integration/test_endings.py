@@ -63,7 +63,7 @@ def test_a_hang_is_told_with_the_rank_that_does_not_arrive(jobs: Jobs) -> None:
     assert (failure["reason"], failure["rank"]) == ("RankHung", 1)
     assert re.search(r"after step \d+, at ends_badly.py:\d+ in come_to_an_end$", failure["message"])
     assert "come_to_an_end" in failure["traceback"].splitlines()[0], "the innermost call"
-    assert any(reason == "RankHung" for reason, _ in jobs.events("ends"))
+    wait_for(lambda: any(reason == "RankHung" for reason, _ in jobs.events("ends")), "it is told as an event")
     assert goodput["measured"] == "Steps"
     assert goodput["lostSeconds"] > 4, "the time without a step, and that before the first one"
     assert goodput["trainingSeconds"] < 4
