@@ -41,11 +41,12 @@ def test_start_grow_shrink_and_complete(jobs: Jobs) -> None:
     status = jobs.status("story")
     assert status["phase"] == "Complete"
     assert "completionTime" in status
-    reasons = wait_for(
-        lambda: [r for events in [jobs.events("story")] for r, _ in events if any(e[0] == "Completed" for e in events)],
-        "its end is told",  # events are written after the status, and behind everything else
-    )
-    assert reasons.count("WorldFormed") == 1
+
+    def told() -> list[str]:
+        return [reason for reason, _ in jobs.events("story")]
+
+    wait_for(lambda: "Completed" in told(), "its end is told")  # events are written after the status
+    assert told().count("WorldFormed") == 1
     wait_for(lambda: [p["status"]["phase"] for p in jobs.pods("story")] == ["Succeeded"], "the pod stays for its log")
 
 
