@@ -21,11 +21,9 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
  && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
-COPY devcluster devcluster
-# The wheel is built and installed; only the environment goes on. The devcluster is a developer's tool: it stays behind.
+# The wheel is built and installed; only the environment goes on.
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index --wheel-dir /wheels . \
  && /opt/elasticjob/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
- && rm -rf /opt/elasticjob/lib/python3*/site-packages/elasticjob_devcluster /opt/elasticjob/bin/elasticjob-devcluster \
  && /opt/elasticjob/bin/pip uninstall --yes pip setuptools
 
 FROM ${BASE}

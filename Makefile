@@ -9,9 +9,9 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 # Development pins one torch (constraints.txt); the product works with torch >= 2.4.
 TORCH ?= torch==2.13.0
-SOURCES := operator devcluster worker_image/src tests benchmarks worker_image/examples scripts
+SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-unit check format generate transcript constraints locks sbom chaos chaos-short e2e bench torch-matrix clean
+.PHONY: help setup demo demo-session test test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench torch-matrix clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -20,10 +20,10 @@ setup: ## Create or check the environment (.venv).
 	@TORCH="$(TORCH)" PYTHON="$(PYTHON)" scripts/setup.sh
 
 demo: setup ## Run the main job: real training through a real API server while pods are killed.
-	@$(PY) -m elasticjob_devcluster.demo
+	@$(PY) -m demo
 
 demo-session: setup ## The same story with a script that keeps its memory over every change.
-	@$(PY) -m elasticjob_devcluster.demo --session
+	@$(PY) -m demo --session
 
 test: setup ## Run all tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
@@ -31,13 +31,20 @@ test: setup ## Run all tests; the summary says what was skipped and why. WORKERS
 test-unit: setup ## Run only the tests that need no cluster and start no training processes.
 	@$(PY) -m pytest tests/controller tests/test_layout.py -m "not cluster" $(PYTEST_ARGS)
 
+# Lines and branches that run in pytest's own processes; what a started process does is not counted. Tens of minutes.
+coverage: setup ## Measure what the fast suites cover, with a floor; not part of `make test`.
+	@$(PY) -m pytest tests/controller tests/worker -m "not cluster and not gpu" -n $(WORKERS) --dist loadfile \
+	  --cov --cov-report=term:skip-covered --cov-report=xml:.work/coverage.xml $(PYTEST_ARGS)
+
 check: setup ## Lint, types, import contracts, generated files, layout.
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
-	@$(BIN)/mypy operator/elasticjob_operator devcluster/elasticjob_devcluster worker_image/src/elasticjob
+	@$(BIN)/mypy operator/elasticjob_operator devcluster/elasticjob_devcluster worker_image/src/elasticjob demo
+	@$(BIN)/mypy tests benchmarks scripts/*.py
 	@$(BIN)/lint-imports
 	@$(PY) scripts/generate.py --check
 	@$(PY) scripts/locks.py --check
+	@$(PY) scripts/check_layout.py
 
 format: setup ## Format and fix what can be fixed.
 	@$(BIN)/ruff format $(SOURCES)
@@ -59,6 +66,17 @@ $(RELEASE)/bin/uv: Makefile
 	@$(RELEASE)/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 cyclonedx-bom==7.5.0
 	@touch $@
 
+# So are those of the documentation.
+DOCS := .work/docs
+$(DOCS)/bin/mkdocs: docs/requirements.txt
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
+
+# Not --quiet: warnings that are not shown are not counted, and --strict would let them pass.
+docs: $(DOCS)/bin/mkdocs ## Build the documentation site into .work/site; a broken link fails. DOCS_ARGS=serve shows it.
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs $(or $(DOCS_ARGS),build --strict)
+
 locks: setup $(RELEASE)/bin/uv ## Write the locks of the images: every package, with the hashes of its files.
 	@$(PY) scripts/locks.py --uv $(RELEASE)/bin/uv
 
@@ -70,8 +88,16 @@ sbom: $(RELEASE)/bin/uv ## Write a bill of materials (CycloneDX) for each image 
 	  $(RELEASE)/bin/cyclonedx-py requirements --output-reproducible --of JSON -o dist/worker.cdx.json -
 	@echo "dist/operator.cdx.json dist/runtime.cdx.json dist/worker.cdx.json"
 
+dist: setup ## Build what a release has into dist/: wheels, sdists, chart, manifests, SBOM, checksums; images if it can.
+	@$(PY) scripts/dist.py build
+	@$(MAKE) --no-print-directory sbom
+	@$(PY) scripts/dist.py checksums
+
 chaos-short: setup ## Fault injection, the short form: a few minutes.
 	@$(PY) -m pytest tests/chaos tests/model -m chaos $(PYTEST_ARGS)
+
+mutants: setup ## Random small mistakes in the source: do the tests notice? SEED=n COUNT=k ONLY=path
+	@$(PY) scripts/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),20) --only "$(ONLY)"
 
 chaos: setup ## Fault injection, all of it: hours. CHAOS_ARGS="--seed N --only crash" repeats a part.
 	@PYTHONPATH=tests:. $(PY) -m chaos $(CHAOS_ARGS)

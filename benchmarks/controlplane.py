@@ -25,8 +25,9 @@ from benchmarks import harness, plots, scale
 from benchmarks.processes import install_clean_up
 from benchmarks.system import JOBS, WRITES, System
 from elasticjob_devcluster import wait_until
-from elasticjob_operator import objects, observe
-from elasticjob_operator.records import NewPod
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.model import observe
+from elasticjob_operator.plan.values import NewPod
 
 BATCH = "/apis/batch/v1"
 BOUND = 240.0
@@ -75,7 +76,7 @@ def build_template(name: str, pods: int) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "default", "uid": "11111111-2222-3333-4444-555555555555"}
     job = observe.observe_job({**build_elastic_job(name, pods), "metadata": metadata})
     assert job.spec is not None
-    pod = objects.build_pod(job, job.spec, NewPod(0), objects.Settings(hub_url="ws://127.0.0.1:8443"))
+    pod = manifests.build_pod(job, job.spec, NewPod(0), manifests.Settings(hub_url="ws://127.0.0.1:8443"))
     del pod["spec"]["hostname"]  # each pod its own, or all would have one
     labels = {key: value for key, value in pod["metadata"]["labels"].items() if "index" not in key}
     return {"metadata": {"labels": labels, "annotations": pod["metadata"]["annotations"]}, "spec": pod["spec"]}

@@ -12,15 +12,20 @@ TARGET = ROOT / "docs/api-reference.md"
 
 # The order of a reader: first what every script uses.
 MODULES = (
-    "setup",
-    "context",
-    "data",
-    "checkpoint",
-    "session",
-    "collectives",
-    "checked",
-    "progress",
-    "signals",
+    "context/setup",
+    "context/context",
+    "data/samplers",
+    "checkpoint/checkpointer",
+    "checkpoint/requests",
+    "sessions/session",
+    "collectives/tensors",
+    "collectives/unequal",
+    "collectives/point_to_point",
+    "collectives/members",
+    "collectives/pending",
+    "collectives/checked",
+    "channel/progress",
+    "channel/signals",
     "errors",
 )
 
@@ -34,7 +39,7 @@ def render() -> str:
         "Generated from the docstrings by `make generate`; do not edit. The guide is [runtime.md](runtime.md). "
         f"Everything under `elasticjob.` by itself: {', '.join(f'`{name}`' for name in public_names())}.",
     ]
-    parts += [render_module(name) for name in MODULES if (PACKAGE / f"{name}.py").exists()]
+    parts += [render_module(name) for name in MODULES]
     return "\n\n".join(parts) + "\n"
 
 
@@ -48,11 +53,16 @@ def public_names() -> list[str]:
 
 def render_module(name: str) -> str:
     tree = ast.parse((PACKAGE / f"{name}.py").read_text())
-    parts = [f"## `elasticjob.{name}`", ast.get_docstring(tree) or ""]
+    parts = [f"## `elasticjob.{name.replace('/', '.')}`", ast.get_docstring(tree) or ""]
     for node in tree.body:
-        if isinstance(node, Documented) and not node.name.startswith("_"):
+        if isinstance(node, Documented) and not node.name.startswith("_") and not is_overload(node):
             parts.append(render_item(node))
     return "\n\n".join(part for part in parts if part)
+
+
+def is_overload(node: Documented) -> bool:
+    """Whether it only gives a type checker one of the ways to call what follows."""
+    return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
 def render_item(node: Documented, prefix: str = "") -> str:

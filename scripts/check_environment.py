@@ -21,7 +21,8 @@ def find_wrong() -> list[str]:
             continue  # a pin does not ask for its package
         if found.partition("+")[0] != version:
             wrong.append(f"{name} {found} instead of {version}")
-    for needed in ("elasticjob-operator", "elasticjob", "torch", "kopf", "kubernetes", "pydantic", "pytest"):
+    ours = ("elasticjob-operator", "elasticjob-devcluster", "elasticjob")
+    for needed in (*ours, "torch", "kopf", "kubernetes", "pydantic", "pytest"):
         try:
             metadata.version(needed)
         except metadata.PackageNotFoundError:

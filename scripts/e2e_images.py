@@ -19,6 +19,7 @@ import io
 import json
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from typing import IO, Any, Final
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
-VERSION: Final = "0.1.0"
+VERSION: Final[str] = runpy.run_path(str(ROOT / "scripts/versions.py"))["read_version"]()
 PYTHON_BASE: Final = "localhost/elasticjob/python:3.11-bookworm"
 BUSYBOX_BASE: Final = "localhost/elasticjob/busybox:bookworm"
 TORCH: Final = os.environ.get("ELASTICJOB_E2E_TORCH", "torch==2.13.0+cpu")
@@ -45,7 +46,7 @@ IMAGES: Final = {
     "operator": (
         ".",
         "",
-        ("Dockerfile", "pyproject.toml", "requirements", "README.md", "LICENSE", "operator", "devcluster"),
+        ("Dockerfile", "pyproject.toml", "requirements", "README.md", "LICENSE", "operator"),
     ),
     # Another build of the operator, from the one before it here.
     "next": ("tests/integration/next_build", "", ("tests/integration/next_build",)),

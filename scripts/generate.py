@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def crd() -> dict[Path, str]:
-    from elasticjob_operator.crd import render_crd
+    from elasticjob_operator.api.crd import render_crd
 
     return {ROOT / "crds/elasticjob.dev_elasticjobs.yaml": render_crd()}
 
@@ -21,12 +21,18 @@ def api_reference() -> dict[Path, str]:
     return pages
 
 
+def versions() -> dict[Path, str]:
+    files: dict[Path, str] = runpy.run_path(str(ROOT / "scripts/versions.py"))["generate"]()
+    return files
+
+
 def manifest() -> dict[Path, str]:
     files: dict[Path, str] = runpy.run_path(str(ROOT / "scripts/render_install.py"))["generate"]()
     return files
 
 
-GENERATORS: list[Callable[[], dict[Path, str]]] = [crd, manifest, api_reference]
+# The versions come first: the manifest has that of the chart.
+GENERATORS: list[Callable[[], dict[Path, str]]] = [versions, crd, manifest, api_reference]
 
 
 def main() -> int:

@@ -31,13 +31,14 @@ class Lock:
     path: str
     project: str  # the pyproject.toml whose dependencies it holds
     table: str  # "dependencies", "build" for what builds the wheel, "" where only `extra` counts
+    group: str = ""  # the optional dependencies that are added to them
     extra: tuple[str, ...] = ()
     options: tuple[str, ...] = ("--universal", "--python-version", "3.11")
     constrained: bool = True
 
 
 LOCKS: Final = (
-    Lock("requirements/operator.txt", "pyproject.toml", "dependencies"),
+    Lock("requirements/operator.txt", "pyproject.toml", "dependencies", group="operator"),
     Lock("requirements/build.txt", "pyproject.toml", "build"),
     Lock("worker_image/requirements/build.txt", "worker_image/pyproject.toml", "build"),
     # It is copied into images with other versions of Python: one set of packages that the oldest of them can run.
@@ -63,7 +64,8 @@ def read_wanted(lock: Lock) -> list[str]:
     """The requirements that a lock has to fulfil, as pyproject.toml states them."""
     project = tomllib.loads((ROOT / lock.project).read_text())
     tables = {"build": project["build-system"]["requires"], "dependencies": project["project"]["dependencies"]}
-    return [*tables.get(lock.table, ()), *lock.extra]
+    optional = project["project"].get("optional-dependencies", {})
+    return [*tables.get(lock.table, ()), *(optional[lock.group] if lock.group else ()), *lock.extra]
 
 
 def read_pins(text: str) -> dict[str, str]:
@@ -87,9 +89,9 @@ def find_problems(lock: Lock, text: str, constraints: dict[str, str]) -> list[st
         if block.strip() and "--hash=sha256:" not in block:
             problems.append(f"{lock.path}: {block.split()[0]} has no hash")
     if lock.constrained:
-        for name, version in pins.items():
-            if constraints.get(name, version) != version:
-                problems.append(f"{lock.path}: {name} is {version}, constraints.txt has {constraints[name]}")
+        for package, version in pins.items():
+            if constraints.get(package, version) != version:
+                problems.append(f"{lock.path}: {package} is {version}, constraints.txt has {constraints[package]}")
     return problems
 
 

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 torch=${TORCH:-torch==2.13.0}
 venv=.venv
-wanted=$({ cat pyproject.toml worker_image/pyproject.toml constraints.txt; echo "$torch"; "$python" --version; pwd; } | sha256sum | cut -c1-16)
+wanted=$({ cat ./pyproject.toml */pyproject.toml constraints.txt; echo "$torch"; "$python" --version; pwd; } | sha256sum | cut -c1-16)
 
 # The stamp says what was installed; the look at the packages, that it still is.
 if [ -f "$venv/.stamp-$wanted" ] && "$venv/bin/python" scripts/check_environment.py; then
@@ -25,6 +25,6 @@ rm -f "$venv"/.stamp-*
 }
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 "${pip[@]}" -c constraints.txt "$torch"
-"${pip[@]}" -c constraints.txt -e '.[dev]' -e worker_image
+"${pip[@]}" -c constraints.txt -e '.[dev]' -e devcluster -e worker_image
 "$venv/bin/python" scripts/check_environment.py
 touch "$venv/.stamp-$wanted"

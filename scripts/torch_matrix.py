@@ -1,9 +1,10 @@
 """Runs the worker's tests under several versions of torch, each in an environment of its own, and prints a table.
 
-    make torch-matrix TORCH="2.6.0 2.15.0"
+    make torch-matrix TORCH="2.6.0 2.13.0 2.15.0"
 
-An environment is made below .work/torch, or where ELASTICJOB_TORCH_ENVIRONMENTS says, and kept: it is 5 GB for each
-build for CUDA, which is what PyPI has. `PYTEST_ARGS` are passed on.
+The version that `make setup` has installed in .venv runs there. For each other one an environment is made below
+.work/torch, or where ELASTICJOB_TORCH_ENVIRONMENTS says, and kept: it is 5 GB for each build for CUDA, which is what
+PyPI has. `PYTEST_ARGS` are passed on; SUITES="worker sessions" runs only these.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+OWN = ROOT / ".venv/bin/python"
 HOME = Path(os.environ.get("ELASTICJOB_TORCH_ENVIRONMENTS", ROOT / ".work/torch"))
 SUITES = {
     "worker": ["tests/worker"],
@@ -23,6 +25,7 @@ SUITES = {
     "sessions": ["tests/integration/test_sessions.py"],
     "gallery": ["tests/integration/test_gallery.py"],
 }
+SUITE_NAMES = os.environ.get("SUITES", "").split() or list(SUITES)
 # torch asks for versions of these itself.
 _TORCH_DECIDES = ("torch==", "sympy==", "networkx==", "fsspec==")
 
@@ -31,13 +34,16 @@ def main(versions: list[str]) -> int:
     """Returns 1 where a test failed."""
     wanted = [version.removeprefix("torch==") for version in versions]
     rows = [[f"torch {version}", *run(version, prepare(version))] for version in wanted]
-    head = ["", *SUITES]
+    head = ["", *SUITE_NAMES]
     print("\n" + "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]))
     return int(any("failed" in cell or "error" in cell or cell.startswith("exit") for row in rows for cell in row))
 
 
 def prepare(version: str) -> Path:
     """The interpreter of the environment for this version, which is made where there is none."""
+    if find_installed() == version:
+        HOME.mkdir(parents=True, exist_ok=True)
+        return OWN
     home = HOME / version
     python, done = home / "bin/python", home / ".ok"
     if done.exists():
@@ -48,20 +54,32 @@ def prepare(version: str) -> Path:
     constraints = home / "constraints.txt"
     constraints.write_text("\n".join(pin for pin in pins if not pin.startswith(_TORCH_DECIDES)) + "\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
-    wanted = [f"torch=={version}", "-c", str(constraints), "-e", f"{ROOT}[dev]", "-e", str(ROOT / "worker_image")]
+    places = (f"{ROOT}[dev]", str(ROOT / "devcluster"), str(ROOT / "worker_image"))
+    own = [part for place in places for part in ("-e", place)]
+    wanted = [f"torch=={version}", "-c", str(constraints), *own]
     subprocess.run([*pip, *wanted], check=True)
     done.touch()
     return python
+
+
+def find_installed() -> str | None:
+    """The version of torch in .venv, without its build; None where there is none."""
+    command = [str(OWN), "-c", "from importlib.metadata import version; print(version('torch'))"]
+    try:
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return output.strip().partition("+")[0]
 
 
 def run(version: str, python: Path) -> list[str]:
     """What pytest counted in each suite; its output goes to a file beside the environment."""
     cells = []
     more = shlex.split(os.environ.get("PYTEST_ARGS", ""))
-    for name, paths in SUITES.items():
+    for name in SUITE_NAMES:
         log = HOME / f"{version}-{name}.log"
         with log.open("wb") as output:
-            command = [str(python), "-m", "pytest", "-q", *paths, *more]
+            command = [str(python), "-m", "pytest", "-q", *SUITES[name], *more]
             code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
         cells.append(read_outcome(log.read_text(errors="replace"), code))
         print(f"torch {version}: {name}: {cells[-1]} ({log})", flush=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import runpy
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticjob_operator import crd
+from elasticjob_operator.api import crd
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,6 +17,26 @@ ROOT = Path(__file__).parents[1]
 def test_the_committed_crd_is_fresh() -> None:
     committed = (ROOT / "crds" / "elasticjob.dev_elasticjobs.yaml").read_text()
     assert committed == crd.render_crd(), "run `make generate` and commit the result"
+
+
+VERSIONS = runpy.run_path(str(ROOT / "scripts" / "versions.py"))
+
+
+def test_every_place_has_the_version_of_the_operator() -> None:
+    stale = [str(path.relative_to(ROOT)) for path, text in VERSIONS["generate"]().items() if path.read_text() != text]
+    assert stale == [], "run `make generate` and commit the result"
+
+
+@pytest.mark.parametrize("path", sorted(VERSIONS["generate"]()), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_new_version_replaces_the_old_one(path: Path) -> None:
+    text = VERSIONS["set_version"](path.read_text(), "98.7.6")
+    assert "98.7.6" in text
+    assert VERSIONS["read_version"]() not in text
+
+
+def test_no_project_file_states_a_version_of_its_own() -> None:
+    for path in (ROOT / folder / "pyproject.toml" for folder in (".", "devcluster", "worker_image")):
+        assert tomllib.loads(path.read_text())["project"]["dynamic"] == ["version"]
 
 
 LOCKS = runpy.run_path(str(ROOT / "scripts" / "locks.py"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob import torchcompat
+from elasticjob.torchcompat import sharding
 
 needs_fsdp_on_cpu = pytest.mark.skipif(
-    not torchcompat.HAS_FSDP_ON_CPU, reason="FSDP2 of this torch does not work on the CPU"
+    not sharding.HAS_FSDP_ON_CPU, reason="FSDP2 of this torch does not work on the CPU"
 )

@@ -17,7 +17,8 @@ from typing import Any
 
 from benchmarks import launchers
 from benchmarks.system import JOBS, System
-from elasticjob_devcluster import KubeError, NodeSpec, kube
+from elasticjob_devcluster import KubeError, NodeSpec
+from elasticjob_devcluster.api import kube
 
 _systems: list[System] = []
 

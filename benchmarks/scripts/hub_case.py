@@ -24,9 +24,12 @@ from typing import Any, cast
 
 import uvloop
 
-from elasticjob_operator import auth, certificates, descriptors, frames, wire
-from elasticjob_operator.hub import Hub, JobKey
-from elasticjob_operator.limits import HubSettings
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.hub import auth, certificates, frames
+from elasticjob_operator.hub.limits import HubSettings
+from elasticjob_operator.hub.server import Hub
+from elasticjob_operator.run import file_limits
 
 JOB: JobKey = ("default", "bench")
 SWARM = Path(__file__).with_name("agent_swarm.py")
@@ -112,7 +115,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def measure_hub(agents: int, context: ssl.SSLContext | None, ca: str, idle: float) -> dict[str, Any]:
     # Thousands of handshakes queue up on one core here, which is what the limits of patience are for.
-    settings = HubSettings(hello_seconds=120, max_strangers=20_000, max_newcomers=20_000, max_pending=40_000)
+    settings = HubSettings(
+        hello_seconds=120, max_pending_sockets=20_000, max_unauthenticated=20_000, max_pending=40_000
+    )
     hub = Hub(authenticate=by_name, wake=lambda job: None, settings=settings)
     hub.leader = True
     port = await hub.start("127.0.0.1", 0, context)
@@ -204,7 +209,7 @@ async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> d
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    descriptors.raise_soft_limit()  # as the operator does; the agents are in a process of their own
+    file_limits.raise_soft_limit()  # as the operator does; the agents are in a process of their own
     context, ca = None, ""
     with tempfile.TemporaryDirectory() as folder:
         if arguments.tls:

@@ -17,7 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elasticjob_operator import api, auth, hub, membership, observe, standing
+from elasticjob_operator import api
+from elasticjob_operator.hub import auth, server
+from elasticjob_operator.membership import decide, member_health
+from elasticjob_operator.model import observe
+from elasticjob_operator.model.containers import PodPhase
+from elasticjob_operator.sizing import legal
 
 JOB = ("bench", "job")
 
@@ -34,7 +39,7 @@ def make_pod(raw: dict[str, Any], now: float) -> observe.Pod:
         job=JOB[1],
         job_uid="bench",
         index=raw["index"],
-        phase=observe.PodPhase(raw["phase"]),
+        phase=PodPhase(raw["phase"]),
         scheduled=0.0,
         started=True,
         deleting=now if raw.get("deleting") else None,
@@ -67,7 +72,7 @@ class LocalOperator:
             self.woken.set()
 
     async def run(self, port: int) -> None:
-        self.hub = hub.Hub(authenticate=identify, wake=lambda _job: self.woken.set())
+        self.hub = server.Hub(authenticate=identify, wake=lambda _job: self.woken.set())
         self.hub.leader = True
         self.write("listening", port=await self.hub.start("127.0.0.1", port))
         work = asyncio.create_task(self.follow())
@@ -93,11 +98,11 @@ class LocalOperator:
             if self.seen.get(uid) != where:
                 self.seen[uid] = where
                 self.write("phase", pod=agent.pod, phase=where[0], generation=where[1])
-        decision = membership.decide(self.situation(agents, now))
-        if decision.state is membership.State.REGROUPING and self.regrouped < self.world.generation:
+        decision = decide.decide(self.situation(agents, now))
+        if decision.state is decide.State.REGROUPING and self.regrouped < self.world.generation:
             self.regrouped = self.world.generation
             self.write("regroup", generation=self.regrouped, cause=decision.cause)
-        if decision.state is membership.State.RUNNING and self.ran < self.world.generation:
+        if decision.state is decide.State.RUNNING and self.ran < self.world.generation:
             self.ran = self.world.generation
             self.write("running", generation=self.ran, counts=dict(self.hub.counts))
         if decision.world is not None:
@@ -109,22 +114,22 @@ class LocalOperator:
         self.hub.direct(JOB, decision.directives)
         return decision.wake_at
 
-    def situation(self, agents: Any, now: float) -> standing.Situation:
+    def situation(self, agents: Any, now: float) -> member_health.Situation:
         pods = [make_pod(raw, now) for raw in self.pods]
         live = [pod for pod in pods if pod.live]
         surplus = {pod.uid for pod in sorted(live, key=lambda pod: pod.index)[self.wanted :]}
         workers = tuple(
-            standing.Worker(
+            member_health.Worker(
                 pod,
                 agents.get(pod.uid),
                 leaving="scale-down" if pod.uid in surplus else self.notice(agents.get(pod.uid)),
             )
             for pod in pods
         )
-        return standing.Situation(
+        return member_health.Situation(
             world=self.world,
             workers=workers,
-            sizes=standing.Sizes(min=self.minimum, wanted=self.wanted),
+            sizes=legal.Sizes(min=self.minimum, wanted=self.wanted),
             now=now,
             hub_started=self.hub.started_at,
             missing=max(0, self.wanted - len(live)),

@@ -15,7 +15,7 @@ from collections.abc import Iterator  # noqa: E402
 import torch  # noqa: E402
 from lines import Lines, parse_arguments  # noqa: E402
 
-from elasticjob.session import Session  # noqa: E402
+from elasticjob.sessions.session import Session  # noqa: E402
 
 IMPORTED = time.time()
 

@@ -12,18 +12,10 @@ from typing import Any
 
 import click
 
-from elasticjob_devcluster import (
-    BinariesUnavailable,
-    Cluster,
-    ClusterError,
-    DrainTimeout,
-    KubeError,
-    NodeSpec,
-    Tuning,
-    binaries,
-)
-from elasticjob_devcluster.apply import apply_object, read_objects
+from elasticjob_devcluster import BinariesUnavailable, Cluster, ClusterError, DrainTimeout, KubeError, NodeSpec, Tuning
+from elasticjob_devcluster.api.apply import apply_object, read_objects
 from elasticjob_devcluster.config import default_directory
+from elasticjob_devcluster.controlplane import binaries
 from elasticjob_devcluster.node.environ import parse_quantity
 
 EXPECTED = (BinariesUnavailable, ClusterError, DrainTimeout, KubeError, OSError, ValueError)

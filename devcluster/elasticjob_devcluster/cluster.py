@@ -16,35 +16,33 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from elasticjob_devcluster import binaries, drain, processes
-from elasticjob_devcluster.binaries import BinariesUnavailable
+from elasticjob_devcluster.api import drain, readiness
+from elasticjob_devcluster.api.kube import MERGE, Kube, KubeError
 from elasticjob_devcluster.config import ClusterConfig, NodeSpec, default_directory, temporary_directory
 from elasticjob_devcluster.containerd.devices import advertise_devices
 from elasticjob_devcluster.containerd.tools import why_unavailable
+from elasticjob_devcluster.controlplane import binaries
+from elasticjob_devcluster.controlplane.binaries import BinariesUnavailable
 from elasticjob_devcluster.flags import Tuning
-from elasticjob_devcluster.kube import MERGE, Kube, KubeError
-from elasticjob_devcluster.sockets import connect_unix
+from elasticjob_devcluster.state import ClusterError, is_alive, is_running, read_state, refuse_if_used, wait_for_phase
+from elasticjob_devcluster.system import processes
+from elasticjob_devcluster.system.sockets import connect_unix
 
-START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 30.0
 LOAD_SECONDS: Final = 600.0  # gigabytes, unpacked on each node
 DEFAULT_NODES: Final = (NodeSpec("node-0", gpus=2), NodeSpec("node-1", gpus=2), NodeSpec("node-2", gpus=2))
 
 
-class ClusterError(Exception):
-    """The cluster cannot do what was asked; the message says what to do instead."""
-
-
 class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        state = _read_state(directory)
+        state = read_state(directory)
         self.id: str = state["id"]
         self.server: str = state["server"]
         self.version: str = state["version"]
@@ -73,7 +71,7 @@ class Cluster:
         wanted = binaries.SERVERS + (binaries.NODE_PROGRAMS if containers else ())
         found = assets or binaries.find_or_build(wanted)
         directory = (directory or temporary_directory()).absolute()
-        _refuse_if_used(directory)
+        refuse_if_used(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = ClusterConfig(
             id=secrets.token_hex(4),
@@ -92,7 +90,7 @@ class Cluster:
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True, cwd=directory
             )
         try:
-            _wait_for_phase(directory, supervisor)
+            wait_for_phase(directory, supervisor)
             cluster = cls(directory)
             cluster._supervisor = supervisor
             if wait:
@@ -126,7 +124,7 @@ class Cluster:
         with contextlib.suppress(ClusterError, OSError):
             self._command(op="stop")
         deadline = time.monotonic() + STOP_SECONDS
-        while _alive(self._pid) and time.monotonic() < deadline:
+        while is_alive(self._pid) and time.monotonic() < deadline:
             if self._supervisor is not None:
                 self._supervisor.poll()
             time.sleep(0.02)
@@ -240,19 +238,7 @@ class Cluster:
 
         It refuses them until the namespace has its service account (and, before 1.24, that a token).
         """
-        self.kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
-
-        def takes_pods() -> bool:
-            try:
-                self.kube.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", probe)
-            except KubeError as error:
-                if error.status in (403, 500, 504):
-                    return False
-                raise
-            return True
-
-        wait_until(takes_pods, timeout, f"namespace {name} takes pods")
+        readiness.make_namespace(self.kube, name, timeout)
 
     def load_image(self, archive: Path) -> None:
         """Import an image archive on every node that runs images."""
@@ -272,31 +258,18 @@ class Cluster:
     # Waiting
 
     def wait_nodes_ready(self, names: Sequence[str], timeout: float = 60.0) -> None:
-        missing = list(names)
-
-        def ready() -> bool:
-            missing[:] = [n for n in missing if not self.node_ready(n)]
-            return not missing
-
-        try:
-            wait_until(ready, timeout, "")
-        except TimeoutError:
+        missing = readiness.wait_for_nodes(self.kube, names, timeout)
+        if missing:
             raise ClusterError(
                 f"nodes {', '.join(missing)} are not ready after {timeout:.0f} s: "
                 f"see {self.directory}/nodes/*/agent.log"
-            ) from None
+            )
 
     def node_ready(self, name: str) -> bool:
-        node = self.kube.get(f"/api/v1/nodes/{name}")
-        conditions = ((node or {}).get("status") or {}).get("conditions") or ()
-        taints = ((node or {}).get("spec") or {}).get("taints") or ()
-        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-        return ready and not any(
-            t["key"] in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable") for t in taints
-        )
+        return readiness.is_node_ready(self.kube, name)
 
     def status(self) -> dict[str, Any]:
-        return {**_read_state(self.directory), **self._command(op="status")}
+        return {**read_state(self.directory), **self._command(op="status")}
 
     def _node(self, name: str, action: str) -> None:
         self._command(op="node", name=name, action=action)
@@ -312,61 +285,6 @@ class Cluster:
         if "error" in reply:
             raise ClusterError(reply["error"])
         return reply["ok"]
-
-
-def wait_until(condition: Callable[[], bool], timeout: float, what: str, *, poll: float = 0.05) -> None:
-    """Poll until the condition holds; TimeoutError names what did not happen."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not after {timeout:.0f} s: {what}")
-        time.sleep(poll)
-
-
-def is_running(directory: Path) -> bool:
-    try:
-        state = _read_state(directory)
-    except (OSError, ValueError):
-        return False
-    return state.get("phase") == "ready" and _alive(int(state["pid"]))
-
-
-def _alive(pid: int) -> bool:
-    return not processes.is_zombie(pid)
-
-
-def _read_state(directory: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((directory / "state.json").read_text())
-    return state
-
-
-def _refuse_if_used(directory: Path) -> None:
-    if is_running(directory):
-        raise ClusterError(f"a devcluster runs in {directory} already: `elasticjob-devcluster down` stops it")
-    if not directory.exists() or not any(directory.iterdir()):
-        return
-    if not (directory / "config.json").exists():
-        raise ClusterError(f"{directory} is not empty and not a devcluster's: choose another with --dir")
-    shutil.rmtree(directory)  # what a cluster left that ended badly
-
-
-def _wait_for_phase(directory: Path, supervisor: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        with contextlib.suppress(OSError, ValueError):
-            state = _read_state(directory)
-            if state["phase"] == "ready":
-                return
-            if state["phase"] == "failed":
-                raise ClusterError(f"the cluster did not start: {state.get('error')}")
-        if supervisor.poll() is not None:
-            with contextlib.suppress(OSError):
-                text = (directory / "supervisor.log").read_text()[-2000:]
-                raise ClusterError(f"the supervisor ended with exit code {supervisor.returncode}\n{text}")
-            raise ClusterError(f"the supervisor ended with exit code {supervisor.returncode}")
-        if time.monotonic() > deadline:
-            raise ClusterError(f"the cluster is not up after {START_SECONDS:.0f} s: see {directory}/logs")
-        time.sleep(0.02)
 
 
 def _container_path(prepend: Sequence[str | Path]) -> str:

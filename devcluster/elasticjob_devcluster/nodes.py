@@ -9,11 +9,11 @@ import signal
 import subprocess
 from pathlib import Path
 
-from elasticjob_devcluster import addresses, processes
 from elasticjob_devcluster.config import ClusterConfig, NodeSpec
-from elasticjob_devcluster.controlplane import ControlPlane
+from elasticjob_devcluster.controlplane.servers import ControlPlane
 from elasticjob_devcluster.node.context import Settings
-from elasticjob_devcluster.relay import Relay
+from elasticjob_devcluster.system import addresses, processes
+from elasticjob_devcluster.system.relay import Relay
 
 
 class ProcessNode:
@@ -50,7 +50,7 @@ class ProcessNode:
         if self.runtime is None or self.runtime.poll() is not None:
             (self.directory / "runtime.sock").unlink(missing_ok=True)
             argv = processes.python_argv(
-                "elasticjob_devcluster.node.runtime",
+                "elasticjob_devcluster.runtime.server",
                 "--dir",
                 str(self.directory),
                 "--mark",

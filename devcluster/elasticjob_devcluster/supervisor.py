@@ -21,13 +21,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from elasticjob_devcluster import addresses, processes
 from elasticjob_devcluster.config import ClusterConfig, NodeSpec, parse_node
 from elasticjob_devcluster.containerd.node import ContainerNode
 from elasticjob_devcluster.containerd.sweep import clean_up
-from elasticjob_devcluster.controlplane import ControlPlane
+from elasticjob_devcluster.controlplane.servers import ControlPlane
 from elasticjob_devcluster.nodes import ProcessNode
-from elasticjob_devcluster.sockets import listen_unix
+from elasticjob_devcluster.system import addresses, processes
+from elasticjob_devcluster.system.sockets import listen_unix
 
 Reply = dict[str, Any]
 

@@ -10,8 +10,8 @@ import shutil
 import sys
 import time
 
-from elasticjob_devcluster import processes
 from elasticjob_devcluster.containerd.sweep import remove_cgroups
+from elasticjob_devcluster.system import processes
 
 
 def main() -> None:

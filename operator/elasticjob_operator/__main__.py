@@ -14,14 +14,21 @@ import uuid
 from typing import Any
 
 import click
-import uvloop
 
-from elasticjob_operator import __version__, bounds, crd
-from elasticjob_operator.http import parse_address
-from elasticjob_operator.kube import Api, ApiError
-from elasticjob_operator.lease import LONGEST_SECONDS, SHORTEST_SECONDS
-from elasticjob_operator.operate import Operator
-from elasticjob_operator.options import Options, UsageError
+try:
+    import uvloop
+except ModuleNotFoundError:  # it comes with kopf and the others that only the operator needs
+    sys.exit("error: uvloop is missing: pip install 'elasticjob-operator[operator]'")
+
+from elasticjob_operator import __version__
+from elasticjob_operator.api import bounds, crd
+from elasticjob_operator.errors import UsageError
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.run.http import parse_address
+from elasticjob_operator.run.operator import Operator
+from elasticjob_operator.run.options import Options
 
 # The API server takes values that are nested 10,000 deep. They must be read before they can be refused by name.
 DEEPEST_JSON = 12_000

@@ -1,4 +1,7 @@
-"""How long to wait before the next try. Pure but for the spreading, which keeps replicas from trying in step."""
+"""How long to wait before the next try: the operator's only formula for it.
+
+Pure but for the spreading, which keeps replicas from trying in step.
+"""
 
 from __future__ import annotations
 

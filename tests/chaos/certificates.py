@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from chaos.trials import Report
 from elasticjob_devcluster import Cluster
-from elasticjob_operator import certificates
+from elasticjob_operator.hub import certificate_secret, certificates
 from operator_fixture import Jobs, OperatorProcess, light_spec, wait_for
 
 LIFE = 25.0  # seconds
@@ -71,7 +71,7 @@ def the_hubs_ran_out(cluster: Cluster, jobs: Jobs, directory: Path) -> None:
     """The operator comes back after longer than its certificate lives: it renews it before any agent connects."""
     past = datetime.datetime.now(datetime.UTC) - 2 * certificates.SERVING_LIFE
     old = certificates.create(["localhost", "127.0.0.1"], past)
-    secret = {"metadata": {"name": "hub"}, "type": "kubernetes.io/tls", "data": certificates.to_secret_data(old)}
+    secret = {"metadata": {"name": "hub"}, "type": "kubernetes.io/tls", "data": certificate_secret.to_secret_data(old)}
     path = f"/api/v1/namespaces/{jobs.namespace}/secrets"
     jobs.kube.request("POST", path, secret)
     flags = ("--namespace", jobs.namespace, "--operator-namespace", jobs.namespace, "--tls-secret", "hub")
@@ -80,7 +80,7 @@ def the_hubs_ran_out(cluster: Cluster, jobs: Jobs, directory: Path) -> None:
     try:
         jobs.create("digits", light_spec("--step-seconds", "0.2", replicas=2))
         jobs.await_world("digits", 2)
-        found = certificates.from_secret_data(jobs.kube.request("GET", f"{path}/hub")["data"])
+        found = certificate_secret.from_secret_data(jobs.kube.request("GET", f"{path}/hub")["data"])
         assert found is not None
         assert found.certificate != old.certificate, "it was renewed"
         assert found.authority == old.authority, "agents that know the authority still trust it"

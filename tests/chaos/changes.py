@@ -19,7 +19,7 @@ from chaos.specs import JUNK, Maker, read_schema
 from chaos.stories import PATIENCE, QUICK
 from chaos.trials import Trial
 from elasticjob_devcluster import KubeError
-from elasticjob_operator import names
+from elasticjob_operator.api import names
 from operator_fixture import MERGE, wait_for
 
 SIZE = 2

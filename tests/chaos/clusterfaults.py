@@ -6,6 +6,7 @@ These change the cluster under everybody, so they are tried one after the other.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from chaos.lab import Stage
 from chaos.stories import PATIENCE, QUICK, check_history, create_again
@@ -50,12 +51,18 @@ def api_server_restarts(stage: Stage) -> None:
     settle(stage, 2)
 
 
+def scale_to_two(stage: Stage) -> bool:
+    """True once the API server takes it; until then it raises."""
+    stage.jobs.scale(stage.name, 2)
+    return True
+
+
 def etcd_restarts(stage: Stage) -> None:
     begin(stage)
     before = generation(stage)
     stage.jobs.cluster.restart_etcd()
     stage.proxy.faults["restart"] += 1
-    wait_for(lambda: stage.jobs.scale(stage.name, 2) is None, "it can be asked again", PATIENCE)
+    wait_for(partial(scale_to_two, stage), "it can be asked again", PATIENCE)
     stage.jobs.await_world(stage.name, 2, timeout=PATIENCE)
     assert generation(stage) == before + 1, "the restart itself disturbed nobody"
     settle(stage, 2)

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from elasticjob_operator.kube import resource_name
+from elasticjob_operator.rest.request import resource_name
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 # Questions that are sent as a POST, and Events, which are for people: no state of a job rests on them.

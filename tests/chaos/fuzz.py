@@ -14,7 +14,8 @@ from chaos.lab import Lane, Stage
 from chaos.specs import Maker
 from chaos.trials import Report
 from elasticjob_devcluster import KubeError
-from elasticjob_operator import api, names
+from elasticjob_operator import api
+from elasticjob_operator.api import names
 from operator_fixture import wait_for
 
 PATIENCE = 120.0

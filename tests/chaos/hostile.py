@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticjob_operator import names
+from elasticjob_operator.api import names
 
 Object = dict[str, Any]
 GROUP = f"/apis/{names.API_VERSION}"

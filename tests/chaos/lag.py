@@ -1,4 +1,4 @@
-"""How long an operator's event loop stood still, as its own metric has it: the upper end of the bucket it fell into."""
+"""How long an operator's event loop stood still, by its own metrics."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from chaos.replicas import Replica
 
 SCRAPE_SECONDS = 1.0
-BUCKET = re.compile(r'^elasticjob_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
-# Says once a second how late it woke up from short sleeps: so late the machine is, whatever the operators do.
-SLEEPER = """
-import time
+BUCKET = re.compile(r'^elasticjob_event_loop_(lag|busy)_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+# Says once a second how late it woke up from short sleeps, and what CPU time the same short work took: so late and so
+# slow the machine is, whatever the operators do.
+PROBE = """
+import json, time
+text = json.dumps([{"name": str(i), "value": [i]} for i in range(30_000)])  # a megabyte, as objects may have
 while True:
     worst, end = 0.0, time.monotonic() + 1
     while (now := time.monotonic()) < end:
         time.sleep(0.02)
         worst = max(worst, time.monotonic() - now - 0.02)
-    print(f"{worst:.3f}", flush=True)
+    began = time.thread_time()
+    json.loads(text)
+    print(f"{worst:.3f} {time.thread_time() - began:.6f}", flush=True)
 """
+MOST = re.compile(r'^elasticjob_event_loop_max_seconds\{clock="(lag|busy)"\} (\S+)$', re.MULTILINE)
 BEYOND = 100.0  # seconds: what is in no bucket
 
 Buckets = Mapping[float, float]  # counts up to each bound
+CLOCKS = ("lag", "busy")
 
 
-def parse_buckets(text: str) -> Buckets:
-    return {min(float(bound), BEYOND): float(count) for bound, count in BUCKET.findall(text)}
+def parse_buckets(text: str, clock: str) -> Buckets:
+    return {min(float(bound), BEYOND): float(count) for name, bound, count in BUCKET.findall(text) if name == clock}
 
 
 def find_longest(before: Buckets, after: Buckets) -> float:
@@ -41,6 +47,16 @@ def find_longest(before: Buckets, after: Buckets) -> float:
         if new > below:
             longest, below = bound, new
     return longest
+
+
+def parse_most(text: str) -> dict[str, float]:
+    """The longest since the process started, by clock."""
+    return {clock: float(value) for clock, value in MOST.findall(text)}
+
+
+def find_slowdown(seconds: Sequence[float]) -> float:
+    """How much more CPU time the same work took at its slowest than at its fastest: caches and cores are shared."""
+    return max(seconds) / min(seconds) if seconds and min(seconds) > 0 else 1.0
 
 
 def scrape(port: int) -> str:
@@ -57,41 +73,49 @@ class LagWatch:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._last: dict[int, Buckets] = {}  # by process
-        self.longest: dict[str, float] = {}
+        self._last: dict[int, dict[str, Buckets]] = {}  # by process, by clock
+        self.longest: dict[str, float] = {}  # late, by phase
+        self.busiest: dict[str, float] = {}  # computing at a stretch, by phase
 
     @contextlib.contextmanager
     def watching(self, phase: str) -> Iterator[None]:
         """What is seen meanwhile counts for this phase, what was before it for none."""
         self._look()
-        self.longest[phase] = 0.0
+        self.longest[phase] = self.busiest[phase] = 0.0
         stopped = threading.Event()
 
         def work() -> None:
             while not stopped.wait(SCRAPE_SECONDS):
-                self.longest[phase] = max(self.longest[phase], self._look())
+                found = self._look()
+                self.longest[phase] = max(self.longest[phase], found["lag"])
+                self.busiest[phase] = max(self.busiest[phase], found["busy"])
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
+        probe = subprocess.Popen([sys.executable, "-c", PROBE], stdout=subprocess.PIPE, text=True)
         try:
             yield
         finally:
             stopped.set()
             thread.join(30)
-            sleeper.kill()
-            said, _ = sleeper.communicate()
-            self.longest["machine"] = max((float(line) for line in said.split("\n")[:-1]), default=0.0)
+            probe.kill()
+            said, _ = probe.communicate()
+            lines = [line.split() for line in said.split("\n")[:-1]]
+            self.longest["machine"] = max((float(late) for late, _ in lines), default=0.0)
+            self.busiest["slowdown"] = find_slowdown([float(cpu) for _, cpu in lines])
 
-    def _look(self) -> float:
-        longest = 0.0
+    def _look(self) -> dict[str, float]:
+        longest = dict.fromkeys(CLOCKS, 0.0)
         for replica in self._replicas:
             if replica.paused:  # so late it is because the suite stopped it
                 self._last.pop(replica.pid, None)
                 continue
             with contextlib.suppress(OSError, http.client.HTTPException):
-                pid, found = replica.pid, parse_buckets(scrape(replica.http_port))
+                pid, text = replica.pid, scrape(replica.http_port)
+                found = {clock: parse_buckets(text, clock) for clock in CLOCKS}
                 if pid in self._last:  # its start is not counted: imports, and the first lists
-                    longest = max(longest, find_longest(self._last[pid], found))
+                    most = parse_most(text)  # a bucket's bound may be far above what fell into it
+                    new = {c: min(find_longest(self._last[pid][c], found[c]), most.get(c, BEYOND)) for c in CLOCKS}
+                    longest = {clock: max(longest[clock], new[clock]) for clock in CLOCKS}
                 self._last[pid] = found
         return longest

@@ -1,9 +1,10 @@
-"""The operator, broken by hand: each mistake is one replaced text in a copy of the package, and has to be noticed.
+"""Operator and runtime, broken by hand: each mistake is one replaced text in a copy of a package; it has to be noticed.
 
 A mutant is run against the cheapest suite that can notice it. A text that is not found any more is an error: the list
 follows the code.
 """
 
+# ruff: noqa: E501 - a table
 from __future__ import annotations
 
 import os
@@ -16,13 +17,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ("tests/model", "-k", "code_does")
 ACCOUNTING = ("tests/chaos/test_chaos_accounting.py",)
-TABLE = ("tests/controller/test_membership.py",)
-LEADERSHIP = ("tests/controller/test_leadership.py",)
-OPERATE = ("tests/controller/test_operate.py",)
+TABLE = ("tests/controller/membership/test_membership.py",)
+LEADERSHIP = ("tests/controller/kube/test_leadership.py",)
+OPERATE = ("tests/controller/run/test_operator.py",)
 SIMULATION = ("tests/controller", "-k", "simulation")
-WATCH = ("tests/controller/test_watch.py",)
-CACHE = ("tests/controller/test_cache.py",)
-DOORS = ("tests/controller/test_hub_doors.py",)
+WATCH = ("tests/controller/kube/test_watch.py",)
+CACHE = ("tests/controller/kube/test_cache.py",)
+AGENT = ("tests/worker/agent/test_machine.py",)
+ORDERS = ("tests/worker/agent/test_machine_orders.py",)
+RULES = ("tests/worker/protocol/test_directives.py",)
+SESSION = ("tests/worker/sessions/test_session_machine.py",)
+SHARDS = ("tests/worker/sessions/test_shards.py",)
+INTERRUPT = ("tests/worker/sessions/test_interrupt.py",)
+OPERATOR, RUNTIME = "operator/elasticjob_operator", "worker_image/src/elasticjob"
+DOORS = ("tests/controller/hub/test_doors.py",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,89 +41,145 @@ class Mutant:
     new: str
     suite: tuple[str, ...] = SIMULATION
     quick: bool = False
+    package: str = OPERATOR
+
+    @property
+    def file(self) -> Path:
+        return Path(self.package) / self.module
 
 
 MUTANTS = (
-    Mutant("no fencing", "directives.py", "if w.pod.uid not in inside and", "if False and", MODEL, quick=True),
-    Mutant("form without all stopped", "membership.py", "    if not pending:\n", "    if True:\n", MODEL, quick=True),
-    Mutant("grow while members start", "membership.py", "(Standing.SUSPECT, Standing.STARTING)", "()", MODEL),
-    Mutant("no doubt about the silent", "membership.py", "if doubtful and not ended:", "if False:", TABLE, True),
-    Mutant("ranks that do not stick", "membership.py", "[*survivors, *newcomers.find_newcomers(situation, judged)]",
-           "[*newcomers.find_newcomers(situation, judged), *survivors]", MODEL),
-    Mutant("a generation twice", "membership.py", "generation=situation.world.generation + 1",
+    Mutant("no fencing", "membership/directives.py", "if w.pod.uid not in inside and", "if False and", MODEL, quick=True),
+    Mutant("form without all stopped", "membership/decide.py", "    if not pending:\n", "    if True:\n", MODEL, quick=True),
+    Mutant("grow while members start", "membership/changes.py", "(MemberHealth.SUSPECT, MemberHealth.STARTING)", "()", MODEL),
+    Mutant("no doubt about the silent", "membership/decide.py", "if doubtful and not ended:", "if False:", TABLE, True),
+    Mutant("ranks that do not stick", "membership/decide.py", "[*survivors, *joiners.find_joiners(situation, verdicts)]",
+           "[*joiners.find_joiners(situation, verdicts), *survivors]", MODEL),
+    Mutant("a generation twice", "membership/decide.py", "generation=situation.world.generation + 1",
            "generation=max(1, situation.world.generation)", SIMULATION),
-    Mutant("a suspect is lost at once", "standing.py", "until = agent.since + settings.reconnect",
+    Mutant("a suspect is lost at once", "membership/member_health.py", "until = agent.since + settings.reconnect",
            "until = agent.since", MODEL),
-    Mutant("no grace after a restart", "standing.py", "until = situation.hub_started + settings.restart_grace",
+    Mutant("no grace after a restart", "membership/member_health.py", "until = situation.hub_started + settings.restart_grace",
            "until = situation.hub_started", MODEL),
-    Mutant("forget the budget", "account.py", "status.restarts.user > spec.elastic_policy.max_restarts", "False"),
-    Mutant("forget which pods are accounted for", "account.py", "pod.uid not in status.restarts.counted", "True",
+    Mutant("forget the budget", "plan/accounting.py", "status.restarts.user > spec.elastic_policy.max_restarts", "False"),
+    Mutant("forget which pods are accounted for", "plan/accounting.py", "pod.uid not in status.restarts.counted", "True",
            ACCOUNTING, quick=True),
-    Mutant("who has not started has stopped", "proof.py", "Standing.STARTING, Standing.STOPPING", "Standing.STOPPING",
+    Mutant("who has not started has stopped", "membership/fencing.py", "MemberHealth.STARTING, MemberHealth.STOPPING", "MemberHealth.STOPPING",
            MODEL, quick=True),
-    Mutant("whoever is connected is out", "proof.py", "    state = worker.agent.state\n",
+    Mutant("whoever is connected is out", "membership/fencing.py", "    state = worker.agent.state\n",
            "    state = worker.agent.state\n    if worker.agent.connected:\n        return True\n", TABLE),
-    Mutant("announce is forgotten", "plan.py", "announces=decision.world is not None", "announces=False"),
-    Mutant("whoever asks may write", "kube.py", "        if left <= 0:\n", "        if False:\n", LEADERSHIP,
+    Mutant("announce is forgotten", "plan/plan.py", "announces=decision.world is not None", "announces=False"),
+    Mutant("the right is not asked for again", "rest/transport.py", "            self.guard(req.method, req.url.path)\n",
+           "            pass\n", ("tests/controller/kube/test_leadership.py", "-k", "connection_is_got"), quick=True),
+    Mutant("whoever asks may write", "kube/client.py", "        if left <= 0:\n", "        if False:\n", LEADERSHIP,
            quick=True),
-    Mutant("in doubt go on writing", "lease.py", "self._leadership.end()  # it may be another's by now", "pass",
+    Mutant("in doubt go on writing", "kube/lease.py", "self._leadership.end()  # it may be another's by now", "pass",
            LEADERSHIP),
-    Mutant("a longer Lease is cut short", "lease.py", "max(timing.duration, granted)", "timing.duration",
+    Mutant("a longer Lease is cut short", "kube/lease.py", "max(timing.duration, granted)", "timing.duration",
            LEADERSHIP),
-    Mutant("a follower may start the loop", "controller.py", "            raise RuntimeError(\"only the leader",
+    Mutant("a follower may start the loop", "run/controller.py", "            raise RuntimeError(\"only the leader",
            "            str(\"only the leader", OPERATE),
-    Mutant("one object ends its watch", "intake.py", "except Exception as error:", "except EOFError as error:",
-           ("tests/controller/test_watch.py",)),
-    Mutant("a failing watch stays away", "supervise.py", "        except Exception as error:\n            failures",
-           "        except EOFError as error:\n            failures", ("tests/controller/test_supervise.py",)),
-    Mutant("a follower may delete", "kube.py", "if method in READS or", 'if method in (*READS, "DELETE") or',
-           ("tests/controller/test_leadership.py", "-k", "without_the_right")),
-    Mutant("a Lease that is gone is free", "lease.py", "            self._lease = {}\n            return\n",
+    Mutant("one object ends its watch", "kube/intake.py", "except Exception as error:", "except EOFError as error:",
+           ("tests/controller/kube/test_watch.py",)),
+    Mutant("a failing watch stays away", "kube/supervise.py", "        except Exception as error:\n            failures",
+           "        except EOFError as error:\n            failures", ("tests/controller/kube/test_supervise.py",)),
+    Mutant("a follower may delete", "kube/client.py", "if method in READS or", 'if method in (*READS, "DELETE") or',
+           ("tests/controller/kube/test_leadership.py", "-k", "without_the_right")),
+    Mutant("a Lease that is gone is free", "kube/lease.py", "            self._lease = {}\n            return\n",
            "            self._lease, self._seen = {}, Sighting()\n            return\n",
-           ("tests/controller/test_leadership.py", "-k", "gave_back")),
-    Mutant("an event of any size is kept", "lines.py", "if self._size <= self._longest:", "if True:",
-           ("tests/controller/test_lines.py",), quick=True),
-    Mutant("what is left out is not counted", "intake.py", "        self._count(kind, trouble)\n", "", WATCH),
-    Mutant("waits for a hello are not counted", "seats.py", "if not self.pending.enter(identity.namespace):",
+           ("tests/controller/kube/test_leadership.py", "-k", "gave_back")),
+    Mutant("an event of any size is kept", "kube/json_stream.py", "if self._size <= self._longest:", "if True:",
+           ("tests/controller/kube/test_json_stream.py",), quick=True),
+    Mutant("what is left out is not counted", "kube/intake.py", "        self._count(kind, problem)\n", "", WATCH),
+    Mutant("waits for a hello are not counted", "hub/registry.py", "if not self.pending.enter(identity.namespace):",
            "if not self.pending.enter(identity.namespace) and False:", DOORS),
-    Mutant("a pod waits for many hellos", "seats.py",
-           "        self._abandon_pending(seat)\n        if not seat.placed", "        if not seat.placed", DOORS),
-    Mutant("who comes again may say as much again", "seats.py", "now, seat.messages)",
-           "now, limits.Bucket(settings.message_burst, now))", ("tests/controller/test_hub_limits.py",)),
-    Mutant("a trainer that ended beside a sidecar runs on", "containers.py", "    if ended is not None:\n",
-           "    if ended is not None and phase is not PodPhase.RUNNING:\n", ("tests/controller/test_observe.py",),
+    Mutant("a pod waits for many hellos", "hub/registry.py",
+           "        self._abandon_pending(entry)\n        if not entry.placed", "        if not entry.placed", DOORS),
+    Mutant("who comes again may say as much again", "hub/registry.py", "now, entry.messages)",
+           "now, ratelimit.Bucket(settings.message_burst, now))", ("tests/controller/hub/test_limits.py",)),
+    Mutant("a trainer that ended beside a sidecar runs on", "model/containers.py", "    if ended is not None:\n",
+           "    if ended is not None and phase is not PodPhase.RUNNING:\n", ("tests/controller/model/test_observe.py",),
            quick=True),
-    Mutant("a preflight is charged to the program", "faults.py",
+    Mutant("a preflight is charged to the program", "failures/classify.py",
            "        blame=Blame.INFRASTRUCTURE,\n        fatal=False", "        blame=Blame.USER,\n        fatal=False",
-           ("tests/controller/test_simulation_backoff.py", "-k", "preflight")),
-    Mutant("free restarts are not waited for", "setbacks.py", "return min(MAX_SECONDS, 2.0 ** min(failures - 1, 16))",
-           "return min(0.0, MAX_SECONDS, 2.0)", ("tests/controller/test_simulation_backoff.py",)),
+           ("tests/controller/simulation/test_backoff.py", "-k", "preflight")),
+    Mutant("free restarts are not waited for", "failures/backoff_rules.py", "return find_pause(failures, first=1.0, most=MAX_SECONDS)",
+           "return min(0.0, MAX_SECONDS, 2.0)", ("tests/controller/simulation/test_backoff.py",)),
     # Ownership and limits.
-    Mutant("any owner is a controller", "ownership.py", 'if reference.get("controller") and', "if", CACHE, quick=True),
-    Mutant("labels need not name the job's UID", "ownership.py",
+    Mutant("any owner is a controller", "model/ownership.py", 'if reference.get("controller") and', "if", CACHE, quick=True),
+    Mutant("labels need not name the job's UID", "model/ownership.py",
            "(labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)) != (job, uid)",
            "labels.get(names.LABEL_JOB) != job", CACHE),
-    Mutant("agents of a deleted namesake come in", "cache.py", "and job[0].uid == pod.job_uid else None", "else None",
+    Mutant("agents of a deleted namesake come in", "kube/cache.py", "and job[0].uid == pod.job_uid else None", "else None",
            CACHE),
-    Mutant("pods of any name are workers", "ownership.py",
+    Mutant("pods of any name are workers", "model/ownership.py",
            ' or metadata.get("name") != names.pod_name(job, int(index))', "", CACHE),
-    Mutant("what is refused is tried a thousand times", "slowstart.py", "and not errors and", "and",
-           ("tests/controller/test_slowstart.py",), quick=True),
-    Mutant("a spec may be of any depth", "bounds.py", "MOST_DEPTH = 64", "MOST_DEPTH = 64_000",
-           ("tests/controller/test_reading.py",), quick=True),
-    Mutant("a status of another version is refused", "reading.py",
+    Mutant("what is refused is tried a thousand times", "apply/batches.py", "and not errors and", "and",
+           ("tests/controller/apply/test_batches.py",), quick=True),
+    Mutant("a spec may be of any depth", "api/bounds.py", "MOST_DEPTH = 64", "MOST_DEPTH = 64_000",
+           ("tests/controller/model/test_reading.py",), quick=True),
+    Mutant("a status of another version is refused", "model/reading.py",
            "    rest = {name: value for name, value in raw.items() if name not in wrong}\n",
-           "    rest = dict(raw)\n", ("tests/controller/test_reading.py",)),
-    Mutant("restarts are not counted", "metrics.py", "self.restarts.labels(cause).inc(count)", "pass",
-           ("tests/controller/test_metrics.py",)),
+           "    rest = dict(raw)\n", ("tests/controller/model/test_reading.py",)),
+    Mutant("restarts are not counted", "run/metrics.py", 'self.restarts.labels("user").inc(record.count)', "pass",
+           ("tests/controller/run/test_metrics.py",)),
+    # The agent: its half of "no two worlds".
+    Mutant("an agent runs on in a world that is over", "protocol/directives.py", "return generation <= directive.generation",
+           "return generation < directive.generation", MODEL, True, RUNTIME),
+    Mutant("an agent that comes back runs on", "agent/stages.py", "    over = rules.is_over(state, state.generation, now)\n",
+           "    over = rules.is_over(state, state.generation, now) and not isinstance(state.hub.directive, wire.Regroup)\n",
+           MODEL, package=RUNTIME),
+    Mutant("a world is entered twice", "protocol/directives.py", "directive.generation <= generation",
+           "directive.generation < generation", AGENT, package=RUNTIME),
+    Mutant("ready with the store of the last world", "agent/stages.py",
+           "    return state, (events.CloseStores(), events.OpenStore())\n", "    return state, ()\n", MODEL, True, RUNTIME),
+    Mutant("a world of before our store is entered", "protocol/directives.py",
+           "(store is None or directive.store.port != store.port)", "False", AGENT, package=RUNTIME),
+    Mutant("nobody hears that a world is given up", "protocol/directives.py",
+           "isinstance(directive, wire.Regroup) and directive.generation > generation", "False", MODEL, package=RUNTIME),
+    Mutant("a late answer starts workers", "agent/machine.py", "state.stage is not Stage.ENTERING or ", "", AGENT,
+           package=RUNTIME),
+    Mutant("a world that was missed is not named", "agent/machine.py",
+           "phase=wire.STOPPING, generation=world.generation, store=None", "phase=wire.STOPPING, store=None", AGENT,
+           package=RUNTIME),
+    Mutant("a store is opened while workers run", "agent/stages.py", "    if state.keeps_memory and state.all_idle:\n",
+           "    if state.keeps_memory:\n", ORDERS, package=RUNTIME),
+    Mutant("ready although a worker is dead", "agent/stages.py", "    if state.keeps_memory and not state.all_idle:",
+           "    if False:", AGENT, package=RUNTIME),
+    Mutant("workers are stopped while torch looks at them", "agent/stages.py",
+           "    if not state.parked:\n        return state, ()\n    if state.granted", "    if state.granted", AGENT, True, RUNTIME),
+    Mutant("torch looks at workers that are being stopped", "agent/rules.py",
+           "return state.stage in ending and not state.keeps_memory", "return False", AGENT, package=RUNTIME),
+    Mutant("nobody hurries when a member is lost", "agent/rules.py", "return state.granted > 0 and", "return False and", AGENT,
+           package=RUNTIME),
+    Mutant("a pod that leaves waits for a hub that refuses it", "agent/rules.py", " or state.hub.rejected)", ")", AGENT,
+           package=RUNTIME),
+    Mutant("sessions that are being stopped are kept", "agent/machine.py", " or not runs:", ":", AGENT, package=RUNTIME),
+    Mutant("a stop is no failure of the script", "agent/machine.py", "state.granted == 0 and event.found is not None",
+           "event.found is None", AGENT, package=RUNTIME),
+    # Sessions.
+    Mutant("a world is left without a vote", "sessions/machine.py", "    if agreed or (alone and state.is_over):\n",
+           "    if agreed or state.is_over:\n", SESSION, True, RUNTIME),
+    Mutant("an announced end is a loss", "sessions/machine.py", "            if announced:\n", "            if False:\n", SESSION,
+           package=RUNTIME),
+    Mutant("a session enters an old world", "sessions/machine.py", " or place.generation <= state.generation:", ":", SESSION,
+           package=RUNTIME),
+    Mutant("a loss is forgotten", "sessions/machine.py", "lost=max(state.lost, generation)", "lost=state.lost", SESSION,
+           package=RUNTIME),
+    Mutant("a step in part counts", "sessions/state.py", "if rank_state.clean]", "]", RULES, package=RUNTIME),
+    Mutant("the oldest state counts", "sessions/state.py", "best = max(", "best = min(", RULES, package=RUNTIME),
+    Mutant("shards of two worlds make a model", "sessions/shards.py", " and shard_inventory.world == world", "", SHARDS,
+           package=RUNTIME),
+    Mutant("code of ours is interrupted", "sessions/interrupt.py", " and not _is_own(frame)", "", INTERRUPT, package=RUNTIME),
 )  # fmt: skip
 
 
 def kill(mutant: Mutant, directory: Path) -> str:
     """ "" where the suite noticed the mistake, else what is wrong."""
     copy = directory / mutant.name.replace(" ", "-")
-    shutil.copytree(ROOT / "operator", copy)
-    file = copy / "elasticjob_operator" / mutant.module
+    source = Path(mutant.package).parent  # what is on the path
+    shutil.copytree(ROOT / source, copy)
+    file = copy / mutant.file.relative_to(source)
     text = file.read_text()
     if text.count(mutant.old) < 1:
         return f"{mutant.name}: the text to replace is not in {mutant.module} any more"

@@ -41,7 +41,8 @@ class Event:
 
 def make_schedule(seed: int, length: int, size: int = 3, largest: int = 4) -> list[Event]:
     """Events that always leave somebody alive; half of the losses take rank 0. Pure."""
-    chance, events = random.Random(seed), []
+    chance = random.Random(seed)
+    events: list[Event] = []
     while len(events) < length:
         kind = chance.choice(("grow", "shrink", *LOSSES))
         after = size - LOSSES.get(kind, 0) + {"grow": 1, "grow-and-kill": 1, "shrink": -1}.get(kind, 0)

@@ -89,7 +89,7 @@ class Run:
         record = self.record
         record.exits, record.samples = self.replicas.exits, self.replicas.samples
         record.steps = {job: self.good.read_steps(job) for job in MEMBERS}
-        record.lag = self.lag.longest
+        record.lag, record.busy = self.lag.longest, self.lag.busiest
         record.unfinished += self.good.wrong
         record.logs = {member.name: member.log for member in self.replicas.members}
         return record
@@ -118,8 +118,9 @@ class Run:
         list(self._pool.map(self._remove, made))
         self.kube.request("DELETE", f"/api/v1/namespaces/{EVIL}-{self.rounds}")
         self.record.hostile.append((began, time.time()))
-        said = {"round": self.rounds, "seconds": round(time.time() - began, 1), "objects": len(made)}
-        print(json.dumps({**said, "unnamed": [one.case for one in unnamed], "lag": self.lag.longest}), flush=True)
+        said: dict[str, Any] = {"round": self.rounds, "seconds": round(time.time() - began, 1), "objects": len(made)}
+        said |= {"unnamed": [one.case for one in unnamed], "lag": self.lag.longest, "busy": self.lag.busiest}
+        print(json.dumps(said), flush=True)
 
     def _touch_lease(self) -> None:
         fault = replicas.LEASE_FAULTS[(self.plan.seed + self.rounds) % len(replicas.LEASE_FAULTS)]
@@ -248,6 +249,7 @@ def summarize(record: Record, wrong: dict[str, list[str]]) -> dict[str, Any]:
         "exits": len(record.exits),
         "writes": sum(bool(r.replica) for r in record.requests),
         "lagSeconds": record.lag,
+        "busySeconds": record.busy,
         "pauses": {job: _spread(record, steps) for job, steps in record.steps.items()},
         "memoryMiB": [round(min(rss)), round(max(rss))] if rss else [],
     }

@@ -15,6 +15,7 @@ from replicas_fixture import Audited, find_writes_without_lease
 PAUSE_FACTOR, PAUSE_SPARE = 3.0, 3.0  # a pause may be so many times as long as in the quiet run, and seconds
 MEMORY_FACTOR, MEMORY_SPARE = 1.2, 30.0  # MiB; from the first to the last third of one process
 FILES_SPARE = 40
+BUSY_SECONDS = 0.05  # that the event loop may compute at a stretch; CPU time, on a machine at its full speed
 LAG_FACTOR, LAG_SPARE = 3.0, 1.0  # of the event loop: as with pauses; whoever does harm shares two cores with it
 PROVOKED_SECONDS = 30.0  # a Lease that is lost so long after the suite touched it was lost for that
 LOST = "the Lease is lost"
@@ -61,6 +62,7 @@ class Record:
     lag: dict[str, float] = field(
         default_factory=dict
     )  # "quiet", "hostile": the longest; "machine": of a process that only sleeps
+    busy: dict[str, float] = field(default_factory=dict)  # "quiet", "hostile": the longest stretch of computing
     made: list[Hostile] = field(default_factory=list)  # what the API server took
     unnamed: list[Hostile] = field(default_factory=list)
     refused: int = 0
@@ -80,6 +82,7 @@ def judge(record: Record) -> dict[str, list[str]]:
         "unfinished": list(record.unfinished),
         "growth": find_growth(record.samples, record.siege),
         "lag": find_lag(record.lag),
+        "busy": find_busy(record.busy),
         "unnamed": [f"{h.case} {h.path} was named nowhere" for h in record.unnamed],
         "logs": [line for name, text in record.logs.items() for line in find_bad_lines(name, text)],
     }
@@ -139,6 +142,12 @@ def find_lag(lag: Mapping[str, float]) -> list[str]:
     limit = lag.get("quiet", 0.0) * LAG_FACTOR + LAG_SPARE + lag.get("machine", 0.0)
     longest = lag.get("hostile", 0.0)
     return [f"the event loop stood still for {longest:.3f} s, more than {limit:.3f} s"] if longest > limit else []
+
+
+def find_busy(busy: Mapping[str, float]) -> list[str]:
+    longest, limit = busy.get("hostile", 0.0), BUSY_SECONDS * busy.get("slowdown", 1.0)
+    wrong = f"the event loop computed for up to {longest:.3f} s at a stretch, more than {limit:.3f} s"
+    return [wrong] if longest > limit else []
 
 
 def find_bad_lines(name: str, text: str) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from chaos import clusterfaults
 from chaos.hub_relay import HubRelay
 from chaos.lab import Lane, free_port
+from chaos.stories import PATIENCE
 from chaos.trials import Trial, run_trials
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -27,7 +28,7 @@ def test_every_message_twice(lanes: list[Lane]) -> None:
         with lanes[0].open(hub_port=port, hub_url=f"ws://127.0.0.1:{relay.port}") as stage:
             clusterfaults.begin(stage)
             stage.jobs.scale(stage.name, 2)
-            stage.jobs.await_world(stage.name, 2, timeout=clusterfaults.PATIENCE)
+            stage.jobs.await_world(stage.name, 2, timeout=PATIENCE)
             clusterfaults.settle(stage, 2)
     finally:
         relay.stop()

@@ -15,6 +15,7 @@ from chaos.tenants_judge import (
     Sample,
     compute_pauses,
     find_bad_lines,
+    find_busy,
     find_growth,
     find_lag,
     find_long_pauses,
@@ -93,14 +94,21 @@ def test_the_lag_is_read_from_the_metric() -> None:
         name = "elasticjob_event_loop_lag_seconds_bucket"
         return "\n".join(f'{name}{{le="{b}"}} {c}.0' for b, c in zip(bounds, counts, strict=True))
 
-    before = lag.parse_buckets(text(5, 5, 6, 6))
-    assert lag.find_longest(before, lag.parse_buckets(text(9, 9, 10, 10))) == 0.01
-    assert lag.find_longest(before, lag.parse_buckets(text(9, 10, 11, 11))) == 0.05
-    assert lag.find_longest(before, lag.parse_buckets(text(9, 9, 10, 11))) == lag.BEYOND
+    before = lag.parse_buckets(text(5, 5, 6, 6), "lag")
+    assert lag.find_longest(before, lag.parse_buckets(text(9, 9, 10, 10), "lag")) == 0.01
+    assert lag.find_longest(before, lag.parse_buckets(text(9, 10, 11, 11), "lag")) == 0.05
+    assert lag.find_longest(before, lag.parse_buckets(text(9, 9, 10, 11), "lag")) == lag.BEYOND
     assert lag.find_longest(before, before) == 0.0
     assert find_lag({"quiet": 0.1, "hostile": 0.5}) == []
     assert find_lag({"quiet": 0.1, "hostile": 2.5})
     assert not find_lag({"quiet": 0.1, "hostile": 2.5, "machine": 1.5})
+    assert not find_busy({"quiet": 0.1, "hostile": 0.05})
+    assert find_busy({"hostile": 0.1})
+    assert find_busy({"hostile": 0.1, "slowdown": 1.5})
+    assert not find_busy({"hostile": 0.06, "slowdown": 1.5})
+    assert lag.find_slowdown([0.001, 0.002, 0.0015]) == 2.0
+    assert lag.find_slowdown([]) == 1.0
+    assert lag.parse_most('elasticjob_event_loop_max_seconds{clock="busy"} 0.0123\n') == {"busy": 0.0123}
 
 
 def test_lines_that_no_operator_may_write_are_seen() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from elasticjob_operator.kube import Api
+from elasticjob_operator.kube.client import Api
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob_operator import api, names, wire
-from elasticjob_operator.containers import Exit, PodPhase
-from elasticjob_operator.observe import Agent, Job, Node, Pod
-from elasticjob_operator.standing import Settings, Situation, Sizes, Worker
-from elasticjob_operator.wire import AgentPhase
+from elasticjob_operator import api
+from elasticjob_operator.api import names, wire
+from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.membership.member_health import Settings, Situation, Worker
+from elasticjob_operator.model.containers import Exit, PodPhase
+from elasticjob_operator.model.observe import Agent, Job, Node, Pod
+from elasticjob_operator.sizing.legal import Sizes
 
 NOW = 1_000_000.0
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "worker", "image": "train:1", "command": ["torchrun"]}]}}
@@ -101,7 +103,7 @@ def make_agent(index: int = 0, phase: str = "ready", generation: int = 0, *, att
 def make_world(generation: int = 1, members: tuple[int, ...] = (0, 1), **fields: Any) -> api.RendezvousStatus:
     """A world of the pods with these indices, in the order of their ranks."""
     refuse_if(generation and not members, "a world has members")
-    from elasticjob_operator.observe import format_time
+    from elasticjob_operator.model.observe import format_time
 
     return api.RendezvousStatus(
         generation=generation,

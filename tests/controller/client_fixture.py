@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from elasticjob_devcluster import Cluster, KubeError, wait_until
-from elasticjob_operator import names
+from elasticjob_operator.api import names
 from elasticjob_operator.client import Job
 
 CRD = Path(__file__).parents[2] / "crds" / "elasticjob.dev_elasticjobs.yaml"

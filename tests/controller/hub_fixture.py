@@ -12,9 +12,11 @@ from typing import Any
 
 import aiohttp
 
-from elasticjob_operator import auth, wire
-from elasticjob_operator.hub import Hub, JobKey
-from elasticjob_operator.limits import HubSettings
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.hub import auth
+from elasticjob_operator.hub.limits import HubSettings
+from elasticjob_operator.hub.server import Hub
 
 JOB: JobKey = ("default", "digits")
 FAST = HubSettings(

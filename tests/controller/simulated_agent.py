@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from elasticjob_operator import wire
-from elasticjob_operator.observe import Agent
-from elasticjob_operator.wire import AgentPhase
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.model.observe import Agent
 
 if TYPE_CHECKING:
     from controller.simulated_cluster import Cluster, SimPod

@@ -15,11 +15,13 @@ from typing import Any
 from controller.builders import make_spec
 from controller.simulated_agent import FAILED, LEAVING, RUNNING, Pace, SimAgent, lose
 from controller.simulated_invariants import Invariants
-from elasticjob_operator import api, names, reading, wire
-from elasticjob_operator.containers import Exit, PodPhase
-from elasticjob_operator.observe import Agent, Job, Node, Pod, format_time
-from elasticjob_operator.plan import Config, Plan, Seen, plan
-from elasticjob_operator.report import Event
+from elasticjob_operator import api
+from elasticjob_operator.api import names, wire
+from elasticjob_operator.model import reading
+from elasticjob_operator.model.containers import Exit, PodPhase
+from elasticjob_operator.model.observe import Agent, Job, Node, Pod, format_time
+from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
+from elasticjob_operator.plan.reporting import Event
 
 
 class CrashError(Exception):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_operator import api, names, wire
-from elasticjob_operator.plan import Plan, Seen
-from elasticjob_operator.wire import AgentPhase
+from elasticjob_operator import api
+from elasticjob_operator.api import names, wire
+from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.plan.plan import Plan, Seen
 
 if TYPE_CHECKING:
     from controller.simulated_cluster import Cluster
@@ -62,8 +63,8 @@ class Invariants:
                 and not self._leaves(seen, p.uid)
             ]
             limit = spec.max_replicas + spec.elastic_policy.spares
-            mute = sum(1 for p in staying if p.uid in seen.agents and not seen.agents[p.uid].connected)
-            assert len(staying) - mute + len(made.create) <= limit, "more pods than max"
+            unresponsive = sum(1 for p in staying if p.uid in seen.agents and not seen.agents[p.uid].connected)
+            assert len(staying) - unresponsive + len(made.create) <= limit, "more pods than max"
         indices = [n.index for n in made.create]
         assert len(set(indices)) == len(indices), "an index twice"
         assert not set(indices) & {p.index for p in seen.pods}, "an index that exists"
@@ -88,7 +89,7 @@ class Invariants:
 
     def _leaves(self, seen: Seen, uid: str) -> bool:
         """It is on its way out by itself, or was sent home before the job was resumed."""
-        if any(m.uid == uid and m.leaving == names.SUSPENDED for m in seen.job.status.rendezvous.members):
+        if any(m.uid == uid and m.leaving == names.Cause.SUSPENDED for m in seen.job.status.rendezvous.members):
             return True
         agent = seen.agents.get(uid)
         return agent is not None and agent.state.phase in (AgentPhase.LEAVING, AgentPhase.SUCCEEDED)

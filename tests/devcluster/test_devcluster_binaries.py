@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_devcluster import BinariesUnavailable, binaries, release
+from elasticjob_devcluster import BinariesUnavailable
+from elasticjob_devcluster.controlplane import binaries, release
 
 NAMES = ("etcd", "kube-apiserver")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from devcluster.pods_helper import Pods, first, terminated
-from elasticjob_devcluster import Cluster, ClusterError, DrainTimeout, NodeSpec, processes, wait_until
+from elasticjob_devcluster import Cluster, ClusterError, DrainTimeout, NodeSpec, wait_until
+from elasticjob_devcluster.system import processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

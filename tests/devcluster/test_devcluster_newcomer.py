@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob_devcluster import Cluster
-from elasticjob_devcluster.apply import apply_object, read_objects
+from elasticjob_devcluster.api.apply import apply_object, read_objects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

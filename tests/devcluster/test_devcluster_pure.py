@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob_devcluster import addresses, debian, drain, flags
-from elasticjob_devcluster.node import containerlog, environ, images, probes, status
+from elasticjob_devcluster import flags
+from elasticjob_devcluster.api import drain
+from elasticjob_devcluster.controlplane import debian
+from elasticjob_devcluster.node import environ, status
 from elasticjob_devcluster.node.backoff import Backoff
 from elasticjob_devcluster.node.status import ContainerState, Ended, Running, Waiting
+from elasticjob_devcluster.runtime import containerlog, images, probes
+from elasticjob_devcluster.system import addresses
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benchmarks import cases, controlplane, launchers, scale, timeline
 from benchmarks.launchers import local
 from benchmarks.processes import RUN, find_marked, kill_marked
 from benchmarks.system import System
-
 from elasticjob_devcluster import BinariesUnavailable
-from elasticjob_operator import frames, wire
+from elasticjob_operator.api import wire
+from elasticjob_operator.hub import frames
 
 PATIENCE = 90.0
 

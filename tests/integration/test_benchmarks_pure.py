@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from benchmarks import controlplane, goodput, harness, peers, rescale, timeline
 from benchmarks.system import parse_requests
 

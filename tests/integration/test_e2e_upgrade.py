@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,10 @@ def written_by(platform: Platform, name: str) -> str:
     return str((platform.status(name).get("rendezvous") or {}).get("writtenBy") or "")
 
 
+def is_written_by_next(platform: Platform, name: str) -> bool:
+    return written_by(platform, name) == "the next build"
+
+
 def scale(platform: Platform, name: str, replicas: int) -> None:
     patch = {"spec": {"replicas": replicas}}
     platform.cluster.kube.request("PATCH", f"{JOBS}/{name}/scale", patch, content_type=MERGE)
@@ -103,9 +108,7 @@ def test_training_does_not_notice_an_upgrade_and_a_roll_back(trains: Platform, n
     for name in SIZES:  # a change of no consequence: a status that says all there is to say is not written
         change = {"spec": {"runPolicy": {"ttlSecondsAfterFinished": 3600}}}
         platform.cluster.kube.request("PATCH", f"{JOBS}/{name}", change, content_type=MERGE)
-        platform.wait(
-            lambda name=name: written_by(platform, name) == "the next build", f"{name} has a new leader", name
-        )  # type: ignore[misc]
+        platform.wait(partial(is_written_by_next, platform, name), f"{name} has a new leader", name)
     assert look(platform) == before
     assert_no_step_is_lost(platform)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob_devcluster import Cluster, binaries
-from elasticjob_devcluster.addresses import free_port
+from elasticjob_devcluster import Cluster
+from elasticjob_devcluster.controlplane import binaries
+from elasticjob_devcluster.system.addresses import free_port
 from integration.test_training import read_steps, torchrun_spec
 from operator_fixture import Jobs, wait_for
 

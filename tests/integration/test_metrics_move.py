@@ -17,14 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chaos.fault_proxy import Do, Fault, FaultProxy, Request
 from elasticjob_devcluster import Cluster
-from elasticjob_operator import names
+from elasticjob_operator.api import names
 from operator_fixture import ROOT, Jobs, OperatorProcess, _free_port, install_crd, light_spec, wait_for
 
 pytestmark = pytest.mark.cluster
 
 DASHBOARD = ROOT / "manifests/chart/elasticjob/files/dashboard.json"
 # Both count what no object and no answer of an API server brings about; what makes them move is in
-# tests/controller/test_operate.py::test_what_is_left_out_and_what_begins_anew_is_counted.
+# tests/controller/run/test_operator.py::test_what_is_left_out_and_what_begins_anew_is_counted.
 QUIET = {"elasticjob_background_restarts", "elasticjob_objects_skipped"}
 Series = dict[str, list[tuple[dict[str, str], float]]]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator import names
+from elasticjob_operator.api import names
 from operator_fixture import MERGE, Jobs, OperatorProcess, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]

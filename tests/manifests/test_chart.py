@@ -13,8 +13,8 @@ from prometheus_client import parser
 
 from chart_fixture import CHART, MATRIX, ROOT, Object, container, find, render
 from elasticjob_operator import __main__, __version__
-from elasticjob_operator.hub import Hub
-from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.hub.server import Hub
+from elasticjob_operator.run.metrics import Metrics
 
 MATRIX_CASES = [pytest.param(values, id=name) for name, values in MATRIX.items()]
 

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import pytest
 
 from chart_fixture import CHART, container, render
 from devcluster_fixture import remove_namespace
-from elasticjob_devcluster import Cluster, KubeError
+from elasticjob_devcluster import Cluster, Kube, KubeError
 from operator_fixture import MERGE, Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -177,6 +178,10 @@ def work(audited: Cluster) -> Iterator[str]:
     wait_for(lambda: audited.kube.get("/api/v1/namespaces/work") is None, "the namespace is gone")
 
 
+def is_gone(kube: Kube, path: str) -> bool:
+    return kube.get(path) is None
+
+
 def live(operator: ChartOperator, jobs: Jobs) -> None:
     """All that can happen to jobs, in an order that ends."""
     kube, place = operator.cluster.kube, jobs.namespace
@@ -216,7 +221,7 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     jobs.patch("life", {"network": {"service": False, "policy": False}})
     for resource in ("services", "networkpolicies"):
         operator.await_request(resource, "delete")
-        wait_for(lambda path=changes[resource]: kube.get(path) is None, f"{resource}: gone")
+        wait_for(partial(is_gone, kube, changes[resource]), f"{resource}: gone")
 
     # Somebody else writes all the time: what the operator writes is refused, and it looks again.
     def disturb() -> None:

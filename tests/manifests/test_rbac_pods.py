@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from controller.builders import make_job, make_spec
-from elasticjob_operator import names, objects
-from elasticjob_operator.records import Child, Kind, NewPod
+from elasticjob_operator.api import names
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.plan.values import Child, Kind, NewPod
 
 Object = dict[str, Any]
-SETTINGS = objects.Settings(hub_url="wss://10.96.0.7:8443", tls=True, runtime_image="r:1", worker_image="w:1")
+SETTINGS = manifests.Settings(hub_url="wss://10.96.0.7:8443", tls=True, runtime_image="r:1", worker_image="w:1")
 
 TEMPLATES: dict[str, Object] = {
     "plain": {"containers": [{"name": "a", "image": "i"}]},
@@ -44,9 +45,9 @@ TEMPLATES: dict[str, Object] = {
 CASES = [pytest.param(spec, id=name) for name, spec in TEMPLATES.items()]
 
 
-def build(pod_spec: Object, settings: objects.Settings = SETTINGS) -> Object:
+def build(pod_spec: Object, settings: manifests.Settings = SETTINGS) -> Object:
     spec = make_spec(template={"spec": copy.deepcopy(pod_spec)})
-    return objects.build_pod(make_job(spec), spec, NewPod(0), settings)
+    return manifests.build_pod(make_job(spec), spec, NewPod(0), settings)
 
 
 @pytest.mark.parametrize("template", CASES)
@@ -99,7 +100,7 @@ def test_nothing_is_made_outside_of_the_jobs_namespace_or_without_an_owner() -> 
         Kind.DISRUPTION_BUDGET: (("minAvailable", 2),),
     }
     children = [Child(kind, "digits-x", value) for kind, value in values.items()]
-    made = [build(TEMPLATES["plain"]), *(objects.build_child(job, child, SETTINGS) for child in children)]
+    made = [build(TEMPLATES["plain"]), *(manifests.build_child(job, child, SETTINGS) for child in children)]
     for item in made:
         assert item["metadata"]["namespace"] == job.namespace
         assert [o["uid"] for o in item["metadata"]["ownerReferences"]] == [job.uid]

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model.canonical import canonical
-from model.regroup_model import Rules, State, View, is_goal, runs_unwritten, start, successors, view_of, whole_worlds
+from model.regroup_model import (
+    Rules,
+    Seat,
+    State,
+    View,
+    is_goal,
+    runs_unwritten,
+    seat_of,
+    start,
+    successors,
+    view_of,
+    whole_worlds,
+)
 
 
 @dataclass
@@ -20,6 +32,7 @@ class Explored:
     states: int = 0
     steps: int = 0
     views: set[View] = field(default_factory=set)  # everything that the operator had to decide on
+    seats: set[Seat] = field(default_factory=set)  # everything that an agent had to decide on
     violations: list[str] = field(default_factory=list)
 
 
@@ -83,6 +96,7 @@ def _explore_level(
             return []
         if state.up and not state.announcing:
             found.views.add(view_of(state, rules))
+        found.seats.update(seat_of(agent) for agent in state.agents if agent.alive)
         if is_goal(state, rules):
             graph.goals.append(number)
         for _, raw in successors(state, rules):

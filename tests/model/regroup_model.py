@@ -65,6 +65,14 @@ class View(NamedTuple):
     wanted: int
 
 
+class Seat(NamedTuple):
+    """What an agent decides on."""
+
+    phase: str
+    generation: int
+    holds: Directive | tuple[()]
+
+
 class Decided(NamedTuple):
     kind: str  # keep, regroup, form, wait
     told: tuple[tuple[int, Directive], ...]  # by slot
@@ -112,31 +120,31 @@ def is_out(view: View, slot: int) -> bool:
 
 
 def decide(view: View, rules: Rules) -> Decided:
-    standing = {slot: stand(view, slot) for slot, (place, _, _) in enumerate(view.agents) if place != OUTSIDE}
-    if not standing:
-        return _form(view, rules, standing)
-    if not {"stopped", "stopping", "lost"}.isdisjoint(standing.values()):
-        for slot, s in standing.items():
+    health = {slot: stand(view, slot) for slot, (place, _, _) in enumerate(view.agents) if place != OUTSIDE}
+    if not health:
+        return _form(view, rules, health)
+    if not {"stopped", "stopping", "lost"}.isdisjoint(health.values()):
+        for slot, s in health.items():
             if s == "suspect" and view.agents[slot][2] != UNHEARD:
-                standing[slot] = "lost"
-        return _regroup(view, rules, standing)
-    grown = min(len(standing) + len(_newcomers(view)), view.wanted)
-    settled = rules.settle or "starting" not in standing.values()
-    if settled and "suspect" not in standing.values() and grown > len(standing):
-        return _regroup(view, rules, standing)
+                health[slot] = "lost"
+        return _regroup(view, rules, health)
+    grown = min(len(health) + len(_newcomers(view)), view.wanted)
+    settled = rules.settle or "starting" not in health.values()
+    if settled and "suspect" not in health.values() and grown > len(health):
+        return _regroup(view, rules, health)
     told: dict[int, Directive] = {}
-    for slot in standing:
+    for slot in health:
         phase, generation, away = view.agents[slot][2]
         if not away:
             late = generation < view.generation and phase != READY
             told[slot] = ("regroup", generation) if late else ("world", view.generation)
-    return Decided("keep", _sorted(told | _fence(view, rules, standing)))
+    return Decided("keep", _sorted(told | _fence(view, rules, health)))
 
 
-def _regroup(view: View, rules: Rules, standing: dict[int, str]) -> Decided:
-    if rules.wait_for_stop and any(_has_to_stop(view, rules, slot, s) for slot, s in standing.items()):
-        return Decided("regroup", _sorted(_end(view, standing) | _fence(view, rules, standing)))
-    return _form(view, rules, standing)
+def _regroup(view: View, rules: Rules, health: dict[int, str]) -> Decided:
+    if rules.wait_for_stop and any(_has_to_stop(view, rules, slot, s) for slot, s in health.items()):
+        return Decided("regroup", _sorted(_end(view, health) | _fence(view, rules, health)))
+    return _form(view, rules, health)
 
 
 def _end(view: View, slots: dict[int, str] | list[int]) -> dict[int, Directive]:
@@ -147,17 +155,17 @@ def _end(view: View, slots: dict[int, str] | list[int]) -> dict[int, Directive]:
     }
 
 
-def _has_to_stop(view: View, rules: Rules, slot: int, standing: str) -> bool:
-    if standing == "starting" and not rules.proof:
+def _has_to_stop(view: View, rules: Rules, slot: int, health: str) -> bool:
+    if health == "starting" and not rules.proof:
         return view.agents[slot][2][0] != READY
-    return standing in ("running", "starting", "stopping", "suspect")
+    return health in ("running", "starting", "stopping", "suspect")
 
 
-def _form(view: View, rules: Rules, standing: dict[int, str]) -> Decided:
+def _form(view: View, rules: Rules, health: dict[int, str]) -> Decided:
     alive = ("stopped",) if rules.proof else ("stopped", "starting")
-    survivors = [slot for slot, s in standing.items() if s in alive and view.agents[slot][2][0] == READY]
+    survivors = [slot for slot, s in health.items() if s in alive and view.agents[slot][2][0] == READY]
     chosen = (survivors + _newcomers(view))[: view.wanted]
-    doubtful = [slot for slot in standing if not is_out(view, slot)] if rules.doubt else []
+    doubtful = [slot for slot in health if not is_out(view, slot)] if rules.doubt else []
     if len(chosen) < view.min or (doubtful and not survivors):
         return Decided("wait", _sorted(_fence(view, rules, {}) | _end(view, doubtful)))
     told: dict[int, Directive] = dict.fromkeys(chosen, ("world", view.generation + 1))
@@ -197,6 +205,16 @@ def view_of(state: State, rules: Rules) -> View:
     return View(state.generation, agents, state.grace, rules.min, rules.wanted)
 
 
+def seat_of(agent: Agent) -> Seat:
+    return Seat(agent.phase, agent.generation, agent.holds)
+
+
+def obey(seat: Seat) -> Seat:
+    """What an agent is when it has done what it was told, and has said so."""
+    agent = Agent(phase=seat.phase, generation=seat.generation, holds=seat.holds)
+    return next((seat_of(after) for _, after in _obey(agent)), seat)
+
+
 def successors(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     """(what happens, what comes of it)"""
     decided = list(_operator_steps(state, rules))
@@ -232,8 +250,8 @@ def _operator_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         if after != state:
             yield decided.kind, after
     elif rules.persist_first:
-        persisted, told = _persist(state, decided.world), dict(decided.told)
-        agents = tuple(a._replace(next=told.get(slot, ())) for slot, a in enumerate(persisted.agents))
+        persisted, told_by_slot = _persist(state, decided.world), dict(decided.told)
+        agents = tuple(a._replace(next=told_by_slot.get(slot, ())) for slot, a in enumerate(persisted.agents))
         yield "persist", persisted._replace(agents=agents, announcing=True)
     else:  # the write is lost if the operator dies now
         after = _direct(state, decided.told)

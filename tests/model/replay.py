@@ -1,13 +1,27 @@
-"""Holds model and code together: what the model's operator looked at, shown to the real `membership.decide`."""
+"""Holds model and code together, on both sides.
+
+What the model's operator looked at is shown to the real `membership.decide`, and what its agents held to the real
+`agent.machine`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.builders import NOW, make_agent, make_pod, make_situation
-from elasticjob_operator import api, membership, wire
-from elasticjob_operator.membership import State
-from elasticjob_operator.observe import format_time
-from elasticjob_operator.standing import Situation, Sizes, Worker
-from model.regroup_model import FORMER, OUTSIDE, READY, UNHEARD, Decided, View
+from elasticjob.agent import events as agent_events
+from elasticjob.agent import machine
+from elasticjob.agent.state import Stage
+from elasticjob.agent.state import State as AgentState
+from elasticjob.protocol import wire as agent_wire
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.membership import decide
+from elasticjob_operator.membership.decide import State
+from elasticjob_operator.membership.member_health import Situation, Worker
+from elasticjob_operator.model.observe import format_time
+from elasticjob_operator.sizing.legal import Sizes
+from model.regroup_model import FORMER, OUTSIDE, READY, RUNNING, STOPPING, UNHEARD, Decided, Directive, Seat, View, obey
 
 AWAY = {"young": ("closed", 0.5), "old": ("closed", 5.0), "silent": ("silent", 5.0)}
 KINDS = {"keep": (State.RUNNING, State.STARTING), "regroup": (State.REGROUPING,), "wait": (State.WAITING,)}
@@ -44,7 +58,7 @@ def situation_of(view: View) -> Situation:
 
 def compare(view: View, decided: Decided) -> str:
     """How the code differs from the model here; "" where it does not."""
-    real = membership.decide(situation_of(view))
+    real = decide.decide(situation_of(view))
     told = {uid: _short(d) for uid, d in real.directives.items()}
     expected = {f"u{slot}": directive for slot, directive in decided.told}
     if decided.kind == "form":
@@ -62,4 +76,59 @@ def _short(directive: wire.Directive) -> tuple[str, int]:
     return directive.action, generation
 
 
-__all__ = ["READY", "compare", "situation_of"]
+# --- the agent -----------------------------------------------------------------------------------------------
+
+OLD_STORE, NEW_STORE = agent_wire.Store("10.0.0.1", 4000), agent_wire.Store("10.0.0.1", 4001)
+
+
+def machine_of(seat: Seat, *, sessions: bool) -> AgentState:
+    """The agent's own state: as it is when nothing was heard since it became what the seat says."""
+    store = OLD_STORE if seat.phase == READY else None
+    said = agent_wire.AgentState(seat.phase, seat.generation, store, in_process=sessions)
+    stopping = Stage.PAUSING if sessions else Stage.STOPPING
+    stage = {READY: Stage.READY, RUNNING: Stage.RUNNING, STOPPING: stopping}[seat.phase]
+    state = AgentState(said, 30.0, stage=stage, ran=True, proven=sessions, until=NOW + 60)
+    return replace(state, idle=(agent_events.Idle(1),)) if sessions and seat.phase == READY else state
+
+
+def directive_of(holds: Directive, rank: int) -> agent_wire.Directive:
+    action, generation = holds
+    if action == "regroup":
+        return agent_wire.Regroup(generation, "")
+    where = OLD_STORE if rank == 0 else agent_wire.Store("10.0.0.9", 1)
+    return agent_wire.World(generation, rank, (1, 1), where)
+
+
+def compare_seat(seat: Seat, *, sessions: bool, rank: int) -> str:
+    """How the agent's machine differs from the model here; "" where it does not."""
+    state, said, begun = machine_of(seat, sessions=sessions), [], 0
+    happens: list[agent_events.Event] = []
+    if seat.holds:
+        hub = agent_events.HubView(directive=directive_of(seat.holds, rank), connected=True)
+        happens = [agent_events.Heard(hub), agent_events.Entered(seat.holds[1]), agent_events.Heard(hub)]
+    for event in happens:
+        state, actions = machine.step(state, event, NOW)
+        said += [(a.state.phase, a.state.generation) for a in actions if isinstance(a, agent_events.Say)]
+        begun += sum(isinstance(a, agent_events.Begin) for a in actions)
+    after = obey(seat)
+    expected = [] if after == seat else [(after.phase, after.generation)]
+    if said != expected or begun != (after.phase == RUNNING and seat.phase == READY):
+        return f"the model says {expected}, the machine {said} ({begun} worlds begun)"
+    return _compare_ready(state, after, sessions=sessions) if after.phase == STOPPING else ""
+
+
+def _compare_ready(state: AgentState, seat: Seat, *, sessions: bool) -> str:
+    """From the end of a world the machine becomes ready with the same generation and a new store."""
+    stopped: list[agent_events.Event] = [agent_events.Parked(), agent_events.Stopped(), agent_events.Wanted()]
+    actions: agent_events.Actions = ()
+    for event in [agent_events.Idle(1)] if sessions else stopped:
+        state, actions = machine.step(state, event, NOW)
+    if actions != (agent_events.CloseStores(), agent_events.OpenStore()):
+        return f"the workers are out, and the machine does {actions}"
+    state = replace(state, hub=agent_events.HubView())
+    state, _ = machine.step(state, agent_events.Listening(NEW_STORE), NOW)
+    ready = (state.said.phase, state.said.generation, state.said.store)
+    return "" if ready == (READY, seat.generation, NEW_STORE) else f"the workers are out, and the machine is {ready}"
+
+
+__all__ = ["READY", "compare", "compare_seat", "situation_of"]

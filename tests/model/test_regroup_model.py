@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from model.explore import explore
-from model.regroup_model import Rules, decide
-from model.replay import compare
+from model.regroup_model import READY, RUNNING, STOPPING, Rules, Seat, decide
+from model.replay import compare, compare_seat
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.chaos]
 
@@ -34,6 +34,20 @@ def test_the_code_does_as_the_model_does(agents: int, running: bool, rules: Rule
     assert not found.violations
     differences = [f"{view}: {wrong}" for view in sorted(found.views) if (wrong := compare(view, decide(view, rules)))]
     assert not differences, f"{len(differences)} of {len(found.views)} differ, first:\n" + "\n".join(differences[:5])
+    check_seats(found.seats)
+
+
+def check_seats(seats: set[Seat]) -> None:
+    """Every agent that the model came upon does in the code as it does in the model."""
+    assert {seat.phase for seat in seats} == {READY, RUNNING, STOPPING}
+    differences = [
+        f"{seat} ({sessions=}, {rank=}): {wrong}"
+        for seat in sorted(seats)
+        for sessions in (False, True)
+        for rank in (0, 1)
+        if (wrong := compare_seat(seat, sessions=sessions, rank=rank))
+    ]
+    assert not differences, f"{len(differences)} of {4 * len(seats)} differ, first:\n" + "\n".join(differences[:5])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import elasticjob
 from worker.gang_helper import PROGRAMS, REPOSITORY, Member, clean_environment, run_gang
 
 EXAMPLES = REPOSITORY / "worker_image" / "examples"
@@ -114,7 +115,7 @@ def test_every_example_has_a_manifest_that_runs_it(script: str) -> None:
     (job,) = yaml.safe_load_all(path.read_text())
     assert (job["apiVersion"], job["kind"]) == ("elasticjob.dev/v1alpha1", "ElasticJob")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "elasticjob/worker:0.1.0"
+    assert container["image"] == f"elasticjob/worker:{elasticjob.__version__}"
     assert f"/opt/elasticjob/examples/{script}" in container["command"]
 
 

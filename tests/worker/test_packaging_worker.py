@@ -42,7 +42,7 @@ def test_the_wheel_holds_the_modules_and_the_commands(wheel: Path) -> None:
     modules = {path.name for path in (REPOSITORY / "worker_image/src/elasticjob").glob("*.py")}
     assert {f"elasticjob/{name}" for name in modules} <= names
     assert "elasticjob/py.typed" in names
-    assert "elasticjob = elasticjob.cli:main" in text
+    assert "elasticjob = elasticjob.diagnose.cli:main" in text
     assert "elasticjob-run = elasticjob.run:main" in text
     assert "[torchrun.handlers]" in text
 

@@ -13,7 +13,7 @@ import socket
 import torch
 from torch.distributed import rpc
 
-from elasticjob import context, network
+from elasticjob.context import context, network
 
 
 def square_sum(numbers: torch.Tensor) -> torch.Tensor:

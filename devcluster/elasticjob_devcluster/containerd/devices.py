@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elasticjob_devcluster.api.kube import Kube
 from elasticjob_devcluster.config import NodeSpec
-from elasticjob_devcluster.kube import Kube
 
 
 def declared_devices(spec: NodeSpec) -> dict[str, str]:

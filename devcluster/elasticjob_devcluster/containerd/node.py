@@ -6,14 +6,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from elasticjob_devcluster import processes
+from elasticjob_devcluster.api.kube import Kube, KubeError
 from elasticjob_devcluster.config import ClusterConfig, NodeSpec
 from elasticjob_devcluster.containerd import network, sweep, tools
 from elasticjob_devcluster.containerd.boot import OFF
 from elasticjob_devcluster.containerd.files import NodeFiles
-from elasticjob_devcluster.controlplane import ControlPlane
-from elasticjob_devcluster.kube import Kube, KubeError
-from elasticjob_devcluster.relay import Relay
+from elasticjob_devcluster.controlplane.servers import ControlPlane
+from elasticjob_devcluster.system import processes
+from elasticjob_devcluster.system.relay import Relay
 
 
 class ContainerNode:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from elasticjob_devcluster.sockets import connect_unix
+from elasticjob_devcluster.system.sockets import connect_unix
 
 MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"

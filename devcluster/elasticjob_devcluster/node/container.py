@@ -12,12 +12,13 @@ from typing import Any, Final
 
 import aiohttp
 
-from elasticjob_devcluster.node import containerlog, images, probes, status
+from elasticjob_devcluster.node import status
 from elasticjob_devcluster.node.context import Node
 from elasticjob_devcluster.node.environ import ConfigError
 from elasticjob_devcluster.node.launch import build_launch
-from elasticjob_devcluster.node.status import ContainerState, Ended, Running, Waiting
+from elasticjob_devcluster.node.status import ContainerState, Ended, Running, Waiting, parse_ended, parse_time
 from elasticjob_devcluster.node.volumes import PodVolumes, VolumeError
+from elasticjob_devcluster.runtime import containerlog, images, probes
 
 Raw = Mapping[str, Any]
 
@@ -185,10 +186,10 @@ class ContainerLoop:
         if reported:
             self.state = self.state.changed(
                 restarts=int(reported.get("restartCount", 0)),
-                last=_parse_ended((reported.get("lastState") or {}).get("terminated")),
+                last=parse_ended((reported.get("lastState") or {}).get("terminated")),
                 container_id=reported.get("containerID", ""),
             )
-            if ended := _parse_ended((reported.get("state") or {}).get("terminated")):
+            if ended := parse_ended((reported.get("state") or {}).get("terminated")):
                 self.state = self.state.changed(state=ended)
                 self._ended_before = ended
         if known is None:
@@ -206,7 +207,7 @@ class ContainerLoop:
     def _adopt_lost(self, reported: Raw | None) -> None:
         running = ((reported or {}).get("state") or {}).get("running")
         if running:  # it was running, and the runtime that ran it is no more
-            began = _parse_time(running.get("startedAt"))
+            began = parse_time(running.get("startedAt"))
             message = "The container could not be located when the node came back"
             ended = Ended(255, "Unknown", began, time.time(), message=message, container_id=self.state.container_id)
             self.state = self.state.changed(state=ended, ready=False, started=False)
@@ -290,25 +291,3 @@ async def _wait_until(future: Awaitable[Any], seconds: float) -> None:
 
 def message_path(node: Node, uid: str, container: str) -> Path:
     return node.pod_directory(uid) / "containers" / container / "termination-log"
-
-
-def _parse_time(text: str | None) -> float:
-    import datetime
-
-    if not text:
-        return time.time()
-    return datetime.datetime.fromisoformat(text).timestamp()
-
-
-def _parse_ended(raw: Raw | None) -> Ended | None:
-    if not raw:
-        return None
-    return Ended(
-        int(raw.get("exitCode", 0)),
-        raw.get("reason", ""),
-        _parse_time(raw.get("startedAt")),
-        _parse_time(raw.get("finishedAt")),
-        signal=raw.get("signal"),
-        message=raw.get("message", ""),
-        container_id=raw.get("containerID", ""),
-    )

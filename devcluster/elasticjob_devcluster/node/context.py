@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from elasticjob_devcluster import addresses
 from elasticjob_devcluster.node.backoff import Backoff
 from elasticjob_devcluster.node.client import Api, RuntimeClient
+from elasticjob_devcluster.system import addresses
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from elasticjob_devcluster.node import environ
 from elasticjob_devcluster.node.context import Node
-from elasticjob_devcluster.node.sandbox import Mode
 from elasticjob_devcluster.node.volumes import PodVolumes, fetch_data
+from elasticjob_devcluster.runtime.sandbox import Mode
 
 Raw = Mapping[str, Any]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from elasticjob_devcluster.node import containerlog
 from elasticjob_devcluster.node.context import Node
 from elasticjob_devcluster.node.pod import PodWorker
+from elasticjob_devcluster.runtime import containerlog
 
 POLL_SECONDS = 0.1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -204,3 +205,23 @@ def compute_status(
     if failure:
         status["reason"], status["message"] = failure
     return status
+
+
+def parse_time(text: str | None) -> float:
+    if not text:
+        return time.time()
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
+def parse_ended(raw: Raw | None) -> Ended | None:
+    if not raw:
+        return None
+    return Ended(
+        int(raw.get("exitCode", 0)),
+        raw.get("reason", ""),
+        parse_time(raw.get("startedAt")),
+        parse_time(raw.get("finishedAt")),
+        signal=raw.get("signal"),
+        message=raw.get("message", ""),
+        container_id=raw.get("containerID", ""),
+    )

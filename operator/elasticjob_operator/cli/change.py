@@ -12,7 +12,8 @@ from typing import Any, Final
 import click
 import yaml
 
-from elasticjob_operator import api, bounds
+from elasticjob_operator import api
+from elasticjob_operator.api import bounds
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import output_option, target_options, with_client
 from elasticjob_operator.client import Client, ClientError, Job, build_manifest, rules
@@ -166,7 +167,7 @@ def read_documents(path: str) -> list[dict[str, Any]]:
 @target_options
 @output_option("json", "yaml", "name")
 def scale(name: str, replicas: int | None, option: int | None, output: str | None) -> None:
-    """Set the wanted number of pods. Training goes on; newcomers join, or the last ones leave."""
+    """Set the wanted number of pods. Training goes on; joiners join, or the last ones leave."""
     wanted = replicas if replicas is not None else option
     if wanted is None:
         raise click.UsageError("give the number of replicas")

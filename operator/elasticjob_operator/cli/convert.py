@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from elasticjob_operator import names
+from elasticjob_operator.api import names
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.change import read_documents
 from elasticjob_operator.convert import Conversion, ConversionError, convert, is_convertible

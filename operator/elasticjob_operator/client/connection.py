@@ -1,7 +1,7 @@
 """The way to the API server: which cluster, which namespace, and one function that sends a request.
 
-The configuration is found as kubectl finds it: an explicit file, `KUBECONFIG`, `~/.kube/config`, the pod's own
-service account. Authentication, TLS and proxies are kubernetes.aio's; above it, everything is plain JSON.
+The configuration is found as kubectl finds it: an explicit file, `KUBECONFIG`, `~/.kube/config`, the pod's own service
+account. Request and transport are those of the operator (`rest`); what goes wrong is said in words.
 """
 
 from __future__ import annotations
@@ -12,50 +12,39 @@ import json
 import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 from kubernetes.aio import config as kube_config
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
+from elasticjob_operator import __version__
 from elasticjob_operator.client import errors
+from elasticjob_operator.rest.errors import decode_error
+from elasticjob_operator.rest.request import Request
+from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
 
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_MERGE: Final = "application/merge-patch+json"
-_ASK: Final = aiohttp.ClientTimeout(total=60, sock_connect=10)
+_ASK: Final = aiohttp.ClientTimeout(total=60, sock_connect=CONNECT_SECONDS)
 _CLOSING: Final = 0.02
-_STREAM: Final = aiohttp.ClientTimeout(total=None, sock_connect=10)
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request as a value: what to send and what to call it when it fails."""
-
-    method: str
-    path: str
-    what: str
-    query: tuple[tuple[str, str], ...] = ()
-    body: dict[str, Any] | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-def merge_patch(path: str, body: dict[str, Any], what: str, query: tuple[tuple[str, str], ...] = ()) -> Request:
-    return Request("PATCH", path, what, query, body, {"Content-Type": _MERGE})
+_STREAM: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
 
 
 class Connection:
-    """One connection pool to one API server."""
+    """One connection pool to one API server, and the errors of its answers in words."""
 
-    def __init__(self, api: ApiClient, namespace: str, server: str) -> None:
-        self.api = api
+    def __init__(self, transport: Transport, namespace: str) -> None:
+        self._transport = transport
         self.namespace = namespace
-        self.server = server
+
+    @property
+    def configuration(self) -> Configuration:
+        return self._transport.configuration
 
     async def close(self) -> None:
-        await self.api.close()
+        await self._transport.close()
         await asyncio.sleep(_CLOSING)  # TLS transports end on later turns of the loop, which the caller may end now
 
     async def ask(self, request: Request) -> dict[str, Any]:
@@ -63,10 +52,6 @@ class Connection:
         async with self._answer(request, _ASK) as response:
             parsed = json.loads(await response.text())
         return parsed if isinstance(parsed, dict) else {}
-
-    async def ask_text(self, request: Request) -> str:
-        async with self._answer(request, _ASK) as response:
-            return await response.text(errors="replace")
 
     async def stream_lines(self, request: Request) -> AsyncGenerator[str, None]:
         """The lines of an answer that goes on. Lines may be of any length: an object of 1,000 members is one."""
@@ -84,25 +69,17 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _answer(self, request: Request, timeout: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        call = await self.api.param_serialize(
-            request.method,
-            request.path,
-            query_params=list(request.query),
-            header_params={"Accept": "application/json", **request.headers},
-            body=request.body,
-            auth_settings=["BearerToken"],
-        )
+        prepared = await self._transport.prepare(request)
         try:
-            response: aiohttp.ClientResponse = (await self.api.call_api(*call, _request_timeout=timeout)).response
-        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError) as error:
+            response = await self._transport.send(prepared, timeout)
+        except NO_ANSWER as error:
             raise errors.UnreachableError(
-                f"{request.what}: {self.server} does not answer ({error or type(error).__name__}): is the cluster up, "
-                "and is this the right --context?"
+                f"{request.title}: {self.configuration.host} does not answer ({error or type(error).__name__}): is the "
+                "cluster up, and is this the right --context?"
             ) from error
         try:
             if response.status >= 400:
-                body = await response.text(errors="replace")
-                raise errors.explain(response.status, response.reason or "", body, request.what)
+                raise errors.explain(decode_error(response.status, await response.read()), request.title)
             yield response
         finally:
             response.close()
@@ -113,7 +90,6 @@ async def connect(
 ) -> Connection:
     """Opens the way to a cluster. No request is sent: a wrong address shows at the first one."""
     configuration = Configuration()
-    configuration.connection_pool_maxsize = 0  # a job's logs are one connection a pod, without a limit of ours
     path = find_kubeconfig(kubeconfig, os.environ.get("KUBECONFIG"), Path.home())
     try:
         if path is None:
@@ -123,10 +99,10 @@ async def connect(
     except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
         raise errors.ConfigError(f"kubeconfig {path or ''}: {error}".replace("  ", " ")) from error
     try:
-        api = ApiClient(configuration)
+        transport = Transport(configuration, user_agent=f"kubectl-elasticjob/{__version__}")
     except (OSError, ssl.SSLError) as error:
         raise errors.ConfigError(f"kubeconfig {path}: its certificates cannot be used: {error}") from error
-    return Connection(api, namespace or default, str(configuration.host))
+    return Connection(transport, namespace or default)
 
 
 def find_kubeconfig(explicit: str | None, environment: str | None, home: Path) -> str | None:

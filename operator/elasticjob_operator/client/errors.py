@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from http import HTTPStatus
 
-from elasticjob_operator import names
+from elasticjob_operator.api import names
+from elasticjob_operator.rest.errors import ApiError
 
 
 class ClientError(Exception):
@@ -59,22 +59,22 @@ class WaitTimeoutError(ClientError):
     """What was waited for did not come in time."""
 
 
-def explain(status: int, reason: str, body: str, what: str) -> ClientError:
+def explain(error: ApiError, what: str) -> ClientError:
     """The error for an answer of the API server to `what` (for example: "get elasticjob digits")."""
-    answer = _status_of(body)
-    said = str(answer.get("message") or body.strip()[:300] or reason)
+    status, phrase = error.status, phrase_of(error.status)
+    said = error.message.strip() or phrase
     if status == 401:
         return UnauthorizedError(f"{what}: the API server does not know you (401): renew the login of this context")
     if status == 403:
         return ForbiddenError(f"{what}: not allowed: {said}. docs/cli.md lists the rights that each command needs")
-    if status == 404 and not answer and "page not found" in said:
+    if status == 404 and not error.reason and "page not found" in said:
         return NotFoundError(
             f"{what}: this cluster has no {names.PLURAL}.{names.GROUP}: install the operator's CRD (kubectl apply "
             "--server-side -f crds/), or check --context"
         )
     if status == 404:
         return NotFoundError(f"{what}: not found: {said}")
-    if status == 409 and answer.get("reason") == "AlreadyExists":
+    if status == 409 and error.reason == "AlreadyExists":
         return AlreadyExistsError(f"{what}: {said}: choose another name, or delete the old one first")
     if status == 409:
         return ConflictError(f"{what}: changed by somebody else meanwhile: {said}: try again")
@@ -82,13 +82,12 @@ def explain(status: int, reason: str, body: str, what: str) -> ClientError:
         return GoneError(f"{what}: {said}")
     if status in (400, 422):
         return InvalidError(f"{what}: refused: {said}")
-    return ClientError(f"{what}: the API server answered {status} {reason}: {said}")
+    return ClientError(f"{what}: the API server answered {status} {phrase}: {said}".replace("  ", " "))
 
 
-def _status_of(body: str) -> dict[str, Any]:
-    """The metav1.Status in an answer, or nothing where the answer is text."""
+def phrase_of(status: int) -> str:
+    """`Forbidden`, `Not Found`, …; empty for a code that nobody has named."""
     try:
-        parsed = json.loads(body)
+        return HTTPStatus(status).phrase
     except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) and parsed.get("kind") == "Status" else {}
+        return ""

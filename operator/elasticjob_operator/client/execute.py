@@ -7,7 +7,6 @@ The command's exit code comes as a metav1.Status on a channel of its own. A serv
 from __future__ import annotations
 
 import json
-from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
@@ -16,6 +15,7 @@ from kubernetes.aio.stream import WsApiClient
 from elasticjob_operator.client import errors
 from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.model import Pod
+from elasticjob_operator.rest.request import path_of
 
 _ERROR_CHANNEL: Final = 3
 _PATIENCE: Final = 30.0
@@ -29,13 +29,13 @@ async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: 
     """(exit code, output and errors as text)."""
     query = [("command", part) for part in command]
     query += [("container", pod.trainer), ("stdout", "true"), ("stderr", "true")]
-    api = WsApiClient(connection.api.configuration)
+    api = WsApiClient(connection.configuration)
     output: list[str] = []
     verdict = ""
     try:
         call = await api.param_serialize(
             "GET",
-            f"/api/v1/namespaces/{namespace}/pods/{pod.name}/exec",
+            path_of("v1", "pods", namespace, pod.name, "exec"),
             header_params={"sec-websocket-protocol": "v4.channel.k8s.io"},
             auth_settings=["BearerToken"],
         )
@@ -46,21 +46,13 @@ async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: 
                 verdict += data if channel == _ERROR_CHANNEL else ""
                 output += [data] if channel in (1, 2) else []
     except aiohttp.WSServerHandshakeError as error:  # its own text repeats the whole command, encoded for a URL
-        said = f"the API server answered {error.status} {http_phrase(error.status)}".rstrip()
+        said = f"the API server answered {error.status} {errors.phrase_of(error.status)}".rstrip()
         raise ExecUnavailableError(f"exec in pod {pod.name}: {said}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise ExecUnavailableError(f"exec in pod {pod.name}: {type(error).__name__}") from error
     finally:
         await api.close()
     return exit_code_of(verdict, pod.name), "".join(output)
-
-
-def http_phrase(status: int) -> str:
-    """`Forbidden`, `Not Found`, …; empty for a code that nobody has named."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 def exit_code_of(verdict: str, pod: str) -> int:

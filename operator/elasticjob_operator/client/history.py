@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from elasticjob_operator import names
+from elasticjob_operator import api
+from elasticjob_operator.api import names
 from elasticjob_operator.client.model import Happening, Job, parse_time
+from elasticjob_operator.history import timeline
+from elasticjob_operator.history.records import Kind
+from elasticjob_operator.history.timeline import Moment
 
 _WORLD_EVENT: Final = re.compile(
     r"generation (?P<generation>\d+) (?:from (?P<old>\d+) to|with) (?P<size>\d+) pods?(?:: (?P<why>.*))?"
@@ -42,6 +46,7 @@ class Sample:
     lost_seconds: float = 0.0
     recovery_seconds: float | None = None
     restarts: int = 0
+    measured: str = api.Measured.FORMATION.value  # from when on a world counts as one that trains
 
 
 @dataclass(frozen=True)
@@ -84,32 +89,22 @@ def take_sample(job: Job, now: float) -> Sample:
         processes=world.processes,
         training=goodput.training,
         formed=parse_time(world.formed_time),
-        cause=cause_in_words(world.reason),
+        cause=names.tell_cause(world.reason),
         step=progress.step if progress else None,
         total_steps=progress.total_steps if progress else None,
         progress_time=parse_time(progress.last_update_time) if progress else None,
         metrics={m.name: m.value for m in progress.metrics} if progress else {},
         training_seconds=round(trained, 3),
         lost_seconds=round(lost, 3),
+        measured=goodput.measured.value,
         recovery_seconds=goodput.last_recovery_seconds,
         restarts=status.restarts.total,
     )
 
 
 def goodput_seconds(job: Job, now: float) -> tuple[float, float]:
-    """(training, lost) seconds up to now: the status books time only when the state changes."""
-    goodput = job.status.goodput
-    since = parse_time(goodput.since)
-    if since is None or job.status.finished or job.phase == "Suspended":
-        return goodput.training_seconds, goodput.lost_seconds
-    running = max(0.0, now - since)
-    if goodput.training:
-        return goodput.training_seconds + running, goodput.lost_seconds
-    return goodput.training_seconds, goodput.lost_seconds + running
-
-
-def cause_in_words(reason: str | None) -> str:
-    return names.CAUSES.get(reason or "", reason or "")
+    """(training, lost) seconds up to now."""
+    return timeline.read(job.status).seconds_until(now)
 
 
 def format_sample(sample: Sample) -> str:
@@ -172,22 +167,32 @@ def _worlds_of_events(events: Iterable[Happening]) -> dict[int, World]:
 def _worlds_of_samples(samples: Sequence[Sample]) -> dict[int, World]:
     """`seconds` is the recovery that was booked when this generation began to train."""
     found: dict[int, World] = {}
-    before: Sample | None = None
+    before = Moment()
     for sample in samples:
-        world = found.get(sample.generation)
-        if sample.generation > 0 and world is None:
-            world = World(sample.generation, sample.formed or sample.time, sample.world_size, sample.cause)
-        booked = sample.training and sample.generation > 1 and (before is None or not _same_run(before, sample))
-        if world is not None and booked and world.seconds is None:
-            world = World(world.generation, world.time, world.size, world.cause, sample.recovery_seconds)
-        if world is not None:
-            found[sample.generation] = world
-        before = sample
+        after = _moment_of(sample)
+        if before.generation != after.generation:
+            before = Moment()  # what was between them was not seen
+        for record in timeline.compare(before, after, sample.time):
+            world = found.get(record.generation)
+            if record.kind is Kind.FORMED and world is None:
+                found[record.generation] = World(record.generation, record.time, record.size, record.cause)
+            elif record.kind is Kind.TRAINS and world is not None and world.seconds is None:
+                found[record.generation] = replace(world, seconds=record.seconds)
+        before = after
     return found
 
 
-def _same_run(before: Sample, after: Sample) -> bool:
-    return before.training and before.generation == after.generation
+def _moment_of(sample: Sample) -> Moment:
+    return Moment(
+        phase=sample.phase,
+        generation=sample.generation,
+        size=sample.world_size,
+        members=sample.world_size,
+        cause=sample.cause,
+        formed=sample.formed,
+        training=sample.training,
+        recovery_seconds=sample.recovery_seconds,
+    )
 
 
 def _merge_worlds(events: dict[int, World], samples: dict[int, World]) -> tuple[World, ...]:

@@ -11,14 +11,14 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import quote
 
-from elasticjob_operator import names
+from elasticjob_operator.api import names
 from elasticjob_operator.client import connection as transport
 from elasticjob_operator.client import errors, logs, rules
-from elasticjob_operator.client.connection import Connection, Request, merge_patch
+from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.execute import run_in_pod
 from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Raws, Words
+from elasticjob_operator.rest.request import MERGE_PATCH, Request, path_of
 
 _PAGE: Final = "500"
 _WATCH_SECONDS: Final = 240
@@ -69,7 +69,7 @@ class Client:
 
     async def pods(self, name: str, namespace: str | None = None) -> Pods:
         """The job's pods, by index."""
-        path = f"/api/v1/namespaces/{self._space(namespace)}/pods"
+        path = path_of("v1", "pods", self._space(namespace))
         found, _ = await self._list(path, f"list pods of {name}", names.selector(name))
         return sorted((Pod(raw) for raw in found), key=lambda p: (p.index is None, p.index or 0, p.name))
 
@@ -78,7 +78,7 @@ class Client:
 
         The API server keeps events for an hour by default.
         """
-        path = f"/api/v1/namespaces/{self._space(namespace)}/events"
+        path = path_of("v1", "events", self._space(namespace))
         found, _ = await self._list(path, f"list events of {name}", None)
         try:
             job: Job | None = await self.get(name, namespace)
@@ -88,7 +88,7 @@ class Client:
 
     async def pod_metrics(self, name: str, namespace: str | None = None) -> dict[str, dict[str, str]] | None:
         """Pod → its usage of cpu and memory; None where the cluster has no metrics server."""
-        path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{self._space(namespace)}/pods"
+        path = path_of("metrics.k8s.io/v1beta1", "pods", self._space(namespace))
         try:
             found, _ = await self._list(path, f"metrics of {name}", names.selector(name))
         except (errors.NotFoundError, errors.ForbiddenError):
@@ -123,7 +123,7 @@ class Client:
                 f"{name}): choose a number in between, or change the bounds first"
             )
         path = f"{self._job(name, namespace)}/scale"
-        await self.connection.ask(merge_patch(path, {"spec": {"replicas": replicas}}, f"scale job {name}"))
+        await self.connection.ask(_merge_patch(path, {"spec": {"replicas": replicas}}, f"scale job {name}"))
         return await self.get(name, namespace)
 
     async def suspend(self, name: str, namespace: str | None = None) -> Job:
@@ -136,7 +136,7 @@ class Client:
     async def patch(self, name: str, body: dict[str, Any], namespace: str | None = None) -> Job:
         """A JSON merge patch of the job."""
         path = self._job(name, namespace)
-        return Job.parse(await self.connection.ask(merge_patch(path, body, f"patch job {name}")))
+        return Job.parse(await self.connection.ask(_merge_patch(path, body, f"patch job {name}")))
 
     async def delete(self, name: str, namespace: str | None = None) -> None:
         """Deletes the job; the garbage collector takes its pods."""
@@ -151,7 +151,7 @@ class Client:
             "gracePeriodSeconds": 0,
             "preconditions": {"uid": pod.uid},
         }
-        path = f"/api/v1/namespaces/{self._space(namespace)}/pods/{pod.name}"
+        path = path_of("v1", "pods", self._space(namespace), pod.name)
         await self.connection.ask(Request("DELETE", path, f"kill pod {pod.name}", (), options))
 
     async def execute(self, pod: Pod, command: Words, namespace: str | None = None) -> tuple[int, str]:
@@ -234,13 +234,12 @@ class Client:
         return namespace or self.connection.namespace
 
     def _jobs(self, namespace: str | None, all_namespaces: bool = False) -> str:
-        scope = "" if all_namespaces else f"/namespaces/{quote(self._space(namespace), safe='')}"
-        return f"/apis/{names.API_VERSION}{scope}/{names.PLURAL}"
+        return path_of(names.API_VERSION, names.PLURAL, "" if all_namespaces else self._space(namespace))
 
     def _job(self, name: str, namespace: str | None) -> str:
         if not name:
             raise errors.InvalidError("name: is required")
-        return f"{self._jobs(namespace)}/{quote(name, safe='')}"
+        return path_of(names.API_VERSION, names.PLURAL, self._space(namespace), name)
 
     async def _list(
         self, path: str, what: str, selector: str | None, more: tuple[tuple[str, str], ...] = ()
@@ -270,3 +269,7 @@ class Client:
 
     async def _set_suspend(self, name: str, namespace: str | None, *, suspend: bool) -> Job:
         return await self.patch(name, {"spec": {"runPolicy": {"suspend": suspend}}}, namespace)
+
+
+def _merge_patch(path: str, body: dict[str, Any], what: str) -> Request:
+    return Request("PATCH", path, what, body=body, content_type=MERGE_PATCH)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from elasticjob_operator.client import errors
-from elasticjob_operator.client.connection import Connection, Request
+from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.model import Job, Pod
+from elasticjob_operator.rest.request import Request, path_of
 
 _STAMP: Final = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
 _LOOK_EVERY: Final = 1.0
@@ -54,8 +55,8 @@ async def read_pod(
     query += [("follow", "true")] if follow else []
     query += [("tailLines", str(tail))] if tail is not None else []
     query += [("sinceTime", since)] if since else []
-    path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}/log"
-    request = Request("GET", path, f"logs of pod {pod.name}", tuple(query), headers={"Accept": "*/*"})
+    path = path_of("v1", "pods", namespace, pod.name, "log")
+    request = Request("GET", path, f"logs of pod {pod.name}", tuple(query), accept="*/*")
     async for line in connection.stream_lines(request):
         yield split_stamp(line)
 
@@ -143,7 +144,7 @@ class Merger:
 
     async def _goes_on(self, pod: Pod) -> bool:
         """Whether a log that ended may still grow: its stream broke while the pod runs."""
-        path = f"/api/v1/namespaces/{self._namespace}/pods/{pod.name}"
+        path = path_of("v1", "pods", self._namespace, pod.name)
         try:
             now = Pod(await self._connection.ask(Request("GET", path, f"get pod {pod.name}")))
         except errors.ClientError:

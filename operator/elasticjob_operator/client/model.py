@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from elasticjob_operator import api, names, reading
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.model import reading
 
 
 def parse_time(text: str | None) -> float | None:

@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticjob_operator import api, names
+from elasticjob_operator import api
+from elasticjob_operator.api import names
 from elasticjob_operator.client import errors
 from elasticjob_operator.client.model import Change, Happening, Job, Pod
+from elasticjob_operator.rest.errors import decode_watch_error
 
 
 def is_met(job: Job, condition: str) -> bool:
@@ -46,8 +48,7 @@ def parse_change(line: str) -> Change | None:
     raw = json.loads(line) if line.strip() else {}
     type, item = raw.get("type"), raw.get("object") or {}
     if type == "ERROR":
-        code = int(item.get("code") or 500)
-        raise errors.explain(code, str(item.get("reason")), json.dumps(item), "watch jobs")
+        raise errors.explain(decode_watch_error(item), "watch jobs")
     if type not in ("ADDED", "MODIFIED", "DELETED"):
         return None
     return Change(type, Job.parse(item))

@@ -11,7 +11,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from elasticjob_operator import api, names
+from elasticjob_operator import api
+from elasticjob_operator.api import names
 from elasticjob_operator.convert import dlrover, pytorchjob, torchelastic, trainjob
 from elasticjob_operator.convert.draft import Conversion, ConversionError, Draft, Warning
 

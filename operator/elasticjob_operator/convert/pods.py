@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Final
 
-from elasticjob_operator import names
+from elasticjob_operator.api import names
 from elasticjob_operator.convert.draft import ConversionError, Draft
 
 # The operator sets these: in a template they would contradict it.

@@ -102,7 +102,7 @@ def _tiles(history: History, last: Sample | None) -> str:
     tiles: list[tuple[str, str]] = []
     if last is not None:
         trained, lost = last.training_seconds, last.lost_seconds
-        tiles.append((words.share(trained, lost), "goodput: time that trained"))
+        tiles.append((words.goodput(last.measured, trained, lost), "goodput: time that trained"))
         tiles.append((words.duration(trained), "trained"))
         tiles.append((words.duration(lost), "lost to starts and recoveries"))
     costs = [w.seconds for w in history.worlds if w.seconds is not None]

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticjob_operator import api
-from elasticjob_operator.client.history import World, cause_in_words, goodput_seconds
+from elasticjob_operator.api import names
+from elasticjob_operator.client.history import World, goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod, parse_time
 from elasticjob_operator.view import tables, words
 
@@ -69,7 +70,7 @@ def _facts(job: Job, now: float) -> Table:
 def _world_text(world: api.RendezvousStatus) -> str:
     if not world.world_size:
         return "none" + (f", the last one was generation {world.generation}" if world.generation else "")
-    why = f": {cause_in_words(world.reason)}" if world.reason else ""
+    why = f": {names.tell_cause(world.reason)}" if world.reason else ""
     return f"generation {world.generation}, {world.world_size} pods, {world.processes} processes{why}"
 
 
@@ -126,13 +127,13 @@ def live(job: Job, pods: Sequence[Pod], worlds: Sequence[World], now: float, *, 
     )
     trained, lost = goodput_seconds(job, now)
     goodput = Text(
-        f"goodput {words.goodput(job, trained, lost)}  rescales {status.goodput.rescales}  "
+        f"goodput {words.goodput(status.goodput.measured, trained, lost)}  rescales {status.goodput.rescales}  "
         f"last recovery {words.seconds_exact(status.goodput.last_recovery_seconds)}  "
         f"restarts {status.restarts.total}  age {words.age(job.created, now)}",
         style="dim",
     )
     parts: list[RenderableType] = [head, goodput]
-    reason = _trouble(job)
+    reason = _find_problem(job)
     if reason:
         parts.append(Text(reason, style="red" if status.is_true("Failed") else "yellow"))
     if status.progress is not None:
@@ -142,7 +143,7 @@ def live(job: Job, pods: Sequence[Pod], worlds: Sequence[World], now: float, *, 
     return Group(*parts)
 
 
-def _trouble(job: Job) -> str:
+def _find_problem(job: Job) -> str:
     for type in ("Failed", "Degraded"):
         found = job.status.condition(type)
         if found is not None and found.status == "True":
@@ -183,7 +184,7 @@ def change_line(job: Job, before: Job | None) -> str | None:
         parts.append(_world_text(status.rendezvous))
     if status.progress is not None and (before is None or before.status.progress != status.progress):
         parts.append(_progress_line(status.progress))
-    trouble = _trouble(job)
-    if trouble and (before is None or _trouble(before) != trouble):
-        parts.append(trouble)
+    problem = _find_problem(job)
+    if problem and (before is None or _find_problem(before) != problem):
+        parts.append(problem)
     return f"{job.name}: {'; '.join(parts)}" if parts else None

@@ -53,7 +53,7 @@ def _wide_cells(job: Job, now: float) -> list[str]:
         str(status.rendezvous.generation),
         f"{rate:.3g}/s" if rate is not None else "-",
         words.duration(eta),
-        words.goodput(job, *goodput_seconds(job, now)),
+        words.goodput(status.goodput.measured, *goodput_seconds(job, now)),
         words.seconds_exact(status.goodput.last_recovery_seconds),
         reason_of(job) or "-",
     ]
@@ -123,7 +123,7 @@ def list_top(jobs: Sequence[Job], now: float) -> Table:
             str(status.rendezvous.processes),
             "-" if step is None else str(step),
             f"{rate:.3g}/s" if rate is not None else "-",
-            words.goodput(job, *goodput_seconds(job, now)),
+            words.goodput(status.goodput.measured, *goodput_seconds(job, now)),
             str(status.goodput.rescales),
             words.seconds_exact(status.goodput.last_recovery_seconds),
         )

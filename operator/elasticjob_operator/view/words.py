@@ -66,10 +66,10 @@ def share(part: float, rest: float) -> str:
     return f"{100 * part / total:.1f}%" if total > 0 else "-"
 
 
-def goodput(job: Job, trained: float, lost: float) -> str:
+def goodput(measured: str, trained: float, lost: float) -> str:
     """`97.0%`; `≤97.0%` where the script reports no steps, so that loading and waiting count as training."""
     known = share(trained, lost)
-    bound = "≤" if job.status.goodput.measured is not api.Measured.STEPS and known != "-" else ""
+    bound = "≤" if measured != api.Measured.STEPS and known != "-" else ""
     return bound + known
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import elasticjob
-from elasticjob import torchcompat
 from elasticjob.checkpoint import Checkpointer, on_signal
-from elasticjob.data import ElasticDistributedSampler, scale_learning_rate
+from elasticjob.data.samplers import ElasticDistributedSampler, scale_learning_rate
 from elasticjob.errors import CheckpointFailedError
+from elasticjob.torchcompat import sharding
 from worker.programs.phases import run_phase
 from worker.programs.saying import say
 from worker.programs.unpickling import forbid_unpickling
@@ -182,14 +183,14 @@ def main() -> None:
     root = Path(sys.argv[1])
     path = str(root)
     forbid_unpickling(but_by="torch/distributed/checkpoint/")
-    kinds = ("fsdp", "ddp") if torchcompat.HAS_FSDP_ON_CPU else ("ddp",)
-    run_phase(1, 4, in_world(*(lambda kind=kind: save(kind, f"{path}/{kind}") for kind in kinds)))
+    kinds = ("fsdp", "ddp") if sharding.HAS_FSDP_ON_CPU else ("ddp",)
+    run_phase(1, 4, in_world(*(partial(save, kind, f"{path}/{kind}") for kind in kinds)))
     if os.environ["RANK"] == "0":
         damage(root)
     folders = ("ddp", "flipped", "truncated", "missing", "no-manifest", "unfinished", "all")
-    restores = [lambda name=name: restore("ddp", f"{path}/{name}") for name in folders]
+    restores = [partial(restore, "ddp", f"{path}/{name}") for name in folders]
     if "fsdp" in kinds:
-        restores.insert(0, lambda: restore("fsdp", f"{path}/fsdp"))
+        restores.insert(0, partial(restore, "fsdp", f"{path}/fsdp"))
     run_phase(2, 3, in_world(*restores))
     run_phase(
         3,

@@ -7,9 +7,10 @@ import datetime
 import torch
 import torch.distributed as dist
 
-from elasticjob import collectives
-from elasticjob.checked import checked
+import elasticjob
+from elasticjob.collectives.checked import checked
 from elasticjob.errors import BufferTouchedError, CollectiveMismatchError, ConfigurationError
+from elasticjob.torchcompat import groups
 from worker.programs.saying import say
 
 DTYPES = [
@@ -20,36 +21,36 @@ DTYPES = [
 
 def reductions(rank: int) -> None:
     for op in ("sum", "product", "min", "max", "band", "bor", "bxor"):
-        say(f"all_reduce {op}", collectives.all_reduce(torch.tensor([rank + 1, 6 - rank]), op=op).tolist())
-    say("all_reduce mean", collectives.all_reduce(torch.tensor([float(rank)]), op="mean").tolist())
-    pending = collectives.all_reduce(torch.tensor([float(rank)]), async_op=True)
+        say(f"all_reduce {op}", elasticjob.all_reduce(torch.tensor([rank + 1, 6 - rank]), op=op).tolist())
+    say("all_reduce mean", elasticjob.all_reduce(torch.tensor([float(rank)]), op="mean").tolist())
+    pending = elasticjob.all_reduce(torch.tensor([float(rank)]), async_op=True)
     say("all_reduce async", pending.wait().tolist())
     try:
-        collectives.all_reduce(torch.tensor([1]), op="mean")
+        elasticjob.all_reduce(torch.tensor([1]), op="mean")
     except ConfigurationError as error:
         say("all_reduce mean of int", str(error))
     try:
-        collectives.all_reduce(torch.tensor([1]), op="average")
+        elasticjob.all_reduce(torch.tensor([1]), op="average")
     except ConfigurationError as error:
         say("all_reduce unknown", str(error))
 
 
 def gathers(rank: int) -> None:
     mine = torch.full((2, 3), float(rank))
-    say("all_gather", list(collectives.all_gather(mine).shape))
-    say("all_gather values", collectives.all_gather(mine)[:, 0].tolist())
-    say("all_gather stack", list(collectives.all_gather(mine, stack=True).shape))
+    say("all_gather", list(elasticjob.all_gather(mine).shape))
+    say("all_gather values", elasticjob.all_gather(mine)[:, 0].tolist())
+    say("all_gather stack", list(elasticjob.all_gather(mine, stack=True).shape))
     into = torch.empty(8, 3)
-    say("all_gather out", collectives.all_gather(mine, out=into) is into and into[:, 0].tolist())
+    say("all_gather out", elasticjob.all_gather(mine, out=into) is into and into[:, 0].tolist())
     stacked = torch.empty(4, 2, 3)
-    say("all_gather out async", collectives.all_gather(mine, out=stacked, async_op=True).wait()[:, 1, 0].tolist())
+    say("all_gather out async", elasticjob.all_gather(mine, out=stacked, async_op=True).wait()[:, 1, 0].tolist())
     try:
-        collectives.all_gather(mine, out=torch.empty(3))
+        elasticjob.all_gather(mine, out=torch.empty(3))
     except ConfigurationError as error:
         say("all_gather out wrong", str(error))
-    say("all_gather scalar", collectives.all_gather(torch.tensor(rank)).tolist())
-    say("all_gather async", collectives.all_gather(mine.t(), async_op=True).wait().shape[0])
-    parts = collectives.gather(torch.tensor([rank]), dst=2)
+    say("all_gather scalar", elasticjob.all_gather(torch.tensor(rank)).tolist())
+    say("all_gather async", elasticjob.all_gather(mine.t(), async_op=True).wait().shape[0])
+    parts = elasticjob.gather(torch.tensor([rank]), dst=2)
     say("gather", None if parts is None else [part.tolist() for part in parts])
 
 
@@ -62,62 +63,62 @@ def unequal(rank: int) -> None:
         "skewed": (1000 if rank == 1 else 1,),
     }
     for name, shape in shapes.items():
-        parts = collectives.all_gather_unequal(torch.full(shape, float(rank)))
+        parts = elasticjob.all_gather_unequal(torch.full(shape, float(rank)))
         say(f"unequal {name}", [list(part.shape) for part in parts])
         say(f"unequal {name} values", all(bool((part == i).all()) for i, part in enumerate(parts)))
-        gathered = collectives.gather_unequal(torch.full(shape, float(rank)), dst=3)
+        gathered = elasticjob.gather_unequal(torch.full(shape, float(rank)), dst=3)
         say(f"gather_unequal {name}", None if gathered is None else [list(part.shape) for part in gathered])
         if gathered is not None:
             say(f"gather_unequal {name} values", all(bool((p == i).all()) for i, p in enumerate(gathered)))
     good = []
     for dtype in DTYPES:
-        parts = collectives.all_gather_unequal(torch.ones(rank + 1, 3).to(dtype).t())
+        parts = elasticjob.all_gather_unequal(torch.ones(rank + 1, 3).to(dtype).t())
         expected = [torch.ones(i + 1, 3).to(dtype).t() for i in range(4)]
         same = all(torch.equal(a, b) and a.dtype == dtype for a, b in zip(parts, expected, strict=True))
         good.append(same)
     say("unequal dtypes", good)
-    mixed = collectives.all_gather_unequal(torch.ones(rank + 1, dtype=DTYPES[rank]))
+    mixed = elasticjob.all_gather_unequal(torch.ones(rank + 1, dtype=DTYPES[rank]))
     say("unequal mixed", [str(part.dtype) for part in mixed])
     conjugate = torch.tensor([complex(rank, 1)]).conj()
-    say("unequal conjugate", [part.imag.item() for part in collectives.all_gather_unequal(conjugate)])
+    say("unequal conjugate", [part.imag.item() for part in elasticjob.all_gather_unequal(conjugate)])
 
 
-def groups(rank: int) -> None:
-    (mine,) = collectives.new_groups([[1, 3], [0, 2]])
-    say("group", collectives.all_reduce(torch.tensor([rank]), group=mine).item())
-    parts = collectives.all_gather_unequal(torch.full((rank,), float(rank)), group=mine)
+def sub_groups(rank: int) -> None:
+    (mine,) = elasticjob.new_groups([[1, 3], [0, 2]])
+    say("group", elasticjob.all_reduce(torch.tensor([rank]), group=mine).item())
+    parts = elasticjob.all_gather_unequal(torch.full((rank,), float(rank)), group=mine)
     say("group unequal", [list(part.shape) for part in parts])
-    parts2 = collectives.gather_unequal(torch.full((rank + 1,), float(rank)), dst=1, group=mine)
+    parts2 = elasticjob.gather_unequal(torch.full((rank + 1,), float(rank)), dst=1, group=mine)
     say("group gather_unequal", None if parts2 is None else [part.tolist() for part in parts2])
     outside = dist.new_group([0, 1])
     try:
-        collectives.all_gather(torch.ones(1), group=outside)
+        elasticjob.all_gather(torch.ones(1), group=outside)
     except ConfigurationError as error:
         say("not a member", str(error))
     try:
-        collectives.gather(torch.ones(1), dst=2, group=mine)
+        elasticjob.gather(torch.ones(1), dst=2, group=mine)
     except ConfigurationError as error:
         say("no such rank", str(error))
 
 
 def point_to_point(rank: int) -> None:
     after, before = (rank + 1) % 4, (rank - 1) % 4
-    pending = collectives.isend(torch.full((rank + 1, 2), rank, dtype=torch.int16), after)
-    got = collectives.recv(before)
+    pending = elasticjob.isend(torch.full((rank + 1, 2), rank, dtype=torch.int16), after)
+    got = elasticjob.recv(before)
     pending.wait()
     say("ring", [list(got.shape), str(got.dtype), got.flatten()[0].item()])
     if rank == 0:
-        collectives.send(torch.empty(0, 7), 1)
+        elasticjob.send(torch.empty(0, 7), 1)
         buffer = torch.zeros(3)
-        pending = collectives.isend(buffer, 1)
+        pending = elasticjob.isend(buffer, 1)
         buffer += 1  # too early
         try:
             pending.wait()
         except BufferTouchedError as error:
             say("touched", str(error))
     elif rank == 1:
-        say("empty", list(collectives.recv(0).shape))
-        collectives.recv(0)
+        say("empty", list(elasticjob.recv(0).shape))
+        elasticjob.recv(0)
 
 
 def mistakes(rank: int) -> None:
@@ -143,7 +144,7 @@ def mistakes(rank: int) -> None:
         dist.all_reduce(right)
         dist.barrier()
         say("checked and right", right.item())
-        say("checked library", collectives.all_gather(torch.tensor([rank])).tolist())
+        say("checked library", elasticjob.all_gather(torch.tensor([rank])).tolist())
         for name in ("order", "shape", "dtype", "op", "root"):
             provoke(name, wrong=rank == 2)
     dist.barrier()
@@ -152,10 +153,21 @@ def mistakes(rank: int) -> None:
     say("unpatched", dist.all_reduce.__module__)
 
 
+def hidden_store(rank: int) -> None:
+    """A torch that does not show the store of the world."""
+    groups.find_store = lambda: None
+    try:
+        with checked(timeout=30):
+            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(2 if rank == 2 else 1))
+    except CollectiveMismatchError as error:
+        say("mistake hidden store", str(error))
+
+
 def main() -> None:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank = dist.get_rank()
-    for part in (reductions, gathers, unequal, groups, point_to_point, mistakes):
+    for part in (reductions, gathers, unequal, sub_groups, point_to_point, mistakes, hidden_store):
         part(rank)
     dist.barrier()
     dist.destroy_process_group()

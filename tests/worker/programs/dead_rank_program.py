@@ -14,18 +14,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from elasticjob import collectives
+import elasticjob
 from elasticjob.errors import CollectiveFailedError
 from worker.programs.saying import say
 
 NUMBERS = 1000
 CASES: dict[str, Callable[[], object]] = {
-    "all_reduce": lambda: collectives.all_reduce(torch.ones(NUMBERS)),
-    "all_gather": lambda: collectives.all_gather(torch.ones(NUMBERS)),
-    "gather": lambda: collectives.gather(torch.ones(NUMBERS), dst=0),
-    "all_gather_unequal": lambda: collectives.all_gather_unequal(torch.ones(NUMBERS + dist.get_rank())),
-    "gather_unequal": lambda: collectives.gather_unequal(torch.ones(NUMBERS + dist.get_rank()), dst=0),
-    "recv": lambda: collectives.recv(1),
+    "all_reduce": lambda: elasticjob.all_reduce(torch.ones(NUMBERS)),
+    "all_gather": lambda: elasticjob.all_gather(torch.ones(NUMBERS)),
+    "gather": lambda: elasticjob.gather(torch.ones(NUMBERS), dst=0),
+    "all_gather_unequal": lambda: elasticjob.all_gather_unequal(torch.ones(NUMBERS + dist.get_rank())),
+    "gather_unequal": lambda: elasticjob.gather_unequal(torch.ones(NUMBERS + dist.get_rank()), dst=0),
+    "recv": lambda: elasticjob.recv(1),
     "broadcast": lambda: dist.broadcast(torch.ones(NUMBERS), 1),
     "reduce": lambda: dist.reduce(torch.ones(NUMBERS), 0),
     "scatter": lambda: dist.scatter(torch.ones(NUMBERS), None, src=1),

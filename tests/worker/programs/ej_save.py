@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from elasticjob import progress, signals
+from elasticjob.channel import progress, signals
 
 out = Path(sys.argv[1])
 hang_at = int(sys.argv[2])

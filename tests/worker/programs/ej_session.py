@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticjob import data, session
+from elasticjob.data import samplers
+from elasticjob.sessions import session
 
 SAMPLES, GLOBAL_BATCH = 960, 48
 
@@ -43,7 +44,7 @@ def main() -> None:
     y = (x @ torch.randn(8, 1)).tanh()
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    sampler = data.ElasticDistributedSampler(SAMPLES, global_batch_size=GLOBAL_BATCH, rank=0, world_size=1)
+    sampler = samplers.ElasticDistributedSampler(SAMPLES, global_batch_size=GLOBAL_BATCH, rank=0, world_size=1)
     dataset = TensorDataset(x, y)
     loader = DataLoader(dataset, batch_sampler=sampler)
     descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

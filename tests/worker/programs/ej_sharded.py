@@ -22,7 +22,9 @@ try:
 except ImportError:  # torch 2.4 and 2.5
     from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
-from elasticjob import Checkpointer, data, session
+from elasticjob import Checkpointer
+from elasticjob.data import samplers
+from elasticjob.sessions import session
 
 SAMPLES, GLOBAL_BATCH = 960, 48
 
@@ -74,7 +76,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(SAMPLES, 8, generator=generator)
     y = (x @ torch.randn(8, 1, generator=generator)).tanh()
-    sampler = data.ElasticDistributedSampler(SAMPLES, global_batch_size=GLOBAL_BATCH, rank=0, world_size=1)
+    sampler = samplers.ElasticDistributedSampler(SAMPLES, global_batch_size=GLOBAL_BATCH, rank=0, world_size=1)
     loader = DataLoader(TensorDataset(x, y), batch_sampler=sampler)
     descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     checkpoints: list[Checkpointer] = []

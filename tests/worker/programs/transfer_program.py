@@ -9,7 +9,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from elasticjob import messages, state, transfer
+from elasticjob.collectives import messages
+from elasticjob.sessions import state, transfer
 from worker.programs.unpickling import forbid_unpickling
 
 forbid_unpickling()
@@ -36,10 +37,10 @@ def make_state(seed: int, steps: int) -> dict[str, Any]:
 def exchange(seed: int, steps: int, keep: bool) -> None:
     mine = make_state(seed, steps)
     before = [tensor.clone() for tensor in mine["model"].values()]
-    stock = transfer.take_stock(mine)
+    inventory = transfer.take_inventory(mine)
     sent.clear()
     with mock.patch.object(dist, "broadcast", count):
-        got = transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), keep).run(stock)
+        got = transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), keep).run(inventory)
     wanted = make_state(1, 3)
     now = wanted if got is None else got
     pairs = [(wanted["model"][name], now["model"][name]) for name in wanted["model"]]
@@ -58,13 +59,13 @@ def tell(check: str, result: object) -> None:
 # A newcomer and one that is behind; rank 1 sends.
 exchange(seed=RANK, steps=(0, 3, 2)[RANK], keep=RANK == 2)
 # All have the same: the digests say so.
-stock = transfer.take_stock(make_state(1, 3))
-tell("same digest", len(set(messages.all_gather_json(transfer.digest_stock(stock)))) == 1)
+inventory = transfer.take_inventory(make_state(1, 3))
+tell("same digest", len(set(messages.all_gather_json(transfer.digest_inventory(inventory)))) == 1)
 sent.clear()
 with mock.patch.object(dist, "broadcast", count):
-    transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), True).run(stock)
+    transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), True).run(inventory)
 tell("nothing is sent", sum(size for size in sent if size > 1_000) == 0)
-tell("parcels", [len(section.digests) for section in stock.values()])
-assert state.PARCEL_BYTES < 8_000_000
+tell("chunks", [len(section.digests) for section in inventory.values()])
+assert state.CHUNK_BYTES < 8_000_000
 dist.barrier()
 dist.destroy_process_group()

@@ -11,7 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 
 def forbid_unpickling(but_by: str = "") -> None:
     """From now on. `but_by` is a part of a path: code of torch in whose calls it is let through."""
-    assert c10d._unpickler is pickle.Unpickler, "torch unpickles by another name now: forbid that"  # type: ignore[attr-defined]
+    assert c10d._unpickler is pickle.Unpickler, "torch unpickles by another name now: forbid that"
 
     class Forbidden(pickle.Unpickler):
         def __init__(self, *args: Any, **more: Any) -> None:
@@ -19,4 +19,4 @@ def forbid_unpickling(but_by: str = "") -> None:
                 raise AssertionError("something is unpickled")
             super().__init__(*args, **more)
 
-    pickle.Unpickler = c10d._unpickler = Forbidden  # type: ignore[misc, attr-defined]
+    pickle.Unpickler = c10d._unpickler = Forbidden  # type: ignore[misc]

@@ -16,52 +16,52 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from elasticjob.checked import checked as checked
-    from elasticjob.checkpoint import Checkpointer as Checkpointer
-    from elasticjob.checkpoint import on_signal as on_signal
-    from elasticjob.collectives import all_gather as all_gather
-    from elasticjob.collectives import all_gather_unequal as all_gather_unequal
-    from elasticjob.collectives import all_reduce as all_reduce
-    from elasticjob.collectives import gather as gather
-    from elasticjob.collectives import gather_unequal as gather_unequal
-    from elasticjob.collectives import isend as isend
-    from elasticjob.collectives import new_groups as new_groups
-    from elasticjob.collectives import recv as recv
-    from elasticjob.collectives import send as send
-    from elasticjob.context import Context as Context
-    from elasticjob.context import current as current
-    from elasticjob.data import ElasticDistributedSampler as ElasticDistributedSampler
-    from elasticjob.data import learning_rate_factor as learning_rate_factor
-    from elasticjob.data import scale_learning_rate as scale_learning_rate
+    from elasticjob.channel.progress import report as report
+    from elasticjob.checkpoint.checkpointer import Checkpointer as Checkpointer
+    from elasticjob.checkpoint.requests import on_signal as on_signal
+    from elasticjob.collectives.checked import checked as checked
+    from elasticjob.collectives.members import new_groups as new_groups
+    from elasticjob.collectives.point_to_point import isend as isend
+    from elasticjob.collectives.point_to_point import recv as recv
+    from elasticjob.collectives.point_to_point import send as send
+    from elasticjob.collectives.tensors import all_gather as all_gather
+    from elasticjob.collectives.tensors import all_reduce as all_reduce
+    from elasticjob.collectives.tensors import gather as gather
+    from elasticjob.collectives.unequal import all_gather_unequal as all_gather_unequal
+    from elasticjob.collectives.unequal import gather_unequal as gather_unequal
+    from elasticjob.context.context import Context as Context
+    from elasticjob.context.context import current as current
+    from elasticjob.context.setup import World as World
+    from elasticjob.context.setup import init as init
+    from elasticjob.data.samplers import ElasticDistributedSampler as ElasticDistributedSampler
+    from elasticjob.data.samplers import learning_rate_factor as learning_rate_factor
+    from elasticjob.data.samplers import scale_learning_rate as scale_learning_rate
     from elasticjob.errors import ElasticJobError as ElasticJobError
-    from elasticjob.progress import report as report
-    from elasticjob.session import Session as Session
-    from elasticjob.setup import World as World
-    from elasticjob.setup import init as init
+    from elasticjob.sessions.session import Session as Session
 
 _HOME = {
-    "checked": "checked",
+    "checked": "collectives.checked",
     "Checkpointer": "checkpoint",
     "on_signal": "checkpoint",
-    "all_gather": "collectives",
-    "all_gather_unequal": "collectives",
-    "all_reduce": "collectives",
-    "gather": "collectives",
-    "gather_unequal": "collectives",
-    "isend": "collectives",
-    "new_groups": "collectives",
-    "recv": "collectives",
-    "send": "collectives",
-    "Context": "context",
-    "current": "context",
-    "ElasticDistributedSampler": "data",
-    "learning_rate_factor": "data",
-    "scale_learning_rate": "data",
+    "all_gather": "collectives.tensors",
+    "all_gather_unequal": "collectives.unequal",
+    "all_reduce": "collectives.tensors",
+    "gather": "collectives.tensors",
+    "gather_unequal": "collectives.unequal",
+    "isend": "collectives.point_to_point",
+    "new_groups": "collectives.members",
+    "recv": "collectives.point_to_point",
+    "send": "collectives.point_to_point",
+    "Context": "context.context",
+    "current": "context.context",
+    "ElasticDistributedSampler": "data.samplers",
+    "learning_rate_factor": "data.samplers",
+    "scale_learning_rate": "data.samplers",
     "ElasticJobError": "errors",
-    "report": "progress",
-    "Session": "session",
-    "World": "setup",
-    "init": "setup",
+    "report": "channel.progress",
+    "Session": "sessions.session",
+    "World": "context.setup",
+    "init": "context.setup",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the names are strings

@@ -1,8 +1,9 @@
 """What the pod was told: every `ELASTICJOB_*` variable the agent reads, parsed once and frozen.
 
 The names are the operator's (`names.py` there); the runtime keeps its own copy because it must not import the
-operator. Nothing below this module looks at the environment for them. A variable that is missing or broken ends
-in one `SettingsError` that names it and says what to do.
+operator. The agent takes its settings from `load` alone; workers, scripts and the doctor read the variables that
+concern them where they use them. A variable that is missing or broken ends in one `SettingsError` that names it and
+says what to do.
 """
 
 from __future__ import annotations

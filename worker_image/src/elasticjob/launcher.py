@@ -19,25 +19,26 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from elasticjob import env, rendezvous, warm
-from elasticjob.handler import ElasticJobRendezvous
+from elasticjob import env, rendezvous
+from elasticjob.agent.handler import ElasticJobRendezvous
+from elasticjob.launch import fork_server
 
 
-def main(arguments: Sequence[str], nursery: warm.Nursery) -> None:
-    """Launch by these arguments; the workers come from the nursery where they can."""
+def main(arguments: Sequence[str], server: fork_server.ForkServer) -> None:
+    """Launch by these arguments; the workers come from the fork server where they can."""
     args = torchrun.get_args_parser().parse_args(arguments)
     if args.standalone or args.rdzv_backend != env.BACKEND:
         if env.has_hub(os.environ) and not args.standalone and args.rdzv_backend == "static":
             args.rdzv_backend = env.BACKEND  # the default of torchrun; the pod belongs to an ElasticJob
         else:
-            nursery.close()
+            server.close()
             record(torchrun.run)(args)
             return
-    launch(args, nursery)
+    launch(args, server)
 
 
 @record
-def launch(args: Any, nursery: warm.Nursery) -> None:
+def launch(args: Any, server: fork_server.ForkServer) -> None:
     """Run the agent until the job or this pod's part in it is over."""
     config, command, command_args = torchrun.config_from_args(args)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
@@ -54,7 +55,7 @@ def launch(args: Any, nursery: warm.Nursery) -> None:
         )
     )
     if isinstance(handler, ElasticJobRendezvous):
-        handler.adopt(nursery)
+        handler.adopt(server)
     agent = LocalElasticAgent(
         spec=_build_spec(config, command, tuple(command_args), handler),
         logs_specs=config.logs_specs,  # type: ignore[arg-type]

@@ -28,16 +28,17 @@ def open_handler(params: RendezvousParameters) -> RendezvousHandler:
     Before anything else here the process is forked from which the workers come, if it is `torchrun` that calls: a
     worker returns from the fork as the user's script, and leaves torchrun by its exit code.
     """
-    from elasticjob import torchagent, warm
+    from elasticjob.launch import fork_server
+    from elasticjob.torchcompat import elastic_agent
 
-    nursery = warm.Nursery()
-    if torchagent.is_forkable_torchrun() and warm.is_wanted(sys.argv[1:], os.environ):
-        nursery.fork()
-    from elasticjob import handler
+    server = fork_server.ForkServer()
+    if elastic_agent.is_forkable_torchrun() and fork_server.is_wanted(sys.argv[1:], os.environ):
+        server.fork()
+    from elasticjob.agent import handler
 
     made = handler.open_handler(params)
-    if nursery.is_forked:
-        made.adopt(nursery)
+    if server.is_forked:
+        made.adopt(server)
     return made
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from elasticjob import warm
+from elasticjob.launch import fork_server
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -18,13 +18,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     from elasticjob import launcher
 
-    nursery = warm.Nursery()
-    if warm.is_wanted(arguments, os.environ):
-        nursery.fork()  # outside of every `try`: a worker returns from here as the user's script
+    server = fork_server.ForkServer()
+    if fork_server.is_wanted(arguments, os.environ):
+        server.fork()  # outside of every `try`: a worker returns from here as the user's script
     try:
-        launcher.main(arguments, nursery)
+        launcher.main(arguments, server)
     finally:
-        nursery.close()
+        server.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Processes, sockets, addresses and relays of this machine. Nothing here knows Kubernetes."""

@@ -1,0 +1,31 @@
+"""What every model of the API is made of. Values are frozen; nothing here does I/O."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+class Model(BaseModel):
+    """A frozen API object: snake_case in Python, camelCase in YAML, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_camel, populate_by_name=True)
+
+    # CEL rules of this object: (rule, message). The validator beside it says the same.
+    CEL: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # CEL rules of a change, which see `oldSelf` as well. Where CEL is not served, `reading` keeps what is in force.
+    CEL_OF_CHANGES: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def dump(self) -> dict[str, Any]:
+        """The JSON object as the API server stores it: absent rather than null."""
+        return self.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+Replicas = Annotated[int, Field(ge=1, le=100_000)]
+Seconds = Annotated[int, Field(ge=0, le=10_000_000)]

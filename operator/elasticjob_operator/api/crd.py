@@ -1,0 +1,170 @@
+"""Prints the CustomResourceDefinition from the models in `api`.
+
+pydantic's JSON schema is rewritten into a *structural* schema (Kubernetes' rules): references are inlined, optional
+means absent, unions are refused unless they are int-or-string. A schema we cannot express raises here, at build time,
+rather than at the API server. Defaults are left out: the models apply them, so that what a user wrote stays what is
+stored and a default can change with the operator.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+
+_KEPT = (
+    "type",
+    "description",
+    "enum",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "pattern",
+    "format",
+)
+
+
+def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI v3 structural schema of a model."""
+    schema = model.model_json_schema(by_alias=True)
+    return _rewrite(schema, schema.get("$defs", {}), _rules(model))
+
+
+def _rules(model: type[BaseModel]) -> dict[str, list[dict[str, str]]]:
+    """CEL rules by model name, for the model and everything declared beside it."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for name, value in inspect.getmembers(api, inspect.isclass):
+        if issubclass(value, api.Model) and (value.CEL or value.CEL_OF_CHANGES):
+            found[name] = [{"rule": r, "message": m} for r, m in (*value.CEL, *value.CEL_OF_CHANGES)]
+    return found
+
+
+def _rewrite(node: dict[str, Any], defs: dict[str, Any], rules: dict[str, list[dict[str, str]]]) -> dict[str, Any]:
+    title = node.get("title", "")
+    if "$ref" in node:
+        name = node["$ref"].rsplit("/", 1)[-1]
+        target = {**defs[name], **{k: v for k, v in node.items() if k == "description"}}
+        return _rewrite({**target, "title": name}, defs, rules)
+    if "anyOf" in node:
+        return _union(node, defs, rules)
+    if node.get("x-kubernetes-preserve-unknown-fields"):
+        return {
+            "type": "object",
+            "description": node.get("description", ""),
+            "x-kubernetes-preserve-unknown-fields": True,
+        }
+    result = {key: node[key] for key in _KEPT if key in node}
+    if "description" in result:
+        result["description"] = " ".join(result["description"].split())
+    if "const" in node:
+        result["enum"] = [node["const"]]
+    if "properties" in node:
+        result["properties"] = {k: _rewrite(v, defs, rules) for k, v in node["properties"].items()}
+        if node.get("required"):
+            result["required"] = sorted(node["required"])
+    if "items" in node:
+        result["items"] = _rewrite(node["items"], defs, rules)
+    extra = node.get("additionalProperties")
+    if isinstance(extra, dict):
+        result["additionalProperties"] = _rewrite(extra, defs, rules)
+    if "type" not in result:
+        raise ValueError(f"no structural schema for {title or node}")
+    if title in rules and result["type"] == "object":
+        result["x-kubernetes-validations"] = rules[title]
+    return result
+
+
+def _union(node: dict[str, Any], defs: dict[str, Any], rules: dict[str, list[dict[str, str]]]) -> dict[str, Any]:
+    branches = [b for b in node["anyOf"] if b.get("type") != "null"]
+    if {b.get("type") for b in branches} == {"integer", "string"}:
+        return {"x-kubernetes-int-or-string": True, "description": node.get("description", "")}
+    if len(branches) != 1:
+        raise ValueError(f"a union has no structural schema: {node}")
+    outer = {k: v for k, v in node.items() if k in ("description", "minItems", "maxItems")}
+    return _rewrite({**branches[0], **outer}, defs, rules)
+
+
+def _column(name: str, path: str, kind: str = "integer", *, priority: int = 0, description: str = "") -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
+    if description:
+        column["description"] = description
+    if priority:
+        column["priority"] = priority
+    return column
+
+
+def build_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition as a plain object."""
+    schema = {
+        "type": "object",
+        "description": "A PyTorch training job that keeps training while its pods come and go.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural_schema(api.Spec),
+            "status": structural_schema(api.Status),
+        },
+    }
+    schema["properties"]["spec"]["x-kubernetes-validations"] = [  # type: ignore[index]
+        {"rule": rule, "message": message} for rule, message in (*api.Spec.CEL, *api.Spec.CEL_OF_CHANGES)
+    ]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": names.SINGULAR,
+                "shortNames": [names.SHORT_NAME],
+                "categories": ["all", "training"],
+            },
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": [
+                        _column("Phase", ".status.phase", "string"),
+                        _column("World", ".status.rendezvous.worldSize", description="Pods in the world."),
+                        _column("Wanted", ".spec.replicas"),
+                        _column("Min", ".spec.elasticPolicy.minReplicas"),
+                        _column("Max", ".spec.elasticPolicy.maxReplicas"),
+                        _column("Restarts", ".status.restarts.total"),
+                        _column("Generation", ".status.rendezvous.generation", priority=1),
+                        _column("Progress", ".status.progress.percentage", priority=1),
+                        _column("Age", ".metadata.creationTimestamp", "date"),
+                    ],
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
+
+
+def render_crd() -> str:
+    """The YAML text that is committed in `crds/`."""
+    header = "# Generated from operator/elasticjob_operator/api/ by `make generate`. Do not edit.\n"
+    return header + yaml.safe_dump(build_crd(), sort_keys=False, width=110, allow_unicode=True)

@@ -1,0 +1,62 @@
+"""Reads a spec, and names every field that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+from elasticjob_operator.api.base import Model
+from elasticjob_operator.api.fields import advise, spell
+from elasticjob_operator.api.spec import Spec
+
+
+class Problem(Model):
+    """One thing wrong with a job: the field, as a user would write its path, and what to do."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+class InvalidJobError(ValueError):
+    """A job that can never run."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(p) for p in self.problems))
+
+
+_MESSAGES = {"missing": "is required"}
+
+
+def parse_spec(raw: object) -> Spec:
+    """Validates the `spec` of a job as read from YAML or the API; raises InvalidJobError naming every bad field."""
+    if not isinstance(raw, dict):
+        raise InvalidJobError([Problem(field="spec", message="is required: give at least spec.template")])
+    try:
+        return Spec.model_validate(raw)
+    except ValidationError as error:
+        raise InvalidJobError(find_problems(error, "spec")) from None
+
+
+def find_problems(error: ValidationError, root: str) -> list[Problem]:
+    """What pydantic found, in the words of a user; one problem a field."""
+    found: dict[str, Problem] = {}
+    for item in error.errors(include_url=False, include_input=False):
+        # The names of union branches ("int", "function-after[...]") are pydantic's, not the user's.
+        path = tuple(p for p in item["loc"] if isinstance(p, int) or not _is_branch(p))
+        if item["type"] == "extra_forbidden":
+            message = f"is not a field of ElasticJob: {advise(path)}"
+        else:
+            message = _MESSAGES.get(item["type"]) or item["msg"].removeprefix("Value error, ")
+            message = message[:1].lower() + message[1:]
+        field = spell(root, path)
+        found.setdefault(field, Problem(field=field, message=message))
+    return list(found.values())
+
+
+def _is_branch(part: str) -> bool:
+    return part in ("int", "str", "constrained-int", "constrained-str") or "[" in part

@@ -1,0 +1,133 @@
+"""The few things about a pod template that only we can know; the API server judges the rest. Pure.
+
+A template is never changed and never copied here: what is null in it is left out of new, shallow objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from elasticjob_operator.api import names
+
+# The parts of a pod template that the operator reads or adds to: text, object, list of objects, list of texts.
+_OBJECTS, _TEXTS = "a list of objects", "a list of texts"
+_POD_SHAPES = {"schedulerName": "a text", "affinity": "an object", "nodeSelector": "an object"}
+_POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topologySpreadConstraints"), _OBJECTS)
+_CONTAINER_SHAPES = {"resources": "an object", "lifecycle": "an object", "image": "a text"}
+_CONTAINER_SHAPES |= dict.fromkeys(("env", "envFrom", "volumeMounts", "ports"), _OBJECTS)
+_CONTAINER_SHAPES |= dict.fromkeys(("command", "args"), _TEXTS)
+_RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
+
+
+def check_template(template: dict[str, Any]) -> dict[str, Any]:
+    """The template without its nulls; ValueError names the field that has another shape."""
+    spec = template.get("spec")
+    if not isinstance(spec, dict):
+        raise ValueError("spec is missing: give a pod template with spec.containers")  # noqa: TRY004 - for pydantic
+    containers = spec.get("containers")
+    if not isinstance(containers, list) or not containers:
+        raise ValueError("spec.containers is empty: give at least one container, the first one trains")
+    if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
+        raise ValueError("spec.containers[].name is missing: every container needs a name")
+    spec = _shaped(spec, _POD_SHAPES, "spec")
+    for kind in ("containers", "initContainers"):
+        if kind in spec:
+            spec[kind] = [_container(c, f"spec.{kind}[{i}]") for i, c in enumerate(spec[kind])]
+    if spec.get("restartPolicy", "Never") != "Never":
+        raise ValueError(
+            f"spec.restartPolicy must be Never or left out, not {spec['restartPolicy']}: the operator replaces pods"
+        )
+    _check_metadata(template, [c["name"] for c in containers])
+    return {**template, "spec": spec}
+
+
+def _container(container: dict[str, Any], path: str) -> dict[str, Any]:
+    shaped = _shaped(container, _CONTAINER_SHAPES, path)
+    if "resources" in shaped:
+        shaped["resources"] = _shaped(shaped["resources"], _RESOURCE_SHAPES, f"{path}.resources")
+    return shaped
+
+
+def _shaped(what: dict[str, Any], shapes: dict[str, str], path: str) -> dict[str, Any]:
+    """A shallow copy without nulls; refuses what has another shape."""
+    shaped = {name: value for name, value in what.items() if value is not None or name not in shapes}
+    for name, shape in shapes.items():
+        value = shaped.get(name)
+        if value is None:
+            continue
+        if shape in (_OBJECTS, _TEXTS):
+            inner = dict if shape == _OBJECTS else str
+            if not isinstance(value, list) or not all(isinstance(v, inner) for v in value):
+                raise ValueError(f"{path}.{name} must be {shape}")
+        elif not isinstance(value, str if shape == "a text" else dict):
+            raise ValueError(f"{path}.{name} must be {shape}")
+    return shaped
+
+
+def _check_metadata(template: dict[str, Any], containers: list[str]) -> None:
+    metadata = template.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise ValueError("metadata must be an object: give labels and annotations in it, or leave it out")  # noqa: TRY004
+    for field in ("labels", "annotations"):
+        texts = metadata.get(field) or {}
+        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+            raise ValueError(f"metadata.{field} must be texts by name: put numbers and true or false in quotes")
+    trainer = (metadata.get("annotations") or {}).get(names.ANNOTATION_TRAINER)
+    if trainer and trainer not in containers:
+        raise ValueError(
+            f"metadata.annotations[{names.ANNOTATION_TRAINER}] names {trainer!r}, which is no container: "
+            f"use one of {', '.join(containers)}"
+        )
+
+
+def template_hash(template: Mapping[str, Any]) -> str:
+    """A short hash of the pod template; equal templates have equal hashes whatever the order of keys."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def trainer_container(template: Mapping[str, Any]) -> str:
+    """The name of the container that trains: the annotated one, else the first."""
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    first: str = template["spec"]["containers"][0]["name"]
+    return annotations.get(names.ANNOTATION_TRAINER) or first
+
+
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+
+
+def count_devices(template: Mapping[str, Any]) -> int:
+    """GPUs in the trainer's limits: nvidia.com/gpu, amd.com/gpu and every nvidia.com/mig-* slice."""
+    trainer = trainer_container(template)
+    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return sum(
+        int(value)
+        for name, value in limits.items()
+        if (name in _GPU_RESOURCES or name.startswith("nvidia.com/mig-")) and str(value).isdecimal()
+    )
+
+
+def count_cpus(template: Mapping[str, Any]) -> int:
+    """Whole CPUs in the trainer's limits (or requests), at least 1."""
+    trainer = trainer_container(template)
+    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
+    resources = container.get("resources") or {}
+    value = str((resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu") or "1")
+    try:
+        cores = float(value[:-1]) / 1000 if value.endswith("m") else float(value)
+        return max(1, int(cores))
+    except (ValueError, OverflowError):  # the API server says what is wrong with it
+        return 1
+
+
+def resolve_nproc(wanted: int | str, template: Mapping[str, Any]) -> int:
+    """Worker processes per pod, from `spec.nprocPerNode` and what the trainer's container has."""
+    if isinstance(wanted, int):
+        return wanted
+    if wanted == "cpu":
+        return count_cpus(template)
+    return max(1, count_devices(template))

@@ -1,0 +1,258 @@
+"""The parts of a spec, each with its rules."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from elasticjob_operator.api.base import Model, Replicas, Seconds
+
+
+class ElasticPolicy(Model):
+    """How many pods train, which sizes are legal and how patient the operator is."""
+
+    min_replicas: Replicas | None = Field(
+        default=None,
+        description="Training runs whenever at least this many pods are up. Default: 1 where maxReplicas is "
+        "given, else replicas.",
+    )
+    max_replicas: Replicas | None = Field(default=None, description="Never more pods than this. Default: replicas.")
+    replica_increment_step: Replicas | None = Field(
+        default=None,
+        description="Only sizes minReplicas + k * step are legal worlds. Excludes replicaDiscreteValues.",
+    )
+    replica_discrete_values: list[Replicas] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Only these sizes are legal worlds. Excludes replicaIncrementStep.",
+    )
+    spares: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=0, description="Pods kept warm outside the world and swapped in when a member is lost."
+    )
+    max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=10,
+        description="Worker-caused restarts allowed per window, for the whole job. Lost pods, lost nodes and "
+        "changes of size are free.",
+    )
+    restart_window_seconds: Seconds = Field(
+        default=3600, description="Length of the window of maxRestarts; 0: the whole life of the job."
+    )
+    graceful_shutdown_timeout_seconds: Seconds = Field(
+        default=30,
+        description="Time a script has to checkpoint before it is stopped: the pods' grace period, the agent's "
+        "patience and the script's signal all follow it.",
+    )
+    scaling_timeout_seconds: Seconds = Field(
+        default=60,
+        description="How long a pod above minReplicas may be unschedulable before it is withdrawn and tried "
+        "again later.",
+    )
+    faulty_pod_timeout_seconds: Seconds = Field(
+        default=30,
+        description="How long a pod on a dead node, or one that ignores its deletion, is waited for before it "
+        "is deleted by force.",
+    )
+
+    CEL = (
+        (
+            "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            "minReplicas must not be greater than maxReplicas: lower minReplicas or raise maxReplicas",
+        ),
+        (
+            "!(has(self.replicaIncrementStep) && has(self.replicaDiscreteValues))",
+            "replicaIncrementStep and replicaDiscreteValues exclude each other: remove one of them",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_replicas and self.max_replicas and self.min_replicas > self.max_replicas:
+            raise ValueError(self.CEL[0][1])
+        if self.replica_increment_step and self.replica_discrete_values:
+            raise ValueError(self.CEL[1][1])
+        return self
+
+
+class RendezvousBackend(StrEnum):
+    OPERATOR = "operator"
+    C10D = "c10d"
+    ETCD_V2 = "etcd-v2"
+    STATIC = "static"
+
+
+class Rendezvous(Model):
+    """Who tells the workers about the world: the operator, or one of torch's own backends."""
+
+    backend: RendezvousBackend = Field(
+        default=RendezvousBackend.OPERATOR,
+        description="operator: membership by the operator. c10d, etcd-v2, static: torch's own, for images "
+        "that cannot take the runtime; the operator then only keeps pods and environment.",
+    )
+    endpoint: str | None = Field(
+        default=None,
+        max_length=253,
+        description="host:port of the store. Required by etcd-v2; c10d and static default to the DNS name of the pod "
+        "with index 0.",
+    )
+    conf: dict[str, str] | None = Field(
+        default=None, description="Further settings for the backend, as in torchrun --rdzv-conf."
+    )
+
+    CEL = (
+        (
+            "!has(self.backend) || self.backend != 'etcd-v2' || has(self.endpoint)",
+            "rendezvous.endpoint is required by the backend etcd-v2: give host:port of the etcd server",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.backend is RendezvousBackend.ETCD_V2 and not self.endpoint:
+            raise ValueError(self.CEL[0][1])
+        return self
+
+
+class CleanPodPolicy(StrEnum):
+    ALL = "All"
+    RUNNING = "Running"
+    NONE = "None"
+
+
+class RunPolicy(Model):
+    """When the job runs, how long it may take and what is left of it."""
+
+    suspend: bool = Field(default=False, description="Checkpoint, remove the pods, wait. False resumes.")
+    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="The job fails when it ran longer than this; suspended time does not count."
+    )
+    startup_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="The job fails when no world was formed this long after its start."
+    )
+    fault_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="The job fails when it could not train for this long after a fault."
+    )
+    ttl_seconds_after_finished: Seconds | None = Field(
+        default=None, description="The finished job is deleted after this time. Default: kept."
+    )
+    clean_pod_policy: CleanPodPolicy = Field(
+        default=CleanPodPolicy.RUNNING,
+        description="Which pods are deleted when the job has finished: All, Running (finished ones stay for "
+        "their logs; one whose sidecar runs on is not finished) or None.",
+    )
+    managed_by: str | None = Field(
+        default=None,
+        max_length=63,
+        description="Another controller that manages this job (for example kueue.x-k8s.io/multikueue). "
+        "The operator then leaves it alone.",
+    )
+
+
+class RuleAction(StrEnum):
+    RESTART = "Restart"
+    RESTART_IGNORE_BUDGET = "RestartIgnoreBudget"
+    FAIL_JOB = "FailJob"
+
+
+class OnExitCodes(Model):
+    operator: Literal["In", "NotIn"] = Field(description="In or NotIn.")
+    values: list[Annotated[int, Field(ge=-255, le=255)]] = Field(
+        min_length=1, max_length=255, description="Exit codes; a signal n counts as 128 + n."
+    )
+
+
+class OnPodCondition(Model):
+    type: str = Field(max_length=316, description="The condition's type, for example DisruptionTarget.")
+    status: Literal["True", "False", "Unknown"] = Field(default="True", description="The condition's status.")
+
+
+class FailureRule(Model):
+    """What to do about a failure; the first rule that matches counts."""
+
+    action: RuleAction = Field(description="Restart, RestartIgnoreBudget or FailJob.")
+    on_exit_codes: OnExitCodes | None = Field(
+        default=None, description="Matches the trainer's exit code or that of its worker process."
+    )
+    on_pod_conditions: list[OnPodCondition] | None = Field(
+        default=None, min_length=1, max_length=20, description="Matches a condition of the failed pod."
+    )
+
+    CEL = (
+        (
+            "has(self.onExitCodes) != has(self.onPodConditions)",
+            "a rule needs exactly one of onExitCodes and onPodConditions",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.on_exit_codes is None) == (self.on_pod_conditions is None):
+            raise ValueError(self.CEL[0][1])
+        return self
+
+
+class FailurePolicy(Model):
+    rules: list[FailureRule] = Field(default_factory=list, max_length=20, description="First match counts.")
+
+
+class SuccessPolicy(StrEnum):
+    ALL = "All"
+    RANK0 = "Rank0"
+
+
+class Preflight(StrEnum):
+    OFF = "Off"
+    NODE = "Node"
+    NETWORK = "Network"
+
+
+def _auto_or_seconds(value: int | str) -> int | str:
+    if value == "auto" or (isinstance(value, int) and value >= 0):
+        return value
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    raise ValueError("must be 'auto' or a number of seconds (0 turns it off)")
+
+
+class Health(Model):
+    preflight: Preflight = Field(
+        default=Preflight.OFF,
+        description="Checks before a pod joins its first world: Off, Node (devices, memory, disk) or Network "
+        "(and hub, names, ports).",
+    )
+    hang_timeout_seconds: Annotated[int | str, AfterValidator(_auto_or_seconds)] = Field(
+        default="auto",
+        description="A rank that reports no step for this long is dumped and restarted: 'auto' (from observed "
+        "step time), seconds, or 0 for off.",
+    )
+
+
+class Network(Model):
+    policy: bool = Field(
+        default=True,
+        description="A NetworkPolicy that lets only the job's own pods reach each other's ports.",
+    )
+    service: bool = Field(
+        default=False,
+        description="A headless Service, so that `<job>-worker-<index>.<job>-workers` resolves to the pod. "
+        "Torch's own rendezvous backends have it anyway; with `operator` nothing but a script may need it.",
+    )
+
+
+class RuntimeInjection(StrEnum):
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+def _nproc(value: int | str) -> int | str:
+    if isinstance(value, int) and value >= 1:
+        return value
+    if isinstance(value, str):
+        if value in ("auto", "cpu", "gpu"):
+            return value
+        if value.isdecimal() and int(value) >= 1:
+            return int(value)
+    raise ValueError("must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1")

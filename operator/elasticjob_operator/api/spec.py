@@ -1,0 +1,135 @@
+"""The spec: what the user wants."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from elasticjob_operator.api.base import Model, Replicas
+from elasticjob_operator.api.podtemplate import check_template, template_hash
+from elasticjob_operator.api.policies import (
+    ElasticPolicy,
+    FailurePolicy,
+    Health,
+    Network,
+    Rendezvous,
+    RunPolicy,
+    RuntimeInjection,
+    SuccessPolicy,
+    _nproc,
+)
+
+
+def _or_default(root: str, path: str, default: str) -> str:
+    """CEL for a field of the spec, or its default where it or its parent is left out."""
+    parts = path.split(".")
+    there = " && ".join(f"has({'.'.join((root, *parts[:i]))})" for i in range(1, len(parts) + 1))
+    value = f"{root}.{path}"
+    return f"({there} ? {f'string({value})' if path == 'nprocPerNode' else value} : {default})"
+
+
+class Spec(Model):
+    """What the user wants."""
+
+    replicas: Replicas | None = Field(
+        default=None,
+        description="Wanted pods, between minReplicas and maxReplicas; may change at any time. Default: maxReplicas.",
+    )
+    elastic_policy: ElasticPolicy = Field(default_factory=ElasticPolicy, description=(ElasticPolicy.__doc__ or ""))
+    nproc_per_node: Annotated[int | str, AfterValidator(_nproc)] = Field(
+        default="auto",
+        description="Worker processes per pod: auto (the GPU count of the trainer's limits, else 1), cpu, gpu "
+        "or a number.",
+    )
+    rendezvous: Rendezvous = Field(default_factory=Rendezvous, description=(Rendezvous.__doc__ or ""))
+    run_policy: RunPolicy = Field(default_factory=RunPolicy, description=(RunPolicy.__doc__ or ""))
+    failure_policy: FailurePolicy = Field(
+        default_factory=FailurePolicy,
+        description="What failures mean. Without a rule: exit codes restart at the budget's cost, lost pods are free.",
+    )
+    success_policy: SuccessPolicy = Field(
+        default=SuccessPolicy.ALL,
+        description="All: every member of the last world ended well. Rank0: rank 0 did.",
+    )
+    health: Health = Field(default_factory=Health, description="Preflight and hang watch.")
+    network: Network = Field(default_factory=Network, description="Who may reach the workers.")
+    runtime_injection: RuntimeInjection = Field(
+        default=RuntimeInjection.AUTO,
+        description="Whether an init container brings the elasticjob runtime into the trainer: Auto (where the "
+        "operator has a runtime image and the trainer is not our own image), Always, Never.",
+    )
+    template: Annotated[dict[str, Any], AfterValidator(check_template)] = Field(
+        description="A pod template (core/v1 PodTemplateSpec). The first container trains, or the one named by "
+        "the annotation elasticjob.dev/trainer-container.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+    CEL = (
+        (
+            "!has(self.replicas) || !has(self.elasticPolicy) || !has(self.elasticPolicy.maxReplicas) || "
+            "self.replicas <= self.elasticPolicy.maxReplicas",
+            "replicas must not be greater than elasticPolicy.maxReplicas: lower replicas or raise maxReplicas",
+        ),
+        (
+            "!has(self.replicas) || !has(self.elasticPolicy) || !has(self.elasticPolicy.minReplicas) || "
+            "self.replicas >= self.elasticPolicy.minReplicas",
+            "replicas must not be less than elasticPolicy.minReplicas: raise replicas or lower minReplicas",
+        ),
+        (
+            "!has(self.elasticPolicy) || !has(self.elasticPolicy.replicaDiscreteValues) || "
+            "self.elasticPolicy.replicaDiscreteValues.exists(v, "
+            "(!has(self.elasticPolicy.minReplicas) || v >= self.elasticPolicy.minReplicas) && "
+            "(!has(self.elasticPolicy.maxReplicas) || v <= self.elasticPolicy.maxReplicas))",
+            "elasticPolicy.replicaDiscreteValues has no value between minReplicas and maxReplicas: add one",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        policy = self.elastic_policy
+        if self.replicas is not None:
+            if policy.max_replicas is not None and self.replicas > policy.max_replicas:
+                raise ValueError(self.CEL[0][1])
+            if policy.min_replicas is not None and self.replicas < policy.min_replicas:
+                raise ValueError(self.CEL[1][1])
+        if policy.replica_discrete_values and not any(
+            (policy.min_replicas or 1) <= v <= (policy.max_replicas or v) for v in policy.replica_discrete_values
+        ):
+            raise ValueError(self.CEL[2][1])
+        return self
+
+    CEL_OF_CHANGES = tuple(
+        (
+            "has(self.runPolicy) && has(self.runPolicy.suspend) && self.runPolicy.suspend || "
+            "has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend || "
+            f"{_or_default('self', path, default)} == {_or_default('oldSelf', path, default)}",
+            f"{path} cannot change while the job runs: suspend it (runPolicy.suspend), change the field, resume it",
+        )
+        for path, default in (
+            ("nprocPerNode", "'auto'"),
+            ("rendezvous.backend", "'operator'"),
+            ("rendezvous.endpoint", "''"),
+            ("rendezvous.conf", "{}"),
+        )
+    )
+
+    @cached_property
+    def template_hash(self) -> str:
+        """Computed once a spec: a template may have a quarter of a megabyte."""
+        return template_hash(self.template)
+
+    @property
+    def max_replicas(self) -> int:
+        return self.elastic_policy.max_replicas or self.replicas or self.elastic_policy.min_replicas or 1
+
+    @property
+    def min_replicas(self) -> int:
+        policy = self.elastic_policy
+        return policy.min_replicas or (1 if policy.max_replicas else self.max_replicas)
+
+    @property
+    def wanted(self) -> int:
+        """Wanted pods in the world, without spares."""
+        return self.replicas or self.max_replicas

@@ -1,0 +1,288 @@
+"""Carries a plan out. No policy lives here: the order of the steps is the only thing it knows.
+
+The order makes a crash between any two steps harmless. What has to be remembered (a new generation, a charged failure)
+is in the status before anything rests on it: agents hear of a generation and pods are deleted only after the patch.
+409 on create and 404 on delete mean done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names, wire
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.apply import batches, manifests, refusals
+from elasticjob_operator.apply.events import Teller
+from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.fair_queue import Urgency
+from elasticjob_operator.model import ownership
+from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.model.revise import revise
+from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
+
+logger = logging.getLogger(__name__)
+
+MOST_CREATIONS = 500  # pods in one pass: the job may have changed, or be gone, before the rest
+# A pod must not run before its rules and its certificate exist; for the rest nobody waits.
+_URGENT_CHILDREN = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
+
+
+_NOT_SERVED = (
+    "{} is not served here, so there is no PodGroup: install the scheduler that spec.template.spec.schedulerName "
+    "names, or leave that field out"
+)
+
+
+class Speaker(Protocol):
+    """The hub, as far as a plan needs it."""
+
+    def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the API server said of the writes: (reason, message) where it will not have something."""
+
+    problem: tuple[str, str] | None = None
+    is_held: bool = False  # a pod's name still belongs to one that is going
+
+
+class Applier:
+    """Writes plans to one API server."""
+
+    def __init__(self, api: Api, cache: Cache, hub: Speaker, settings: manifests.Settings, reporter: str) -> None:
+        self._api = api
+        self._cache = cache
+        self._hub = hub
+        self.settings = settings
+        self.teller = Teller(api, reporter)
+        self.policy_version = "policy/v1"
+        self._held: set[JobKey] = set()
+
+    async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
+        """Carries the plan out; raises ApiError where it has to be tried again."""
+        self._held.discard(job.key)
+        if not plan.announces:
+            self._hub.direct(job.key, plan.directives)
+        if plan.confirm:
+            await self._confirm(job)
+        refused = await self._write(job, version, plan)
+        problem = refusals.find_problem(refused)
+        if plan.announces:
+            self._hub.direct(job.key, plan.directives)
+        gone = [self._delete_pod(job, d) for d in plan.delete] + [self._remove(job, c) for c in plan.remove]
+        await _gather(gone)
+        self.teller.tell(job, plan.events, now)
+        if plan.delete_job:
+            await self._delete_job(job)
+        return Outcome(problem, job.key in self._held)
+
+    async def _write(self, job: Job, version: str, plan: Plan) -> list[ApiError]:
+        """What is made, beside the one write of the job; returns what was refused, when all of it has ended."""
+        children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
+        pods = (functools.partial(self._create_pod, job, new) for new in plan.create[:MOST_CREATIONS])
+        made, failed, written = await asyncio.gather(
+            _gather([self._ensure(job, child) for child in children]),
+            batches.run_all(pods),
+            self._write_job(job, version, plan),
+            return_exceptions=True,
+        )
+        for result in (written, made, failed):
+            if isinstance(result, BaseException):
+                raise result
+        assert isinstance(made, list)
+        assert isinstance(failed, list)
+        return made + _refused(failed)
+
+    async def look_again(self, job: Job, pod: Pod) -> None:
+        """Whether a pod that has to be gone by now is gone: no watch may have told."""
+        path = path_of("v1", "pods", job.namespace, pod.name)
+        try:
+            raw = await self._api.request("GET", path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            raw = None
+        if raw is None or raw["metadata"]["uid"] != pod.uid:
+            self._cache.drop_pod(pod.uid)
+        else:
+            self._cache.put_pod(raw)
+
+    # The job.
+
+    async def _write_job(self, job: Job, version: str, plan: Plan) -> None:
+        """`spec.replicas` before the status: it makes a new generation, which the status then names at once."""
+        status = plan.status
+        if plan.set_replicas is None:
+            await self._patch_status(job, version, status, plan.keep)
+            return
+        try:
+            metadata = await self._set_replicas(job, version, plan.set_replicas)
+        except ApiError as error:
+            if not refusals.is_refusal(error):
+                raise
+            logger.warning("%s/%s: spec.replicas cannot be filled in: %s", job.namespace, job.name, error)
+            await self._patch_status(job, version, status, plan.keep)
+            return
+        if status.observed_generation == job.generation:
+            status = revise(status, observed_generation=metadata["generation"])
+        await self._patch_status(job, str(metadata["resourceVersion"]), status, plan.keep)
+
+    async def _set_replicas(self, job: Job, version: str, replicas: int) -> Mapping[str, Any]:
+        """Fills in what the scale subresource needs to exist; returns the job's new metadata."""
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
+        body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "spec": {"replicas": replicas}}
+        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
+        self._cache.put_job(raw)
+        metadata: Mapping[str, Any] = raw["metadata"]
+        return metadata
+
+    async def _patch_status(self, job: Job, version: str, status: api.Status, keep: Sequence[str]) -> None:
+        if status == job.status:  # also where others write it: their fields are not ours to complete
+            return
+        patch = manifests.status_patch(job, status, keep)
+        if not patch:
+            return
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
+        # The version makes sure that the decision was made on the latest state; the UID, on this very job.
+        body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
+        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
+        self._cache.put_job(raw)
+
+    async def _confirm(self, job: Job) -> None:
+        """Raises ApiError where the job is gone or going."""
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
+        raw = await self._api.request("GET", path, urgency=Urgency.NOW)
+        self._cache.put_job(raw)
+        metadata = raw["metadata"]
+        if metadata["uid"] != job.uid or metadata.get("deletionTimestamp") is not None:
+            raise ApiError(409, "Stale", f"{job.namespace}/{job.name} is being deleted")
+
+    async def _delete_job(self, job: Job) -> None:
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
+        body = {"preconditions": {"uid": job.uid}, "propagationPolicy": "Background"}
+        await self._unless_gone(self._api.request("DELETE", path, body))
+
+    # Pods.
+
+    async def _create_pod(self, job: Job, new: NewPod) -> None:
+        assert job.spec is not None, "pods are planned for valid jobs only"
+        body = manifests.build_pod(job, job.spec, new, self.settings)
+        path = path_of("v1", "pods", job.namespace)
+        try:
+            made = await self._api.request("POST", path, body, accept=METADATA_ONLY, job=job.name)
+            self._cache.put_pod({**body, "metadata": made["metadata"]})
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            await self._look_at(job, body["metadata"]["name"])
+
+    async def _look_at(self, job: Job, name: str) -> None:
+        """The name is taken: by a pod of ours that the watch has not told of yet, or by somebody else's."""
+        try:
+            raw = await self._api.request("GET", path_of("v1", "pods", job.namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return
+            raise
+        metadata = raw["metadata"]
+        if ownership.owner_of(metadata)[1] == job.uid and not ownership.why_no_worker(metadata):
+            self._cache.put_pod(raw)
+        elif metadata.get("deletionTimestamp") is not None:
+            self._held.add(job.key)
+        else:
+            raise ApiError(409, "NameTaken", f"a pod named {name} exists that is not this job's: rename it or the job")
+
+    async def _delete_pod(self, job: Job, deletion: Deletion) -> None:
+        path = path_of("v1", "pods", job.namespace, deletion.name)
+        body: dict[str, Any] = {"preconditions": {"uid": deletion.uid}}
+        if deletion.force:
+            body["gracePeriodSeconds"] = 0
+        logger.info("%s/%s: deleting %s: %s", job.namespace, job.name, deletion.name, deletion.why)
+        raw = await self._unless_gone(self._api.request("DELETE", path, body, urgency=Urgency.NOW, job=job.name))
+        if raw is None or raw.get("kind") == "Status" or not _lingers(raw):
+            self._cache.drop_pod(deletion.uid)
+        else:
+            self._cache.put_pod(raw)
+
+    # Everything else.
+
+    async def _ensure(self, job: Job, child: Child) -> None:
+        body = manifests.build_child(job, child, self.settings, self.policy_version)
+        path = path_of(body["apiVersion"], manifests.resource_of(child).plural, job.namespace)
+        urgency = Urgency.NORMAL if child.kind in _URGENT_CHILDREN else Urgency.LATER
+        try:
+            raw = await self._api.request("POST", path, body, urgency=urgency)
+        except ApiError as error:
+            if error.status == 404 and child.kind is not Kind.POD_GROUP:
+                logger.warning("%s is not served here; going on without", body["apiVersion"])
+                self._cache.put_child(child.kind.value, body, is_sound=True)
+                return
+            if error.status == 404 and not error.message.startswith("namespaces "):
+                raise ApiError(404, "NotServed", _NOT_SERVED.format(body["apiVersion"])) from error
+            if error.status != 409 or "being deleted" in error.message:
+                raise
+            raw = await self._update(job, child, body)
+        self._cache.put_child(child.kind.value, raw, is_sound=True)
+
+    async def _update(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
+        """The name is taken: brings what is there into the form of `body` where it is this job's."""
+        path = path_of(body["apiVersion"], manifests.resource_of(child).plural, job.namespace, child.name)
+        found = await self._api.request("GET", path)
+        if ownership.owner_of(found["metadata"])[1] != job.uid:
+            message = f"a {child.kind} named {child.name} exists that is not this job's: rename it or the job"
+            raise ApiError(409, "NameTaken", message)
+        change = manifests.correct_child(child.kind, found, body)
+        if not change:
+            return found
+        change.setdefault("metadata", {})["uid"] = found["metadata"]["uid"]
+        return await self._api.request("PATCH", path, change, content_type=MERGE_PATCH)
+
+    async def _remove(self, job: Job, child: Child) -> None:
+        version = (
+            self.policy_version if child.kind is Kind.DISRUPTION_BUDGET else manifests.resource_of(child).group_version
+        )
+        path = path_of(version, manifests.resource_of(child).plural, job.namespace, child.name)
+        uid = self._cache.child_uid(job, child.kind.value, child.name)
+        await self._unless_gone(self._api.request("DELETE", path, {"preconditions": {"uid": uid}}))
+        self._cache.drop_child(child.kind.value, job.namespace, job.name, child.name)
+
+    async def _unless_gone(self, call: Awaitable[Any]) -> Any:
+        """404: gone already. 409: the UID is another's, so ours is gone."""
+        try:
+            return await call
+        except ApiError as error:
+            if error.status in (404, 409):
+                return None
+            raise
+
+
+def _lingers(raw: Mapping[str, Any]) -> bool:
+    """Whether the reply to a deletion shows a pod that goes through its grace period."""
+    metadata = raw.get("metadata") or {}
+    return metadata.get("deletionTimestamp") is not None and metadata.get("deletionGracePeriodSeconds") != 0
+
+
+async def _gather(calls: Sequence[Awaitable[None]]) -> list[ApiError]:
+    """All of them, side by side. The first error that a second try may mend is raised after all have ended."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    return _refused([result for result in results if isinstance(result, BaseException)])
+
+
+def _refused(errors: Sequence[BaseException]) -> list[ApiError]:
+    """What the API server will not have; raises the first error that a second try may mend."""
+    refused: list[ApiError] = []
+    for error in errors:
+        if not isinstance(error, ApiError) or not refusals.is_refusal(error):
+            raise error
+        refused.append(error)
+    return refused

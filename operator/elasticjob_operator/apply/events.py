@@ -1,0 +1,91 @@
+"""Writes events on jobs, in the background: nobody waits for them, and one job cannot fill the cluster with them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from elasticjob_operator import text
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.fair_queue import Urgency
+from elasticjob_operator.model.observe import Job, format_time
+from elasticjob_operator.plan import event_rate
+from elasticjob_operator.plan.reporting import Event
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import path_of
+
+logger = logging.getLogger(__name__)
+
+UNTOLD = 1000  # events that wait to be written; more are left out
+
+
+class Teller:
+    """Tells people what happens to their jobs."""
+
+    def __init__(self, api: Api, reporter: str, clock: Callable[[], float] = time.time) -> None:
+        self._api = api
+        self._reporter = reporter
+        self._clock = clock
+        self._filter = event_rate.SpamFilter()
+        self._telling: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by the UID of a job of which events wait
+
+    async def close(self) -> None:
+        """Gives the last events a moment."""
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=1.0)
+        for task in self._telling:
+            task.cancel()
+
+    def tell(self, job: Job, events: Iterable[Event], now: float) -> None:
+        for event in events:
+            told = self._filter.offer(job.uid, event, now)
+            if told is not None:
+                logger.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, text.clean(event.message, 1024))
+                self._write_later(job, told, now)
+            elif job.uid not in self._timers:
+                self._look_later(job)
+
+    def _look_later(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[job.uid] = loop.call_later(1 / event_rate.PER_SECOND, self._tell_held, job)
+
+    def _tell_held(self, job: Job) -> None:
+        del self._timers[job.uid]
+        now = self._clock()
+        told = self._filter.release(job.uid, now)
+        if told is not None:
+            self._write_later(job, told, now)
+        if self._filter.is_holding(job.uid):
+            self._look_later(job)
+
+    def _write_later(self, job: Job, told: event_rate.Told, now: float) -> None:
+        if len(self._telling) < UNTOLD:
+            task = asyncio.create_task(self._write(job, told, now))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _write(self, job: Job, told: event_rate.Told, now: float) -> None:
+        """Events are for people: one that cannot be written is no reason to do anything again."""
+        key = f"{job.uid}/{told.event.reason}/{told.message}/{now}"
+        body = manifests.build_event(
+            job,
+            told.event.reason,
+            text.clean(told.message, 1024),
+            warning=told.event.warning,
+            count=told.count,
+            times=(format_time(told.first), format_time(now)),
+            name=f"{job.name[:200]}.{hashlib.sha256(key.encode()).hexdigest()[:16]}",
+            reporter=self._reporter,
+        )
+        path = path_of("v1", "events", job.namespace)
+        try:
+            await self._api.request("POST", path, body, urgency=Urgency.LATER, job=job.name)
+        except ApiError as error:
+            logger.info("an event could not be written: %s", error)

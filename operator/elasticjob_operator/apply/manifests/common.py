@@ -1,0 +1,53 @@
+"""What all objects of a job have in common: their owner and labels, and what the operator says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_operator.api import names
+from elasticjob_operator.model.observe import Job
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What pods need to know of this operator."""
+
+    hub_url: str
+    tls: bool = False
+    runtime_image: str = ""  # holds the injectable runtime
+    worker_image: str = ""  # ours: has the runtime built in
+    image_pull_policy: str = "IfNotPresent"
+    token_seconds: int = 3600
+    operator_namespace: str = ""
+    hub_port: int = 0
+
+
+def owner_reference(job: Job) -> Object:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def metadata(job: Job, name: str, annotations: Mapping[str, str] | None = None) -> Object:
+    made: Object = {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {
+            names.LABEL_JOB: job.name,
+            names.LABEL_JOB_UID: job.uid,
+            names.LABEL_APP: names.LABEL_APP_VALUE,
+        },
+        "ownerReferences": [owner_reference(job)],
+    }
+    if annotations:
+        made["annotations"] = dict(annotations)
+    return made

@@ -1,0 +1,226 @@
+"""A worker pod: its template with environment, token, shared memory and, where it is asked for, the runtime. Pure."""
+
+from __future__ import annotations
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.api.podtemplate import trainer_container
+from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
+from elasticjob_operator.model.observe import Job, resolve_nproc
+from elasticjob_operator.plan.values import NewPod
+
+# Torch's own rendezvous: the shortest constants that stay correct (docs/design.md says how they were found).
+C10D_CONF = {"join_timeout": "600", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+UNLIMITED_RESTARTS = "1000000"  # the budget is the job's, kept by the operator
+
+
+def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Object:
+    """The worker pod with this replica index.
+
+    Of the template only what differs is copied: a thousand pods share the rest, which nobody may change.
+    """
+    theirs = spec.template.get("metadata") or {}
+    described = metadata(job, names.pod_name(job.name, new.index))
+    described["labels"] = {**(theirs.get("labels") or {}), **described["labels"], names.LABEL_INDEX: str(new.index)}
+    described["annotations"] = {
+        "karpenter.sh/do-not-disrupt": "true",
+        **(theirs.get("annotations") or {}),
+        names.ANNOTATION_TEMPLATE_HASH: spec.template_hash,
+    }
+    body: Object = {**spec.template["spec"]}
+    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": described, "spec": body}
+    body["restartPolicy"] = "Never"
+    body.setdefault("hostname", names.pod_name(job.name, new.index)[:63].rstrip("-."))
+    body.setdefault("subdomain", names.service_name(job.name)[:63])
+    grace = spec.elastic_policy.graceful_shutdown_timeout_seconds
+    body.setdefault("terminationGracePeriodSeconds", grace + 5)  # the agent stops its workers before the kubelet does
+    body.setdefault("automountServiceAccountToken", False)
+    body.setdefault("enableServiceLinks", False)
+    _avoid(body, new.avoid)
+    body["containers"] = [dict(c) for c in body["containers"]]
+    trainer = next(c for c in body["containers"] if c["name"] == trainer_container(spec.template))
+    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    _add_environment(trainer, environment(job, spec, new.index, settings))
+    _add_token(body, trainer, job, settings)
+    _add_shm(body, trainer)
+    if wants_runtime(spec, trainer, settings):
+        _add_runtime(body, trainer, settings)
+    if new.index < spec.min_replicas:  # extras are scheduled one by one
+        _add_gang(pod, job, spec)
+    return pod
+
+
+def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> list[Object]:
+    """The trainer's variables: torchrun's own `PET_*`, and ours."""
+
+    def field(path: str) -> Object:
+        return {"fieldRef": {"fieldPath": path}}
+
+    grace = spec.elastic_policy.graceful_shutdown_timeout_seconds
+    variables: list[Object] = [
+        {"name": names.ENV_NAME, "value": job.name},
+        {"name": names.ENV_NAMESPACE, "value": job.namespace},
+        {"name": names.ENV_UID, "value": job.uid},
+        {"name": names.ENV_POD_NAME, "valueFrom": field("metadata.name")},
+        {"name": names.ENV_POD_UID, "valueFrom": field("metadata.uid")},
+        {"name": names.ENV_POD_IP, "valueFrom": field("status.podIP")},
+        {"name": names.ENV_NODE_NAME, "valueFrom": field("spec.nodeName")},
+        {"name": names.ENV_INDEX, "value": str(index)},
+        {"name": names.ENV_GRACE_SECONDS, "value": str(grace)},
+        {"name": names.ENV_HANG_TIMEOUT, "value": str(spec.health.hang_timeout_seconds)},
+        {"name": names.ENV_PREFLIGHT, "value": spec.health.preflight.value},
+        {"name": "PET_NPROC_PER_NODE", "value": str(resolve_nproc(spec))},
+        {"name": "PET_RDZV_ID", "value": job.uid},
+        {"name": "PET_MONITOR_INTERVAL", "value": "0.1"},
+    ]
+    return variables + _rendezvous_environment(job, spec, index, settings)
+
+
+def _rendezvous_environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> list[Object]:
+    backend, conf = spec.rendezvous.backend, dict(spec.rendezvous.conf or {})
+    first = f"{names.pod_name(job.name, 0)}.{names.service_name(job.name)}.{job.namespace}"
+    endpoint = spec.rendezvous.endpoint or f"{first}:{names.C10D_PORT}"
+    elastic = f"{spec.min_replicas}:{spec.max_replicas}"
+    if backend is api.RendezvousBackend.STATIC:
+        host, _, port = endpoint.rpartition(":")
+        values = {
+            "PET_RDZV_BACKEND": "static",
+            "PET_NNODES": str(spec.wanted),
+            "PET_NODE_RANK": str(index),
+            "PET_MASTER_ADDR": host,
+            "PET_MASTER_PORT": port,
+            "PET_MAX_RESTARTS": UNLIMITED_RESTARTS,
+        }
+    elif backend is api.RendezvousBackend.OPERATOR:
+        values = {
+            names.ENV_HUB_URL: settings.hub_url,
+            names.ENV_TOKEN_FILE: names.TOKEN_PATH,
+            "PET_RDZV_BACKEND": names.RENDEZVOUS_BACKEND,
+            "PET_RDZV_ENDPOINT": settings.hub_url.partition("://")[2],
+            "PET_NNODES": elastic,
+            "PET_MAX_RESTARTS": UNLIMITED_RESTARTS,
+        }
+        if settings.tls:
+            values[names.ENV_CA_FILE] = names.CA_PATH
+    else:
+        if backend is api.RendezvousBackend.C10D:
+            conf = {**C10D_CONF, "is_host": "1" if index == 0 else "0", **conf}
+        values = {
+            "PET_RDZV_BACKEND": backend.value,
+            "PET_RDZV_ENDPOINT": endpoint,
+            "PET_NNODES": elastic,
+            "PET_MAX_RESTARTS": UNLIMITED_RESTARTS,
+            "PET_LOCAL_ADDR": f"$({names.ENV_POD_IP})",  # torch would give its peers a host name, and DNS lags
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with sharing nobody can join a formed rendezvous
+        }
+    if conf:
+        values["PET_RDZV_CONF"] = ",".join(f"{k}={v}" for k, v in conf.items())
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _add_environment(container: Object, variables: list[Object]) -> None:
+    """Ours first, so that theirs can refer to them; theirs win."""
+    theirs = container.get("env") or []
+    taken = {v.get("name") for v in theirs}
+    container["env"] = [v for v in variables if v["name"] not in taken] + theirs
+
+
+def _add_token(body: Object, trainer: Object, job: Job, settings: Settings) -> None:
+    sources: list[Object] = [
+        {
+            "serviceAccountToken": {
+                "audience": names.TOKEN_AUDIENCE,
+                "expirationSeconds": settings.token_seconds,
+                "path": "token",
+            }
+        }
+    ]
+    if settings.tls:
+        ca = {"name": names.ca_config_map_name(job.name), "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+        sources.append({"configMap": ca})
+    # Readable for whatever user the image runs as: the token opens nothing but the hub, for this pod alone.
+    volume = {"name": names.VOLUME_TOKEN, "projected": {"sources": sources, "defaultMode": 0o444}}
+    mount = {"name": names.VOLUME_TOKEN, "mountPath": names.MOUNT_PATH, "readOnly": True}
+    _mount(body, trainer, volume, mount)
+
+
+def _mount(body: Object, trainer: Object, volume: Object, mount: Object) -> None:
+    body["volumes"] = [*(body.get("volumes") or ()), volume]
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), mount]
+
+
+def _add_shm(body: Object, trainer: Object) -> None:
+    """Data loaders pass tensors through /dev/shm; the runtime's default of 64 MiB is too small for them."""
+    if any(m.get("mountPath", "").rstrip("/") == "/dev/shm" for m in trainer.get("volumeMounts") or ()):  # noqa: S108
+        return
+    volume = {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}}
+    _mount(body, trainer, volume, {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"})  # noqa: S108
+
+
+def wants_runtime(spec: api.Spec, trainer: Object, settings: Settings) -> bool:
+    """Whether an init container brings the runtime."""
+    if spec.runtime_injection is api.RuntimeInjection.NEVER or not settings.runtime_image:
+        return False
+    if spec.runtime_injection is api.RuntimeInjection.ALWAYS:
+        return True
+    if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
+        return False
+    image = str(trainer.get("image", ""))
+    return image not in (settings.worker_image, settings.runtime_image)
+
+
+def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
+    init: Object = {
+        "name": "elasticjob-runtime",
+        "image": settings.runtime_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["/runtime/install", names.RUNTIME_PATH],
+        "volumeMounts": [{"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH}],
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "32Mi"},
+            "limits": {"cpu": "500m", "memory": "128Mi"},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    body["initContainers"] = [init, *(body.get("initContainers") or [])]
+    mount = {"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH, "readOnly": True}
+    _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
+    packages = f"{names.RUNTIME_PATH}/site-packages"
+    theirs = next((v for v in trainer["env"] if v["name"] == "PYTHONPATH" and "value" in v), None)
+    if theirs is None:
+        trainer["env"].append({"name": "PYTHONPATH", "value": packages})
+    else:
+        both = {**theirs, "value": f"{theirs['value']}:{packages}"}
+        trainer["env"] = [both if v is theirs else v for v in trainer["env"]]
+
+
+def _avoid(body: Object, nodes: tuple[str, ...]) -> None:
+    """Nodes that failed repeatedly are asked last, never excluded: a small cluster may have no others."""
+    if not nodes:
+        return
+    term = {
+        "weight": 100,
+        "preference": {
+            "matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}]
+        },
+    }
+    affinity = body.get("affinity") or {}
+    of_nodes = affinity.get("nodeAffinity") or {}
+    preferred = [*(of_nodes.get(_PREFERRED) or ()), term]
+    body["affinity"] = {**affinity, "nodeAffinity": {**of_nodes, _PREFERRED: preferred}}
+
+
+def _add_gang(pod: Object, job: Job, spec: api.Spec) -> None:
+    scheduler = pod["spec"].get("schedulerName", "")
+    if scheduler == "volcano":
+        pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = names.pod_group_name(job.name)
+    elif scheduler.startswith("scheduler-plugins"):
+        pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = names.pod_group_name(job.name)

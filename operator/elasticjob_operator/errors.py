@@ -1,0 +1,7 @@
+"""Errors that end the operator, with the reason and the remedy."""
+
+from __future__ import annotations
+
+
+class UsageError(Exception):
+    """The operator cannot run as asked; the message says what to change."""

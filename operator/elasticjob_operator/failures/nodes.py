@@ -1,0 +1,64 @@
+"""Nodes that fail: which ones to avoid, and which pods on them to delete by force. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from elasticjob_operator import api
+from elasticjob_operator.model.observe import Node, Pod, format_time, parse_time
+
+OFFENCE_WINDOW_SECONDS = 3600.0
+OFFENCES = 2
+NEW_NODE_SECONDS = 5.0
+
+
+def note_fault(faults: Sequence[api.NodeFault], node: str, now: float, offences: int = 1) -> list[api.NodeFault]:
+    """The node faults with so many more, old ones forgotten."""
+    kept = [f for f in faults if now - (parse_time(f.last_time) or 0.0) < OFFENCE_WINDOW_SECONDS]
+    before = next((f.count for f in kept if f.node == node), 0)
+    others = [f for f in kept if f.node != node]
+    return [*others, api.NodeFault(node=node, count=before + offences, last_time=format_time(now))][-20:]
+
+
+def nodes_to_avoid(faults: Sequence[api.NodeFault], now: float) -> tuple[str, ...]:
+    """Repeat offenders: new pods prefer other nodes."""
+    return tuple(
+        sorted(
+            f.node
+            for f in faults
+            if f.count >= OFFENCES and now - (parse_time(f.last_time) or 0.0) < OFFENCE_WINDOW_SECONDS
+        )
+    )
+
+
+def overdue_deletions(
+    pods: Sequence[Pod], nodes: Mapping[str, Node], answering: Collection[str], *, timeout: float, now: float
+) -> tuple[frozenset[str], float | None]:
+    """Pods to delete by force, and when the next one is due.
+
+    On a node that is gone or does not answer nobody confirms a deletion; a pod that ignores its grace is no better.
+    A pod whose agent still answers is alive, whatever is said of its node.
+    """
+    due: set[str] = set()
+    later: list[float] = []
+    for pod in pods:
+        at = None if pod.uid in answering else _force_at(pod, nodes.get(pod.node), timeout)
+        if at is None:
+            continue
+        if now >= at:
+            due.add(pod.uid)
+        else:
+            later.append(at)
+    return frozenset(due), min(later, default=None)
+
+
+def _force_at(pod: Pod, node: Node | None, timeout: float) -> float | None:
+    if not pod.node or (pod.terminal and not pod.lingers):
+        return None
+    if node is None:  # or one so new that we have not heard of it
+        return (pod.scheduled or pod.created) + (NEW_NODE_SECONDS if pod.started else timeout)
+    if node is not None and not node.ready and node.not_ready_since is not None:
+        return node.not_ready_since + timeout
+    if pod.deleting is not None:
+        return pod.deleting + timeout
+    return None

@@ -1,0 +1,107 @@
+"""What happened between two statuses of a job: the records that events, metrics and reports are made of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elasticjob_operator import api
+from elasticjob_operator.history import goodput
+from elasticjob_operator.history.records import Kind, Record
+from elasticjob_operator.model.observe import parse_time
+
+_ENDS = (("Suspended", Kind.SUSPENDED), ("Complete", Kind.COMPLETED), ("Failed", Kind.GAVE_UP))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What one status says of the history; small, so that it can be kept for every job."""
+
+    phase: str = api.Phase.PENDING.value
+    generation: int = 0
+    size: int = 0  # pods of the world; 0 while none is there
+    members: int = 0  # pods of the last world
+    cause: str = ""
+    formed: float | None = None
+    training: bool = False
+    training_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    since: float | None = None  # since when it trains, or does not; None while no time counts
+    recovery_seconds: float | None = None  # the last one
+    charged: int = 0  # failures, ever
+    free: int = 0  # of infrastructure
+    budget: int = 0  # failures that count against maxRestarts now
+    failure: tuple[str, str, int | None] = ("", "", None)  # reason, message and rank of the last one
+    conditions: tuple[tuple[str, str, str], ...] = ()  # (type, reason, message) of those that are true
+
+    def seconds_until(self, now: float) -> tuple[float, float]:
+        """(trained, lost) up to now: the status books time only when something changes."""
+        return goodput.add_stretch(self.training, self.training_seconds, self.lost_seconds, self.since, now)
+
+    def find(self, type: str) -> tuple[str, str] | None:
+        """(reason, message) of a condition that is true."""
+        return next(((reason, message) for name, reason, message in self.conditions if name == type), None)
+
+
+def read(status: api.Status) -> Moment:
+    world, booked, last = status.rendezvous, status.goodput, status.last_failure
+    return Moment(
+        phase=str(status.phase or api.Phase.PENDING),
+        generation=world.generation,
+        size=world.world_size,
+        members=len(world.members),
+        cause=world.reason or "",
+        formed=parse_time(world.formed_time),
+        training=booked.training,
+        training_seconds=booked.training_seconds,
+        lost_seconds=booked.lost_seconds,
+        since=goodput.open_since(status),
+        recovery_seconds=booked.last_recovery_seconds,
+        charged=status.restarts.total,
+        free=status.restarts.infrastructure,
+        budget=status.restarts.user,
+        failure=(last.reason or "", last.message or "", last.rank) if last else ("", "", None),
+        conditions=tuple((c.type, c.reason, c.message) for c in status.conditions if c.status == "True"),
+    )
+
+
+def compare(before: Moment, after: Moment, now: float) -> tuple[Record, ...]:
+    """What has happened from one to the other, in the order in which people hear of it."""
+    found: list[Record] = []
+    grown = after.generation - before.generation
+    if grown > 0:
+        ranks, at = tuple(range(after.members)), after.formed or now
+        found.append(
+            Record(Kind.FORMED, at, after.generation, after.cause, ranks, after.size, before.members, count=grown)
+        )
+    if after.training and not before.training:
+        seconds = after.recovery_seconds if after.generation > 1 else None
+        found.append(Record(Kind.TRAINS, now, after.generation, after.cause, size=after.size, seconds=seconds))
+    if before.training and not after.training:
+        found.append(Record(Kind.BROKE, now, after.generation, after.cause))
+    if after.charged > before.charged:
+        reason, message, rank = after.failure
+        told = f"restart {after.budget} charged: {message}" if message else ""
+        ranks = () if rank is None else (rank,)
+        count = after.charged - before.charged
+        found.append(Record(Kind.FAILED, now, after.generation, reason, ranks, count=count, message=told))
+    if after.free > before.free:
+        found.append(Record(Kind.FORGIVEN, now, after.generation, count=after.free - before.free))
+    return (*found, *_compare_conditions(before, after, now))
+
+
+def _compare_conditions(before: Moment, after: Moment, now: float) -> Sequence[Record]:
+    found: list[Record] = []
+    for type, kind in _ENDS:
+        fresh = after.find(type)
+        if fresh and not before.find(type):
+            found.append(Record(kind, now, after.generation, fresh[0], message=fresh[1]))
+    if before.find("Suspended") and not after.find("Suspended"):
+        found.append(Record(Kind.RESUMED, now, after.generation))
+    stuck = after.find("NoProgress")
+    if stuck and not before.find("NoProgress"):
+        found.append(Record(Kind.STUCK, now, after.generation, stuck[0], message=stuck[1]))
+    degraded, was = after.find("Degraded"), before.find("Degraded")
+    if degraded and degraded[0] not in ("BelowWanted", was[0] if was else ""):
+        found.append(Record(Kind.DEGRADED, now, after.generation, degraded[0], message=degraded[1]))
+    return found

@@ -1,0 +1,117 @@
+"""The Secret that holds the hub's certificates.
+
+It is a `kubernetes.io/tls` Secret: it has the keys that people and tools expect, and takes more. The leader writes it,
+the other replicas read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from elasticjob_operator.api import names
+from elasticjob_operator.backoff import find_pause, spread
+from elasticjob_operator.hub import certificates
+from elasticjob_operator.hub.certificates import Authority, Bundle
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import path_of
+
+ATTEMPTS: Final = 5  # to write the Secret where somebody else writes it too
+
+
+class UnusableSecretError(ValueError):
+    """The Secret belongs to somebody else and holds no certificate for the hub."""
+
+
+def to_secret_data(bundle: Bundle) -> dict[str, str]:
+    following = bundle.next_authority
+    data = {
+        "ca.crt": bundle.trust,
+        "tls.crt": bundle.certificate,
+        "tls.key": bundle.key,
+        "authority.crt": bundle.authority.certificate,
+        "authority.key": bundle.authority.key,
+        "next-authority.crt": following.certificate if following is not None else b"",
+        "next-authority.key": following.key if following is not None else b"",
+        "retired.crt": bundle.retired,
+    }
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}
+
+
+def from_secret_data(data: Mapping[str, bytes | str] | None) -> Bundle | None:
+    """None where the Secret holds no whole bundle. One without the CA's key is another's certificate."""
+    try:
+        raw = {key: base64.b64decode(value, validate=True) for key, value in (data or {}).items()}
+        foreign = "authority.key" not in raw
+        authority = Authority(raw["ca.crt" if foreign else "authority.crt"], raw.get("authority.key", b""))
+        following = None
+        if raw.get("next-authority.crt"):
+            following = Authority(raw["next-authority.crt"], raw["next-authority.key"])
+        bundle = Bundle(authority, raw["tls.crt"], raw["tls.key"], following, raw.get("retired.crt", b""))
+        certificates.check(bundle, has_own_authority=not foreign)
+        return bundle
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+async def read_certificates(api: Api, namespace: str, secret_name: str) -> Bundle | None:
+    """What the Secret holds; None where it is not there or its owner, the leader, has yet to mend it."""
+    return _parse(await _fetch(api, namespace, secret_name), namespace, secret_name)
+
+
+async def ensure_certificates(api: Api, namespace: str, secret_name: str, sans: Sequence[str], now: datetime) -> Bundle:
+    """Reads the bundle, makes or renews it where that is due. For the leader: others may only read.
+
+    A former leader may have been faster: then the write is refused, and its bundle is taken. Raises ApiError.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        secret = await _fetch(api, namespace, secret_name)
+        bundle = _parse(secret, namespace, secret_name)
+        if bundle is not None and not certificates.should_rotate(bundle, sans, now):
+            return bundle
+        bundle = certificates.create(sans, now) if bundle is None else certificates.refresh(bundle, sans, now)
+        try:
+            await _write(api, namespace, secret_name, secret, bundle)
+            return bundle
+        except ApiError as error:
+            if error.status not in (404, 409) or attempt == ATTEMPTS:
+                raise
+        await asyncio.sleep(spread(find_pause(attempt, first=0.05)))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _parse(secret: Mapping[str, Any] | None, namespace: str, name: str) -> Bundle | None:
+    if secret is None:
+        return None
+    bundle = from_secret_data(secret.get("data"))
+    if bundle is None and (secret["metadata"].get("labels") or {}).get(names.LABEL_APP) != names.LABEL_APP_VALUE:
+        raise UnusableSecretError(
+            f"secret {namespace}/{name}: tls.crt, tls.key and ca.crt are not all there and readable;"
+            " put a certificate of the hub into it, or delete it and one is made"
+        )
+    return bundle
+
+
+async def _fetch(api: Api, namespace: str, name: str) -> Mapping[str, Any] | None:
+    try:
+        secret: Mapping[str, Any] = await api.request("GET", path_of("v1", "secrets", namespace, name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+    return secret
+
+
+async def _write(api: Api, namespace: str, name: str, existing: Mapping[str, Any] | None, bundle: Bundle) -> None:
+    data = to_secret_data(bundle)
+    if existing is None:
+        metadata = {"name": name, "namespace": namespace, "labels": {names.LABEL_APP: names.LABEL_APP_VALUE}}
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": data}
+        await api.request("POST", path_of("v1", "secrets", namespace), body)
+        return
+    # The version, which is in the metadata, makes the write fail where another replica was faster.
+    await api.request("PUT", path_of("v1", "secrets", namespace, name), {**existing, "data": data})

@@ -1,0 +1,215 @@
+"""One agent's WebSocket: reading within limits, writing without ever waiting for the peer.
+
+All of its state is changed here: what was sent, since when the peer is silent or slow, and why it is over.
+
+Nothing that arrives may raise. A write goes to the socket's buffer at once; a peer that does not read has its
+connection closed by the sweep, so no agent can hold up another. There is no queue: a directive replaces the
+one before it, so what waits is only ever the latest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import WSMessage, WSMsgType, web
+
+from elasticjob_operator import ratelimit
+from elasticjob_operator.api import wire
+from elasticjob_operator.hub import frames, limits
+
+CLOSE_GOING_AWAY: Final = 1001
+CLOSE_TOO_BIG: Final = 1009
+CLOSE_RESTART: Final = 1012
+CLOSE_MALFORMED: Final = 4400
+CLOSE_NO_HELLO: Final = 4408
+CLOSE_REPLACED: Final = 4409
+CLOSE_RATE: Final = 4429
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReason:
+    """Why the hub closes a connection: what it counts, what it says, and the close code."""
+
+    reason: str
+    close: int
+    error: frames.Problem | None = None
+
+
+# An error tells an agent to give up, so there is none where trying again is right.
+NOT_LEADER = CloseReason("not-leader", CLOSE_RESTART)
+SUPERSEDED = CloseReason("superseded", CLOSE_REPLACED)
+NO_HELLO = CloseReason("no-hello", CLOSE_NO_HELLO)
+RECONNECTED = CloseReason("reconnected", CLOSE_REPLACED)
+REPLACED = CloseReason(
+    "replaced", CLOSE_REPLACED, frames.Problem("replaced", "another connection of this pod took over")
+)
+RATE = CloseReason("rate", CLOSE_RATE, frames.Problem("rate", "too many messages; send at most a few a second"))
+
+
+class Connection:
+    """The transport side of an agent. It knows nothing of jobs."""
+
+    __slots__ = (
+        "_bucket",
+        "_heard",
+        "_sent",
+        "_settings",
+        "_sizes",
+        "_stuck_since",
+        "_transport",
+        "close_reason",
+        "heartbeat",
+        "timeout",
+        "ws",
+    )
+
+    def __init__(self, settings: limits.HubSettings, heartbeat: float, now: float, bucket: ratelimit.Bucket) -> None:
+        self.ws = web.WebSocketResponse(
+            timeout=settings.close_seconds,
+            autoclose=False,
+            autoping=False,  # aiohttp would answer pings unseen, and they are the heartbeat
+            compress=False,  # costs memory for each connection, and a small frame could become a huge one
+            # A little above the limit, so that the usual offender hears why; far above, aiohttp closes (1009).
+            max_msg_size=2 * settings.max_message_bytes,
+            writer_limit=sys.maxsize,  # never wait for the peer: `find_fault` sees those who do not read
+        )
+        self.heartbeat = heartbeat
+        self.timeout = limits.timeout_seconds(heartbeat, settings)
+        self.close_reason: CloseReason | None = None  # set once the connection is over from the hub's side
+        self._transport: asyncio.WriteTransport | None = None
+        self._heard = now
+        self._sent: wire.Directive | None = None
+        self._sizes = False  # whether the agent understands sizes in place of members
+        self._stuck_since: float | None = None  # since when bytes wait that the peer does not read
+        self._settings = settings
+        self._bucket = bucket  # the pod's, not the connection's: who comes again has said no less
+
+    async def open(self, request: web.Request) -> None:
+        await self.ws.prepare(request)
+        transport = request.transport
+        if transport is None or self.close_reason is not None:
+            raise ConnectionResetError("the peer has gone")
+        self._transport = transport
+
+    @property
+    def open_for_sending(self) -> bool:
+        return self.close_reason is None and not self.ws.closed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer has so much left to read that it gets no more for now."""
+        return self.unsent() > self._settings.max_buffer_bytes
+
+    def unsent(self) -> int:
+        """Bytes that wait for the peer to read."""
+        if self._transport is None or self._transport.is_closing():
+            return 0  # a TLS transport that is gone cannot even be asked
+        return self._transport.get_write_buffer_size()
+
+    def find_fault(self, now: float) -> str | None:
+        """`silent` or `slow` where the peer has to be cut off, else None. Each call also notes how it is now."""
+        if self.unsent() == 0:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        if now - self._heard > self.timeout:
+            return "silent"
+        if self._stuck_since is not None and now - self._stuck_since > self._settings.slow_seconds:
+            return "slow"
+        return None
+
+    async def receive_hello(self) -> wire.Hello | CloseReason | None:
+        """The first message, which has to be a hello; a reason to close where it is not, or does not come in time."""
+        try:
+            async with asyncio.timeout(self._settings.hello_seconds):
+                message = await self.receive()
+        except TimeoutError:
+            return NO_HELLO
+        if isinstance(message, wire.Hello):
+            self._sizes = message.sizes
+        elif message is not None and not isinstance(message, CloseReason):
+            return _malformed(frames.Problem("malformed", "type: the first message is a hello"))
+        return message
+
+    async def receive(self) -> frames.Message | CloseReason | None:
+        """The next message; a reason to close where the peer broke a rule; None at the end."""
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        while True:
+            frame = await self.ws.receive()
+            if _over(frame):
+                return None
+            self._heard = loop.time()
+            cost = 1.0 + len(frame.data or ()) // settings.message_bytes_per_token
+            if not self._bucket.take(settings.messages_per_second, settings.message_burst, self._heard, cost):
+                self._bucket.level = 0.0  # what was too large must not leave room for what is small
+                return RATE
+            if frame.type is WSMsgType.PING:
+                if not self.is_full:
+                    await self.ws.pong(frame.data)
+                continue
+            if frame.type is WSMsgType.PONG:
+                continue
+            if frame.type is not WSMsgType.TEXT:
+                return _malformed(frames.Problem("malformed", "message: a text frame is expected"))
+            return self._decode(frame.data)
+
+    def _decode(self, text: str) -> frames.Message | CloseReason:
+        limit = self._settings.max_message_bytes
+        if len(text) > limit or len(text.encode(errors="replace")) > limit:
+            problem = frames.Problem("too-large", f"message: larger than {limit} bytes")
+            return CloseReason("too-large", CLOSE_TOO_BIG, problem)
+        message = frames.decode(text)
+        return _malformed(message) if isinstance(message, frames.Problem) else message
+
+    async def send(self, frame: bytes) -> None:
+        """Hands the frame to the socket's buffer; returns at once."""
+        await self.ws.send_frame(frame, WSMsgType.TEXT)
+
+    def has_sent(self, directive: wire.Directive) -> bool:
+        """Whether the agent has been told this on the present connection."""
+        return frames.same(self._sent, directive)
+
+    async def direct(self, directive: wire.Directive, encoder: frames.DirectiveEncoder) -> None:
+        await self.send(encoder.encode(directive, sizes=self._sizes))
+        self._sent = directive
+
+    def mark_over(self, close_reason: CloseReason) -> None:
+        """From now on nothing that the peer says counts and no directive is sent; `close` or `abort` follows."""
+        self.close_reason = close_reason
+
+    async def close(self, close_reason: CloseReason) -> None:
+        """Says why and asks the peer to close. Whatever it does, the connection is over soon."""
+        self.mark_over(close_reason)
+        with contextlib.suppress(ConnectionError):
+            if self.is_full:
+                self.abort()
+            if close_reason.error is not None:
+                error = wire.Error(code=close_reason.error.code, message=close_reason.error.message)
+                await self.send(frames.encode(error))
+            # Not `ws.close`: it ends the connection under the peer's answer where somebody else is reading.
+            await self.ws.send_frame(close_reason.close.to_bytes(2, "big"), WSMsgType.CLOSE)
+        asyncio.get_running_loop().call_later(self._settings.close_seconds, self.abort)
+
+    async def drain(self) -> None:
+        """After `close`: reads until the peer has answered or its time is over."""
+        while not _over(await self.ws.receive()):
+            pass
+        self.abort()
+
+    def abort(self) -> None:
+        """Ends the connection without a word: the peer does not listen."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _over(frame: WSMessage) -> bool:
+    return frame.type in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
+
+
+def _malformed(problem: frames.Problem) -> CloseReason:
+    return CloseReason(problem.code, CLOSE_MALFORMED, problem)

@@ -1,0 +1,76 @@
+"""The hub's Service leads to the leader and to nobody else.
+
+The Service has no selector; whoever leads writes its one EndpointSlice. So an agent that reconnects finds the leader
+at once, and the address of a former one is gone in the same write. Without a pod's address (outside of a cluster), or
+where the Service selects its pods itself, there is nothing to do: a replica that does not lead answers 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from elasticjob_operator.api import names
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import path_of
+
+logger = logging.getLogger(__name__)
+
+VERSIONS = ("discovery.k8s.io/v1", "discovery.k8s.io/v1beta1")  # the second: before Kubernetes 1.21
+RETRY_SECONDS = 2.0
+
+
+def is_ours_to_point(service: Mapping[str, Any], pod_address: str) -> bool:
+    """Whether this Service waits for somebody to say where it leads."""
+    return bool(pod_address) and not service["spec"].get("selector")
+
+
+def build_slice(service: Mapping[str, Any], version: str, address: str, port: int) -> dict[str, Any]:
+    """The slice that makes a Service lead to one address; it goes with the Service."""
+    metadata = service["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Service", "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": version,
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "labels": {
+                "kubernetes.io/service-name": metadata["name"],
+                "endpointslice.kubernetes.io/managed-by": names.LABEL_APP_VALUE,
+            },
+            "ownerReferences": [owner],
+        },
+        "addressType": "IPv6" if ":" in address else "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+        "ports": [{"name": "hub", "port": port, "protocol": "TCP"}],
+    }
+
+
+async def point_service(api: Api, service: Mapping[str, Any], address: str, port: int) -> None:
+    """Writes the slice, whatever was in it; tries until it is there. The write needs no look before it."""
+    while True:
+        for version in VERSIONS:
+            try:
+                await _write(api, build_slice(service, version, address, port))
+                return
+            except ApiError as error:
+                last = error
+                if error.status != 404:
+                    break
+        logger.warning("the Service %s does not lead here yet: %s", service["metadata"]["name"], last)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _write(api: Api, body: dict[str, Any]) -> None:
+    metadata = body["metadata"]
+    path = path_of(body["apiVersion"], "endpointslices", metadata["namespace"])
+    try:
+        await api.request("PUT", f"{path}/{metadata['name']}", body)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        await api.request("POST", path, body)

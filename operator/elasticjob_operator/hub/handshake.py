@@ -1,0 +1,262 @@
+"""The door of a server: accepts sockets, makes TLS, and sees to it that nobody waits for those who came in crowds.
+
+aiohttp waits for a request's head as long as the peer likes, so an open socket is enough to take its memory. Here a
+socket that has not sent a whole request in time is closed. Where too many wait, the address that has most of them loses
+its oldest: an agent needs milliseconds for what an unauthenticated client drags out.
+
+What is expensive is the first word of a socket, for it starts a TLS handshake. So addresses take turns with it, a few
+words in each turn of the event loop: a storm from many pods costs a joiner one round and the agents nothing.
+
+TLS is made here because asyncio's own server takes a read buffer of 256 KiB for each connection, which is five
+times what everything else of an agent costs; the messages are small, 4 KiB do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import ssl
+from asyncio import sslproto
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+
+from aiohttp import http_exceptions, web
+
+WORDS_A_TURN: Final = 4
+
+
+class Visitor:
+    """One socket between its acceptance and its first whole request."""
+
+    raw: asyncio.Transport | None = None
+    since = 0.0
+    address = ""
+    may_speak = False
+
+    def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
+        self.listener = listener
+        self.handler = handler
+
+    def arrive(self, transport: asyncio.BaseTransport) -> None:
+        self.raw = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        self.listener.arrived(self)
+
+    def wait(self) -> None:
+        """Its first word is here; it is heard when its address has its turn."""
+        assert self.raw is not None
+        self.raw.pause_reading()
+        self.listener.queue(self)
+
+    def proceed(self) -> None:
+        self.may_speak = True
+        self.speak()
+        if self.raw is not None and not self.raw.is_closing():
+            self.raw.resume_reading()
+
+    def speak(self) -> None:
+        """Passes the first word on."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        if self.raw is not None:
+            self.raw.abort()
+
+
+class _Plain(Visitor, asyncio.Protocol):
+    """Stands before aiohttp's protocol."""
+
+    def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
+        super().__init__(listener, handler)
+        self._word = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.arrive(transport)
+        self.handler.connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.listener.gone(self)
+        self.handler.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.may_speak:
+            self.handler.data_received(data)
+            return
+        self._word += data
+        if len(self._word) == len(data):
+            self.wait()
+
+    def speak(self) -> None:
+        word, self._word = self._word, b""
+        self.handler.data_received(word)
+
+    def eof_received(self) -> None:
+        self.handler.eof_received()
+
+    def pause_writing(self) -> None:
+        self.handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.handler.resume_writing()
+
+
+class _TLS(Visitor, sslproto.SSLProtocol):
+    """asyncio's TLS with a small buffer."""
+
+    max_size = 4 * 1024
+
+    def __init__(
+        self, listener: HandshakeListener, handler: web.RequestHandler, context: ssl.SSLContext, patience: float
+    ) -> None:
+        Visitor.__init__(self, listener, handler)
+        sslproto.SSLProtocol.__init__(
+            self,
+            asyncio.get_running_loop(),
+            handler,
+            context,
+            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=math.ceil(patience),
+            ssl_shutdown_timeout=1,
+        )
+        self._bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.arrive(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.listener.gone(self)
+        super().connection_lost(exc)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.may_speak:
+            super().buffer_updated(nbytes)
+            return
+        self._bytes = nbytes  # they stay in the buffer, for nothing more is read
+        self.wait()
+
+    def speak(self) -> None:
+        super().buffer_updated(self._bytes)
+
+
+class HandshakeListener:
+    """Sockets that have not yet sent a whole request.
+
+    A socket that nobody lets in by `enter` is here until it is gone, so a server that never does bounds all of its
+    sockets, in number and in time.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        context: Callable[[], ssl.SSLContext | None],
+        *,
+        patience: float,
+        capacity: int,
+    ) -> None:
+        self._server = server
+        self._context = context
+        self._patience = patience
+        self._capacity = capacity
+        self._visitors: dict[web.RequestHandler, Visitor] = {}  # in the order of their arrival, as those below
+        self._addresses: dict[str, dict[Visitor, None]] = {}
+        self._turns: dict[str, deque[Visitor]] = {}  # the address whose turn is next stands first
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._visitors)
+
+    def accept(self) -> asyncio.BaseProtocol:
+        """The protocol factory for `loop.create_server`."""
+        context = self._context()
+        if context is not None:
+            return _TLS(self, self._server(), context, self._patience)
+        return _Plain(self, self._server())
+
+    def arrived(self, visitor: Visitor) -> None:
+        """A socket is here. Where there are too many, one has to go: of the address that has most of them."""
+        visitor.since = asyncio.get_running_loop().time()
+        self._visitors[visitor.handler] = visitor
+        self._addresses.setdefault(visitor.address, {})[visitor] = None
+        if len(self._visitors) > self._capacity:
+            crowd = max(self._addresses, key=lambda address: len(self._addresses[address]))
+            self._drop(next(iter(self._addresses[crowd])))
+
+    def gone(self, visitor: Visitor) -> None:
+        if self._visitors.pop(visitor.handler, None) is None:
+            return
+        same = self._addresses[visitor.address]
+        del same[visitor]
+        if not same:
+            del self._addresses[visitor.address]
+
+    def enter(self, request: web.BaseRequest) -> Visitor | None:
+        """A whole request has arrived: from now on its handler looks after the time."""
+        visitor = self._visitors.get(request.protocol)
+        if visitor is not None:
+            self.gone(visitor)
+        return visitor
+
+    def send_away(self, visitor: Visitor | None) -> None:
+        """It was refused: until its socket is closed, it is one of those that wait."""
+        if visitor is not None and visitor.raw is not None and not visitor.raw.is_closing():
+            self.arrived(visitor)
+
+    def queue(self, visitor: Visitor) -> None:
+        if not self._turns:
+            asyncio.get_running_loop().call_soon(self._take_turns)
+        self._turns.setdefault(visitor.address, deque()).append(visitor)
+
+    def _take_turns(self) -> None:
+        heard = 0
+        while self._turns and heard < WORDS_A_TURN:
+            address, waiting = next(iter(self._turns.items()))
+            visitor = waiting.popleft()
+            del self._turns[address]
+            if waiting:
+                self._turns[address] = waiting
+            if visitor.raw is not None and not visitor.raw.is_closing():
+                visitor.proceed()
+                heard += 1
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def sweep(self, now: float) -> None:
+        """Drops those that have had their time. They stand in the order of their arrival."""
+        for visitor in list(self._visitors.values()):
+            if now - visitor.since <= self._patience:
+                return
+            self._drop(visitor)
+
+    def _drop(self, visitor: Visitor) -> None:
+        self.gone(visitor)
+        visitor.abort()
+        self.dropped += 1
+
+
+async def close_after(request: web.Request, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`: one request a socket, so that a socket that was answered cannot stay."""
+    if not isinstance(response, web.WebSocketResponse):
+        response.force_close()
+        response.headers["Connection"] = "close"  # the headers are made already
+
+
+class _NoGarbage(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, http_exceptions.HttpProcessingError)
+
+
+def quiet_logger(name: str) -> logging.Logger:
+    """For aiohttp's server, which logs a traceback and the bytes of every request that is no HTTP.
+
+    An unauthenticated client must not fill our log, and what it sends does not belong there. Other errors are logged.
+    """
+    logger = logging.getLogger(name)
+    if not any(isinstance(one, _NoGarbage) for one in logger.filters):
+        logger.addFilter(_NoGarbage())
+    return logger

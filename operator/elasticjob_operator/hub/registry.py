@@ -1,0 +1,287 @@
+"""The agents of all jobs and the connections that they have now.
+
+Every worker pod has one entry (`agents`), which outlives its connections. One task sends for all connections and one
+sweep judges silence for all; neither waits for a single agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from elasticjob_operator import text
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.hub import admission, auth, connection, frames, limits
+from elasticjob_operator.hub.agents import AgentEntry, JobAgents
+from elasticjob_operator.model import observe
+
+logger = logging.getLogger(__name__)
+
+
+class AgentRegistry:
+    """The entries of all jobs, and the connections that belong to them now."""
+
+    def __init__(
+        self, wake: Callable[[JobKey], None], clock: Callable[[], float], settings: limits.HubSettings
+    ) -> None:
+        self._wake = wake
+        self._clock = clock
+        self._settings = settings
+        self._jobs: dict[JobKey, JobAgents] = {}
+        self._links: dict[connection.Connection, AgentEntry] = {}  # those that said hello
+        self._unsent: dict[AgentEntry, None] = {}
+        self._send_now = asyncio.Event()
+        self._closing: dict[connection.Connection, None] = {}
+        self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, as the next one
+        self.pending = admission.Room(settings.max_pending)
+        self.closing: set[asyncio.Task[None]] = set()
+        self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    # What the operator asks and says.
+
+    def agents(self, job: JobKey) -> Mapping[str, observe.Agent]:
+        """The job's agents by pod uid, those included that lately lost their connection."""
+        return self._jobs[job].agents() if job in self._jobs else {}
+
+    def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
+        """Says what holds for the job's pods, by pod uid; a pod that is not named has no directive.
+
+        Level-triggered: call it with the same again and nothing is sent. A directive is sent when it differs
+        from the last one on the present connection, and again when the same agent reconnects.
+        """
+        if job not in self._jobs and not directives:
+            return
+        known = self._job(job)
+        for uid, entry in known.entries.items():
+            if uid not in directives:
+                entry.wanted = None
+        for uid, directive in directives.items():
+            entry = known.entry(uid, _now())
+            entry.wanted = directive
+            if entry.link is not None and not entry.link.has_sent(directive):
+                self.send_soon(entry)
+
+    def forget(self, job: JobKey) -> None:
+        """The job is gone: closes what is left of it."""
+        if job in self._jobs:
+            for uid in list(self._jobs[job].entries):
+                self.forget_pod(job, uid)
+            del self._jobs[job]
+
+    def forget_pod(self, job: JobKey, uid: str) -> None:
+        """The pod is gone."""
+        entry = self._jobs[job].forget(uid) if job in self._jobs else None
+        if entry is None:
+            return
+        self._unsent.pop(entry, None)
+        self._abandon_pending(entry)
+        if entry.link is not None:
+            link, entry.link = entry.link, None
+            self._links.pop(link, None)
+            self._dismiss(link, connection.CloseReason("gone", connection.CLOSE_GOING_AWAY))
+        self._give_place_back(entry)
+
+    def dismiss_all(self, close_reason: connection.CloseReason) -> None:
+        for link in list(self._links):
+            self._dismiss(link, close_reason)
+
+    def _job(self, key: JobKey) -> JobAgents:
+        if key not in self._jobs:
+            self._jobs[key] = JobAgents(key, self._settings, _now())
+        return self._jobs[key]
+
+    def _find(self, identity: auth.Identity) -> AgentEntry | None:
+        job = self._jobs.get((identity.namespace, identity.job))
+        return None if job is None else job.entries.get(identity.pod_uid)
+
+    # The way in: a place, a hello, an entry.
+
+    def admit(self, identity: auth.Identity, heartbeat: float) -> connection.Connection | auth.Refusal:
+        """Whether the pod may connect once more: the connection on which it has to say hello.
+
+        A pod has one such connection. A newer one takes the place of an older one, which may be half open.
+        """
+        settings, now = self._settings, _now()
+        entry = self._job((identity.namespace, identity.job)).entry(identity.pod_uid, now)
+        entry.identity = identity
+        if not entry.connects.take(settings.connects_per_second, settings.connect_burst, now):
+            return auth.Refusal(429, "this pod connects too often")
+        self._abandon_pending(entry)
+        if not entry.placed and not self.places.has_room(identity.namespace):
+            return auth.Refusal(503, "too many agents")
+        if not self.pending.enter(identity.namespace):
+            return auth.Refusal(503, "busy; try again")
+        if not entry.placed:
+            entry.placed = self.places.enter(identity.namespace)
+        entry.pending = connection.Connection(settings, heartbeat, now, entry.messages)
+        return entry.pending
+
+    def settle(self, link: connection.Connection, identity: auth.Identity, *, stays: bool) -> bool:
+        """The wait for a hello is over. False where the connection was given up for another meanwhile."""
+        entry = self._find(identity)
+        if entry is None or entry.pending is not link:
+            return False
+        entry.pending = None
+        self.pending.leave(identity.namespace)
+        if not stays:
+            self._give_place_back(entry)
+        return True
+
+    def _abandon_pending(self, entry: AgentEntry) -> None:
+        if entry.pending is None or entry.identity is None:
+            return
+        link, entry.pending = entry.pending, None
+        self.pending.leave(entry.identity.namespace)
+        self._abort(link, connection.SUPERSEDED)
+
+    def _give_place_back(self, entry: AgentEntry) -> None:
+        if entry.placed and entry.link is None and entry.pending is None and entry.identity is not None:
+            entry.placed = False
+            self.places.leave(entry.identity.namespace)
+
+    def enter(self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello) -> AgentEntry:
+        """The agent said hello: its pod's entry has this connection now, in place of one that was there."""
+        job = self._jobs[identity.namespace, identity.job]
+        entry = job.entries[identity.pod_uid]
+        old, entry.link = entry.link, link
+        self._links[link] = entry
+        same_agent = job.greet(entry, identity, hello, self._clock())
+        if old is not None:
+            self._links.pop(old, None)
+            self._dismiss(old, connection.RECONNECTED if same_agent else connection.REPLACED)
+        self.counts["connected"] += 1
+        self._wake(job.key)
+        return entry
+
+    # What agents say, and how connections end.
+
+    def hear(self, entry: AgentEntry, message: frames.Message) -> None:
+        self.counts[f"message:{message.type}"] += 1
+        job = entry.job
+        if isinstance(message, wire.Progress):
+            job.set_progress(entry, message)
+            self._wake_for_progress(job)
+        elif isinstance(message, wire.Diagnosis):
+            kind, said = text.clean(message.kind), text.clean_block(message.text)
+            pod = f"{job.key[0]}/{entry.agent.pod if entry.agent else ''}"
+            self._note(entry, f"{pod} reports a {kind} in generation {message.generation}:\n{said}")
+        elif job.set_state(entry, message.state, self._clock()):
+            self._wake(job.key)
+
+    def _wake_for_progress(self, job: JobAgents) -> None:
+        if job.is_progress_due(_now()):
+            self._wake(job.key)
+
+    def _note(self, entry: AgentEntry, line: str) -> None:
+        """Writes what a pod caused into the log, as long as the pod and its job have not filled their share of it."""
+        if entry.identity is None:
+            return
+        if entry.job.may_note(entry, line, _now()):
+            logger.warning("%s", line)
+        else:
+            self.counts["unlogged"] += 1
+
+    def leave(self, link: connection.Connection, lost_by: str) -> None:
+        """The connection is over; nothing happens where that is known already."""
+        entry = self._links.pop(link, None)
+        if entry is None or entry.link is not link or entry.agent is None:
+            return
+        entry.link = None
+        self._give_place_back(entry)
+        self._unsent.pop(entry, None)
+        entry.job.set_lost(entry, lost_by, self._clock())
+        self.counts[f"lost:{lost_by}"] += 1
+        self._wake(entry.job.key)
+
+    def count_close(self, close_reason: connection.CloseReason, identity: auth.Identity | None) -> None:
+        self.counts[f"closed:{close_reason.reason}"] += 1
+        if identity is not None and close_reason.error is not None:
+            entry = self._find(identity)
+            said = text.clean(close_reason.error.message)
+            if entry is not None:
+                self._note(entry, f"closed the connection of {identity.namespace}/{identity.pod}: {said}")
+
+    def _dismiss(self, link: connection.Connection, close_reason: connection.CloseReason) -> None:
+        """Ends a connection from the hub's side, in the background."""
+        self.leave(link, "closed")
+        if link.close_reason is not None:
+            return
+        link.mark_over(close_reason)
+        self.count_close(close_reason, None)
+        self.part(link)
+        task = asyncio.get_running_loop().create_task(link.close(close_reason))
+        self.closing.add(task)
+        task.add_done_callback(self.closing.discard)
+
+    def _abort(self, link: connection.Connection, close_reason: connection.CloseReason) -> None:
+        """Ends a connection whose peer does not listen."""
+        link.mark_over(close_reason)
+        self.count_close(close_reason, None)
+        link.abort()
+
+    def part(self, link: connection.Connection) -> None:
+        """From now on the connection waits for its peer to agree that it is over. Not too many do that at a time."""
+        self._closing[link] = None
+        if len(self._closing) > self._settings.max_pending:
+            next(iter(self._closing)).abort()
+
+    def parted(self, link: connection.Connection) -> None:
+        self._closing.pop(link, None)
+
+    # One sender and one sweep for all.
+
+    def send_soon(self, entry: AgentEntry) -> None:
+        """The sender looks at this entry when its turn comes."""
+        self._unsent[entry] = None
+        self._send_now.set()
+
+    async def send_forever(self) -> None:
+        """Sends what is wanted and not sent yet, for all entries."""
+        while True:
+            await self._send_now.wait()
+            self._send_now.clear()
+            sent = 0
+            while self._unsent:
+                entry = next(iter(self._unsent))
+                del self._unsent[entry]
+                await self._send_directive(entry)
+                sent += 1
+                if sent % 32 == 0:
+                    await asyncio.sleep(0)  # others want to be heard meanwhile
+
+    async def _send_directive(self, entry: AgentEntry) -> None:
+        link, directive = entry.link, entry.wanted
+        if link is None or directive is None or link not in self._links or not link.open_for_sending:
+            return
+        if link.has_sent(directive) or link.is_full:
+            return  # where it is full, the sweep comes back to it
+        try:
+            await link.direct(directive, entry.job.encoder)
+            self.counts["directives"] += 1
+        except (ConnectionError, RuntimeError):
+            pass  # its handler notices by itself
+        except Exception:
+            logger.exception("a directive could not be sent")
+
+    def sweep(self, now: float, *, judge: bool) -> None:
+        """Looks at every connection once. `judge` is false where the hub itself was away."""
+        for link, entry in list(self._links.items()):
+            fault = link.find_fault(now)
+            if judge and fault is not None:
+                self.leave(link, "silent")
+                self._abort(link, connection.CloseReason(fault, connection.CLOSE_GOING_AWAY))
+            elif entry.wanted is not None and not link.has_sent(entry.wanted):
+                self.send_soon(entry)
+        for job in list(self._jobs.values()):
+            if job.progress_waits:
+                self._wake_for_progress(job)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

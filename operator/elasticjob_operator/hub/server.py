@@ -1,0 +1,291 @@
+"""The hub: what the agents say, and what they shall be told. It decides nothing.
+
+The operator reads `agents`, says `direct`, and is woken when something changed. This module is the door and the
+conversation: who may connect, in what order things are said, and when it is over. `registry` remembers.
+
+The hub never waits for one agent on behalf of another, and each costs it a bounded amount of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from aiohttp import web
+
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.hub import admission, auth, connection, frames, handshake, limits, registry
+from elasticjob_operator.kube.supervise import keep_going
+from elasticjob_operator.model import observe
+
+STANDBY: Final = auth.Refusal(503, "not the leader; try again")
+
+logger = logging.getLogger(__name__)
+
+
+class Hub:
+    """The WebSocket server for agents."""
+
+    def __init__(
+        self,
+        *,
+        authenticate: auth.Authenticator,
+        wake: Callable[[JobKey], None],
+        clock: Callable[[], float] = time.time,
+        settings: limits.HubSettings | None = None,
+        on_restart: Callable[[str], None] = lambda task: None,
+    ) -> None:
+        self._authenticate = authenticate
+        self._clock = clock
+        self._settings = settings or limits.HubSettings()
+        self._registry = registry.AgentRegistry(wake, clock, self._settings)
+        self._unauthenticated = admission.Room(self._settings.max_unauthenticated)  # by address, as the next one
+        self._failures = admission.Allowances(self._settings.failures_per_second, self._settings.failure_burst)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._listener: handshake.HandshakeListener | None = None
+        self._context: ssl.SSLContext | None = None
+        self._leader = False
+        self._on_restart = on_restart  # of a background task that failed
+        self.started_at = clock()
+        self.counts = self._registry.counts  # "refused:401", "closed:silent", "message:state", ...
+
+    # What the operator's loop calls.
+
+    @property
+    def leader(self) -> bool:
+        """Only the leader takes agents; the others answer 503. False until set."""
+        return self._leader
+
+    @leader.setter
+    def leader(self, value: bool) -> None:
+        if self._leader and not value:
+            self._registry.dismiss_all(connection.NOT_LEADER)
+        self._leader = value
+
+    @property
+    def connections(self) -> int:
+        return len(self._registry)
+
+    @property
+    def pending_sockets(self) -> int:
+        """Open sockets that have not sent a whole request yet."""
+        return len(self._listener) if self._listener is not None else 0
+
+    @property
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """How many places are taken on the way in and inside, and how many there are."""
+        rooms = {"strangers": self._unauthenticated, "pending": self._registry.pending, "agents": self._registry.places}
+        sockets = {"newcomers": (self.pending_sockets, self._settings.max_pending_sockets)}
+        return sockets | {name: (len(room), room.capacity) for name, room in rooms.items()}
+
+    def agents(self, job: JobKey) -> Mapping[str, observe.Agent]:
+        """The job's agents by pod uid, those included that lately lost their connection."""
+        return self._registry.agents(job)
+
+    def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
+        """Says what holds for the job's pods, by pod uid: see `AgentRegistry.direct`."""
+        self._registry.direct(job, directives)
+
+    def forget(self, job: JobKey) -> None:
+        """The job is gone: closes what is left of it."""
+        self._registry.forget(job)
+
+    def forget_pod(self, job: JobKey, uid: str) -> None:
+        """The pod is gone."""
+        self._registry.forget_pod(job, uid)
+
+    # Start and stop.
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=1024)
+        app.router.add_get(wire.PATH, self._handle)
+        app.on_response_prepare.append(handshake.close_after)
+        return app
+
+    async def start(self, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> int:
+        """Listens; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._context = ssl_context
+        self._runner = web.AppRunner(
+            self.application(),
+            access_log=None,
+            keepalive_timeout=1.0,
+            lingering_time=0.0,  # what follows a request that was answered is not read
+            shutdown_timeout=1.0,
+            logger=handshake.quiet_logger(f"{__name__}.http"),
+        )
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._listener = handshake.HandshakeListener(
+            self._runner.server,
+            lambda: self._context,
+            patience=self._settings.hello_seconds,
+            capacity=self._settings.max_pending_sockets,
+        )
+        self._server = await loop.create_server(self._listener.accept, host, port, backlog=1024)
+        self.started_at = self._clock()
+        for name, work in (
+            ("the hub's directives", self._registry.send_forever),
+            ("the hub's sweep", self._sweep_forever),
+        ):
+            self._tasks.add(asyncio.create_task(keep_going(name, work, self._on_restart)))
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def use_certificate(self, ssl_context: ssl.SSLContext) -> None:
+        """New connections use this one; those that exist stay as they are."""
+        self._context = ssl_context
+
+    async def stop(self) -> None:
+        """Tells the agents to come back elsewhere and ends."""
+        self._leader = False
+        if self._server is not None:
+            self._server.close()
+        self._registry.dismiss_all(connection.CloseReason("stop", connection.CLOSE_GOING_AWAY))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._registry.closing, return_exceptions=True)
+        self._tasks.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # One agent, from its request to its end.
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        visitor = self._listener.enter(request) if self._listener is not None else None
+        admitted = await self._admit(request)
+        if isinstance(admitted, auth.Refusal):
+            if self._listener is not None:
+                self._listener.send_away(visitor)
+            return self._refused(admitted)
+        identity, link = admitted
+        hello: wire.Hello | connection.CloseReason | None = None
+        try:
+            await link.open(request)
+            hello = await link.receive_hello()
+        except ConnectionError:
+            return web.Response(status=400)
+        finally:
+            is_in = self._registry.settle(link, identity, stays=isinstance(hello, wire.Hello))
+        if is_in:
+            await self._serve(link, identity, hello)
+        return link.ws
+
+    async def _admit(self, request: web.Request) -> tuple[auth.Identity, connection.Connection] | auth.Refusal:
+        identity = await self._review(request)
+        if isinstance(identity, auth.Refusal):
+            return identity
+        if not self._leader:
+            return STANDBY
+        link = self._registry.admit(identity, limits.heartbeat_seconds(len(self._registry) + 1, self._settings))
+        return link if isinstance(link, auth.Refusal) else (identity, link)
+
+    async def _review(self, request: web.Request) -> auth.Identity | auth.Refusal:
+        """Who asks. Nothing is asked of the API server for an address that has failed too often."""
+        address, now = request.remote or "", asyncio.get_running_loop().time()
+        if not self._leader:
+            return STANDBY
+        if self._failures.is_spent(address, now):
+            return auth.Refusal(429, "too many tokens from this address were refused; try again")
+        if not self._unauthenticated.enter(address):
+            return auth.Refusal(503, "busy; try again")
+        try:
+            found = await self._identify(request)
+        finally:
+            self._unauthenticated.leave(address)
+        if isinstance(found, auth.Refusal) and found.status in (401, 403):
+            self._failures.take(address, now)
+        return found
+
+    async def _identify(self, request: web.Request) -> auth.Identity | auth.Refusal:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            return auth.Refusal(401, "an Authorization header with a bearer token is needed")
+        if request.headers.get("Upgrade", "").lower() != "websocket" or request.can_read_body:
+            return auth.Refusal(400, "this is a WebSocket")
+        try:
+            async with asyncio.timeout(self._settings.authenticate_seconds):
+                return await self._authenticate(token.strip())
+        except TimeoutError:
+            return auth.Refusal(503, "the API server does not answer; try again")
+        except Exception:  # whatever it is, the agent must try again and not give up
+            logger.exception("authentication did not run")
+            return auth.Refusal(503, "authentication is not available; try again")
+
+    def _refused(self, refusal: auth.Refusal) -> web.Response:
+        self.counts[f"refused:{refusal.status}"] += 1
+        response = web.Response(status=refusal.status, text=refusal.message + "\n")
+        if refusal.status in (429, 503):
+            response.headers["Retry-After"] = "1"
+        response.force_close()
+        return response
+
+    async def _serve(
+        self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello | connection.CloseReason | None
+    ) -> None:
+        """From the hello to the end. Whatever happens in between stays in here."""
+        close_reason: connection.CloseReason | None = None
+        try:
+            close_reason = await self._converse(link, identity, hello)
+        except ConnectionError:
+            pass
+        except Exception:
+            logger.exception("connection of %s/%s", identity.namespace, identity.pod)
+            close_reason = connection.CloseReason("error", 1011)
+        finally:
+            self._registry.leave(link, "closed")
+            if close_reason is not None and link.close_reason is None:
+                self._registry.count_close(close_reason, identity)
+                self._registry.part(link)
+                await link.close(close_reason)
+                await link.drain()
+            self._registry.parted(link)
+            if link.unsent():
+                link.abort()  # a peer that does not read would keep the socket for ever
+
+    async def _converse(
+        self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello | connection.CloseReason | None
+    ) -> connection.CloseReason | None:
+        """Hears the agent until its connection ends; why the hub has to close it, or None where it is closed."""
+        if not isinstance(hello, wire.Hello):
+            return hello
+        if not self._leader:
+            return connection.NOT_LEADER
+        entry = self._registry.enter(link, identity, hello)
+        welcome = wire.Welcome(
+            heartbeat_seconds=link.heartbeat,
+            timeout_seconds=link.timeout,
+            in_process=entry.job.is_in_process,
+            training=entry.job.is_training,
+        )
+        await link.send(frames.encode(welcome))
+        self._registry.send_soon(entry)
+        while True:
+            message = await link.receive()
+            if message is None or isinstance(message, connection.CloseReason):
+                return message
+            if link.close_reason is None:
+                self._registry.hear(entry, message)
+
+    async def _sweep_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        last, excused_until = loop.time(), 0.0
+        while True:
+            await asyncio.sleep(self._settings.sweep_seconds)
+            now = loop.time()
+            if now - last > self._settings.sweep_seconds + 1.0:
+                # The hub itself was away: what was sent to it meanwhile is still to be read.
+                excused_until = now + self._settings.timeout_min
+            last = now
+            try:
+                if self._listener is not None:
+                    self._listener.sweep(now)
+                self._registry.sweep(now, judge=now >= excused_until)
+            except Exception:  # without the sweep no loss would ever be seen
+                logger.exception("a sweep failed")

@@ -1,0 +1,296 @@
+"""What the operator has seen of the cluster: slim records by job, kept in step by watches and by its own writes.
+
+An own write is entered as soon as the API server has confirmed it; an older version that a watch brings later is
+ignored. So a pass never acts on a state older than its own last action.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_operator.api import bounds, names
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.model import observe, ownership
+from elasticjob_operator.model.observe import Job, Node, Pod
+
+Raw = Mapping[str, Any]
+
+LONGEST_MEMORY = 10_000  # UIDs of what is gone, and of objects of others
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether a resourceVersion is certainly older; versions that are no numbers are never called old."""
+    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+
+
+@dataclass(frozen=True, slots=True)
+class UnownedObject:
+    """An object that carries the operator's label and is not the operator's."""
+
+    kind: str
+    namespace: str
+    name: str
+    job: str  # that its labels name
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """What is remembered of an object beside the pods."""
+
+    owner: str  # UID of the job
+    digest: str  # what it was built from; "" where somebody else has changed it since
+    uid: str
+    version: str
+    sound: str  # its generation, or else its version, when it was last known to be as we want it
+
+
+class Cache:
+    """Jobs, pods, nodes and child objects. `wake` is called with the key of every job that something changed for."""
+
+    def __init__(
+        self,
+        wake: Callable[[JobKey], None],
+        on_unowned: Callable[[UnownedObject], None] = lambda unowned: None,
+        limits: bounds.Limits = bounds.Limits(),
+    ) -> None:
+        self._wake = wake
+        self._on_unowned = on_unowned
+        self._limits = limits
+        self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
+        self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
+        self._job_of: dict[str, JobKey] = {}
+        self._gone: dict[str, None] = {}  # UIDs that were deleted lately: a late event must not bring them back
+        self.nodes: dict[str, Node] = {}
+        self.nodes_known = False
+        self._children: dict[JobKey, dict[tuple[str, str], _Child]] = {}
+        self._jobs_on_node: dict[str, Counter[JobKey]] = {}  # with the number of pods
+        self._unowned: dict[str, None] = {}  # UIDs of those that were told of
+
+    # Jobs.
+
+    def put_job(self, raw: Raw) -> None:
+        metadata = raw["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        version = str(metadata.get("resourceVersion", ""))
+        known = self.jobs.get(key)
+        if known is not None and known[0].uid == metadata["uid"]:
+            if known[1] == version or is_older(version, known[1]):
+                return
+        elif known is not None and is_older(version, known[1]):
+            return  # the predecessor of the same name
+        self.jobs[key] = (observe.observe_job(raw, self._limits), version)
+        self._wake(key)
+
+    def drop_job(self, key: JobKey, uid: str) -> None:
+        known = self.jobs.get(key)
+        if known is not None and known[0].uid == uid:
+            del self.jobs[key]
+            self._wake(key)
+
+    def apply_job(self, kind: str | None, raw: Raw) -> None:
+        """An event as kopf tells it; kind None is the initial listing."""
+        metadata = raw["metadata"]
+        if kind == "DELETED":
+            self.drop_job((metadata["namespace"], metadata["name"]), metadata["uid"])
+        else:
+            self.put_job(raw)
+
+    # Pods.
+
+    def put_pod(self, raw: Raw) -> None:
+        metadata = raw["metadata"]
+        uid = metadata["uid"]
+        if uid in self._gone:
+            return
+        why = ownership.why_no_worker(metadata)
+        if why:
+            self._put_unowned("Pod", metadata, why)
+        pod = None if why else observe.observe_pod(raw)
+        if pod is None:
+            self._remove_pod(uid)
+            return
+        key = (metadata["namespace"], pod.job)
+        pods = self._pods.setdefault(key, {})
+        known = pods.get(uid)
+        if known is not None and (
+            known.resource_version == pod.resource_version or is_older(pod.resource_version, known.resource_version)
+        ):
+            return
+        self._move(key, known.node if known else "", pod.node)
+        pods[uid] = pod
+        self._job_of[uid] = key
+        self._wake(key)
+
+    def drop_pod(self, uid: str) -> None:
+        self._gone[uid] = None
+        while len(self._gone) > LONGEST_MEMORY:
+            del self._gone[next(iter(self._gone))]
+        self._remove_pod(uid)
+
+    def _remove_pod(self, uid: str) -> None:
+        key = self._job_of.pop(uid, None)
+        if key is None:
+            return
+        pod = self._pods[key].pop(uid)
+        self._move(key, pod.node, "")
+        if not self._pods[key]:
+            del self._pods[key]
+        self._wake(key)
+
+    def _move(self, key: JobKey, before: str, after: str) -> None:
+        """One pod of this job is on another node than before; "" is none."""
+        if before == after:
+            return
+        if after:
+            self._jobs_on_node.setdefault(after, Counter())[key] += 1
+        if before:
+            jobs = self._jobs_on_node[before]
+            jobs[key] -= 1
+            if not jobs[key]:
+                del jobs[key]
+            if not jobs:
+                del self._jobs_on_node[before]
+
+    def apply_pod(self, kind: str, raw: Raw) -> None:
+        if kind == "DELETED":
+            self.drop_pod(raw["metadata"]["uid"])
+        else:
+            self.put_pod(raw)
+
+    def replace_pods(self, items: list[Raw], namespace: str = "") -> None:
+        """The metadata of all that exist, in one namespace where one is given; each was entered already."""
+        listed = {item["metadata"]["uid"] for item in items}
+        newest = max(
+            (int(v) for v in (i["metadata"].get("resourceVersion", "0") for i in items) if v.isdecimal()), default=0
+        )
+        for key, pods in list(self._pods.items()):
+            if namespace and key[0] != namespace:
+                continue
+            for uid, pod in list(pods.items()):
+                # One that we made after the list was taken is not missing, only newer.
+                if uid not in listed and not is_older(str(newest), pod.resource_version):
+                    self.drop_pod(uid)
+
+    def pods(self, key: JobKey) -> tuple[Pod, ...]:
+        return tuple(self._pods.get(key, {}).values())
+
+    def find_pod(self, namespace: str, name: str, uid: str) -> str | None:
+        """The job that this pod works for; None where it is not (or not yet) known as a worker of a job that exists."""
+        key = self._job_of.get(uid)
+        if key is None or key[0] != namespace:
+            return None
+        pod, job = self._pods[key][uid], self.jobs.get(key)
+        return key[1] if pod.name == name and job is not None and job[0].uid == pod.job_uid else None
+
+    # Objects of others: with the operator's label that it did not make.
+
+    def _put_unowned(self, kind: str, metadata: Raw, why: str) -> None:
+        """Told once and otherwise left alone."""
+        uid = metadata["uid"]
+        if uid in self._unowned:
+            return
+        self._unowned[uid] = None
+        while len(self._unowned) > LONGEST_MEMORY:
+            del self._unowned[next(iter(self._unowned))]
+        job = str((metadata.get("labels") or {}).get(names.LABEL_JOB, ""))
+        self._on_unowned(UnownedObject(kind, metadata["namespace"], metadata["name"], job, why))
+
+    # Nodes.
+
+    def put_node(self, raw: Raw) -> None:
+        node = observe.observe_node(raw)
+        if self.nodes.get(node.name) != node:
+            self.nodes[node.name] = node
+            self._wake_node(node.name)
+
+    def apply_node(self, kind: str, raw: Raw) -> None:
+        name = raw["metadata"]["name"]
+        if kind == "DELETED":
+            self.nodes.pop(name, None)
+            self._wake_node(name)
+        else:
+            self.put_node(raw)
+
+    def replace_nodes(self, items: list[Raw]) -> None:
+        self.nodes_known = True
+        listed = {item["metadata"]["name"] for item in items}
+        for name in [n for n in self.nodes if n not in listed]:
+            self.nodes.pop(name)
+            self._wake_node(name)
+
+    def _wake_node(self, name: str) -> None:
+        for key in list(self._jobs_on_node.get(name, ())):
+            self._wake(key)
+
+    def nodes_of(self, pods: tuple[Pod, ...]) -> Mapping[str, Node]:
+        """The nodes that matter to these pods; where nodes may not be seen, all of them are called well."""
+        if self.nodes_known:
+            return {p.node: self.nodes[p.node] for p in pods if p.node in self.nodes}
+        return {p.node: Node(p.node) for p in pods if p.node}
+
+    # Children.
+
+    def put_child(self, kind: str, raw: Raw, *, is_sound: bool = False) -> None:
+        """`is_sound`: what the API server has answered was written, or compared, by us this moment."""
+        metadata = raw["metadata"]
+        job, owner = ownership.owner_of(metadata)
+        if not owner:
+            self._put_unowned(kind, metadata, f"no {names.KIND} controls it")
+            return
+        key, place = (metadata["namespace"], job), (kind, metadata["name"])
+        children = self._children.setdefault(key, {})
+        known = children.get(place)
+        version, uid = str(metadata.get("resourceVersion", "")), str(metadata.get("uid", ""))
+        if known is not None and known.uid == uid and is_older(version, known.version):
+            return
+        # What counts the changes of the spec; kinds that have no such number are changed by nobody but for their spec.
+        mark = str(metadata.get("generation") or version)
+        if is_sound or (known is None and metadata.get("generation") in (None, 1)):
+            sound = mark
+        else:
+            sound = known.sound if known is not None and known.uid == uid else ""
+        digest = str((metadata.get("annotations") or {}).get(names.ANNOTATION_DIGEST, ""))
+        children[place] = _Child(owner, digest if mark == sound else "", uid, version, sound)
+        if known is None or (known.owner, known.digest) != (owner, children[place].digest):
+            self._wake(key)
+
+    def drop_child(self, kind: str, namespace: str, job: str, name: str) -> None:
+        key = (namespace, job)
+        known = self._children.get(key, {})
+        if known.pop((kind, name), None) is not None:
+            self._wake(key)
+        if not known:
+            self._children.pop(key, None)
+
+    def apply_child(self, kind: str, event: str, raw: Raw) -> None:
+        metadata = raw["metadata"]
+        if event == "DELETED":
+            self.drop_child(kind, metadata["namespace"], ownership.owner_of(metadata)[0], metadata["name"])
+        else:
+            self.put_child(kind, raw)
+
+    def replace_children(self, kind: str, items: list[Raw], namespace: str = "") -> None:
+        listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in items}
+        for key, known in list(self._children.items()):
+            if namespace and key[0] != namespace:
+                continue
+            for _, name in [k for k in known if k[0] == kind]:
+                if (key[0], name) not in listed:
+                    self.drop_child(kind, *key, name)
+
+    def children(self, job: Job) -> frozenset[tuple[str, str, str]]:
+        """(kind, name, digest) of the children of this very job, not of a predecessor; "" where others changed it."""
+        known = self._children.get(job.key, {})
+        return frozenset((kind, name, child.digest) for (kind, name), child in known.items() if child.owner == job.uid)
+
+    def child_uid(self, job: Job, kind: str, name: str) -> str:
+        """Of a child of this very job; "" where none is known."""
+        known = self._children.get(job.key, {}).get((kind, name))
+        return known.uid if known is not None and known.owner == job.uid else ""
+
+    def forget(self, key: JobKey) -> None:
+        self._children.pop(key, None)

@@ -1,0 +1,187 @@
+"""The operator's requests to the API server: in fair turns, only while it leads, and never lost in a reply's size.
+
+The request and the transport are those of the command line (`rest`). Added here is what one process that serves many
+jobs needs: slots that namespaces and jobs share, the right to write, metrics, replies that are decoded in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from elasticjob_operator.kube.fair_queue import Slots, Urgency
+from elasticjob_operator.kube.json_stream import Lines, Unreadable, decode
+from elasticjob_operator.kube.leadership import Leadership
+from elasticjob_operator.rest.errors import ApiError, UnreadableError, decode_error, no_reply
+from elasticjob_operator.rest.request import JSON, Query, Request, namespace_of, resource_name
+from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
+
+# Of a reply, and of an event of a watch. The API server takes objects of 1.5 MB; in JSON each byte may become six.
+LARGEST_BYTES = 2**24
+READS = ("GET", "HEAD")
+FREE_TO_ALL = ("leases", "tokenreviews")  # by the first a replica becomes the leader; the second is only a question
+Observer = Callable[[str, str, int, float], None]  # verb, resource, status code (0: no reply), seconds
+
+
+class NotLeadingError(ApiError):
+    """This replica may not write now: it does not hold the Lease."""
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(0, "NotLeading", f"{method} {path}: only the leader writes, and this replica does not lead")
+
+
+class Api:
+    """One API server. `parallel` bounds the requests under way; watches do not count.
+
+    What is not a read is refused while `leadership` is not held: see `elasticjob_operator.kube.leadership`.
+    """
+
+    def __init__(self, transport: Transport, *, parallel: int = 32, timeout: float = 30.0) -> None:
+        self._transport = transport
+        self._slots = Slots(parallel, reserved=parallel // 8, share=(parallel + 1) // 2)
+        self._timeout = timeout
+        self.leadership = Leadership()
+        transport.guard(self._seconds_to_send)
+        self.observer: Observer | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        *,
+        user_agent: str = "elasticjob-operator",
+        **options: Any,
+    ) -> Api:
+        """With a kubeconfig where one is given or found, else with the pod's own service account."""
+        configuration = client.Configuration()
+        if kubeconfig is None and context is None:
+            try:
+                config.load_incluster_config(configuration)
+            except config.ConfigException:
+                await config.load_kube_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(kubeconfig, context, configuration)
+        # A long list costs the server more to compress than it costs the network of a cluster to carry it.
+        return cls(Transport(configuration, user_agent=user_agent, encoding="identity"), **options)
+
+    @property
+    def client(self) -> client.ApiClient:
+        """The typed client, for what has no other; it shares the connections."""
+        return self._transport.typed
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Query = (),
+        content_type: str = JSON,
+        timeout: float | None = None,
+        urgency: Urgency = Urgency.NORMAL,
+        accept: str = JSON,
+        job: str = "",
+    ) -> Any:
+        """The decoded reply. Raises ApiError; a reply that does not come in `timeout` seconds is one too.
+
+        Raises UnreadableError where the reply is too large or no JSON.
+        Raises NotLeadingError, and sends nothing, where it would write and this replica does not lead.
+
+        `job` is the one that it is made for: the jobs of a namespace take turns, as the namespaces do.
+        """
+        request = Request(method, path, query=query, body=body, content_type=content_type, accept=accept)
+        owner = (namespace_of(path), job)
+        await self._slots.acquire(owner, urgency)
+        try:
+            status, started = 0, time.monotonic()
+            try:
+                limit = aiohttp.ClientTimeout(total=timeout or self._timeout, sock_connect=CONNECT_SECONDS)
+                response = await self._send(request, limit)
+                status = response.status
+                data = await _read(response, request.title)
+            except NO_ANSWER as error:
+                raise no_reply(request.title, error) from error
+            finally:
+                self._observe(method, path, status, time.monotonic() - started)
+        finally:
+            self._slots.release(owner)
+        if status >= 400:
+            raise decode_error(status, data, response.headers.get("Retry-After"))
+        return await _decode(data, request.title) if data else {}
+
+    async def stream(
+        self, path: str, query: Query, idle: float, accept: str = JSON
+    ) -> AsyncGenerator[dict[str, Any] | Unreadable]:
+        """The events of a watch, until the server ends it or nothing comes for `idle` seconds."""
+        request = Request("GET", path, f"watch {path}", query, accept=accept)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle)
+        lines = Lines(LARGEST_BYTES)
+        try:
+            response = await self._send(request, timeout)
+            self._observe("WATCH", path, response.status, 0.0)
+            try:
+                if response.status >= 400:
+                    data = await _read(response, request.title)
+                    raise decode_error(response.status, data, response.headers.get("Retry-After"))
+                with contextlib.suppress(aiohttp.SocketTimeoutError):  # a silent watch ends like any other
+                    async for chunk in response.content.iter_any():
+                        for event in lines.feed(chunk):
+                            yield event
+            finally:
+                response.close()
+        except NO_ANSWER as error:
+            raise no_reply(request.title, error) from error
+
+    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        prepared = await self._transport.prepare(request)
+        # Permitted as late as can be: all before it may have taken time.
+        return await self._transport.send(prepared, self._permit(request, timeout))
+
+    def _permit(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
+        """The timeout of a request that may be sent. A write has to have its connection while it may be sent."""
+        left = self._seconds_to_send(request.method, request.path)
+        if left is None:
+            return timeout
+        return aiohttp.ClientTimeout(
+            total=timeout.total, connect=min(CONNECT_SECONDS, left), sock_connect=min(CONNECT_SECONDS, left)
+        )
+
+    def _seconds_to_send(self, method: str, path: str) -> float | None:
+        """How long it may still be sent; None: at any time. Raises NotLeadingError where it may not."""
+        if method in READS or resource_name(path) in FREE_TO_ALL:
+            return None
+        left = self.leadership.seconds_left()
+        if left <= 0:
+            raise NotLeadingError(method, path)
+        return left
+
+    def _observe(self, method: str, path: str, status: int, seconds: float) -> None:
+        if self.observer is not None:
+            self.observer(method, resource_name(path), status, seconds)
+
+
+async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > LARGEST_BYTES:
+            response.close()
+            raise UnreadableError(what, f"the reply is larger than {LARGEST_BYTES} bytes")
+    return b"".join(parts)
+
+
+async def _decode(data: bytes, what: str) -> Any:
+    try:
+        return await decode(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(what, f"no JSON that can be read: {type(error).__name__}") from None

@@ -1,0 +1,49 @@
+"""Objects are taken in one by one: whatever is wrong with one of them, known or not, hurts no other.
+
+An object that cannot be taken in is named in a warning, once for each thing that is wrong with it, and counted. What
+was known of it before stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 10_000  # complaints that are not repeated
+
+
+class Intake:
+    """`count` is called with the kind of the object and the kind of the trouble."""
+
+    def __init__(self, count: Callable[[str, str], None] = lambda kind, problem: None) -> None:
+        self._count = count
+        self._said: dict[tuple[str, str, str], None] = {}
+
+    def take(self, kind: str, raw: Mapping[str, Any], enter: Callable[[], None]) -> None:
+        """Calls `enter`, which may raise."""
+        try:
+            enter()
+        except Exception as error:
+            logger.debug("%s %s", kind, name_of(raw), exc_info=True)
+            self.skip(kind, name_of(raw), type(error).__name__, f"{error!r:.200}")
+
+    def skip(self, kind: str, name: str, problem: str, why: str) -> None:
+        self._count(kind, problem)
+        said = (kind, name, why)
+        if said in self._said:
+            return
+        self._said[said] = None
+        if len(self._said) > REMEMBERED:
+            del self._said[next(iter(self._said))]
+        logger.warning("%s %s is left out: %s", kind, name or "(of unknown name)", why)
+
+
+def name_of(raw: Mapping[str, Any]) -> str:
+    """namespace/name, of whatever claims to be an object."""
+    metadata = raw.get("metadata") if isinstance(raw, Mapping) else None
+    if not isinstance(metadata, Mapping):
+        return ""
+    return "/".join(str(metadata[key]) for key in ("namespace", "name") if metadata.get(key))

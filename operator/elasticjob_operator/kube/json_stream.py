@@ -1,0 +1,158 @@
+"""JSON as the API server sends it: a watch line by line, a reply item by item.
+
+A line that is too long or cannot be read is returned as `Unreadable`, not raised: the watch goes on. A long list is
+decoded one item at a time, so that the event loop is free in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_operator.turn import Turn
+
+LARGE_BYTES = 2**16  # a shorter reply is decoded at once
+
+HEAD_BYTES = 4096  # of a line that cannot be read: its object's name is in there, for metadata comes first
+_NAME = re.compile(rb'"name":"([a-z0-9.:-]{1,253})"')
+_WHITE = re.compile(r"[ \t\n\r]*")
+_NAMESPACE = re.compile(rb'"namespace":"([a-z0-9-]{1,63})"')
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A line that was left out."""
+
+    name: str  # namespace/name of the object that it tells of, as far as it can be made out
+    why: str
+
+
+class Lines:
+    """Cuts what is fed into lines. A longer one than `longest` bytes is never held in memory as a whole."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._parts: list[bytes] = []
+        self._head = b""
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[Any | Unreadable]:
+        """The value of each line that ends in this chunk. What is left at the end of a stream is no line."""
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            self._add(end)
+            if self._size:
+                yield self._take()
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size <= self._longest:
+            self._parts.append(part)
+        else:
+            self._head = self._head or b"".join((*self._parts, part))[:HEAD_BYTES]
+            self._parts.clear()
+
+    def _take(self) -> Any | Unreadable:
+        line, size, head = b"".join(self._parts), self._size, self._head
+        self._parts, self._size, self._head = [], 0, b""
+        if size > self._longest:
+            return Unreadable(find_name(head), f"{size} bytes, which is more than {self._longest}")
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return Unreadable(find_name(line[:HEAD_BYTES]), f"no JSON that can be read: {type(error).__name__}")
+
+
+def find_name(head: bytes) -> str:
+    """namespace/name of the object that begins so, for a warning; empty where it is not to be seen."""
+    metadata = head.partition(b'"metadata":')[2]
+    name, namespace = _NAME.search(metadata), _NAMESPACE.search(metadata)
+    return "/".join(found[1].decode() for found in (namespace, name) if found)
+
+
+class _Reader:
+    """A text of JSON, value by value."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._decoder = json.JSONDecoder()
+        self._at = 0
+        self.skip()
+
+    def skip(self) -> None:
+        found = _WHITE.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+
+    def take(self, mark: str) -> bool:
+        """Whether this mark comes next; if so it is passed."""
+        if not self._text.startswith(mark, self._at):
+            return False
+        self._at += 1
+        self.skip()
+        return True
+
+    def value(self) -> Any:
+        """The value that comes next. Raises ValueError or RecursionError."""
+        with _without_collector():
+            value, self._at = self._decoder.raw_decode(self._text, self._at)
+        self.skip()
+        return value
+
+    def members(self, end: str) -> Iterator[None]:
+        """One turn for each member of the list or object that has begun. ValueError where no comma parts two."""
+        if self.take(end):
+            return
+        yield
+        while not self.take(end):
+            self.expect(",")
+            yield
+
+    def expect(self, mark: str) -> None:
+        if not self.take(mark):
+            raise ValueError(f"no {mark!r} at character {self._at}")
+
+    def end(self) -> None:
+        if self._at != len(self._text):
+            raise ValueError("more than one value")
+
+
+async def decode(data: bytes) -> Any:
+    """The value of a reply; the items of a list are decoded in turns. Raises ValueError or RecursionError."""
+    reader = _Reader(data.decode()) if len(data) > LARGE_BYTES else None
+    if reader is None or not reader.take("{"):
+        with _without_collector():
+            return json.loads(data)
+    value: dict[str, Any] = {}
+    for _ in reader.members("}"):
+        name = reader.value()
+        reader.expect(":")
+        is_list = name == "items" and reader.take("[")
+        value[name] = await _decode_items(reader) if is_list else reader.value()
+    reader.end()
+    return value
+
+
+async def _decode_items(reader: _Reader) -> list[Any]:
+    items, turn = [], Turn()
+    for _ in reader.members("]"):
+        items.append(reader.value())
+        await turn.pause()
+    return items
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """The garbage collector would look at each value many times over; none of them is garbage yet."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

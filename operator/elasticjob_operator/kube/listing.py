@@ -1,0 +1,93 @@
+"""Long lists, page by page, however large or strange their objects are.
+
+A page that is too large, or that cannot be decoded, is asked for again in smaller pieces, until the one object that
+is to blame is alone: that one is left out, by name. So no object keeps the others from being seen, and the objects of a
+big cluster never lie in memory together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.intake import Intake, name_of
+from elasticjob_operator.rest.errors import UnreadableError
+from elasticjob_operator.rest.request import resource_name
+
+Raw = Mapping[str, Any]
+
+PAGE = 500
+PLAIN = "application/json"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+SEND_SECONDS = 0.001  # for a request to be on its way
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    items: Sequence[Raw]
+    version: str  # of the whole list
+    following: str  # what to ask for the next page with; empty after the last
+    unreadable: Sequence[Raw] = ()  # objects that are left out of the items; of them there is only the metadata
+
+    @property
+    def present(self) -> Iterator[Raw]:
+        """All that exist: they are not gone because they cannot be read."""
+        return itertools.chain(self.items, self.unreadable)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One list to ask for."""
+
+    api: Api
+    path: str
+    intake: Intake
+    selector: str = ""
+    is_metadata_enough: bool = False
+
+    async def pages(self) -> AsyncGenerator[Page]:
+        """While one is looked at, the server works on the next. Raises ApiError; 410 where it took too long."""
+        coming = asyncio.create_task(self._read(PAGE, ""))
+        try:
+            while True:
+                page, limit = await coming
+                if page.following:
+                    coming = asyncio.create_task(self._read(min(PAGE, 2 * limit), page.following))
+                    await asyncio.sleep(SEND_SECONDS)
+                yield page
+                if not page.following:
+                    return
+        finally:
+            coming.cancel()
+
+    async def _read(self, limit: int, token: str) -> tuple[Page, int]:
+        """A page of at most so many objects, and of how many in the end."""
+        while True:
+            try:
+                return await self._ask(limit, token, METADATA_LIST if self.is_metadata_enough else PLAIN), limit
+            except UnreadableError as error:
+                if limit == 1:
+                    return await self._leave_out(token, error), 1
+                limit = max(1, limit // 4)
+
+    async def _leave_out(self, token: str, error: UnreadableError) -> Page:
+        """The page of the one object that cannot be read."""
+        page = await self._ask(1, token, METADATA_LIST)
+        for item in page.items:
+            self.intake.skip(resource_name(self.path), name_of(item), "Unreadable", error.message)
+        return replace(page, items=(), unreadable=page.items)
+
+    async def _ask(self, limit: int, token: str, accept: str) -> Page:
+        query = {"limit": str(limit)}
+        if self.selector:
+            query["labelSelector"] = self.selector
+        if token:
+            query["continue"] = token
+        raw = await self.api.request("GET", self.path, query=query, accept=accept)
+        metadata = raw.get("metadata") or {}
+        version, following = metadata.get("resourceVersion") or "", metadata.get("continue") or ""
+        return Page(raw.get("items") or (), str(version), str(following))

@@ -1,0 +1,143 @@
+"""A watch that stays in step with the API server: list, follow, and begin anew when that breaks off.
+
+It asks for the objects of its selector only, and for no more of them than their metadata where that is enough. It
+promises to call `apply` for every object that exists and for each event, and `replace` with the metadata of all that
+exist, once in the beginning and after every gap: what is not among them is gone. What it tells may be old, repeated or
+late, never wrong about one object at one version. An object that `apply` raises for, or that cannot be read, is left
+out with a warning; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elasticjob_operator.backoff import find_pause, spread
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.json_stream import Unreadable
+from elasticjob_operator.kube.listing import Listing
+from elasticjob_operator.rest.errors import ApiError, decode_watch_error
+from elasticjob_operator.rest.request import METADATA_ONLY, resource_name
+from elasticjob_operator.turn import Turn
+
+logger = logging.getLogger(__name__)
+
+Raw = Mapping[str, Any]
+IDENTITY = ("namespace", "name", "uid", "resourceVersion")
+SERVER_SECONDS = 240  # a watch is renewed this often, ± 20 %
+# A longer silence may mean a dead connection. It need not: where nothing has happened to a resource since the API
+# server started, it sends no bookmarks either, so the end of a silent watch is nothing to speak of.
+IDLE_SECONDS = 90.0
+HEALTHY_SECONDS = 10.0
+
+
+def count_failures(before: int, failed: bool, seconds: float) -> int:
+    """Failures in a row, after a try that went on for so long. One that ends at once is a failure, whatever it says."""
+    if seconds >= HEALTHY_SECONDS:
+        before = 0
+    return before + 1 if failed or seconds < 1.0 else 0
+
+
+class Watch:
+    """One resource, followed."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        *,
+        replace: Callable[[list[Raw]], None],
+        apply: Callable[[str, Raw], None],
+        selector: str = "",
+        required: bool = True,
+        is_metadata_enough: bool = False,
+        intake: Intake | None = None,
+    ) -> None:
+        self._api = api
+        self.path = path
+        self._replace = replace
+        self._apply = apply
+        self._selector = selector
+        self._required = required
+        self._intake = intake or Intake()
+        self._kind = resource_name(path)
+        self._accept = METADATA_ONLY if is_metadata_enough else "application/json"
+        self._listing = Listing(api, path, self._intake, selector, is_metadata_enough)
+        self._version = ""
+        self.synced = asyncio.Event()
+        self.forbidden = False
+
+    async def run(self) -> None:
+        """Follows for ever; ends only where the resource may not be seen and is not required."""
+        failures = 0
+        while True:
+            error: ApiError | None = None
+            began = time.monotonic()
+            try:
+                if not self._version:
+                    self._version = await self._list()
+                    self.synced.set()
+                await self._follow()
+            except ApiError as caught:
+                error = caught
+            if error is not None and error.status in (403, 404) and not self._required:
+                logger.warning("%s cannot be watched (%s); going on without", self.path, error.reason)
+                self.forbidden = True
+                self.synced.set()
+                return
+            if error is not None and error.status:
+                self._version = ""
+            failures = count_failures(failures, error is not None, time.monotonic() - began)
+            if failures:
+                await self._back_off(error, failures)
+
+    async def _back_off(self, error: ApiError | None, failures: int) -> None:
+        pause = spread(find_pause(failures, asked=error.retry_after if error is not None else None))
+        level = logging.DEBUG if error is None else logging.WARNING if failures > 1 else logging.INFO
+        logger.log(level, "watch of %s: %s; again in %.1f s", self.path, error or "it ended at once", pause)
+        await asyncio.sleep(pause)
+
+    async def _list(self) -> str:
+        """Told page by page; returns the version of the list."""
+        listed: list[Raw] = []
+        version = ""
+        turn = Turn()
+        async with contextlib.aclosing(self._listing.pages()) as pages:
+            async for page in pages:
+                for item in page.items:
+                    self._enter("ADDED", item)
+                    await turn.pause()
+                for item in page.present:
+                    listed.append({"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}})
+                version = page.version
+        self._replace(listed)
+        return version
+
+    async def _follow(self) -> None:
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(int(SERVER_SECONDS * random.uniform(0.8, 1.2))),  # noqa: S311
+            **({"labelSelector": self._selector} if self._selector else {}),
+        }
+        async with contextlib.aclosing(self._api.stream(self.path, query, IDLE_SECONDS, self._accept)) as events:
+            async for event in events:
+                if isinstance(event, Unreadable):
+                    self._intake.skip(self._kind, event.name, "Unreadable", f"watch of {self.path}: {event.why}")
+                    continue
+                kind, item = event.get("type", ""), event.get("object") or {}
+                if kind == "ERROR":
+                    raise decode_watch_error(item)
+                if kind != "BOOKMARK":
+                    self._enter(kind, item)
+                self._version = (item.get("metadata") or {}).get("resourceVersion") or self._version
+
+    def _enter(self, kind: str, item: Raw) -> None:
+        self._intake.take(self._kind, item, lambda: self._apply(kind, item))

@@ -1,0 +1,274 @@
+"""Who is in the world. Pure: agents' states + pods + wanted sizes + now → what every agent is told.
+
+A *generation* is a numbered world: ordered members, ranks and the address of rank 0's store. It lives in the job's
+status and is written there before anybody hears of it, so an operator that starts anew reads it and goes on.
+`decide` is level-triggered: it looks at how each member stands towards the present generation, never at what happened
+before, and calling it twice with the same values gives the same answer.
+
+The rules, from the top: a success freezes the world; a broken world regroups at once with whoever is left; a whole
+world changes only for members that leave or joiners that are ready; everything else is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.names import Cause
+from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.membership import changes, directives, fencing, joiners
+from elasticjob_operator.membership.member_health import (
+    MemberHealth,
+    MemberVerdict,
+    Situation,
+    Worker,
+    judge,
+)
+from elasticjob_operator.model.observe import format_time
+from elasticjob_operator.sizing.legal import Sizes
+
+
+class State(StrEnum):
+    WAITING = "waiting"  # too few are ready
+    STARTING = "starting"  # announced, not all run yet
+    RUNNING = "running"
+    REGROUPING = "regrouping"
+    ENDING = "ending"  # a member succeeded; the world is frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    state: State
+    reason: str
+    directives: Mapping[str, wire.Directive] = field(default_factory=dict)  # by pod UID
+    world: api.RendezvousStatus | None = None  # a new generation, to be persisted before it is announced
+    verdicts: tuple[MemberVerdict, ...] = ()
+    cause: str = ""  # why the present generation is over: scale-up, scale-down, lost, failed, ...
+    wake_at: float | None = None
+
+    def health(self, *standings: MemberHealth) -> tuple[MemberVerdict, ...]:
+        return tuple(j for j in self.verdicts if j.health in standings)
+
+
+_BROKEN = (MemberHealth.STOPPED, MemberHealth.STOPPING, MemberHealth.LOST)
+
+
+def decide(situation: Situation, verdicts: tuple[MemberVerdict, ...] | None = None) -> Decision:
+    """What holds now: keep, regroup, form the next generation, or wait.
+
+    `verdicts`: what `judge` says of this situation, where it has been asked already.
+    """
+    if situation.world.succeeded:  # only those that have not finished yet go on
+        situation = replace(situation, sizes=Sizes(min=1, wanted=len(situation.world.members)))
+    if verdicts is None:
+        verdicts = judge(situation)
+    if not verdicts:  # the first world, or the first after a pause
+        return _form(situation, verdicts, cause=Cause.START)
+    if any(j.health is MemberHealth.SUCCEEDED for j in verdicts):
+        return _finish(situation, verdicts)
+    if any(j.health in _BROKEN or _is_hung(j, situation) for j in verdicts):
+        return _regroup(situation, verdicts, cause=_breaking_cause(situation, verdicts), checkpoint=_can_save(verdicts))
+    change = changes.find_change(situation, verdicts)
+    if change.cause:
+        return _regroup(situation, verdicts, cause=change.cause, checkpoint=True)
+    return _keep(situation, verdicts, change.wake_at)
+
+
+def _finish(situation: Situation, verdicts: tuple[MemberVerdict, ...]) -> Decision:
+    """A member has succeeded: the world is frozen. Members that cannot end any more run again without the others."""
+    rest = tuple(j for j in verdicts if j.health is not MemberHealth.SUCCEEDED)
+    if any(j.health in _BROKEN for j in rest):
+        alone = replace(situation, sizes=Sizes(min=1, wanted=len(rest)))
+        return _regroup(alone, verdicts, cause=_breaking_cause(situation, rest), checkpoint=False)
+    kept = _keep(situation, verdicts, None)
+    return replace(kept, state=State.ENDING, reason="members finish")
+
+
+# --- why a world ends ------------------------------------------------------------------------------------
+
+
+def _has_failed(verdicts: MemberVerdict) -> bool:
+    agent = verdicts.worker.agent if verdicts.worker else None
+    return agent is not None and agent.state.failure is not None
+
+
+def _is_hung(verdicts: MemberVerdict, situation: Situation) -> bool:
+    """Whether its agent says that this world makes no steps any more."""
+    agent = verdicts.worker.agent if verdicts.worker else None
+    failure = agent.state.failure if agent is not None else None
+    return failure is not None and failure.kind == wire.HANG and failure.generation == situation.world.generation
+
+
+def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> str:
+    """Looked at anew in every pass, so it says what holds now: who failed, who is gone, who goes, who comes."""
+    if any(_is_hung(j, situation) for j in verdicts):
+        return Cause.HUNG
+    broken = [j for j in verdicts if j.health in _BROKEN]
+    if any(_has_failed(j) for j in broken):
+        return Cause.FAILED
+    if any(j.health is MemberHealth.LOST and not j.leaving for j in broken):
+        return Cause.LOST
+    leaving = next((j.leaving for j in verdicts if j.leaving), "")
+    if leaving:
+        return leaving
+    return Cause.SCALE_UP if joiners.find_joiners(situation, verdicts) else Cause.REGROUP
+
+
+def _can_save(verdicts: Sequence[MemberVerdict]) -> bool:
+    """Whether the members that still run can checkpoint: nobody failed, and only those are gone who were to go."""
+    return not any(_has_failed(j) or (j.health is MemberHealth.LOST and not j.leaving) for j in verdicts)
+
+
+# --- keeping, regrouping, forming ------------------------------------------------------------------------
+
+
+def _keep(situation: Situation, verdicts: tuple[MemberVerdict, ...], wake_at: float | None) -> Decision:
+    told: dict[str, wire.Directive] = {}
+    inside: list[api.Member] = []
+    for j in verdicts:
+        agent = j.worker.agent if j.worker else None
+        if agent is None or not agent.connected:
+            continue
+        if agent.state.generation < situation.world.generation and agent.state.phase is not AgentPhase.READY:
+            # It missed the end of an older generation; the present one is not over.
+            late = directives.build_regroup(situation, "late", checkpoint=False, generation=agent.state.generation)
+            told[j.member.uid] = late
+        else:
+            inside.append(j.member)
+    told |= directives.build_worlds(situation, inside)
+    told |= directives.fence(situation, situation.world.members)
+    suspect = next((j for j in verdicts if j.health is MemberHealth.SUSPECT), None)
+    starting = any(j.health is MemberHealth.STARTING for j in verdicts)
+    reason = f"{suspect.member.pod}: {suspect.why}" if suspect else ("members start" if starting else "running")
+    state = State.STARTING if starting else State.RUNNING
+    return Decision(state, reason, told, verdicts=verdicts, wake_at=_earliest(verdicts, wake_at))
+
+
+def _regroup(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: str, checkpoint: bool) -> Decision:
+    """The generation is over: everybody stops; when all that live have stopped, the next one is formed."""
+    pending = [j for j in verdicts if fencing.has_to_stop(j, situation)]
+    until = fencing.stop_deadline(situation, verdicts)
+    if until is not None and situation.now >= until:  # their store and their peers are gone, and they do not listen
+        why = "it did not stop its workers"
+        verdicts = tuple(replace(j, health=MemberHealth.LOST, why=why) if j in pending else j for j in verdicts)
+        pending = []
+    if not pending:
+        return _form(situation, verdicts, cause=cause)
+    told = _tell_end(
+        situation, [j for j in verdicts if not fencing.is_late(j, situation)], cause, checkpoint=checkpoint
+    )
+    told |= directives.fence(situation, situation.world.members)
+    waits = ", ".join(j.member.pod for j in pending)
+    reason = f"{cause}: waiting for {waits} to stop"
+    wake_at = _earliest(verdicts, until)
+    return Decision(State.REGROUPING, reason, told, verdicts=verdicts, cause=cause, wake_at=wake_at)
+
+
+def _tell_end(
+    situation: Situation, verdicts: Sequence[MemberVerdict], cause: str, *, checkpoint: bool
+) -> dict[str, wire.Directive]:
+    return {
+        j.member.uid: directives.build_regroup(situation, cause, checkpoint=checkpoint)
+        for j in verdicts
+        if j.worker and j.worker.agent and j.worker.agent.connected and j.health is not MemberHealth.SUCCEEDED
+    }
+
+
+def _form(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: str) -> Decision:
+    """The next generation, from whoever is ready: survivors keep their order, joiners are appended."""
+    survivors = [j.worker for j in verdicts if j.worker and _may_go_on(j)]
+    candidates = [*survivors, *joiners.find_joiners(situation, verdicts)]
+    size = situation.sizes.legal(len(candidates))
+    wait = _why_wait(situation, verdicts, survivors, candidates, size)
+    if wait is not None:
+        told = directives.fence(situation, ())
+        told |= _tell_end(
+            situation, [j for j in verdicts if not fencing.is_out(j, situation.world)], cause, checkpoint=False
+        )
+        return Decision(State.WAITING, wait.reason, told, verdicts=verdicts, cause=cause, wake_at=wait.until)
+    world = _next_world(situation, candidates[:size], cause)
+    announced = replace(situation, world=world)
+    told = directives.fence(announced, world.members)
+    told |= directives.build_worlds(announced, world.members)
+    wake_at = situation.now + situation.settings.start
+    return Decision(State.STARTING, cause, told, world=world, verdicts=verdicts, cause=cause, wake_at=wake_at)
+
+
+def _may_go_on(verdicts: MemberVerdict) -> bool:
+    worker = verdicts.worker
+    return (
+        worker is not None
+        and verdicts.health is MemberHealth.STOPPED
+        and joiners.is_ready(worker)
+        and not worker.leaving
+        and worker.pod.live
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    reason: str
+    until: float | None = None
+
+
+def _why_wait(
+    situation: Situation,
+    verdicts: Sequence[MemberVerdict],
+    survivors: Sequence[Worker],
+    candidates: Sequence[Worker],
+    size: int,
+) -> _Wait | None:
+    """Why no world is formed now, and when to look again; None where one is."""
+    sizes, now, settings = situation.sizes, situation.now, situation.settings
+    if size == 0:
+        return _Wait(f"{len(candidates)} of at least {sizes.min} ready")
+    if now < situation.hold_until:
+        return _Wait("backing off after a failure", situation.hold_until)
+    doubtful = [j for j in verdicts if not fencing.is_out(j, situation.world)]
+    # It may still train in the old world: never two worlds at once. A world that misses one member for good has ended.
+    ended = bool(survivors) and len(doubtful) < len(verdicts)
+    if doubtful and not ended:
+        return _Wait(f"{doubtful[0].member.pod} of the old world is not confirmed dead")
+    if len(survivors) >= sizes.min or size >= sizes.legal(sizes.wanted):
+        return None
+    if not joiners.count_coming(situation, verdicts):
+        return None
+    since = sorted(w.agent.state_since for w in candidates if w.agent)
+    patience = since[sizes.min - 1] + settings.join_patience
+    return _Wait(f"{len(candidates)} ready, others are on their way", patience) if now < patience else None
+
+
+def _next_world(situation: Situation, chosen: Sequence[Worker], cause: str) -> api.RendezvousStatus:
+    members = [
+        api.Member(
+            pod=w.pod.name,
+            uid=w.pod.uid,
+            node=w.pod.node,
+            rank=rank,
+            address=(w.agent.state.address if w.agent else None) or w.pod.ip or None,
+            nproc=w.agent.state.nproc if w.agent else 1,
+        )
+        for rank, w in enumerate(chosen)
+    ]
+    first = chosen[0].agent
+    store = first.state.store if first else None
+    assert store is not None, "only ready agents are chosen, and they host a store"
+    return api.RendezvousStatus(
+        generation=situation.world.generation + 1,
+        world_size=len(members),
+        processes=sum(m.nproc for m in members),
+        members=members,
+        store=api.StoreAddress(address=store.address, port=store.port),
+        formed_time=format_time(situation.now),
+        reason=cause,
+    )
+
+
+def _earliest(verdicts: Sequence[MemberVerdict], other: float | None) -> float | None:
+    times = [j.until for j in verdicts if j.until is not None]
+    if other is not None:
+        times.append(other)
+    return min(times, default=None)

@@ -1,0 +1,59 @@
+"""What the agents of a job are told. Pure; a directive holds until another one replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from elasticjob_operator.api import Member, names, wire
+from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.membership.member_health import Situation
+from elasticjob_operator.model.observe import Agent
+
+
+def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, wire.Directive]:
+    """You are in the present generation, and so are these: for each of `members`, by pod UID.
+
+    The list of members is built once for all of them: a world of a thousand would be a million objects.
+    """
+    if not members:
+        return {}
+    world = situation.world
+    assert world.store is not None, "a generation is persisted with its store"
+    one = wire.World(
+        generation=world.generation,
+        rank=0,
+        members=tuple(wire.Member(pod=m.pod, rank=m.rank, address=m.address, nproc=m.nproc) for m in world.members),
+        store=wire.Store(address=world.store.address, port=world.store.port),
+        restarts=situation.restarts,
+    )
+    return {m.uid: one.model_copy(update={"rank": m.rank}) for m in members}
+
+
+def build_regroup(situation: Situation, cause: str, *, checkpoint: bool, generation: int | None = None) -> wire.Regroup:
+    """This generation (the present one, unless another is given) and all before it are over."""
+    over = situation.world.generation if generation is None else generation
+    return wire.Regroup(generation=over, reason=cause, checkpoint=checkpoint, grace_seconds=situation.grace)
+
+
+def fence(situation: Situation, members: Iterable[Member]) -> dict[str, wire.Directive]:
+    """An agent outside the world that runs an old generation stops before anything else."""
+    inside = {m.uid for m in members}
+    return {
+        w.pod.uid: wire.Regroup(generation=situation.world.generation, reason="fenced")
+        for w in situation.workers
+        if w.pod.uid not in inside and w.agent and w.agent.connected and w.agent.state.phase in wire.BUSY
+    }
+
+
+def release(agents: Mapping[str, Agent], served: Collection[str]) -> dict[str, wire.Directive]:
+    """Agents that were asked to go, and whose pods (by UID) no job of ours serves any more: nobody forms a world
+    without them, so they need not wait for one.
+
+    One that was not asked trains on: whoever deletes a job and leaves its pods means it.
+    """
+    stop = wire.Stop(reason=names.GONE, checkpoint=True)
+    return {
+        uid: stop
+        for uid, agent in agents.items()
+        if uid not in served and agent.connected and agent.state.phase is AgentPhase.LEAVING
+    }

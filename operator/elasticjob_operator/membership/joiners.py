@@ -1,0 +1,46 @@
+"""Who may come into the world: agents that are ready outside it, and how many more will be so soon. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.membership.member_health import MemberVerdict, Situation, Worker
+from elasticjob_operator.model.observe import Pod
+
+
+def find_joiners(situation: Situation, verdicts: Sequence[MemberVerdict]) -> list[Worker]:
+    """Ready agents outside the world that may come in, in the order of their index."""
+    members = {j.member.uid for j in verdicts}
+    return [
+        w
+        for w in sorted(situation.workers, key=lambda w: w.pod.index)
+        if w.pod.uid not in members and w.pod.live and not w.leaving and is_ready(w)
+    ]
+
+
+def is_ready(worker: Worker) -> bool:
+    agent = worker.agent
+    return (
+        agent is not None
+        and agent.connected
+        and agent.state.phase is AgentPhase.READY
+        and agent.state.store is not None
+    )
+
+
+def count_coming(situation: Situation, verdicts: Sequence[MemberVerdict]) -> int:
+    """How many more may be ready soon: not those that wait for room, for an image or for a mended command."""
+    members = {j.member.uid for j in verdicts}
+    others = [w for w in situation.workers if w.pod.uid not in members and w.pod.live and not w.leaving]
+    return situation.missing + sum(1 for w in others if not is_ready(w) and _is_on_its_way(w.pod, situation))
+
+
+def _is_on_its_way(pod: Pod, situation: Situation) -> bool:
+    if pod.unschedulable is not None:
+        return False
+    if pod.waiting in ("ContainerCreating", "PodInitializing") or (
+        pod.scheduled is not None and not pod.started and not pod.waiting
+    ):
+        return situation.now < (pod.scheduled or pod.created) + situation.settings.creating
+    return not pod.waiting

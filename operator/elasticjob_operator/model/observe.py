@@ -1,0 +1,254 @@
+"""Raw API objects → frozen snapshots. The only module that knows how Kubernetes spells things.
+
+The records are slim on purpose: the operator keeps one per pod and node of the cluster, not the whole object.
+Times are seconds since the epoch. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from elasticjob_operator import api
+from elasticjob_operator.api import bounds, names, podtemplate, wire
+from elasticjob_operator.model import containers, reading
+from elasticjob_operator.model.containers import Exit, PodPhase
+
+Raw = Mapping[str, Any]
+
+
+def parse_time(text: object) -> float | None:
+    """RFC 3339, as the API server writes it → seconds since the epoch; None for what is no time."""
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def format_time(seconds: float) -> str:
+    """Seconds since the epoch → RFC 3339 with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    name: str
+    uid: str
+    job: str
+    job_uid: str
+    index: int
+    phase: PodPhase = PodPhase.PENDING  # the trainer's: see `containers`
+    node: str = ""
+    ip: str = ""
+    created: float = 0.0
+    scheduled: float | None = None
+    unschedulable: float | None = None  # since when the scheduler says so
+    unschedulable_message: str = ""
+    deleting: float | None = None  # when it has to be gone by
+    started: bool = False  # the trainer runs
+    began: float | None = None  # when it started
+    lingers: bool = False  # the trainer has ended, and other containers run on
+    waiting: str = ""  # why the trainer waits: ImagePullBackOff, CreateContainerConfigError, ...
+    waiting_message: str = ""
+    exit: Exit | None = None
+    disruption: str = ""  # reason of the DisruptionTarget condition
+    reason: str = ""  # status.reason, for example Evicted or NodeLost
+    message: str = ""
+    conditions: tuple[tuple[str, str], ...] = ()
+    template_hash: str = ""
+    resource_version: str = ""
+
+    @property
+    def terminal(self) -> bool:
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @property
+    def live(self) -> bool:
+        """It exists, has not ended and nobody has asked it to go."""
+        return not self.terminal and self.deleting is None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    ready: bool = True
+    not_ready_since: float | None = None
+    cordoned: bool = False
+    leaving: str = ""  # key of the taint that says it goes away
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What the hub knows of one worker pod's agent."""
+
+    pod: str
+    pod_uid: str
+    connected: bool
+    since: float  # when it connected, or lost the connection
+    state: wire.AgentState
+    lost_by: str = ""  # "" while connected, "closed" (the socket closed), "silent" (heartbeat timeout)
+    state_since: float = 0.0  # when `state.phase` or `state.generation` last changed
+    progress: wire.Progress | None = None
+    agent_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    namespace: str
+    name: str
+    uid: str
+    spec: api.Spec | None  # None where it is invalid beyond mending: see `problems`
+    status: api.Status
+    generation: int = 1
+    created: float = 0.0
+    deleting: bool = False
+    problems: tuple[api.Problem, ...] = ()  # with a spec: it was mended, and the user is told
+    has_replicas: bool = True
+    status_raw: Raw = field(default_factory=dict, compare=False)
+    unread: tuple[str, ...] = ()  # fields of the status that cannot be understood, and on which much depends
+    notices: tuple[reading.Notice, ...] = ()  # what is to be told and keeps nothing from running
+
+    @property
+    def key(self) -> names.JobKey:
+        return (self.namespace, self.name)
+
+    @property
+    def problems_text(self) -> str:
+        """All that is wrong with the spec, for its user; empty where nothing is."""
+        return "; ".join(str(problem) for problem in self.problems)[:4096]
+
+
+LONGEST_INDEX = 9  # digits
+
+# Taints by which clouds, autoscalers and people say that a node is about to go.
+LEAVING_TAINTS = frozenset(
+    {
+        "ToBeDeletedByClusterAutoscaler",
+        "DeletionCandidateOfClusterAutoscaler",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "cloud.google.com/impending-node-termination",
+        "kubernetes.azure.com/scalesetpriority-eviction",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "node.kubernetes.io/out-of-service",
+        "elasticjob.dev/leaving",
+    }
+)
+# NoExecute taints that the node controller sets for a node that does not answer: loss, not leave.
+_DEAD_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+
+
+def observe_node(raw: Raw) -> Node:
+    """A core/v1 Node → what matters about it."""
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    ready, since = True, None
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "Ready":
+            ready = condition.get("status") == "True"
+            since = None if ready else parse_time(condition.get("lastTransitionTime"))
+    leaving = ""
+    for taint in spec.get("taints") or ():
+        key = taint.get("key", "")
+        announced = key in LEAVING_TAINTS
+        evicting = taint.get("effect") == "NoExecute" and key not in _DEAD_TAINTS
+        if announced or evicting:
+            leaving = key
+            break
+    return Node(
+        name=raw["metadata"]["name"],
+        ready=ready,
+        not_ready_since=since,
+        cordoned=bool(spec.get("unschedulable")),
+        leaving=leaving,
+    )
+
+
+def observe_pod(raw: Raw) -> Pod | None:
+    """A core/v1 Pod → what matters about it; None where it is not a worker of an ElasticJob."""
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    labels = metadata.get("labels") or {}
+    index = labels.get(names.LABEL_INDEX, "")
+    if names.LABEL_JOB not in labels or not index.isdecimal() or len(index) > LONGEST_INDEX:
+        return None
+    conditions = {c.get("type", ""): c for c in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
+    scheduled_time = parse_time(scheduled.get("lastTransitionTime"))
+    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    disruption = conditions.get("DisruptionTarget") or {}
+    annotations = metadata.get("annotations") or {}
+    trainer = annotations.get(names.ANNOTATION_TRAINER) or (spec.get("containers") or [{"name": ""}])[0]["name"]
+    found = containers.find_trainer(spec, status, trainer)
+    created = parse_time(metadata.get("creationTimestamp")) or 0.0
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job=labels[names.LABEL_JOB],
+        job_uid=labels.get(names.LABEL_JOB_UID, ""),
+        index=int(index),
+        phase=found.phase,
+        node=spec.get("nodeName") or "",
+        ip=status.get("podIP") or "",
+        created=created,
+        scheduled=scheduled_time if scheduled.get("status") == "True" else None,
+        unschedulable=(scheduled_time or created) if unschedulable else None,
+        unschedulable_message=scheduled.get("message", "") if unschedulable else "",
+        deleting=parse_time(metadata.get("deletionTimestamp")),
+        started=found.runs,
+        began=parse_time(found.began),
+        lingers=found.lingers,
+        waiting=found.waiting,
+        waiting_message=found.waiting_message,
+        exit=found.exit,
+        disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
+        reason=status.get("reason") or "",
+        message=status.get("message") or "",
+        conditions=tuple(sorted((t, c.get("status", "")) for t, c in conditions.items())),
+        template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        resource_version=metadata.get("resourceVersion", ""),
+    )
+
+
+def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
+    """An ElasticJob → what is understood of it: see `Job.problems`, `Job.unread` and `Job.notices`.
+
+    It never raises for what is in an object. KeyError where that has no name: nobody can be told of it.
+    """
+    metadata = raw["metadata"]
+    generation = metadata.get("generation")
+    annotations = _object(metadata.get("annotations"))
+    said = reading.read_status(raw.get("status"))
+    asked = reading.read_spec(raw.get("spec"), limits, has_started=said.status.start_time is not None)
+    spec, waiting = reading.keep_in_force(asked.spec, said.status) if asked.spec else (None, ())
+    storeless = None if said.unread else reading.find_missing_store(said.status, spec)
+    unread, told = (storeless.unread, storeless.notices) if storeless else (said.unread, said.notices)
+    return Job(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        spec=spec,
+        status=said.status,
+        generation=generation if isinstance(generation, int) else 1,
+        created=parse_time(metadata.get("creationTimestamp")) or 0.0,
+        deleting=metadata.get("deletionTimestamp") is not None,
+        problems=asked.problems,
+        has_replicas=_object(raw.get("spec")).get("replicas") is not None,
+        status_raw=said.raw,
+        unread=unread,
+        notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *told),
+    )
+
+
+def _object(value: object) -> Raw:
+    return value if isinstance(value, Mapping) else {}
+
+
+def resolve_nproc(spec: api.Spec) -> int:
+    """Worker processes per pod: the one number in environment, hub and status."""
+    return podtemplate.resolve_nproc(spec.nproc_per_node, spec.template)

@@ -1,0 +1,33 @@
+"""Whose object is this? Labels can be copied by anybody; a job's object names the job's UID as its controller. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticjob_operator.api import names
+
+Raw = Mapping[str, Any]
+
+
+def owner_of(metadata: Raw) -> tuple[str, str]:
+    """(name, UID) of the ElasticJob that controls this object; empty where none does."""
+    for reference in metadata.get("ownerReferences") or ():
+        group = str(reference.get("apiVersion", "")).partition("/")[0]
+        if reference.get("controller") and reference.get("kind") == names.KIND and group == names.GROUP:
+            return str(reference.get("name", "")), str(reference.get("uid", ""))
+    return "", ""
+
+
+def why_no_worker(metadata: Raw) -> str:
+    """What keeps a pod with the operator's label from being a worker; "" where it is one."""
+    job, uid = owner_of(metadata)
+    if not uid:
+        return f"no {names.KIND} controls it"
+    labels = metadata.get("labels") or {}
+    if (labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)) != (job, uid):
+        return f"its labels do not name the {names.KIND} that controls it"
+    index = str(labels.get(names.LABEL_INDEX, ""))
+    if not index.isdecimal() or metadata.get("name") != names.pod_name(job, int(index)):
+        return "its name is not the one that the operator gives to its replica index"
+    return ""

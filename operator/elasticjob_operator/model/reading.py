@@ -1,0 +1,236 @@
+"""The spec and status of one ElasticJob, whatever somebody has stored in them → values, and what to tell its user.
+
+Nothing here raises for what is in an object. In a spec, what is wrong is a problem (the job cannot run), and what this
+version does not know is left out and told. In a status, a field that only describes falls back to its default; one that
+decides is named in `unread`, and the job is left as it is: a world that trains must not be taken for none. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from elasticjob_operator import api
+from elasticjob_operator.api import bounds, podtemplate
+
+# Status fields on which it depends who is in the world, what is charged and whether the job has ended.
+DECIDING = frozenset({"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce"})
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+MOST_TOLD = 5  # unknown fields that are named
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something to tell that keeps nothing from running."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpecRead:
+    spec: api.Spec | None  # None where it is wrong beyond mending
+    problems: tuple[api.Problem, ...] = ()
+    notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRead:
+    status: api.Status
+    raw: Mapping[str, Any]
+    unread: tuple[str, ...] = ()  # deciding fields that cannot be understood
+    notices: tuple[Notice, ...] = ()
+
+
+# --- spec ------------------------------------------------------------------------------------------------
+
+
+def read_spec(raw: object, limits: bounds.Limits, *, has_started: bool) -> SpecRead:
+    """The spec as far as this version understands it."""
+    problems = _find_excess(raw, limits)
+    if problems or not isinstance(raw, dict):
+        return SpecRead(None, problems or (api.Problem(field="spec", message="is required: give spec.template"),))
+    unknown = api.find_unknown(raw)
+    known = api.without(raw, unknown)
+    notices = _tell_unknown(unknown)
+    try:
+        spec = api.parse_spec(known)
+    except api.InvalidJobError as error:
+        return SpecRead(_with_bounded_replicas(known, limits), error.problems, notices)
+    too_many = find_too_many(spec, limits)
+    if too_many is not None:
+        return SpecRead(_bounded(spec, spec.wanted, limits) if has_started else None, (too_many,), notices)
+    return SpecRead(spec, (), (*notices, *_find_silent_fallbacks(spec)))
+
+
+def _find_excess(raw: object, limits: bounds.Limits) -> tuple[api.Problem, ...]:
+    """Depth and size, before anything looks deeper."""
+    if not isinstance(raw, dict):
+        return ()
+    advice = "move large texts into a ConfigMap, or ask the operator's administrator for more (--max-template-bytes)"
+    template = bounds.find_excess(raw.get("template"), limits.template_bytes, advice)
+    if template:
+        return (api.Problem(field="spec.template", message=template),)
+    rest = {name: value for name, value in raw.items() if name != "template"}
+    excess = bounds.find_excess(rest, bounds.MOST_SPEC_BYTES, "make its texts and lists shorter")
+    return (api.Problem(field="spec", message=excess),) if excess else ()
+
+
+def find_too_many(spec: api.Spec, limits: bounds.Limits) -> api.Problem | None:
+    """Whether the job asks for more pods than one job may have."""
+    spares = spec.elastic_policy.spares
+    if spec.wanted + spares <= limits.replicas:
+        return None
+    field = "spec.replicas" if spec.replicas else "spec.elasticPolicy.maxReplicas"
+    also = f" and {spares} spares" if spares else ""
+    return api.Problem(
+        field=field,
+        message=f"asks for {spec.wanted} pods{also}; one job may have at most {limits.replicas}: "
+        "lower it, or ask the operator's administrator for more (--max-replicas-per-job)",
+    )
+
+
+def _with_bounded_replicas(raw: Mapping[str, Any], limits: bounds.Limits) -> api.Spec | None:
+    """The spec with `replicas` moved into its bounds, where nothing else is wrong with it.
+
+    A server without CEL lets `kubectl scale` write any number; that is no reason to end a job.
+    """
+    wanted = raw.get("replicas")
+    if not isinstance(wanted, int):
+        return None
+    try:
+        rest = api.parse_spec({k: v for k, v in raw.items() if k != "replicas"})
+    except api.InvalidJobError:
+        return None
+    return _bounded(rest, wanted, limits)
+
+
+def _bounded(spec: api.Spec, wanted: int, limits: bounds.Limits) -> api.Spec | None:
+    most = min(spec.max_replicas, limits.replicas - spec.elastic_policy.spares)
+    if most < spec.min_replicas:
+        return None
+    return spec.model_copy(update={"replicas": min(most, max(spec.min_replicas, wanted))})
+
+
+def _tell_unknown(unknown: list[api.Path]) -> tuple[Notice, ...]:
+    if not unknown:
+        return ()
+    told = [
+        f"{api.spell('spec', path)[:200]} is not known to this version and is ignored: {api.advise(path)}"
+        for path in unknown[:MOST_TOLD]
+    ]
+    more = [f"and {len(unknown) - MOST_TOLD} more"] if len(unknown) > MOST_TOLD else []
+    return (Notice("UnknownField", "; ".join(told + more)),)
+
+
+def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
+    if spec.nproc_per_node != "gpu" or podtemplate.count_devices(spec.template):
+        return ()
+    trainer = podtemplate.trainer_container(spec.template)
+    message = (
+        f"spec.nprocPerNode is gpu, and the container {trainer!r} has no GPU in resources.limits: each pod runs one "
+        "process; ask for GPUs there, or set nprocPerNode to a number"
+    )
+    return (Notice("NoDevices", message),)
+
+
+def find_pruned(annotations: Mapping[str, Any], spec: object) -> tuple[Notice, ...]:
+    """What `kubectl apply` sent and the API server has dropped, since the schema does not know it."""
+    text = annotations.get(LAST_APPLIED)
+    if not isinstance(text, str):
+        return ()
+    try:
+        applied = json.loads(text)["spec"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ()  # it is kubectl's, not ours
+    if not isinstance(applied, dict) or not isinstance(spec, dict) or bounds.find_excess(applied, len(text), ""):
+        return ()
+    stored = set(api.find_unknown(spec))
+    gone = [path for path in api.find_unknown(applied) if path not in stored]
+    if not gone:
+        return ()
+    told = [f"{api.spell('spec', path)[:200]}: {api.advise(path)}" for path in gone[:MOST_TOLD]]
+    more = [f"and {len(gone) - MOST_TOLD} more"] if len(gone) > MOST_TOLD else []
+    return (Notice("FieldDropped", "the API server does not know and has dropped " + "; ".join(told + more)),)
+
+
+# --- status ----------------------------------------------------------------------------------------------
+
+
+def read_status(raw: object) -> StatusRead:
+    """The status field by field: one that cannot be understood takes no other with it."""
+    if raw is None:
+        return StatusRead(api.Status(), {})
+    if not isinstance(raw, dict):
+        return StatusRead(api.Status(), {}, tuple(sorted(DECIDING)), _tell_unread({"": "is no object"}))
+    wrong = {
+        name: "is nested too deep"
+        for name, value in raw.items()
+        if bounds.measure(value, 10**6).depth > bounds.MOST_DEPTH
+    }
+    status, more = _validate({name: value for name, value in raw.items() if name not in wrong})
+    wrong |= more
+    return StatusRead(status, raw, tuple(sorted(DECIDING & wrong.keys())), _tell_unread(wrong))
+
+
+def _validate(raw: Mapping[str, Any]) -> tuple[api.Status, dict[str, str]]:
+    try:
+        return api.Status.model_validate(raw), {}
+    except ValidationError as error:
+        wrong = {str(item["loc"][0]): item["msg"] for item in error.errors(include_url=False, include_input=False)}
+    rest = {name: value for name, value in raw.items() if name not in wrong}
+    return api.Status.model_validate(rest), wrong
+
+
+def find_missing_store(status: api.Status, spec: api.Spec | None) -> StatusRead | None:
+    """What is wrong with a world of the operator's rendezvous whose store nobody wrote down; None if nothing is."""
+    world = status.rendezvous
+    native = spec is not None and spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
+    if native or not world.members or world.store is not None:
+        return None
+    wrong = {"rendezvous": "has members, but no store that they could meet at"}
+    return StatusRead(status, {}, ("rendezvous",), _tell_unread(wrong))
+
+
+def _tell_unread(wrong: Mapping[str, str]) -> tuple[Notice, ...]:
+    if not wrong:
+        return ()
+    told = "; ".join(
+        f"status{'.' if n else ''}{n[:64]}: {message[:200]}" for n, message in sorted(wrong.items())[:MOST_TOLD]
+    )
+    return (Notice("StatusNotUnderstood", f"{told}; was it written by another version?"),)
+
+
+# --- what cannot change while the job runs ----------------------------------------------------------------
+
+
+def keep_in_force(spec: api.Spec, status: api.Status) -> tuple[api.Spec, tuple[Notice, ...]]:
+    """The spec with which the running world goes on: some fields wait until the job is suspended and resumed."""
+    held = status.in_force
+    if held is None or status.is_fresh:
+        return spec, ()
+    was, changed = held.rendezvous, []
+    if podtemplate.resolve_nproc(spec.nproc_per_node, spec.template) != held.nproc_per_node:
+        changed.append(f"nprocPerNode (now {held.nproc_per_node})")
+    for name in ("backend", "endpoint", "conf"):
+        now = getattr(was, name)
+        if (getattr(spec.rendezvous, name) or None) != (now or None):
+            changed.append(f"rendezvous.{name}" + (f" (now {now})" if name == "backend" else ""))
+    rendezvous = api.Rendezvous.model_construct(backend=was.backend, endpoint=was.endpoint, conf=was.conf)
+    kept = spec.model_copy(update={"nproc_per_node": held.nproc_per_node, "rendezvous": rendezvous})
+    if not changed:
+        return kept, ()
+    message = f"spec: a change of {', '.join(changed)} waits: suspend the job (runPolicy.suspend) and resume it"
+    return kept, (Notice("ChangeWaits", message),)
+
+
+def in_force(spec: api.Spec) -> api.InForceStatus:
+    """What the status keeps of a spec that comes into force."""
+    return api.InForceStatus(
+        nproc_per_node=podtemplate.resolve_nproc(spec.nproc_per_node, spec.template),
+        rendezvous=api.RendezvousInForce.model_validate(spec.rendezvous.model_dump()),
+    )

@@ -1,0 +1,125 @@
+"""A status with some of its fields changed, so that the names and the types of those fields are checked. Pure.
+
+`model_copy(update=...)` takes any text for a field and any value for it. Here each model of the status has its fields
+in a `TypedDict`; a test holds the two together. Only the fields that are ever changed are listed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict, TypeVar, Unpack, overload
+
+from pydantic import BaseModel
+
+from elasticjob_operator import api
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class MemberFields(TypedDict, total=False):
+    leaving: str | None
+
+
+class RendezvousFields(TypedDict, total=False):
+    world_size: int
+    processes: int
+    members: list[api.Member]
+    store: api.StoreAddress | None
+    succeeded: list[str]
+
+
+class BackoffFields(TypedDict, total=False):
+    reason: str
+    repeats: int
+    held: int
+    since: str | None
+    until: str | None
+    step: int | None
+    error: str | None
+    alike: int
+    nodes: list[str]
+
+
+class RestartFields(TypedDict, total=False):
+    user: int
+    infrastructure: int
+    total: int
+    window_start: str | None
+    last_time: str | None
+    generation: int
+    step: int | None
+    counted: list[str]
+    backoff: api.BackoffStatus | None
+    unasked_until: str | None
+
+
+class FailureFields(TypedDict, total=False):
+    log_tail: str | None
+
+
+class GoodputFields(TypedDict, total=False):
+    training_seconds: float
+    lost_seconds: float
+    measured: api.Measured
+    step_generation: int
+    last_recovery_seconds: float | None
+    rescales: int
+    training: bool
+    since: str | None
+
+
+class CapacityFields(TypedDict, total=False):
+    withdrawn: int
+
+
+class StatusFields(TypedDict, total=False):
+    phase: api.Phase | None
+    conditions: list[api.Condition]
+    replicas: int
+    ready_replicas: int
+    selector: str | None
+    nproc_per_node: int | None
+    in_force: api.InForceStatus | None
+    rendezvous: api.RendezvousStatus
+    restarts: api.RestartStatus
+    progress: api.ProgressStatus | None
+    goodput: api.GoodputStatus
+    last_failure: api.FailureStatus | None
+    node_faults: list[api.NodeFault]
+    capacity: api.CapacityStatus | None
+    template_hash: str | None
+    observed_generation: int
+    start_time: str | None
+    completion_time: str | None
+
+
+FIELDS: dict[type[BaseModel], Any] = {
+    api.Member: MemberFields,
+    api.RendezvousStatus: RendezvousFields,
+    api.BackoffStatus: BackoffFields,
+    api.RestartStatus: RestartFields,
+    api.FailureStatus: FailureFields,
+    api.GoodputStatus: GoodputFields,
+    api.CapacityStatus: CapacityFields,
+    api.Status: StatusFields,
+}
+
+
+@overload
+def revise(before: api.Status, **changes: Unpack[StatusFields]) -> api.Status: ...
+@overload
+def revise(before: api.RendezvousStatus, **changes: Unpack[RendezvousFields]) -> api.RendezvousStatus: ...
+@overload
+def revise(before: api.Member, **changes: Unpack[MemberFields]) -> api.Member: ...
+@overload
+def revise(before: api.RestartStatus, **changes: Unpack[RestartFields]) -> api.RestartStatus: ...
+@overload
+def revise(before: api.BackoffStatus, **changes: Unpack[BackoffFields]) -> api.BackoffStatus: ...
+@overload
+def revise(before: api.FailureStatus, **changes: Unpack[FailureFields]) -> api.FailureStatus: ...
+@overload
+def revise(before: api.GoodputStatus, **changes: Unpack[GoodputFields]) -> api.GoodputStatus: ...
+@overload
+def revise(before: api.CapacityStatus, **changes: Unpack[CapacityFields]) -> api.CapacityStatus: ...
+def revise(before: _Model, **changes: Any) -> _Model:
+    """The same with these fields; what a newer operator wrote into it stays."""
+    return before.model_copy(update=changes)

@@ -1,0 +1,61 @@
+"""The objects beside the pods: Service, disruption budget, network policy, certificate, pod group. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.model.observe import Job
+from elasticjob_operator.plan.values import Child, Config, Kind
+
+
+def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ...]:
+    """The objects beside the pods that a running job has."""
+    children: list[Child] = []
+    if needs_service(spec):
+        children.append(Child(Kind.SERVICE, names.service_name(job.name)))
+    minimum = (("minAvailable", spec.min_replicas),)
+    children.append(Child(Kind.DISRUPTION_BUDGET, names.disruption_budget_name(job.name), minimum))
+    if spec.network.policy and not spec.template["spec"].get("hostNetwork"):
+        children.append(Child(Kind.NETWORK_POLICY, names.network_policy_name(job.name)))
+    if config.ca_pem:
+        children.append(Child(Kind.CONFIG_MAP, names.ca_config_map_name(job.name), (("ca.crt", config.ca_pem),)))
+    flavour = gang_flavour(spec)
+    if flavour:
+        values = (("flavour", flavour), ("minMember", spec.min_replicas))
+        children.append(Child(Kind.POD_GROUP, names.pod_group_name(job.name), values))
+    return tuple(children)
+
+
+def unwanted_children(wanted: Sequence[Child], existing: Mapping[tuple[str, str], str], job: Job) -> tuple[Child, ...]:
+    """Those that exist and that the spec has turned off since. The certificate stays: pods that run have it mounted."""
+    switched = (
+        Child(Kind.SERVICE, names.service_name(job.name)),
+        Child(Kind.NETWORK_POLICY, names.network_policy_name(job.name)),
+    )
+    kinds = {child.kind for child in wanted}
+    return tuple(c for c in switched if c.kind not in kinds and (c.kind.value, c.name) in existing)
+
+
+def needs_service(spec: api.Spec) -> bool:
+    """Whether somebody finds the pods by name. With our rendezvous they meet by address.
+
+    A Service costs more than its one write: the cluster lists all addresses of the job in two objects, and writes both
+    anew whenever a pod comes, goes or becomes ready.
+    """
+    return spec.network.service or spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
+
+
+def needs_write(child: Child, existing: Mapping[tuple[str, str], str]) -> bool:
+    """Whether it is missing or outdated. Pod groups are not watched, since most clusters do not have the kind: of those
+    only what this operator has written itself exists for it, so each is written once more after its start."""
+    return existing.get((child.kind.value, child.name)) != child.digest
+
+
+def gang_flavour(spec: api.Spec) -> str:
+    """Which PodGroup the template's scheduler knows: "volcano", "scheduler-plugins" or ""."""
+    scheduler = spec.template["spec"].get("schedulerName", "")
+    if scheduler == "volcano":
+        return "volcano"
+    return "scheduler-plugins" if scheduler.startswith("scheduler-plugins") else ""

@@ -1,0 +1,211 @@
+"""Pausing and ending: a suspended job, the moment of its end, and what is left to do afterwards. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names, wire
+from elasticjob_operator.failures import nodes
+from elasticjob_operator.history import goodput
+from elasticjob_operator.history.records import Kind as What
+from elasticjob_operator.history.records import Record
+from elasticjob_operator.model import errortext
+from elasticjob_operator.model.observe import Pod, format_time, parse_time
+from elasticjob_operator.model.revise import RendezvousFields, revise
+from elasticjob_operator.plan import reporting
+from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, first
+
+
+def suspend(seen: Seen, spec: api.Spec) -> Plan:
+    """Checkpoint signal, then the pods go; the generation stays, so that a resumed job continues its count."""
+    status, now = seen.job.status, seen.now
+    grace = float(spec.elastic_policy.graceful_shutdown_timeout_seconds)
+    conditions = reporting.with_condition(status.conditions, "Running", False, "Suspended", "", now)
+    if seen.job.problems:
+        conditions = reporting.with_condition(conditions, "Degraded", True, "InvalidSpec", seen.job.problems_text, now)
+    elif any(c.type == "Degraded" and c.reason == "InvalidSpec" for c in conditions):
+        conditions = reporting.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
+    since = next(c.last_transition_time for c in conditions if c.type == "Running")
+    patience = (parse_time(since) or now) + grace
+    pods = [p for p in seen.pods if p.deleting is None]
+    waiting = [p for p in pods if now < patience and _is_busy(seen, p)]
+    after = _suspended_status(seen, status, conditions)
+    stop = wire.Stop(reason=names.Cause.SUSPENDED, checkpoint=True, grace_seconds=grace)
+    forced, force_at = _force(seen, spec)
+    return Plan(
+        status=after,
+        reason=names.Cause.SUSPENDED,
+        delete=(*forced, *(Deletion(p.name, p.uid, "the job is suspended") for p in pods if p not in waiting)),
+        directives={uid: stop for uid, a in seen.agents.items() if a.connected},
+        announces=True,  # agents that are sent home end as those do that are done: the status has to know better
+        events=reporting.tell_changes(status, after, None, now),
+        set_replicas=None if seen.job.has_replicas else spec.wanted,
+        wake_at=first(patience if waiting else None, force_at),
+    )
+
+
+def _force(seen: Seen, spec: api.Spec) -> tuple[tuple[Deletion, ...], float | None]:
+    """Pods whose deletion nobody confirms, because their node is dead; and when the next one is due."""
+    going = [p for p in seen.pods if p.deleting is not None]
+    timeout = spec.elastic_policy.faulty_pod_timeout_seconds
+    due, later = nodes.overdue_deletions(going, seen.nodes, (), timeout=timeout, now=seen.now)
+    why = "its node or its processes do not answer"
+    return tuple(Deletion(p.name, p.uid, why, force=True) for p in going if p.uid in due), later
+
+
+def _is_busy(seen: Seen, pod: Pod) -> bool:
+    agent = seen.agents.get(pod.uid)
+    busy = (wire.AgentPhase.RUNNING, wire.AgentPhase.STOPPING)
+    return agent is not None and agent.connected and not pod.terminal and agent.state.phase in busy
+
+
+def _suspended_status(seen: Seen, status: api.Status, conditions: list[api.Condition]) -> api.Status:
+    now, world = seen.now, status.rendezvous
+    happened = goodput.watch(status.goodput, running=False, formed=world.generation, now=now)
+    going = [revise(m, leaving=names.Cause.SUSPENDED) for m in world.members]
+    rest: RendezvousFields = {"world_size": 0, "processes": 0, "members": going}
+    if not seen.pods:
+        # Only now nobody trains any more: before, a job that is resumed has to know its old members.
+        rest = {**rest, "members": [], "store": None, "succeeded": []}
+        message = "runPolicy.suspend is true; no pod is left"
+        conditions = reporting.with_condition(conditions, "Suspended", True, "Suspended", message, now)
+        happened = (*happened, Record(What.EMPTIED, now, world.generation))
+    return revise(
+        status,
+        phase=api.Phase.SUSPENDED,
+        conditions=conditions,
+        goodput=goodput.update(status.goodput, happened),
+        rendezvous=revise(world, **rest),
+        replicas=sum(1 for p in seen.pods if p.live),
+        ready_replicas=0,
+        selector=names.selector(seen.job.name),
+        observed_generation=seen.job.generation,
+        capacity=None,
+    )
+
+
+def refuse(seen: Seen, reason: str, message: str) -> Plan:
+    """A job that can never run fails. One that runs already goes on as it is: a typo must not end a training."""
+    status = seen.job.status
+    if status.start_time is None:
+        return end(seen, status, api.Phase.FAILED, reason, message)
+    conditions = reporting.with_condition(status.conditions, "Degraded", True, reason, message[:4096], seen.now)
+    after = revise(status, conditions=conditions, observed_generation=seen.job.generation)
+    return Plan(after, reason, events=reporting.tell_changes(status, after, None, seen.now))
+
+
+def hold(seen: Seen) -> Plan:
+    """A job whose status cannot be understood where it decides: nothing is made, deleted or announced for it.
+
+    A world that trains must not be taken for none. Suspending is the way out: when the pods are gone nobody trains, and
+    a new count is safe.
+    """
+    job, status, spec = seen.job, seen.job.status, seen.job.spec
+    message = (
+        f"status.{', status.'.join(job.unread)} cannot be understood, so the job is left as it is: run the operator's "
+        "version that wrote it, or suspend the job and resume it, which starts its count anew"
+    )
+    conditions = reporting.with_condition(status.conditions, "Degraded", True, "StatusNotUnderstood", message, seen.now)
+    held = revise(status, conditions=conditions, observed_generation=job.generation)
+    events = () if "conditions" in job.unread else reporting.tell_changes(status, held, None, seen.now)
+    stay = Plan(held, "its status cannot be understood", events=events, keep=job.unread)
+    if spec is None or not spec.run_policy.suspend:
+        return stay
+    leave = suspend(seen, spec)
+    if not seen.pods:
+        return leave
+    return replace(stay, delete=leave.delete, directives=leave.directives, wake_at=leave.wake_at)
+
+
+def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: str) -> Plan:
+    """The job is over. What is left of it is looked after by `after_end` in the passes to come."""
+    now = seen.now
+    type = "Complete" if phase is api.Phase.COMPLETE else "Failed"
+    conditions = reporting.with_condition(status.conditions, "Running", False, reason, "", now)
+    conditions = reporting.with_condition(conditions, type, True, reason, message[:4096], now)
+    happened = goodput.watch(status.goodput, running=False, formed=status.rendezvous.generation, now=now)
+    after = revise(
+        status,
+        phase=phase,
+        conditions=conditions,
+        goodput=goodput.update(status.goodput, happened),
+        completion_time=format_time(now),
+        progress=reporting.update_progress(status.progress, seen.agents.values(), now=now, force=True),
+        ready_replicas=0,
+        observed_generation=seen.job.generation,
+        selector=names.selector(seen.job.name),
+        capacity=None,
+    )
+    return Plan(
+        status=after,
+        reason=reason,
+        directives=_final_stops(seen, phase is api.Phase.COMPLETE),
+        events=reporting.tell_changes(seen.job.status, after, None, now),
+        announces=True,  # nobody is sent home before the end is on record
+        wake_at=now,
+    )
+
+
+def _final_stops(seen: Seen, ok: bool) -> dict[str, wire.Directive]:
+    reason = "completed" if ok else "failed"
+    return {uid: wire.Stop(reason=reason, ok=ok) for uid, a in seen.agents.items() if a.connected}
+
+
+LINGER_SECONDS = 30.0  # agents that were told of the end, end by themselves
+
+
+def after_end(seen: Seen) -> Plan:
+    """A finished job: clean its pods by policy, delete it when its time to live is over, touch nothing else.
+
+    Pods are given the time to end by themselves: those that end keep their logs, those that are deleted do not.
+    """
+    job, status, now = seen.job, seen.job.status, seen.now
+    spec = job.spec
+    clean = spec.run_policy.clean_pod_policy if spec else api.CleanPodPolicy.RUNNING
+    ttl = spec.run_policy.ttl_seconds_after_finished if spec else None
+    ended = parse_time(status.completion_time) or now
+    complete = status.is_true("Complete")
+    present = [p for p in seen.pods if p.deleting is None]
+    linger = ended + LINGER_SECONDS
+    ending = [p for p in present if now < linger and _ends_by_itself(p, seen)]
+    running = [p for p in present if (p.lingers or not p.terminal) and p not in ending]
+    doomed: list[Pod] = []
+    if clean is api.CleanPodPolicy.ALL:
+        doomed = [p for p in present if p not in ending]
+    elif clean is api.CleanPodPolicy.RUNNING:
+        doomed = running
+    forced, force_at = _force(seen, spec) if spec else ((), None)
+    expired = ttl is not None and now >= ended + ttl
+    live = sum(1 for p in present if not p.terminal)
+    budget = next((c for c in seen.children if c[0] == Kind.DISRUPTION_BUDGET.value), None)
+    return Plan(
+        status=revise(status, replicas=live, last_failure=_with_log(status.last_failure, seen)),
+        reason="finished",
+        delete=(*forced, *(Deletion(p.name, p.uid, "the job has finished") for p in doomed)),
+        remove=(Child(Kind.DISRUPTION_BUDGET, budget[1]),) if budget else (),
+        directives=_final_stops(seen, complete),
+        delete_job=expired,
+        wake_at=first(linger if ending else None, force_at, ended + ttl if ttl is not None and not expired else None),
+    )
+
+
+def _ends_by_itself(pod: Pod, seen: Seen) -> bool:
+    """Whether there is an agent in this pod that ends with the job."""
+    status = seen.job.status
+    has_succeeded = status.is_true("Complete") and any(m.uid == pod.uid for m in status.rendezvous.members)
+    return not pod.terminal and (pod.uid in seen.agents or has_succeeded)
+
+
+_LOGGED = ("Error", "OOMKilled")  # with these the kubelet's message is the end of the log
+
+
+def _with_log(failure: api.FailureStatus | None, seen: Seen) -> api.FailureStatus | None:
+    """The last failure with the end of its pod's log, which is known when the pod has ended."""
+    if failure is None or failure.log_tail:
+        return failure
+    ended = next((p.exit for p in seen.pods if p.name == failure.pod and p.terminal), None)
+    if ended is None or not ended.message or ended.reason not in _LOGGED:
+        return failure
+    log = errortext.split(ended.message).rest if failure.traceback else ended.message
+    return revise(failure, log_tail=errortext.tail(log) or None)

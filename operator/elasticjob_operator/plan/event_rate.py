@@ -1,0 +1,70 @@
+"""Keeps one object from filling the cluster with events: a burst at once, then one a minute, equal ones as one. Pure.
+
+What has to wait is kept by its reason, with a count and the latest text, so that a job costs a bounded amount of memory
+whatever its workers do.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from elasticjob_operator.plan.reporting import Event
+from elasticjob_operator.ratelimit import Bucket
+
+BURST = 50.0  # events of one object at once; a job that is rescaled by hand never gets there
+PER_SECOND = 1 / 60
+REASONS = 20  # that wait, for one object
+OBJECTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event as it is to be written."""
+
+    event: Event
+    count: int
+    first: float  # when the first of them happened
+
+    @property
+    def message(self) -> str:
+        return self.event.message if self.count == 1 else f"{self.event.message} (the last of {self.count} such events)"
+
+
+@dataclass(slots=True)
+class _Source:
+    bucket: Bucket
+    held: dict[str, Told] = field(default_factory=dict)  # by reason, the oldest first
+
+
+class SpamFilter:
+    """Remembers the objects that were told of last, by UID."""
+
+    def __init__(self) -> None:
+        self._sources: OrderedDict[str, _Source] = OrderedDict()
+
+    def offer(self, uid: str, event: Event, now: float) -> Told | None:
+        """What to write now; None where the event has to wait."""
+        source = self._sources.setdefault(uid, _Source(Bucket(BURST, now)))
+        self._sources.move_to_end(uid)
+        while len(self._sources) > OBJECTS:
+            self._sources.popitem(last=False)
+        before = source.held.pop(event.reason, None)
+        told = Told(event, before.count + 1 if before else 1, before.first if before else now)
+        if source.bucket.take(PER_SECOND, BURST, now):
+            return told
+        source.held[event.reason] = told
+        if len(source.held) > REASONS:
+            del source.held[next(iter(source.held))]
+        return None
+
+    def release(self, uid: str, now: float) -> Told | None:
+        """One that has waited and may be written now."""
+        source = self._sources.get(uid)
+        if source is None or not source.held or not source.bucket.take(PER_SECOND, BURST, now):
+            return None
+        return source.held.pop(next(iter(source.held)))
+
+    def is_holding(self, uid: str) -> bool:
+        source = self._sources.get(uid)
+        return source is not None and bool(source.held)

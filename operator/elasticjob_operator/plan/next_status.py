@@ -1,0 +1,116 @@
+"""The status that a pass of a running job writes: its world, conditions, goodput and progress. Pure."""
+
+from __future__ import annotations
+
+from elasticjob_operator import api
+from elasticjob_operator.failures import backoff_rules, silence
+from elasticjob_operator.history import goodput
+from elasticjob_operator.membership.decide import Decision, State
+from elasticjob_operator.model.observe import parse_time
+from elasticjob_operator.model.revise import revise
+from elasticjob_operator.plan import flapping, reporting
+from elasticjob_operator.plan.selection import PodSelection
+from elasticjob_operator.plan.values import Seen
+from elasticjob_operator.sizing.values import Size
+
+
+def build_rendezvous(status: api.Status, pods: PodSelection, decision: Decision) -> api.RendezvousStatus:
+    """The world that there is after this decision."""
+    before = status.rendezvous
+    world = decision.world or before
+    if decision.world is not None:
+        ended = [m.uid for m in pods.succeeded]
+        world = revise(world, succeeded=[*before.succeeded, *ended])
+    size = 0 if decision.state in (State.WAITING, State.REGROUPING) else len(world.members)
+    processes = sum(m.nproc for m in world.members) if size else 0
+    return revise(world, world_size=size, processes=processes)
+
+
+def progress_due(seen: Seen, status: api.Status) -> float | None:
+    """When a report that was held back is written."""
+    if status.progress is None or seen.step in (None, status.progress.step):
+        return None
+    last = parse_time(status.progress.last_update_time)
+    return None if last is None else last + reporting.PROGRESS_SECONDS
+
+
+def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, decision: Decision) -> api.Status:
+    """The status of a job that runs, computed whole from the last one and from what was decided."""
+    now, world = seen.now, status.rendezvous
+    training = reporting.is_training(decision)
+    members = {m.uid for m in world.members}
+    reports = [a for uid, a in seen.agents.items() if uid in members]
+    happened = goodput.watch(
+        status.goodput,
+        running=training,
+        formed=world.generation,
+        now=now,
+        cause=world.reason or "",
+        stepped=reporting.has_stepped(reports, world.generation),
+        stalled=reporting.stalled_seconds(reports, world.generation),
+    )
+    booked = goodput.update(status.goodput, happened)
+    room = pods.capacity
+    if training and len(world.members) >= pods.size.world:
+        room = api.CapacityStatus()
+    running, reason, message = reporting.running_condition(decision, world.generation, len(world.members))
+    failing = None if running else backoff_rules.tell(status)
+    if failing:
+        reason, message = failing
+    conditions = reporting.with_condition(status.conditions, "Running", running, reason, message, now)
+    problem = _find_problem(seen, spec, status, pods.size, room)
+    if problem and decision.state is not State.ENDING:
+        conditions = reporting.with_condition(conditions, "Degraded", True, *problem, now)
+    elif status.condition("Degraded"):
+        conditions = reporting.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
+    conditions = _note_progress(revise(status, goodput=booked, conditions=conditions), now)
+    return revise(
+        status,
+        phase=reporting.phase_of(decision, world.generation),
+        goodput=booked,
+        conditions=conditions,
+        capacity=room if room != api.CapacityStatus() else None,
+        replicas=sum(1 for p in seen.pods if p.live),
+        ready_replicas=len(world.members) if training else 0,
+        progress=reporting.update_progress(status.progress, reports, now=now),
+    )
+
+
+def _note_progress(status: api.Status, now: float) -> list[api.Condition]:
+    """The conditions with NoProgress where it says something: True, or Unknown where the script reports nothing."""
+    found = silence.find_no_progress(status, now)
+    if found.reason:
+        truth = True if found.reason == "NoStep" else None
+        return reporting.with_condition(status.conditions, "NoProgress", truth, found.reason, found.message, now)
+    if status.condition("NoProgress"):
+        return reporting.with_condition(status.conditions, "NoProgress", False, "NothingToTell", "", now)
+    return status.conditions
+
+
+def find_agentless(seen: Seen, spec: api.Spec, status: api.Status) -> silence.Finding:
+    if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
+        return silence.Finding()
+    return silence.find_agentless(seen.pods, seen.agents.keys(), status, hub_started=seen.hub_started, now=seen.now)
+
+
+def _find_problem(
+    seen: Seen, spec: api.Spec, status: api.Status, size: Size, room: api.CapacityStatus
+) -> tuple[str, str] | None:
+    """What keeps the job from having all it wants: what the user has to mend comes first, and all of it."""
+    if seen.problem:
+        reason, message = seen.problem
+        return reason, "; ".join(filter(None, (message, seen.job.problems_text)))[:4096]
+    if seen.job.problems:
+        return "InvalidSpec", seen.job.problems_text
+    agentless = find_agentless(seen, spec, status)
+    if agentless.reason:
+        return agentless.reason, agentless.message
+    found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
+    left = flapping.find_restless(status, seen.now)
+    if left.reason and (found is None or found[0] == "BelowWanted"):
+        return left.reason, left.message
+    if found is not None and found[0] == "BelowWanted":
+        return backoff_rules.tell(status) or found
+    if found is None and status.template_hash != spec.template_hash:
+        return "TemplateChanged", "spec.template has changed: suspend and resume the job to move all its pods to it"
+    return found

@@ -1,0 +1,232 @@
+"""`plan(seen, config)`: what to do about one job now. Pure; every watch event leads here.
+
+The ladder reads from the top: jobs that are none of our business, finished ones, those that can never run, suspended
+ones, deadlines, failures, success; then the normal case: which pods, which world, which status. What a plan says is
+safe to carry out twice, and after it is carried out the next plan is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.failures import backoff_rules, budget, nodes, silence
+from elasticjob_operator.membership import decide, directives
+from elasticjob_operator.membership.decide import Decision, State
+from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, Worker, judge
+from elasticjob_operator.model import reading
+from elasticjob_operator.model.observe import format_time, parse_time, resolve_nproc
+from elasticjob_operator.model.revise import StatusFields, revise
+from elasticjob_operator.plan import (
+    accounting,
+    children,
+    ending,
+    flapping,
+    native_rendezvous,
+    next_status,
+    policy,
+    reporting,
+    selection,
+)
+from elasticjob_operator.plan.selection import PodSelection
+from elasticjob_operator.plan.values import Child, Config, Deletion, Kind, NewPod, Plan, Seen, first
+from elasticjob_operator.sizing import growth, legal
+
+__all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "plan"]
+
+
+def plan(seen: Seen, config: Config = Config()) -> Plan:
+    """What to do now, and what to tell."""
+    served = () if seen.job.deleting else {p.uid for p in seen.pods}
+    released = directives.release({**seen.agents, **seen.leftover}, served)
+    made = _plan(seen, config)
+    if made.status is not seen.job.status and not seen.job.status.finished:
+        made = _tell_notices(seen, made)
+    return replace(made, directives={**made.directives, **released}) if released else made
+
+
+def _plan(seen: Seen, config: Config) -> Plan:
+    job, status = seen.job, seen.job.status
+    if job.deleting:
+        return Plan(status, "being deleted")
+    if status.finished:
+        return ending.after_end(seen)
+    if job.unread:
+        return ending.hold(seen)
+    if job.spec is None:
+        return ending.refuse(seen, "InvalidSpec", job.problems_text)
+    if job.spec.run_policy.managed_by not in (None, names.MANAGED_BY):
+        return Plan(status, f"managed by {job.spec.run_policy.managed_by}")
+    if job.spec.run_policy.suspend:
+        return ending.suspend(seen, job.spec)
+    if seen.problem and seen.problem[0] == "InvalidTemplate" and status.rendezvous.generation == 0:
+        return ending.end(seen, status, api.Phase.FAILED, *seen.problem)
+    status = _started(seen, job.spec)
+    deadline = policy.check_deadlines(job.spec, status, seen.now)
+    if deadline.reason:
+        return ending.end(seen, status, api.Phase.FAILED, deadline.reason, deadline.message)
+    made = _run(seen, config, job.spec, status)
+    return replace(made, wake_at=first(made.wake_at, deadline.at))
+
+
+def _tell_notices(seen: Seen, made: Plan) -> Plan:
+    """The condition `Warning` says what keeps nothing from running, as long as it is so."""
+    before, notices = made.status.condition("Warning"), seen.job.notices
+    if not notices and (before is None or before.status == "False"):
+        return made
+    reason = notices[0].reason if notices else "NothingToTell"
+    message = "; ".join(notice.message for notice in notices)[:4096]
+    conditions = reporting.with_condition(made.status.conditions, "Warning", bool(notices), reason, message, seen.now)
+    is_new = before is None or before.message != message
+    events = [reporting.Event(notice.reason, notice.message, warning=True) for notice in notices] if is_new else []
+    return replace(made, status=revise(made.status, conditions=conditions), events=(*made.events, *events))
+
+
+def _started(seen: Seen, spec: api.Spec) -> api.Status:
+    """The status of a job that runs: stamped when it starts, and again when it is resumed."""
+    status = seen.job.status
+    changes: StatusFields = {
+        "observed_generation": seen.job.generation,
+        "selector": names.selector(seen.job.name),
+        "nproc_per_node": resolve_nproc(spec),
+    }
+    if status.is_fresh or status.in_force is None:
+        changes["in_force"] = reading.in_force(spec)
+    if status.is_fresh:
+        changes["start_time"] = format_time(seen.now)
+        changes["template_hash"] = spec.template_hash
+    if status.is_true("Suspended"):
+        changes["conditions"] = reporting.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
+    if seen.job.generation != status.observed_generation:
+        changes["capacity"] = None  # the user has changed something: try at once
+        changes["restarts"] = revise(status.restarts, backoff=None)
+    return revise(status, **changes)
+
+
+def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan:
+    restarts = budget.refund(status.restarts, seen.step)
+    restarts = revise(restarts, backoff=backoff_rules.forget(restarts.backoff, seen.now))
+    status = revise(status, restarts=restarts)
+    pods = selection.choose_pods(seen, spec, status)
+    status = revise(status, rendezvous=_mark_leaving(seen, status.rendezvous, pods))
+    situation = _situation(seen, config, spec, status, pods)
+    is_native = spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
+    verdicts = native_rendezvous.judge(seen, status) if is_native else judge(situation)
+    ended = _check_success(spec, status, verdicts)
+    if ended:
+        return ending.end(seen, status, api.Phase.COMPLETE, "Completed", ended)
+    booked = accounting.book(seen, spec, status, verdicts, pods.missing)
+    status = booked.status
+    if booked.reason:
+        return ending.end(seen, status, api.Phase.FAILED, booked.reason, booked.message)
+    waiting = status.restarts.backoff
+    hold = backoff_rules.wait_until(waiting, seen.now)
+    held = backoff_rules.count_held(waiting, pods.missing, seen.now)
+    pods = replace(pods, missing=pods.missing - held, wake_at=first(pods.wake_at, hold or None))
+    if is_native:
+        decision = native_rendezvous.decide(seen, spec, status)
+    else:
+        whole = hold if backoff_rules.is_whole(waiting, seen.now) else 0.0
+        situation = replace(
+            situation,
+            hold_until=max(flapping.hold_until(status.restarts, seen.now), whole),
+            missing=pods.missing,
+            restarts=status.restarts.total,
+        )
+        decision = decide.decide(situation, verdicts)
+    return _write(seen, config, spec, status, pods, decision)
+
+
+def _mark_leaving(seen: Seen, world: api.RendezvousStatus, pods: PodSelection) -> api.RendezvousStatus:
+    """Members that were to go are remembered as such when their pods are gone: that is no loss."""
+    live = {p.uid: p for p in seen.pods if not p.terminal}
+    members = [_with_leaving(m, pods.leaving(live[m.uid])) if m.uid in live else m for m in world.members]
+    return revise(world, members=members)
+
+
+def _with_leaving(member: api.Member, why: str) -> api.Member:
+    return member if (member.leaving or "") == why else revise(member, leaving=why or None)
+
+
+def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods: PodSelection) -> Situation:
+    workers = []
+    worth = growth.is_worth_growing(status, status.rendezvous.world_size, pods.size.wanted)
+    for pod in seen.pods:
+        gone = pods.departing.get(pod.uid)
+        hold = growth.held_until(pod, status, config.stable_seconds)
+        if not worth:
+            hold = max(hold, seen.now + 60)
+        leaving, patient = pods.leaving(pod), bool(gone and gone.patient)
+        workers.append(Worker(pod, seen.agents.get(pod.uid), leaving, patient=patient, held_until=hold))
+    return Situation(
+        world=status.rendezvous,
+        workers=tuple(workers),
+        sizes=legal.sizes_of(spec, pods.size.world),
+        now=seen.now,
+        hub_started=seen.hub_started,
+        missing=pods.missing,
+        grace=float(spec.elastic_policy.graceful_shutdown_timeout_seconds),
+        broken_since=_broken_since(status),
+        settings=config.membership,
+    )
+
+
+def _broken_since(status: api.Status) -> float | None:
+    """Since when no whole world runs; None where one does."""
+    running = status.condition("Running")
+    if running is None or not status.goodput.since:
+        return parse_time(status.rendezvous.formed_time)
+    return None if running.status == "True" else parse_time(running.last_transition_time)
+
+
+def _check_success(spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict]) -> str:
+    """Why the job is complete; "" where it is not."""
+    succeeded = [j for j in verdicts if j.health is MemberHealth.SUCCEEDED]
+    if spec.success_policy is api.SuccessPolicy.RANK0 and any(j.member.rank == 0 for j in succeeded):
+        return "rank 0 ended well"
+    if not succeeded or len(succeeded) < len(verdicts):
+        return ""
+    return f"all {len(verdicts) + len(status.rendezvous.succeeded)} members ended well"
+
+
+# --- what is written -------------------------------------------------------------------------------------
+
+
+def _write(
+    seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods: PodSelection, decision: Decision
+) -> Plan:
+    status = revise(status, rendezvous=next_status.build_rendezvous(status, pods, decision))
+    status = next_status.build(seen, spec, status, pods, decision)
+    silent = first(next_status.find_agentless(seen, spec, status).at, silence.find_no_progress(status, seen.now).at)
+    calm = flapping.find_restless(status, seen.now).at
+    existing = {(kind, name): digest for kind, name, digest in seen.children}
+    create = _new_pods(seen, spec, status, pods)
+    # Those that are made now are counted already: one write instead of two.
+    status = revise(status, replicas=status.replicas + len(create))
+    wanted = children.wanted_children(seen.job, spec, config)
+    return Plan(
+        status=status,
+        reason=decision.reason,
+        create=create,
+        # Where a job is deleted its pods go after it, but what the watches tell of both may come in any order.
+        confirm=bool(create) and seen.job.status.replicas > 0,
+        delete=selection.plan_deletions(
+            seen, status, pods, decision.verdicts if decision.state is not State.REGROUPING else ()
+        ),
+        ensure=tuple(c for c in wanted if children.needs_write(c, existing)),
+        remove=children.unwanted_children(wanted, existing, seen.job),
+        directives={**decision.directives, **selection.dismiss(seen, status, pods)},
+        events=reporting.tell_changes(seen.job.status, status, decision, seen.now),
+        announces=decision.world is not None,
+        set_replicas=None if seen.job.has_replicas else spec.wanted,
+        wake_at=first(decision.wake_at, pods.wake_at, next_status.progress_due(seen, status), silent, calm),
+    )
+
+
+def _new_pods(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection) -> tuple[NewPod, ...]:
+    avoid = nodes.nodes_to_avoid(status.node_faults, seen.now)
+    # Torch's own rendezvous knows pods by their index: the first one hosts the store.
+    limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
+    return tuple(NewPod(i, avoid) for i in policy.free_indices(seen.pods, pods.missing, limit=limit))

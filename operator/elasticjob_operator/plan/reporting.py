@@ -1,0 +1,235 @@
+"""What people see: conditions, progress and events. Pure.
+
+The status is computed whole in every pass from the last one and from what was decided; the shell writes it only where
+it differs. Messages say nothing that changes from second to second, so an undisturbed job causes no writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.failures.classify import Fault
+from elasticjob_operator.history import timeline
+from elasticjob_operator.history.records import Kind, Record
+from elasticjob_operator.membership.decide import Decision, State
+from elasticjob_operator.membership.member_health import MemberHealth
+from elasticjob_operator.model import errortext
+from elasticjob_operator.model.observe import Agent, Pod, format_time, parse_time
+from elasticjob_operator.sizing.room import tell_withdrawn
+
+PROGRESS_SECONDS = 10.0
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event on the job, in plain words."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def with_condition(
+    conditions: Sequence[api.Condition], type: str, truth: bool | None, reason: str, message: str, now: float
+) -> list[api.Condition]:
+    """The conditions with this one set (None: Unknown); its transition time moves only when its status does."""
+    status: Truth = "Unknown" if truth is None else "True" if truth else "False"
+    before = next((c for c in conditions if c.type == type), None)
+    moved = before is None or before.status != status
+    when = format_time(now) if moved or before is None else before.last_transition_time
+    fresh = api.Condition(type=type, status=status, reason=reason, message=message, last_transition_time=when)
+    if before is None:
+        return [*conditions, fresh]
+    return [fresh if c.type == type else c for c in conditions]
+
+
+# --- steps and progress ----------------------------------------------------------------------------------
+
+
+def is_training(decision: Decision) -> bool:
+    """Whether a whole world runs: every member runs, ended well or is only suspected."""
+    if decision.state not in (State.RUNNING, State.ENDING):
+        return False
+    return not decision.health(MemberHealth.STARTING, MemberHealth.STOPPING, MemberHealth.STOPPED, MemberHealth.LOST)
+
+
+def has_stepped(agents: Iterable[Agent], generation: int) -> bool:
+    """Whether a step was reported in this generation."""
+    reports = (a.progress for a in agents if a.progress is not None)
+    return any(p.generation == generation and p.step is not None for p in reports)
+
+
+def stalled_seconds(agents: Iterable[Agent], generation: int) -> float:
+    """For how long this generation made no steps before it was found to hang; 0 where it was not."""
+    failures = (a.state.failure for a in agents if a.state.failure is not None)
+    return max((f.stalled_seconds or 0.0 for f in failures if f.generation == generation), default=0.0)
+
+
+def update_progress(
+    before: api.ProgressStatus | None, agents: Iterable[Agent], *, now: float, force: bool = False
+) -> api.ProgressStatus | None:
+    """What the furthest rank reported, at most every ten seconds: the status is no metrics stream."""
+    reports = [a.progress for a in agents if a.progress is not None and a.progress.step is not None]
+    if not reports:
+        return before
+    last = parse_time(before.last_update_time) if before else None
+    if not force and last is not None and now - last < PROGRESS_SECONDS:
+        return before
+    best = max(reports, key=lambda p: (p.step or 0, -p.rank))
+    step = best.step or 0
+    if before is not None and before.step == step:
+        return before
+    total = best.total_steps
+    remaining = None
+    if total and best.step_seconds is not None:
+        remaining = int(max(0, total - step) * best.step_seconds)
+    return api.ProgressStatus(
+        step=step,
+        total_steps=total,
+        percentage=min(100, 100 * step // total) if total else None,
+        estimated_remaining_seconds=remaining,
+        metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items())],
+        last_update_time=format_time(now),
+    )
+
+
+# --- failures --------------------------------------------------------------------------------------------
+
+
+def failure_status(fault: Fault, generation: int, now: float) -> api.FailureStatus:
+    """The record of a failure that outlives its pod."""
+    return api.FailureStatus(
+        time=format_time(now),
+        pod=fault.pod,
+        node=fault.node or None,
+        generation=generation,
+        rank=fault.rank,
+        exit_code=fault.exit_code,
+        signal=fault.signal or None,
+        reason=fault.reason or None,
+        message=tell_fault(fault),
+        traceback=fault.traceback or None,
+        log_tail=fault.log_tail or None,
+    )
+
+
+def tell_fault(fault: Fault) -> str:
+    """One line for conditions and events."""
+    who = f"rank {fault.rank} ({fault.pod})" if fault.rank is not None else fault.pod
+    if fault.hung:
+        alone = "" if fault.reason == names.RANK_HUNG else "; which rank holds up the others is not known"
+        return f"{who} hung: {errortext.exception_of(fault.message)}{alone}"
+    how = f" with exit code {fault.exit_code}" if fault.exit_code is not None else ""
+    last = errortext.exception_of(fault.traceback) or errortext.exception_of(fault.message)
+    what = f" [{fault.reason}]" if fault.reason not in ("", "Error", "WorkerFailed", last) else ""
+    return f"{who} failed{how}{what}" + (f": {last}" if last else "")
+
+
+# --- conditions ------------------------------------------------------------------------------------------
+
+_PULL_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+
+
+def find_problem(
+    pods: Iterable[Pod], *, world_size: int, wanted: int, room: api.CapacityStatus
+) -> tuple[str, str] | None:
+    """Why the job has less than it wants, the most telling reason first; None where it has all."""
+    live = [p for p in pods if p.live]
+    waiting = [p for p in live if p.waiting and p.waiting not in ("ContainerCreating", "PodInitializing")]
+    waiting.sort(key=lambda p: (p.waiting not in _PULL_REASONS, p.index))
+    if waiting:
+        pod = waiting[0]
+        reason = "ImagePullFailed" if pod.waiting in _PULL_REASONS else pod.waiting
+        return reason, f"{pod.name}: {pod.waiting}: {pod.waiting_message}".rstrip(": ")
+    stuck = [p for p in live if p.unschedulable is not None]
+    if stuck:
+        names = ", ".join(p.name for p in sorted(stuck, key=lambda p: p.index)[:5])
+        return "Unschedulable", f"{names}: {stuck[0].unschedulable_message or 'no node has room'}"
+    if room.withdrawn:
+        return "Unschedulable", tell_withdrawn(room)
+    if world_size < wanted:
+        return "BelowWanted", f"{world_size} of {wanted} wanted pods train"
+    return None
+
+
+def phase_of(decision: Decision, generation: int) -> api.Phase:
+    if decision.state in (State.RUNNING, State.ENDING):
+        return api.Phase.RUNNING
+    if generation == 0 or decision.state is State.WAITING:
+        return api.Phase.PENDING
+    return api.Phase.RESCALING if generation > 1 or decision.state is State.REGROUPING else api.Phase.PENDING
+
+
+def running_condition(decision: Decision, generation: int, size: int) -> tuple[bool, str, str]:
+    """(status, reason, message) of the Running condition."""
+    if is_training(decision):
+        return True, "WorldRunning", f"generation {generation} trains with {size} pods"
+    reasons = {
+        State.WAITING: "WaitingForPods",
+        State.STARTING: "WorldStarting",
+        State.REGROUPING: "Regrouping",
+        State.ENDING: "MembersFinish",
+        State.RUNNING: "WorldStarting",
+    }
+    message = decision.reason if decision.state is State.WAITING else ""
+    return False, reasons[decision.state], message
+
+
+# --- events ----------------------------------------------------------------------------------------------
+
+
+def tell_changes(before: api.Status, after: api.Status, decision: Decision | None, now: float) -> tuple[Event, ...]:
+    """Events for every transition between two statuses."""
+    found = timeline.compare(timeline.read(before), timeline.read(after), now)
+    if decision is not None and any(record.kind is Kind.FORMED for record in found):
+        found = (*_find_lost(decision, after.rendezvous.generation, now), *found)
+    return tuple(event for record in found if (event := tell(record)) is not None)
+
+
+def _find_lost(decision: Decision, generation: int, now: float) -> list[Record]:
+    return [
+        Record(
+            Kind.LOST,
+            now,
+            generation,
+            names.Cause.LOST,
+            ranks=(j.member.rank,),
+            message=f"{j.member.pod} (rank {j.member.rank}) is lost: {j.why}",
+        )
+        for j in decision.health(MemberHealth.LOST)
+        if not j.leaving
+    ]
+
+
+def tell(record: Record) -> Event | None:
+    """The event that a record is worth; None where it is none."""
+    match record.kind:
+        case Kind.FORMED:
+            change = f"from {record.before} to {record.size} pods" if record.before else f"with {record.size} pods"
+            reason = "WorldChanged" if record.before else "WorldFormed"
+            return Event(reason, f"generation {record.generation} {change}: {names.tell_cause(record.cause)}")
+        case Kind.LOST:
+            return Event("MemberLost", record.message, warning=True)
+        case Kind.FAILED if record.message:
+            hung = record.cause in (names.RANK_HUNG, names.WORLD_HUNG)
+            return Event(record.cause if hung else "WorkerFailed", record.message, warning=True)
+        case Kind.SUSPENDED:
+            return Event("Suspended", record.message or "Suspended")
+        case Kind.COMPLETED:
+            return Event("Completed", record.message or "Completed")
+        case Kind.GAVE_UP:
+            return Event("Failed", record.message or "Failed", warning=True)
+        case Kind.RESUMED:
+            return Event("Resumed", "the job goes on from its last checkpoint")
+        case Kind.STUCK:
+            return Event("NoProgress", record.message, warning=True)
+        case Kind.DEGRADED:
+            return Event(record.cause, record.message, warning=True)
+        case _:
+            return None

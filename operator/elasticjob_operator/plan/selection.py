@@ -1,0 +1,179 @@
+"""The pods of a running job, sorted by what is to become of them: kept, given up, leaving, ended, missing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.names import Cause
+from elasticjob_operator.failures import nodes
+from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, ended_well
+from elasticjob_operator.model.containers import PodPhase
+from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.plan import policy
+from elasticjob_operator.plan.values import Deletion, Seen, first
+from elasticjob_operator.sizing import room
+from elasticjob_operator.sizing.compose import compose
+from elasticjob_operator.sizing.values import Size, View
+
+
+@dataclass(frozen=True, slots=True)
+class PodSelection:
+    """The pods, sorted by what is to become of them."""
+
+    kept: tuple[Pod, ...]
+    victims: frozenset[str]  # UIDs of those that are live and unwanted
+    departing: Mapping[str, policy.Departure]  # by UID
+    terminated: frozenset[str]  # UIDs of those that have ended and are to be removed
+    forced: frozenset[str]  # UIDs to delete by force
+    unresponsive: frozenset[str]  # UIDs of those whose agents do not answer any more
+    succeeded: tuple[api.Member, ...]  # of the present world
+    missing: int
+    size: Size
+    capacity: api.CapacityStatus
+    wake_at: float | None = None
+
+    def leaving(self, pod: Pod) -> str:
+        """Why this pod has to leave the world; "" where it may stay."""
+        gone = self.departing.get(pod.uid)
+        if gone:
+            return gone.reason
+        return Cause.SCALE_DOWN if pod.uid in self.victims else ""
+
+
+def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
+    """Which pods to keep, to give up and to add."""
+    now, elastic = seen.now, spec.elastic_policy
+    members = {m.uid for m in status.rendezvous.members}
+    ranks = {m.uid: m.rank for m in status.rendezvous.members}
+    succeeded = find_succeeded(seen, status.rendezvous)
+    done = {m.uid for m in succeeded} | set(status.rendezvous.succeeded)
+    unresponsive, unresponsive_at = policy.find_unresponsive(
+        seen.pods, seen.agents, status.rendezvous, elastic=elastic, since=seen.hub_started, now=now
+    )
+    departing = find_departing(seen, status.rendezvous, unresponsive)
+    live = [p for p in seen.pods if p.live and p.uid not in done]
+    staying = [p for p in live if p.uid not in departing]
+    capacity = room.retry(status.capacity or api.CapacityStatus(), now)
+    spare = max(0, len(staying) - spec.min_replicas)
+    timeout = elastic.scaling_timeout_seconds
+    capacity, withdrawn = room.withdraw(capacity, staying, spare_room=spare, timeout=timeout, now=now)
+    staying = [p for p in staying if p.uid not in withdrawn]
+    size = compose(View(spec, capacity, members=len(members), ended=len(succeeded), is_ending=bool(done)))
+    needed = members | done
+    kept = policy.choose_kept(staying, size.pods, ranks=ranks)
+    answering = {uid for uid, a in seen.agents.items() if a.connected}
+    forced, force_at = nodes.overdue_deletions(
+        seen.pods, seen.nodes, answering, timeout=elastic.faulty_pod_timeout_seconds, now=now
+    )
+    return PodSelection(
+        kept=tuple(p for p in live if p.uid in kept),
+        victims=frozenset(p.uid for p in live if p.uid not in kept and p.uid not in departing),
+        departing=departing,
+        terminated=frozenset(p.uid for p in seen.pods if _is_terminated(p, needed)),
+        forced=forced,
+        unresponsive=unresponsive,
+        succeeded=tuple(succeeded),
+        missing=_count_missing(size, len(kept), is_ending=bool(done)),
+        size=size,
+        capacity=capacity,
+        wake_at=first(
+            force_at,
+            unresponsive_at,
+            room.next_overdue(staying, timeout) if len(staying) > spec.min_replicas else None,
+            size.until,
+        ),
+    )
+
+
+def _count_missing(size: Size, kept: int, *, is_ending: bool) -> int:
+    """How many pods to add. A world that ends gets new ones only when nobody is left who could finish it."""
+    if is_ending:
+        return 0 if kept else min(size.pods, size.wanted)
+    return max(0, size.pods - kept)
+
+
+def find_departing(
+    seen: Seen, world: api.RendezvousStatus, unresponsive: frozenset[str]
+) -> dict[str, policy.Departure]:
+    """Live pods that the cluster wants gone, or that do not answer, with the reason; by UID.
+
+    So do those that were sent home when the job was suspended: that it is resumed comes too late for them.
+    """
+    found = {}
+    sent_home = {m.uid for m in world.members if m.leaving == Cause.SUSPENDED}
+    for pod in seen.pods:
+        reason = policy.departure(pod, seen.nodes.get(pod.node), seen.agents.get(pod.uid))
+        if pod.uid in sent_home and reason is None:
+            reason = policy.Departure(Cause.SUSPENDED)
+        if pod.uid in unresponsive and reason is None:
+            reason = policy.Departure(Cause.UNRESPONSIVE)
+        if reason and not pod.terminal:
+            found[pod.uid] = reason
+    return found
+
+
+def _is_terminated(pod: Pod, needed: set[str]) -> bool:
+    """A pod that succeeded is kept where it belongs to the last world: it is the proof."""
+    return pod.terminal and (pod.phase is PodPhase.FAILED or pod.uid not in needed)
+
+
+def find_succeeded(seen: Seen, world: api.RendezvousStatus) -> list[api.Member]:
+    """The members of this world that have ended well."""
+    pods = {p.uid: p for p in seen.pods}
+    return [
+        m
+        for m in world.members
+        if m.uid in pods and ended_well(m, pods[m.uid], seen.agents.get(m.uid), world.generation)
+    ]
+
+
+def plan_deletions(
+    seen: Seen, status: api.Status, selection: PodSelection, verdicts: Sequence[MemberVerdict] = ()
+) -> tuple[Deletion, ...]:
+    """Pods to delete. A member goes only after the world went on without it; a failed one only once it is counted."""
+    stuck = {j.member.uid: j.why for j in verdicts if _is_stuck(j)}
+    members = {m.uid for m in (*status.rendezvous.members, *seen.job.status.rendezvous.members)}
+    found: list[Deletion] = []
+    for pod in seen.pods:
+        if pod.uid in selection.forced:
+            found.append(Deletion(pod.name, pod.uid, "its node or its processes do not answer", force=True))
+        elif pod.deleting is not None:
+            continue
+        elif pod.uid in selection.terminated:
+            if pod.uid in status.restarts.counted or pod.phase is PodPhase.SUCCEEDED:
+                found.append(Deletion(pod.name, pod.uid, "it has ended"))
+        elif pod.uid in stuck:
+            found.append(Deletion(pod.name, pod.uid, stuck[pod.uid]))
+        elif pod.uid in selection.unresponsive:
+            found.append(Deletion(pod.name, pod.uid, "its agent does not answer"))
+        elif pod.uid in members:
+            continue
+        elif selection.leaving(pod):
+            found.append(Deletion(pod.name, pod.uid, selection.leaving(pod)))
+    return tuple(found)
+
+
+def _is_stuck(verdicts: MemberVerdict) -> bool:
+    """Lost although its agent answers: it does not start or stop its workers, and will not do so another time."""
+    worker = verdicts.worker
+    if verdicts.health is not MemberHealth.LOST or worker is None or worker.agent is None:
+        return False
+    return worker.pod.live and worker.agent.connected and worker.agent.state.phase is not wire.AgentPhase.FAILED
+
+
+def dismiss(seen: Seen, status: api.Status, selection: PodSelection) -> dict[str, wire.Directive]:
+    """Agents that are not needed any more: outside the world with pods that go, or with their work done before."""
+    members = {m.uid for m in (*status.rendezvous.members, *seen.job.status.rendezvous.members)}
+    going = selection.victims | set(selection.departing)
+    told: dict[str, wire.Directive] = {}
+    for uid, agent in seen.agents.items():
+        if not agent.connected or uid in members:
+            continue
+        if uid in status.rendezvous.succeeded:
+            told[uid] = wire.Stop(reason="completed")
+        elif uid in going:
+            told[uid] = wire.Stop(reason="not-wanted")
+    return told

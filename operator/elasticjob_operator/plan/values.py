@@ -1,0 +1,121 @@
+"""What a pass sees of one job and what it says is to be done: frozen values.
+
+`plan` turns a `Seen` into a `Plan`; `apply` carries the plan out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.membership import member_health
+from elasticjob_operator.model.observe import Agent, Job, Node, Pod
+from elasticjob_operator.plan import reporting
+from elasticjob_operator.sizing import growth
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the operator's administrator decides."""
+
+    membership: member_health.Settings = field(default_factory=member_health.Settings)
+    stable_seconds: float = growth.STABLE_SECONDS
+    ca_pem: str = ""
+
+
+class Kind(StrEnum):
+    """Objects beside the pods that belong to a job."""
+
+    SERVICE = "Service"
+    DISRUPTION_BUDGET = "PodDisruptionBudget"
+    NETWORK_POLICY = "NetworkPolicy"
+    CONFIG_MAP = "ConfigMap"
+    POD_GROUP = "PodGroup"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A wanted object and a digest of what it is built from: another digest means that it has to be written."""
+
+    kind: Kind
+    name: str
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps([self.kind, self.values], sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Everything that is known about one job at one moment."""
+
+    job: Job
+    pods: tuple[Pod, ...] = ()
+    agents: Mapping[str, Agent] = field(default_factory=dict)  # by pod UID
+    leftover: Mapping[str, Agent] = field(
+        default_factory=dict
+    )  # of an earlier job of this name: told to go, not counted
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    children: frozenset[tuple[str, str, str]] = frozenset()  # (kind, name, digest) that exist
+    now: float = 0.0
+    hub_started: float = 0.0
+    problem: tuple[str, str] | None = None  # (reason, message): what the API server said of our last writes
+
+    @property
+    def step(self) -> int | None:
+        """The furthest step that any rank reported."""
+        steps = [a.progress.step for a in self.agents.values() if a.progress and a.progress.step is not None]
+        return max(steps, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class NewPod:
+    index: int
+    avoid: tuple[str, ...] = ()  # nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    name: str
+    uid: str
+    why: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    status: api.Status
+    reason: str = ""
+    create: tuple[NewPod, ...] = ()
+    confirm: bool = False  # look whether the job is still there before pods are created
+    delete: tuple[Deletion, ...] = ()
+    ensure: tuple[Child, ...] = ()
+    remove: tuple[Child, ...] = ()
+    directives: Mapping[str, wire.Directive] = field(default_factory=dict)
+    events: tuple[reporting.Event, ...] = ()
+    announces: bool = False  # the directives belong to a generation that must be persisted first
+    set_replicas: int | None = None
+    delete_job: bool = False
+    keep: tuple[str, ...] = ()  # fields of the status that are not to be written, though they may differ
+    wake_at: float | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing to write but possibly the status."""
+        return not (self.create or self.delete or self.ensure or self.remove or self.delete_job or self.set_replicas)
+
+    def held_back(self, until: float) -> Plan:
+        """The same without making anything before `until`: for what the API server has just refused."""
+        return replace(self, create=(), ensure=(), confirm=False, wake_at=first(self.wake_at, until))
+
+
+def first(*times: float | None) -> float | None:
+    """The earliest of these times."""
+    return min((t for t in times if t is not None), default=None)

@@ -1,0 +1,127 @@
+"""The way to one API server: an aiohttp session with the TLS and the credentials of `kubernetes.aio`.
+
+The typed client builds a model object for every field of every pod; we need only the JSON. So address, TLS, credentials
+and their refresh are that client's, and requests go straight to the session: what lies between costs a third of a
+request's CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+from kubernetes.aio import client
+from yarl import URL
+
+from elasticjob_operator.rest.request import Request
+
+READ_BUFFER: Final = 2**20
+LARGE_BYTES: Final = 2**15  # of a body that takes long enough to encode for others to be let in between
+KEEP_ALIVE_SECONDS: Final = 60.0  # the API server drops an idle connection after 90; a new one costs a TLS handshake
+CONNECT_SECONDS: Final = 10.0
+NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)  # what `send`, and reading its answer, may raise
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request with its credentials and its encoded body: nothing but the connection is missing."""
+
+    method: str
+    url: URL
+    headers: Mapping[str, str]
+    data: bytes | None
+
+
+def find_proxy(host: str) -> str | None:
+    """What HTTPS_PROXY and NO_PROXY say of this server."""
+    split = urlsplit(host)
+    return None if proxy_bypass(split.netloc) else getproxies().get(split.scheme)
+
+
+class _GuardedConnector(aiohttp.TCPConnector):
+    """Asks `guard` once more when a request has its connection: getting one may have taken any time.
+
+    A process that was stopped in between finds its connection and the end of its timeout in the same turn of the loop.
+    """
+
+    guard: Callable[[str, str], object] = staticmethod(lambda method, path: None)
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.connector.Connection:
+        connection = await super().connect(req, traces, timeout)
+        try:
+            self.guard(req.method, req.url.path)
+        except BaseException:
+            connection.release()
+            raise
+        return connection
+
+
+class Transport:
+    """One session with one API server. Raises OSError where the certificates of the configuration cannot be used."""
+
+    def __init__(
+        self, configuration: client.Configuration, *, user_agent: str, encoding: str = "gzip, deflate"
+    ) -> None:
+        configuration.retries = None  # callers try again by their own rules
+        self.configuration = configuration
+        self.typed = client.ApiClient(configuration)  # shares the session
+        self.typed.user_agent = user_agent
+        self._headers = {"User-Agent": user_agent, "Accept-Encoding": encoding}
+        # It is told its proxy once: with `trust_env`, aiohttp asks a thread for it, and for ~/.netrc, before every
+        # request.
+        self._connector = _GuardedConnector(
+            limit=0, ssl=self.typed.rest_client.ssl_context, keepalive_timeout=KEEP_ALIVE_SECONDS
+        )
+        self._session = aiohttp.ClientSession(
+            connector=self._connector,
+            proxy=configuration.proxy or find_proxy(configuration.host),
+            read_bufsize=READ_BUFFER,
+        )
+        self.typed.rest_client.pool_manager = self._session
+        self._encoding = asyncio.Lock()
+
+    def guard(self, check: Callable[[str, str], object]) -> None:
+        """`check` sees method and path of every request that is about to be sent, and raises where it must not be."""
+        self._connector.guard = check
+
+    async def close(self) -> None:
+        await self.typed.close()
+        await self._session.close()
+
+    async def prepare(self, request: Request) -> Prepared:
+        """Everything that may take time before the request is sent: credentials, a large body."""
+        headers = {**self._headers, "Accept": request.accept, "Content-Type": request.content_type}
+        bearer = (await self.configuration.auth_settings()).get("BearerToken")
+        if bearer and bearer["value"]:
+            headers[bearer["key"]] = bearer["value"]
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        url = URL(self.configuration.host + request.path + query, encoded=True)
+        data = None if request.body is None else await self._encode(request.body)
+        return Prepared(request.method, url, headers, data)
+
+    async def send(self, request: Prepared, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        """The head of the answer, whatever its status. Raises one of `NO_ANSWER`."""
+        return await self._session.request(
+            request.method,
+            request.url,
+            data=request.data,
+            headers=request.headers,
+            timeout=timeout,
+            server_hostname=self.configuration.tls_server_name or None,
+        )
+
+    async def _encode(self, body: Mapping[str, Any]) -> bytes:
+        """At most one large body in a turn of the loop: a row of pods with a large template must not hold up others."""
+        async with self._encoding:
+            data = json.dumps(body, separators=(",", ":")).encode()
+            if len(data) > LARGE_BYTES:
+                await asyncio.sleep(0)
+        return data

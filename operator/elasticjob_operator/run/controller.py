@@ -1,0 +1,268 @@
+"""One pass per job at a time: observe → plan → apply, woken by whatever changed.
+
+Events coalesce: a job that is woken during its pass has one more pass afterwards. An error means trying again with
+back-off; nothing is remembered between passes but what the API server last said of our writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from elasticjob_operator.api import names
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.apply.apply import Applier
+from elasticjob_operator.backoff import find_pause, spread
+from elasticjob_operator.hub import server as hubs
+from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.fair_queue import Slots
+from elasticjob_operator.membership import directives
+from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
+from elasticjob_operator.plan.values import first
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import path_of
+
+logger = logging.getLogger(__name__)
+
+OVERDUE_SECONDS = 2.0  # that a pod may outlive its grace period before it is looked at
+LOOK_SECONDS = 5.0
+SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
+PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
+
+
+@dataclass(slots=True)
+class _Loop:
+    """What is remembered of one job's passes."""
+
+    dirty: bool = False
+    woken: float = 0.0  # monotonic: since when it is dirty
+    running: bool = False
+    failures: int = 0
+    timer: asyncio.TimerHandle | None = None
+    problem: tuple[str, str] | None = None
+    problem_generation: int = 0
+    refused_on: object = None  # what there was when the API server refused something ...
+    again_at: float = 0.0  # ... and when that is tried again: monotonic, since clocks jump
+    reason: str = ""
+    pods: set[str] = field(default_factory=set)
+    planning: float = 0.0  # seconds that the last plan took
+    look_at: float = 0.0  # not before this are pods that have to be gone looked at again
+
+
+class Controller:
+    """Runs the passes of all jobs. Idle until `start`."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        hub: hubs.Hub,
+        applier: Applier,
+        config: Config,
+        *,
+        clock: Callable[[], float] = time.time,
+        parallel: int = 64,
+        observer: PassObserver = lambda key, plan, seconds: None,
+        on_forget: Callable[[JobKey], None] = lambda key: None,
+        on_error: Callable[[], None] = lambda: None,
+        on_wait: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._hub = hub
+        self._applier = applier
+        self.config = config
+        self._clock = clock
+        self._slots = Slots(parallel, share=(parallel + 1) // 2)
+        self._loops: dict[JobKey, _Loop] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._active = False
+        self.observer = observer
+        self._on_forget = on_forget
+        self._on_error = on_error  # a pass has failed, by us or by what the API server says
+        self._on_wait = on_wait  # seconds from a wake-up to its pass
+
+    def start(self) -> None:
+        """From now on jobs are looked after; every known one gets a pass. Only for the leader."""
+        if not self._api.leadership.is_held:
+            raise RuntimeError("only the leader may start the controller")
+        self._active = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Something that concerns every job has changed."""
+        for key in list(self._cache.jobs):
+            self.wake(key)
+
+    async def stop(self) -> None:
+        self._active = False
+        for loop in self._loops.values():
+            if loop.timer is not None:
+                loop.timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._applier.teller.close()
+
+    def wake(self, key: JobKey) -> None:
+        """Something about this job may have changed."""
+        if not self._active:
+            return
+        loop = self._loops.setdefault(key, _Loop())
+        if not loop.dirty:
+            loop.dirty, loop.woken = True, time.monotonic()
+        if not loop.running:
+            loop.running = True
+            task = asyncio.create_task(self._work(key, loop))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, key: JobKey, loop: _Loop) -> None:
+        try:
+            while loop.dirty and self._active:
+                loop.dirty, since = False, loop.woken
+                await self._slots.acquire(key)
+                self._on_wait(time.monotonic() - since)
+                try:
+                    await self._try_pass(key, loop)
+                finally:
+                    self._slots.release(key)
+                # What happens at once is answered at once; what happens in the meantime, together. A big job rests as
+                # long as its planning takes, so that a thousand events about a thousand pods do not cost a million.
+                await asyncio.sleep(max(SHORTEST_REST, min(LONGEST_REST, loop.planning)))
+        finally:
+            loop.running = False
+
+    async def _try_pass(self, key: JobKey, loop: _Loop) -> None:
+        if loop.timer is not None:
+            loop.timer.cancel()
+            loop.timer = None
+        if not self._api.leadership.is_held:  # in doubt for a moment, or over: then the process ends soon
+            self._wake_later(key, loop, self._backoff(loop))
+            return
+        try:
+            wake_at = await self._pass(key, loop)
+        except ApiError as error:
+            await self._recover(key, loop, error)
+        except Exception:
+            self._on_error()
+            logger.exception("%s/%s: the pass failed; this is a defect", *key)
+            self._wake_later(key, loop, self._backoff(loop))
+        else:
+            if loop.problem is None:  # else the API server goes on saying no: that is tried ever more rarely
+                loop.failures = 0
+            if wake_at is not None:
+                self._wake_later(key, loop, max(0.0, wake_at - self._clock()))
+
+    async def _pass(self, key: JobKey, loop: _Loop) -> float | None:
+        known = self._cache.jobs.get(key)
+        if known is None:
+            agents = self._hub.agents(key)
+            self._hub.direct(key, directives.release(agents, ()))
+            if any(agent.connected for agent in agents.values()):
+                return None  # the last one that leaves wakes us
+            self._hub.forget(key)
+            self._cache.forget(key)
+            self._loops.pop(key, None)
+            self._on_forget(key)
+            return None
+        job, version = known
+        if loop.problem_generation != job.generation:
+            loop.problem, loop.problem_generation = None, job.generation
+        started = time.monotonic()
+        now = self._clock()
+        pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
+        self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
+        agents, ours = self._hub.agents(key), {p.uid for p in pods}
+        seen = Seen(
+            job=job,
+            pods=pods,
+            agents={uid: agent for uid, agent in agents.items() if uid in ours},
+            leftover={uid: agent for uid, agent in agents.items() if uid not in ours},
+            nodes=self._cache.nodes_of(pods),
+            children=self._cache.children(job),
+            now=now,
+            hub_started=self._hub.started_at,
+            problem=loop.problem,
+        )
+        made = plan(seen, self.config)
+        # Somebody's agents may wake a job every second; what was refused is not tried more often for it.
+        basis = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(key)), seen.children
+        early = loop.again_at - time.monotonic()
+        if loop.problem is not None and loop.refused_on == basis and early > 0:
+            made = made.held_back(now + early)
+        loop.planning = time.monotonic() - started
+        if made.reason != loop.reason:
+            logger.info("%s/%s: %s", *key, made.reason)
+            loop.reason = made.reason
+        outcome = await self._applier.apply(job, version, made, now)
+        self.observer(key, made, time.monotonic() - started)
+        if outcome.problem is not None or made.create or made.ensure:
+            changed, is_new = outcome.problem != loop.problem, loop.problem is None
+            loop.problem = outcome.problem
+            if loop.problem is not None:
+                delay = 0.0 if is_new else self._backoff(loop)
+                loop.refused_on, loop.again_at = basis, time.monotonic() + delay
+                return self._clock() + delay
+            if changed:
+                loop.dirty, loop.woken = True, time.monotonic()
+        held_until = now + LOOK_SECONDS if outcome.is_held else None
+        return first(made.wake_at, held_until, await self._look_for_overdue(job, loop, pods, now))
+
+    async def _look_for_overdue(self, job: Job, loop: _Loop, pods: Sequence[Pod], now: float) -> float | None:
+        """Looks at pods that have to be gone by now, of which no watch may have told; returns when to do it next."""
+        going = [(p.deleting + OVERDUE_SECONDS, p) for p in pods if p.deleting is not None]
+        if not going:
+            return None
+        overdue = [p for due, p in going if due <= now]
+        if overdue and loop.look_at <= now:
+            loop.look_at = now + LOOK_SECONDS
+            await asyncio.gather(*(self._applier.look_again(job, p) for p in overdue))
+        return max(min(due for due, _ in going), loop.look_at)
+
+    def _forget_pods(self, key: JobKey, loop: _Loop, present: set[str]) -> None:
+        for uid in loop.pods - present:
+            self._hub.forget_pod(key, uid)
+        loop.pods = present
+
+    async def _recover(self, key: JobKey, loop: _Loop, error: ApiError) -> None:
+        """Another try: at once with a fresh look where we were behind, else with back-off."""
+        if error.status in (404, 409):
+            logger.debug("%s/%s: %s; looking again", *key, error)
+            try:
+                await self._look_again(key)
+            except ApiError as again:
+                error = again
+            except Exception:
+                logger.exception("%s/%s: what the API server says of it cannot be taken in; this is a defect", *key)
+        else:
+            self._on_error()
+            logger.warning("%s/%s: %s", *key, error)
+        self._wake_later(key, loop, error.retry_after or self._backoff(loop))
+
+    async def _look_again(self, key: JobKey) -> None:
+        path = path_of(names.API_VERSION, names.PLURAL, *key)
+        try:
+            self._cache.put_job(await self._api.request("GET", path))
+        except ApiError as error:
+            known = self._cache.jobs.get(key)
+            if error.status == 404 and known is not None:
+                self._cache.drop_job(key, known[0].uid)
+            else:
+                raise
+
+    def _backoff(self, loop: _Loop) -> float:
+        loop.failures += 1
+        return spread(find_pause(loop.failures, first=0.1))
+
+    def _wake_later(self, key: JobKey, loop: _Loop, delay: float) -> None:
+        if not self._active:
+            return
+        if loop.timer is not None:
+            loop.timer.cancel()
+        loop.timer = asyncio.get_running_loop().call_later(delay, self.wake, key)

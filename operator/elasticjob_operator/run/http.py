@@ -1,0 +1,151 @@
+"""Health, readiness and metrics, on a port of their own: neither TLS nor agents are here.
+
+`/healthz` says that the event loop turns, nothing else: a failing API server is no reason to be restarted.
+`/readyz` is up to the caller. `/metrics` is for Prometheus; it may have an address of its own, or none.
+
+Whoever connects has one request and a few seconds for all of it. There are only so many connections at a time, and
+where there are too many, the address that has most of them loses its oldest: silence keeps no probe out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import exposition
+
+from elasticjob_operator.hub import handshake
+from elasticjob_operator.run.metrics import Metrics
+
+OFF: Final = "off"
+PATIENCE: Final = 10.0  # seconds for a request and its answer
+_SWEEP_SECONDS: Final = 1.0
+_PAGE_SECONDS: Final = 1.0  # that a page of metrics is good for, however many ask for it
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """`host:port` → both; None for "" (on the port of the probes) and "off" (nowhere). Raises ValueError."""
+    if text in ("", OFF):
+        return None
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is neither host:port nor {OFF!r}")
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - as the port of the probes
+
+
+class HttpServer:
+    """`ready` returns "" where all is well, else what is missing."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        ready: Callable[[], str],
+        *,
+        clock: Callable[[], float] = time.time,
+        capacity: int = 64,
+    ) -> None:
+        self._metrics = metrics
+        self._ready = ready
+        self._clock = clock
+        self._capacity = capacity
+        self._listeners: list[_Listener] = []
+        self._page = b""
+        self._page_at = float("-inf")
+        self._rendering = asyncio.Lock()
+
+    async def start(self, host: str, port: int, *, metrics_address: str = "") -> int:
+        """Listens; returns the port. `metrics_address` is where the metrics are: see `parse_address`."""
+        routes: dict[str, Handler] = {"/healthz": self._healthz, "/readyz": self._readyz}
+        pages: dict[str, Handler] = {"/metrics": self._expose}
+        apart = parse_address(metrics_address)
+        if apart is not None:
+            await self._listen(*apart, pages)
+        elif metrics_address != OFF:
+            routes |= pages
+        return await self._listen(host, port, routes)
+
+    @property
+    def ports(self) -> list[int]:
+        """Where it listens: the metrics' own port first, if there is one."""
+        return [listener.port for listener in self._listeners]
+
+    @property
+    def connections(self) -> int:
+        return sum(len(listener) for listener in self._listeners)
+
+    async def stop(self) -> None:
+        for listener in self._listeners:
+            await listener.stop()
+        self._listeners.clear()
+
+    async def _listen(self, host: str, port: int, routes: dict[str, Handler]) -> int:
+        listener = _Listener(routes, self._capacity)
+        self._listeners.append(listener)
+        return await listener.start(host, port)
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        missing = self._ready()
+        return web.Response(text=(missing or "ok") + "\n", status=503 if missing else 200)
+
+    async def _expose(self, request: web.Request) -> web.Response:
+        async with self._rendering:
+            now = self._clock()
+            if not 0 <= now - self._page_at < _PAGE_SECONDS:
+                self._page, self._page_at = await self._metrics.render(now), now
+        return web.Response(body=self._page, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
+
+
+class _Listener:
+    """One port."""
+
+    def __init__(self, routes: dict[str, Handler], capacity: int) -> None:
+        self._routes = routes
+        self._capacity = capacity
+        self._runner: web.AppRunner | None = None
+        self._listener: handshake.HandshakeListener | None = None
+        self._server: asyncio.Server | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self.port = 0
+
+    def __len__(self) -> int:
+        return len(self._listener) if self._listener is not None else 0
+
+    async def start(self, host: str, port: int) -> int:
+        app = web.Application(client_max_size=1024)
+        for path, handler in self._routes.items():
+            app.router.add_get(path, handler)
+        app.on_response_prepare.append(handshake.close_after)
+        logger = handshake.quiet_logger(f"{__name__}.server")
+        self._runner = web.AppRunner(app, access_log=None, lingering_time=0.0, shutdown_timeout=1.0, logger=logger)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        # Nobody is ever let in by `enter`, so the gate bounds every connection, the slow reader's as well.
+        self._listener = handshake.HandshakeListener(
+            self._runner.server, lambda: None, patience=PATIENCE, capacity=self._capacity
+        )
+        self._server = await asyncio.get_running_loop().create_server(self._listener.accept, host, port, backlog=1024)
+        self._sweeping = asyncio.create_task(self._sweep_forever(self._listener))
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self.port
+
+    async def stop(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _sweep_forever(self, watched: handshake.HandshakeListener) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            watched.sweep(asyncio.get_running_loop().time())

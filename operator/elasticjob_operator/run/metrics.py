@@ -1,0 +1,220 @@
+"""What Prometheus sees of the operator. Every metric is declared here and nowhere else.
+
+Figures of a job are read from its status, so they are right after a restart of the operator and vanish with
+the job. Counters count the records of what happened between two statuses; what happened before this process looked
+is not counted twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import prometheus_client
+from prometheus_client import core, registry
+
+from elasticjob_operator import api
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.history import timeline
+from elasticjob_operator.history.records import Kind, Record
+from elasticjob_operator.history.timeline import Moment
+from elasticjob_operator.hub.server import Hub
+
+_RESCALE_BUCKETS: Final = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+_LOOP_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_BUSY_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.06, 0.075, 0.1, 0.25, 0.5, 1.0)
+_PAGE_JOBS: Final = 200
+_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
+
+
+def _label(text: str | None) -> str:
+    """A cause is one of a few words; anything else must not become a label of its own."""
+    return text if text and _LABEL.fullmatch(text) else "other"
+
+
+_Read = Callable[[Moment, float, float], float | None]  # of a status, the seconds trained and the seconds lost
+_JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
+    ("world_size", "Pods in the running world.", lambda one, trained, lost: one.size),
+    ("generation", "Number of the present world.", lambda one, trained, lost: one.generation),
+    ("training_seconds", "Seconds with a complete, running world.", lambda one, trained, lost: trained),
+    ("lost_seconds", "Seconds without one, since the first world.", lambda one, trained, lost: lost),
+    (
+        "goodput_ratio",
+        "Share of the time since the first world that was trained.",
+        lambda one, trained, lost: trained / (trained + lost) if trained + lost > 0 else None,
+    ),
+)
+
+
+class Metrics:
+    """The operator's registry. `now` is given by the caller who scrapes or reports."""
+
+    def __init__(self, *, version: str = "") -> None:
+        self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        prometheus_client.ProcessCollector(registry=self.registry)
+        self._jobs: dict[JobKey, Moment] = {}
+
+        def counter(name: str, text: str, *labels: str) -> prometheus_client.Counter:
+            return prometheus_client.Counter(f"elasticjob_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> prometheus_client.Histogram:
+            return prometheus_client.Histogram(
+                f"elasticjob_{name}", text, labels, buckets=tuple(buckets), registry=self.registry
+            )
+
+        self.generations = counter("generations_total", "Worlds formed, by cause.", "cause")
+        self.rescale_seconds = histogram(
+            "rescale_seconds", "From a fault or change to the next running world.", _RESCALE_BUCKETS, "cause"
+        )
+        self.restarts = counter("restarts_total", "Restarts, by who caused them.", "cause")
+        self.api_requests = counter("api_requests_total", "Requests to the API server.", "verb", "resource", "code")
+        self.api_seconds = histogram("api_request_seconds", "Time of a request.", _LOOP_BUCKETS, "verb", "resource")
+        self.pass_seconds = histogram("reconcile_seconds", "Time of one pass over a job.", _LOOP_BUCKETS)
+        self.pass_errors = counter("reconcile_errors_total", "Passes that ended in an error.")
+        self.queue_seconds = histogram("reconcile_wait_seconds", "From a wake-up to its pass.", _LOOP_BUCKETS)
+        self.loop_lag_seconds = histogram("event_loop_lag_seconds", "How late the event loop is.", _LOOP_BUCKETS)
+        self.loop_busy_seconds = histogram(
+            "event_loop_busy_seconds", "CPU time between two looks at the event loop, a hundredth apart.", _BUSY_BUCKETS
+        )
+        self._loop_max = prometheus_client.Gauge(
+            "elasticjob_event_loop_max_seconds",
+            "The most that the event loop was late (lag) or computed at a stretch (busy) since the start.",
+            ["clock"],
+            registry=self.registry,
+        )
+        self._lag_max = self._busy_max = 0.0
+        self.background_restarts = counter(
+            "background_restarts_total", "Background work that failed and began anew.", "task"
+        )
+        self.skipped = counter(
+            "objects_skipped_total", "Objects that could not be taken in, by kind and error.", "kind", "error"
+        )
+        self.foreign_objects = counter("foreign_objects_total", "Objects with our label that are not ours.", "kind")
+        self.leader = prometheus_client.Gauge(
+            "elasticjob_leader", "1 where this replica is in charge.", registry=self.registry
+        )
+        prometheus_client.Gauge(
+            "elasticjob_build_info", "The version that runs.", ["version"], registry=self.registry
+        ).labels(version).set(1)
+        self._labels: dict[JobKey, str] = {}
+
+    def update_job(self, job: JobKey, status: api.Status) -> None:
+        """Call it with every new status of a job, and once at first sight."""
+        before, after = self._jobs.get(job), timeline.read(status)
+        self._jobs[job] = after
+        if job not in self._labels:
+            self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
+        if before is not None:  # else it may have happened in the life of another operator
+            for record in timeline.compare(before, after, 0.0):
+                self._count(record)
+
+    def _count(self, record: Record) -> None:
+        match record.kind:
+            case Kind.FORMED:
+                self.generations.labels(_label(record.cause)).inc(record.count)
+            case Kind.TRAINS if record.seconds is not None:
+                self.rescale_seconds.labels(_label(record.cause)).observe(record.seconds)
+            case Kind.FAILED:
+                self.restarts.labels("user").inc(record.count)
+            case Kind.FORGIVEN:
+                self.restarts.labels("infrastructure").inc(record.count)
+            case _:
+                pass
+
+    def forget_job(self, job: JobKey) -> None:
+        self._jobs.pop(job, None)
+        self._labels.pop(job, None)
+
+    def observe_loop(self, lag: float, busy: float) -> None:
+        """One look at the event loop: see `pulse`."""
+        self.loop_lag_seconds.observe(lag)
+        self.loop_busy_seconds.observe(busy)
+        if lag > self._lag_max:
+            self._lag_max = lag
+            self._loop_max.labels("lag").set(lag)
+        if busy > self._busy_max:
+            self._busy_max = busy
+            self._loop_max.labels("busy").set(busy)
+
+    def count_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """`code` is 0 where no answer came."""
+        self.api_requests.labels(verb, resource, str(code)).inc()
+        self.api_seconds.labels(verb, resource).observe(seconds)
+
+    def watch_hub(self, hub: Hub) -> None:
+        self.registry.register(_Connections(hub))
+
+    @property
+    def jobs(self) -> Mapping[JobKey, Moment]:
+        return self._jobs
+
+    def expose(self, now: float) -> bytes:
+        """The text that Prometheus reads."""
+        return b"".join((prometheus_client.generate_latest(self.registry), *self._job_pages(now)))
+
+    async def render(self, now: float) -> bytes:
+        """As `expose`, with a breath between the pages: thousands of jobs do not hold up the event loop."""
+        pages = [prometheus_client.generate_latest(self.registry)]
+        for page in self._job_pages(now):
+            pages.append(page)
+            await asyncio.sleep(0)
+        return b"".join(pages)
+
+    def _job_pages(self, now: float) -> Iterator[bytes]:
+        """The series of the jobs that exist: written by hand, for the library takes ten times as long for them."""
+        jobs = list(self._jobs.items())
+        tally = Tally(one.phase for _, one in jobs)
+        phases = (f'elasticjob_jobs{{phase="{phase}"}} {tally[str(phase)]}\n' for phase in api.Phase)
+        yield _head("jobs", "Jobs by phase.") + "".join(phases).encode()
+        goodput = {job: one.seconds_until(now) for job, one in jobs}
+        for name, text, read in _JOB_SERIES:
+            yield _head(name, text)
+            for start in range(0, len(jobs), _PAGE_JOBS):
+                lines = []
+                for job, one in jobs[start : start + _PAGE_JOBS]:
+                    value, labels = read(one, *goodput[job]), self._labels.get(job)
+                    if value is not None and labels is not None:
+                        lines.append(f"elasticjob_{name}{labels} {value!r}\n")
+                yield "".join(lines).encode()
+
+
+def _head(name: str, text: str) -> bytes:
+    return f"# HELP elasticjob_{name} {text}\n# TYPE elasticjob_{name} gauge\n".encode()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class _Connections(registry.Collector):
+    """What the hub counts: `kind:detail` → a counter with labels."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterable[core.Metric]:
+        connections = core.GaugeMetricFamily(
+            "elasticjob_hub_connections", "Agents that are connected.", value=self._hub.connections
+        )
+        events = core.CounterMetricFamily(
+            "elasticjob_hub_events",
+            "What happened at the hub: connections, losses, refusals, messages, directives.",
+            labels=("event", "detail"),
+        )
+        for name, count in sorted(self._hub.counts.items()):
+            event, _, detail = name.partition(":")
+            events.add_metric([event, detail], count)
+        places, limits = (
+            core.GaugeMetricFamily(f"elasticjob_hub_{name}", text, labels=("stage",))
+            for name, text in (
+                ("places", "Connections on the way in and inside, by stage."),
+                ("places_limit", "How many there may be, by stage."),
+            )
+        )
+        for stage, (taken, limit) in self._hub.places.items():
+            places.add_metric([stage], taken)
+            limits.add_metric([stage], limit)
+        return (connections, events, places, limits)

@@ -1,0 +1,269 @@
+"""Puts the parts together and runs them: watches → cache → controller → API, agents ↔ hub, health and metrics.
+
+Every replica keeps its cache warm; only the holder of the Lease takes agents and acts. Losing the Lease ends the
+process: a fresh one with nothing in memory is the safest follower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from elasticjob_operator import __version__ as version
+from elasticjob_operator import ratelimit
+from elasticjob_operator.api import bounds, names
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply.apply import Applier
+from elasticjob_operator.errors import UsageError
+from elasticjob_operator.hub import auth, endpoint, limits
+from elasticjob_operator.hub.server import Hub
+from elasticjob_operator.kube.cache import Cache, UnownedObject
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.jobwatch import JobWatch
+from elasticjob_operator.kube.lease import Election, Timing
+from elasticjob_operator.kube.supervise import insist, keep_going
+from elasticjob_operator.kube.watch import Watch
+from elasticjob_operator.plan.plan import Config, Plan
+from elasticjob_operator.plan.reporting import Event
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import path_of
+from elasticjob_operator.run import file_limits, metrics
+from elasticjob_operator.run.controller import Controller
+from elasticjob_operator.run.http import HttpServer
+from elasticjob_operator.run.loop_lag import Pulse
+from elasticjob_operator.run.options import Options
+from elasticjob_operator.run.serving import Serving
+from elasticjob_operator.run.watching import build_watches
+
+__all__ = ["Operator", "Options", "UsageError"]
+
+logger = logging.getLogger(__name__)
+
+WARNINGS, WARNINGS_PER_SECOND = 20.0, 0.02  # of objects that are not ours, for each namespace
+WARNED_NAMESPACES = 1000  # of which it is remembered how much was said
+
+
+class Operator:
+    """One replica. `run` returns when the Lease is lost or `stop` was called."""
+
+    def __init__(self, options: Options, api: Api) -> None:
+        self.options = options
+        self.api = api
+        self.lost_lease = False
+        self.http_port = 0
+        self._stopped = asyncio.Event()
+        self._crd = False  # whether it was found
+        self._watches: list[Watch] = []  # made when it is known which kinds there are
+        self._warnings: dict[str, ratelimit.Bucket] = {}
+        # What is counted.
+        self.metrics = metrics.Metrics(version=version)
+        api.observer = self.metrics.count_request
+        self.pulse = Pulse(self.metrics)
+        # What is seen: the cluster, and the agents.
+        most = bounds.Limits(replicas=options.max_replicas_per_job, template_bytes=options.max_template_bytes)
+        self.cache = Cache(self._wake, self._meet, most)
+        self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc())
+        self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)
+        wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)
+        shares, hub_limits = file_limits.take_all(options.parallel, wanted)
+        self.hub = Hub(
+            authenticate=auth.TokenAuthenticator(auth.review_with(api.client), self.cache.find_pod),
+            wake=self._wake,
+            settings=hub_limits,
+            on_restart=self._count_restart,
+        )
+        self.metrics.watch_hub(self.hub)
+        self.http = HttpServer(self.metrics, self._why_not_ready, capacity=shares.http)
+        # What acts.
+        self.applier = Applier(api, self.cache, self.hub, manifests.Settings(hub_url=""), options.identity)
+        self.controller = Controller(
+            api,
+            self.cache,
+            self.hub,
+            self.applier,
+            Config(membership=options.settings, stable_seconds=options.stable_seconds),
+            observer=self._observe_pass,
+            on_forget=self.metrics.forget_job,
+            on_error=self.metrics.pass_errors.inc,
+            on_wait=self.metrics.queue_seconds.observe,
+        )
+        self.serving = Serving(options, api, self.hub, self._trust)
+
+    @property
+    def hub_port(self) -> int:
+        return self.serving.port
+
+    def _wake(self, key: JobKey) -> None:
+        self.controller.wake(key)
+
+    def _meet(self, unowned: UnownedObject) -> None:
+        """Somebody else's object carries our label: told once, and left alone."""
+        self.metrics.foreign_objects.labels(unowned.kind).inc()
+        text = f"{unowned.kind} {unowned.name} carries the operator's label and is left alone: {unowned.why}"
+        now = time.time()
+        warnings = self._warnings.setdefault(unowned.namespace, ratelimit.Bucket(WARNINGS, now))
+        if len(self._warnings) > WARNED_NAMESPACES:
+            del self._warnings[next(iter(self._warnings))]
+        if warnings.take(WARNINGS_PER_SECOND, WARNINGS, now):
+            logger.warning("%s: %s", unowned.namespace, text)
+        known = self.cache.jobs.get((unowned.namespace, unowned.job))
+        if known is not None and self.hub.leader:
+            self.applier.teller.tell(known[0], [Event("ForeignObject", text, warning=True)], now)
+
+    def _observe_pass(self, key: JobKey, plan: Plan, seconds: float) -> None:
+        self.metrics.pass_seconds.observe(seconds)
+        self.metrics.update_job(key, plan.status)
+
+    def _why_not_ready(self) -> str:
+        if not self._crd:
+            return f"the CustomResourceDefinition {names.PLURAL}.{names.GROUP} is not installed: apply crds/"
+        missing = [w for w in self._watches if not w.synced.is_set()]
+        return "the caches are being filled" if missing or not self._watches else ""
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    # Life.
+
+    async def run(self) -> None:
+        """From start to the loss of the Lease or a stop. Any other end is an error, of which UsageError is expected."""
+        election = Election(
+            self.api,
+            self.options.operator_namespace,
+            self.options.lease_name,
+            self.options.identity,
+            Timing(duration=self.options.lease_seconds),
+        )
+        self.pulse.start()
+        self.http_port = await self.http.start(
+            self.options.http_host, self.options.http_port, metrics_address=self.options.metrics_address
+        )
+        try:
+            await self._until_stopped(self._prepare())
+            await self._until_stopped(self._live(election))
+        finally:
+            await self.controller.stop()
+            if self.options.leader_election:
+                await election.release()
+            await self.hub.stop()
+            await self.http.stop()
+            self.pulse.stop()
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._stopped.is_set():
+            work.close()
+            return
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._stopped.wait())
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not task.done():
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def _prepare(self) -> None:
+        await self._discover()
+        await self.serving.prepare()
+        await self._await_crd()
+
+    async def _live(self, election: Election) -> None:
+        """Watches, waits for the Lease, acts until it is lost. Nothing that fails in the background ends it."""
+        self._watches = build_watches(
+            self.api, self.cache, self.intake, self.options.namespaces, self.applier.policy_version
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for watch in self._watches:
+                    group.create_task(self._keep_going(f"the watch of {watch.path}", watch.run))
+                group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))
+                group.create_task(self._keep_going("the certificate", self.serving.keep_fresh))
+                await asyncio.gather(*(w.synced.wait() for w in self._watches))
+                await self.jobs.catch_up()
+                await self._elect(election)
+                group.create_task(self._keep_going("the start of leading", self._lead))
+                await self._stay(election)
+        except* UsageError as errors:
+            raise errors.exceptions[0] from None
+
+    def _keep_going(self, name: str, work: Callable[[], Awaitable[None]]) -> Coroutine[Any, Any, None]:
+        return keep_going(name, work, self._count_restart)
+
+    def _count_restart(self, task: str) -> None:
+        self.metrics.background_restarts.labels(task).inc()
+
+    async def _elect(self, election: Election) -> None:
+        """Returns with the right to write."""
+        if self.options.leader_election:
+            await election.acquire()
+        else:
+            self.api.leadership.lend(math.inf)
+
+    async def _lead(self) -> None:
+        """Begins to act; only to be called with the right to write."""
+        await self.serving.refresh()
+        self.applier.settings = manifests.Settings(
+            hub_url=self.serving.url,
+            tls=bool(self.options.tls_secret),
+            runtime_image=self.options.runtime_image,
+            worker_image=self.options.worker_image,
+            image_pull_policy=self.options.image_pull_policy,
+        )
+        self.hub.started_at = time.time()
+        self.hub.leader = True
+        self.metrics.leader.set(1)
+        self.controller.start()
+        service, address = self.serving.service, self.options.pod_address
+        if endpoint.is_ours_to_point(service, address):
+            await endpoint.point_service(self.api, service, address, self.serving.port)
+
+    async def _stay(self, election: Election) -> None:
+        """Until the Lease is lost, or for ever where there is none."""
+        if not self.options.leader_election:
+            await self._stopped.wait()
+            return
+        await election.hold()
+        self.lost_lease = True
+        self.hub.leader = False  # whoever leads now has to be found by the agents
+        self.stop()
+
+    def _trust(self, ca_pem: str) -> None:
+        """The CAs of the hub have changed: every job's pods are told."""
+        self.controller.config = replace(self.controller.config, ca_pem=ca_pem)
+        self.controller.wake_all()
+
+    async def _watch_jobs(self) -> None:
+        await self.jobs.run()
+        self.stop()  # kopf takes the signals while it runs, and ends
+
+    # What this cluster has.
+
+    async def _discover(self) -> None:
+        """Which version of PodDisruptionBudgets is served."""
+        groups = await insist(lambda: self.api.request("GET", "/apis"))
+        served = {g["name"]: [v["groupVersion"] for v in g["versions"]] for g in groups.get("groups", [])}
+        versions = served.get("policy", [])
+        self.applier.policy_version = "policy/v1" if "policy/v1" in versions or not versions else versions[0]
+
+    async def _await_crd(self) -> None:
+        """Waits for the CRD: the operator may be installed first."""
+        scope = self.options.namespaces[0] if self.options.namespaces else ""
+        while True:
+            try:
+                await self.api.request("GET", path_of(names.API_VERSION, names.PLURAL, scope), query={"limit": "1"})
+                self._crd = True
+                return
+            except ApiError as error:
+                if error.status == 404:
+                    logger.warning(self._why_not_ready())
+                else:
+                    logger.warning("the API server: %s", error)
+                await asyncio.sleep(1.0)

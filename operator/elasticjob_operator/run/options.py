@@ -1,0 +1,41 @@
+"""What the operator was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elasticjob_operator.api import bounds
+from elasticjob_operator.membership import member_health
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line, parsed."""
+
+    namespaces: tuple[str, ...] = ()  # empty: the whole cluster
+    kubeconfig: str | None = None
+    context: str | None = None
+    operator_namespace: str = "default"
+    hub_host: str = "0.0.0.0"  # noqa: S104 - pods reach the hub from everywhere
+    hub_port: int = 8443
+    hub_url: str = ""  # what pods are told; empty: from hub_service, else this machine's own address
+    hub_service: str = ""
+    pod_address: str = ""  # where the Service is to lead while this replica leads
+    tls_secret: str = ""
+    http_host: str = "0.0.0.0"  # noqa: S104
+    http_port: int = 8080
+    metrics_address: str = ""  # host:port or "off"; empty: on the port of the probes
+    leader_election: bool = True
+    lease_name: str = "elasticjob-operator"
+    lease_seconds: float = 10.0
+    certificate_check_seconds: float = 3600.0
+    identity: str = ""
+    runtime_image: str = ""
+    worker_image: str = ""
+    image_pull_policy: str = "IfNotPresent"
+    heartbeat_timeout: float = 5.0
+    stable_seconds: float = 60.0
+    parallel: int = 32
+    max_replicas_per_job: int = bounds.Limits().replicas
+    max_template_bytes: int = bounds.Limits().template_bytes
+    settings: member_health.Settings = field(default_factory=member_health.Settings)

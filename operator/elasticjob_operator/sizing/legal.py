@@ -1,0 +1,41 @@
+"""Which worlds are legal: from minReplicas in steps, or only certain sizes. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob_operator import api
+from elasticjob_operator.sizing.values import Answer, View
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Which worlds are allowed."""
+
+    min: int
+    wanted: int
+    step: int | None = None
+    values: tuple[int, ...] = ()
+
+    def legal(self, available: int) -> int:
+        """The largest legal world of at most this many pods; 0 where there is none."""
+        limit = min(available, self.wanted)
+        if self.values:
+            return max((v for v in self.values if self.min <= v <= limit), default=0)
+        if limit < self.min:
+            return 0
+        return limit - (limit - self.min) % self.step if self.step else limit
+
+
+def sizes_of(spec: api.Spec, wanted: int) -> Sizes:
+    """The legal worlds of a job of which at most `wanted` pods are to train."""
+    elastic = spec.elastic_policy
+    return Sizes(
+        spec.min_replicas, wanted, elastic.replica_increment_step, tuple(elastic.replica_discrete_values or ())
+    )
+
+
+def ask(view: View, size: int) -> Answer:
+    """The largest legal world of this size; where none is legal, the pods are kept and wait."""
+    found = sizes_of(view.spec, size).legal(size)
+    return Answer(at_most=found or None, reason=f"{found} is the largest legal size of at most {size}")

@@ -1,0 +1,62 @@
+"""Room in the cluster: which extras are withdrawn since no node takes them, and when they are tried again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elasticjob_operator import api
+from elasticjob_operator.backoff import find_pause
+from elasticjob_operator.model.observe import Pod, format_time, parse_time
+from elasticjob_operator.model.revise import revise
+from elasticjob_operator.sizing.values import Answer, View
+
+PROBE_BACKOFF_SECONDS = 60.0
+MAX_PROBE_SECONDS = 600.0
+
+
+def ask(view: View, size: int) -> Answer:
+    """Without the extras that are withdrawn; what minReplicas asks for is never withdrawn."""
+    room = view.room
+    if not room.withdrawn:
+        return Answer()
+    return Answer(
+        at_most=max(view.spec.min_replicas, size - room.withdrawn),
+        reason=tell_withdrawn(room),
+        until=parse_time(room.retry_time),
+    )
+
+
+def tell_withdrawn(room: api.CapacityStatus) -> str:
+    return f"{room.withdrawn} pods found no node in scalingTimeoutSeconds and are tried again later"
+
+
+def retry(capacity: api.CapacityStatus, now: float) -> api.CapacityStatus:
+    """The same, with the withdrawn extras wanted again when their time has come."""
+    due = parse_time(capacity.retry_time)
+    if capacity.withdrawn and due is not None and now >= due:
+        return revise(capacity, withdrawn=0)
+    return capacity
+
+
+def withdraw(
+    capacity: api.CapacityStatus, pods: Sequence[Pod], *, spare_room: int, timeout: float, now: float
+) -> tuple[api.CapacityStatus, frozenset[str]]:
+    """Extras that nobody could schedule for `timeout` seconds are withdrawn, at most `spare_room` of them.
+
+    The next try comes with back-off: no pods that pend for ever, no autoscaler that swings.
+    """
+    overdue = [p for p in pods if p.unschedulable is not None and p.live and now - p.created >= timeout]
+    overdue.sort(key=lambda p: -p.index)
+    chosen = overdue[: max(0, spare_room)]
+    if not chosen:
+        return capacity, frozenset()
+    attempts = capacity.attempts + 1
+    delay = find_pause(attempts, first=PROBE_BACKOFF_SECONDS, most=MAX_PROBE_SECONDS)
+    changed = api.CapacityStatus(
+        withdrawn=capacity.withdrawn + len(chosen), attempts=attempts, retry_time=format_time(now + delay)
+    )
+    return changed, frozenset(p.uid for p in chosen)
+
+
+def next_overdue(pods: Sequence[Pod], timeout: float) -> float | None:
+    return min((p.created + timeout for p in pods if p.unschedulable is not None and p.live), default=None)

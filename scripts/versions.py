@@ -1,0 +1,50 @@
+"""One version for everything that a release has: it stands in `elasticjob_operator/__init__.py`.
+
+The distributions read it from their packages; the chart, the examples and the Dockerfiles name it. After an edit of the
+one line `make generate` writes it everywhere, and `make check` says where it differs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+SOURCE: Final = ROOT / "operator/elasticjob_operator/__init__.py"
+PLACES: Final = (
+    "worker_image/src/elasticjob/__init__.py",
+    "devcluster/elasticjob_devcluster/__init__.py",
+    "manifests/chart/elasticjob/Chart.yaml",
+    "manifests/examples/*.yaml",
+    "Dockerfile",
+    "worker_image/Dockerfile",
+    "tests/integration/next_build/Dockerfile",
+    "docs/install.md",
+    "docs/transcript.md",
+)
+_STATED: Final = re.compile(
+    r'^(__version__ = "|ARG VERSION=|version: |appVersion: "|ElasticJob (?=\d))[\w.+-]+'
+    r"|(?<=\belasticjob/)(operator:|runtime:|worker:)[\w.+-]+",
+    re.MULTILINE,
+)
+
+
+def read_version() -> str:
+    """The version of this tree, as major.minor.patch."""
+    found = re.search(r'^__version__ = "(\d+\.\d+\.\d+)"$', SOURCE.read_text(), re.MULTILINE)
+    if found is None:
+        raise SystemExit(f'{SOURCE.relative_to(ROOT)}: write the version as __version__ = "1.2.3"')
+    return found[1]
+
+
+def set_version(text: str, version: str) -> str:
+    """The text with this version wherever it states one."""
+    return _STATED.sub(lambda match: f"{match[1] or match[2]}{version}", text)
+
+
+def generate() -> dict[Path, str]:
+    """Every file that states the version, as it has to be."""
+    version = read_version()
+    paths = [path for place in PLACES for path in sorted(ROOT.glob(place))]
+    return {path: set_version(path.read_text(), version) for path in paths}

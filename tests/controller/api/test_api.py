@@ -1,0 +1,264 @@
+"""The spec: defaults, messages for users, and the same bad examples refused by validators and by CEL."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from controller.builders import TEMPLATE
+from elasticjob_operator import api
+
+
+def spec(**fields: Any) -> dict[str, Any]:
+    return {"template": copy.deepcopy(TEMPLATE), **fields}
+
+
+# (before, after, field): refused while the job runs, allowed while it is suspended.
+BAD_CHANGES = [
+    pytest.param(spec(), spec(nprocPerNode=2), "nprocPerNode", id="nproc"),
+    pytest.param(spec(nprocPerNode=2), spec(nprocPerNode="gpu"), "nprocPerNode", id="nproc-word"),
+    pytest.param(spec(), spec(rendezvous={"backend": "c10d"}), "rendezvous.backend", id="backend"),
+    pytest.param(spec(rendezvous={"backend": "static"}), spec(), "rendezvous.backend", id="backend-left-out"),
+    pytest.param(
+        spec(rendezvous={"backend": "c10d", "endpoint": "a:1"}),
+        spec(rendezvous={"backend": "c10d"}),
+        "rendezvous.endpoint",
+        id="endpoint",
+    ),
+    pytest.param(
+        spec(rendezvous={"backend": "c10d"}),
+        spec(rendezvous={"backend": "c10d", "conf": {"timeout": "9"}}),
+        "rendezvous.conf",
+        id="conf",
+    ),
+]
+GOOD_CHANGES = [
+    pytest.param(spec(), spec(nprocPerNode="auto", rendezvous={}), id="defaults-written-out"),
+    pytest.param(spec(nprocPerNode="2"), spec(nprocPerNode=2), id="number-as-text"),
+    pytest.param(spec(rendezvous={"backend": "operator"}), spec(rendezvous={"conf": {}}), id="empty-conf"),
+    pytest.param(
+        spec(replicas=1),
+        spec(replicas=3, elasticPolicy={"maxReplicas": 4}, health={"preflight": "Node"}),
+        id="sizes",
+    ),
+]
+
+# Refused by the rules across fields: (spec, where, what is said). `test_crd_cluster.py` feeds the same
+# examples to the CEL rules of a real API server.
+BAD_ACROSS_FIELDS = [
+    pytest.param(
+        spec(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}),
+        "spec.elasticPolicy",
+        "minReplicas must not be greater than maxReplicas: lower minReplicas or raise maxReplicas",
+        id="min-above-max",
+    ),
+    pytest.param(
+        spec(elasticPolicy={"replicaIncrementStep": 2, "replicaDiscreteValues": [2]}),
+        "spec.elasticPolicy",
+        "replicaIncrementStep and replicaDiscreteValues exclude each other: remove one of them",
+        id="step-and-values",
+    ),
+    pytest.param(
+        spec(rendezvous={"backend": "etcd-v2"}),
+        "spec.rendezvous",
+        "rendezvous.endpoint is required by the backend etcd-v2: give host:port of the etcd server",
+        id="etcd-without-endpoint",
+    ),
+    pytest.param(
+        spec(failurePolicy={"rules": [{"action": "FailJob"}]}),
+        "spec.failurePolicy.rules[0]",
+        "a rule needs exactly one of onExitCodes and onPodConditions",
+        id="rule-without-condition",
+    ),
+    pytest.param(
+        spec(
+            failurePolicy={
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"operator": "In", "values": [1]},
+                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                    }
+                ]
+            }
+        ),
+        "spec.failurePolicy.rules[0]",
+        "a rule needs exactly one of onExitCodes and onPodConditions",
+        id="rule-with-both-conditions",
+    ),
+    pytest.param(
+        spec(replicas=5, elasticPolicy={"maxReplicas": 4}),
+        "spec",
+        "replicas must not be greater than elasticPolicy.maxReplicas: lower replicas or raise maxReplicas",
+        id="replicas-above-max",
+    ),
+    pytest.param(
+        spec(replicas=1, elasticPolicy={"minReplicas": 2}),
+        "spec",
+        "replicas must not be less than elasticPolicy.minReplicas: raise replicas or lower minReplicas",
+        id="replicas-below-min",
+    ),
+    pytest.param(
+        spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 4, "replicaDiscreteValues": [1, 8]}),
+        "spec",
+        "elasticPolicy.replicaDiscreteValues has no value between minReplicas and maxReplicas: add one",
+        id="no-legal-value",
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "field", "message"), BAD_ACROSS_FIELDS)
+def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(api.InvalidJobError) as caught:
+        api.parse_spec(raw)
+    assert [(p.field, p.message) for p in caught.value.problems] == [(field, message)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "field", "message"),
+    [
+        pytest.param(None, "spec", "is required: give at least spec.template", id="no-spec"),
+        pytest.param({}, "spec.template", "is required", id="no-template"),
+        pytest.param(
+            spec(elasticPolicy={"minReplica": 2}),
+            "spec.elasticPolicy.minReplica",
+            "is not a field of ElasticJob: did you mean spec.elasticPolicy.minReplicas?",
+            id="misspelt",
+        ),
+        pytest.param(
+            spec(maxReplicas=2),
+            "spec.maxReplicas",
+            "is not a field of ElasticJob: did you mean spec.elasticPolicy.maxReplicas?",
+            id="misplaced",
+        ),
+        pytest.param(
+            spec(zebra=2), "spec.zebra", "is not a field of ElasticJob: check the spelling, or remove it", id="unknown"
+        ),
+        pytest.param(spec(replicas=0), "spec.replicas", "input should be greater than or equal to 1", id="no-replicas"),
+        pytest.param(
+            spec(nprocPerNode="many"),
+            "spec.nprocPerNode",
+            "must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1",
+            id="nproc",
+        ),
+        pytest.param(
+            spec(health={"hangTimeoutSeconds": "soon"}),
+            "spec.health.hangTimeoutSeconds",
+            "must be 'auto' or a number of seconds (0 turns it off)",
+            id="hang-timeout",
+        ),
+        pytest.param(
+            {"template": {}},
+            "spec.template",
+            "spec is missing: give a pod template with spec.containers",
+            id="template-without-spec",
+        ),
+        *(
+            pytest.param(
+                {"template": {"metadata": metadata, "spec": {"containers": [{"name": "a"}]}}},
+                "spec.template",
+                message,
+                id=f"template-metadata-{i}",
+            )
+            for i, (metadata, message) in enumerate(
+                (
+                    (["x"], "metadata must be an object: give labels and annotations in it, or leave it out"),
+                    *(
+                        (bad, "metadata.labels must be texts by name: put numbers and true or false in quotes")
+                        for bad in ({"labels": ["x"]}, {"labels": {"a": 1}})
+                    ),
+                )
+            )
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": ["a"]}]}}},
+            "spec.template",
+            "spec.containers[].name is missing: every container needs a name",
+            id="template-container-name-no-text",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": []}}},
+            "spec.template",
+            "spec.containers is empty: give at least one container, the first one trains",
+            id="no-containers",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"image": "a"}]}}},
+            "spec.template",
+            "spec.containers[].name is missing: every container needs a name",
+            id="nameless-container",
+        ),
+        pytest.param(
+            {"template": {"spec": {"restartPolicy": "Always", "containers": [{"name": "a"}]}}},
+            "spec.template",
+            "spec.restartPolicy must be Never or left out, not Always: the operator replaces pods",
+            id="restart-policy",
+        ),
+        pytest.param(
+            {
+                "template": {
+                    "metadata": {"annotations": {"elasticjob.dev/trainer-container": "b"}},
+                    "spec": {"containers": [{"name": "a"}]},
+                }
+            },
+            "spec.template",
+            "metadata.annotations[elasticjob.dev/trainer-container] names 'b', which is no container: use one of a",
+            id="trainer-unknown",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "a"}, {"name": "b", "env": {"A": "1"}}]}}},
+            "spec.template",
+            "spec.containers[1].env must be a list of objects",
+            id="environment-as-map",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "a"}], "initContainers": [{"resources": {"limits": 1}}]}}},
+            "spec.template",
+            "spec.initContainers[0].resources.limits must be an object",
+            id="limits-of-an-init-container",
+        ),
+    ],
+)
+def test_messages_name_the_field_and_the_remedy(raw: Any, field: str, message: str) -> None:
+    with pytest.raises(api.InvalidJobError) as caught:
+        api.parse_spec(raw)
+    assert [(p.field, p.message) for p in caught.value.problems] == [(field, message)]
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(api.InvalidJobError) as caught:
+        api.parse_spec(spec(replicas=0, runPolicy={"activeDeadlineSeconds": 0}))
+    assert [p.field for p in caught.value.problems] == ["spec.replicas", "spec.runPolicy.activeDeadlineSeconds"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({}, (1, 1, 1), id="one-pod"),
+        pytest.param({"elasticPolicy": {"minReplicas": 1, "maxReplicas": 4}}, (1, 4, 4), id="elastic"),
+        pytest.param({"replicas": 3}, (3, 3, 3), id="fixed"),
+        pytest.param({"replicas": 3, "elasticPolicy": {"maxReplicas": 4}}, (1, 4, 3), id="wanted-below-max"),
+        pytest.param({"elasticPolicy": {"minReplicas": 2}}, (2, 2, 2), id="only-min"),
+    ],
+)
+def test_defaults_of_sizes(fields: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    parsed = api.parse_spec(spec(**fields))
+    assert (parsed.min_replicas, parsed.max_replicas, parsed.wanted) == expected
+
+
+def test_a_minimal_job_has_the_documented_defaults() -> None:
+    parsed = api.parse_spec(spec())
+    assert parsed.rendezvous.backend == "operator"
+    assert parsed.nproc_per_node == "auto"
+    assert parsed.success_policy == "All"
+    assert parsed.run_policy.clean_pod_policy == "Running"
+    assert parsed.elastic_policy.graceful_shutdown_timeout_seconds == 30
+    assert parsed.elastic_policy.max_restarts == 10
+
+
+def test_status_survives_its_own_dump() -> None:
+    status = api.Status(phase=api.Phase.RUNNING, rendezvous=api.RendezvousStatus(generation=3), replicas=2)
+    assert api.Status.model_validate(status.dump()) == status
+    assert "" not in status.dump().values()

@@ -1,0 +1,82 @@
+"""The printed CustomResourceDefinition keeps the rules of structural schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from elasticjob_operator import api
+from elasticjob_operator.api import crd
+
+CRD = crd.build_crd()
+VERSION = CRD["spec"]["versions"][0]
+SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in (schema.get("properties") or {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from nodes(schema[key], f"{path}[]")
+
+
+def test_every_node_has_one_type() -> None:
+    for path, node in nodes(SCHEMA):
+        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
+
+
+def test_nothing_a_structural_schema_forbids() -> None:
+    forbidden = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "const", "title", "default", "nullable"}
+    for path, node in nodes(SCHEMA):
+        assert not forbidden & set(node), path
+        assert not isinstance(node.get("additionalProperties"), bool), path
+
+
+def test_every_spec_field_is_described() -> None:
+    bare = [
+        p for p, n in nodes(SCHEMA["properties"]["spec"]) if p and not p.endswith("[]") and not n.get("description")
+    ]
+    assert bare == []
+
+
+def test_only_the_template_is_required() -> None:
+    assert SCHEMA["required"] == ["spec"]
+    assert SCHEMA["properties"]["spec"]["required"] == ["template"]
+
+
+def test_scale_and_status_are_subresources() -> None:
+    assert VERSION["subresources"]["scale"] == {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    assert VERSION["subresources"]["status"] == {}
+
+
+def test_every_rule_of_the_models_is_printed() -> None:
+    printed = {r["message"] for _, n in nodes(SCHEMA) for r in n.get("x-kubernetes-validations") or ()}
+    declared = {
+        message
+        for value in vars(api).values()
+        if isinstance(value, type) and issubclass(value, api.Model)
+        for _, message in (*value.CEL, *value.CEL_OF_CHANGES)
+    }
+    assert printed == declared
+
+
+def test_a_union_is_refused() -> None:
+    class Bad(BaseModel):
+        value: list[int] | str
+
+    with pytest.raises(ValueError, match="a union has no structural schema"):
+        crd.structural_schema(Bad)
+
+
+def test_the_text_is_the_object() -> None:
+    assert yaml.safe_load(crd.render_crd()) == CRD

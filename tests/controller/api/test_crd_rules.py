@@ -1,0 +1,121 @@
+"""The CEL rules of the CRD, evaluated by a CEL engine: they refuse what the validators refuse, in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import celpy
+import pytest
+import yaml
+from celpy.adapter import json_to_cel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.api.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, GOOD_CHANGES
+from controller.builders import TEMPLATE
+from elasticjob_operator import api
+from operator_fixture import ROOT
+
+CRD = yaml.safe_load((ROOT / "crds/elasticjob.dev_elasticjobs.yaml").read_text())
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
+
+
+@cache
+def compile_rule(rule: str) -> celpy.Runner:
+    environment = celpy.Environment()
+    return environment.program(environment.compile(rule))
+
+
+def find_violations(schema: dict[str, Any], value: Any, old: Any = None) -> Iterator[str]:
+    """The messages of the rules that this value, or this change of the whole, breaks."""
+    for validation in schema.get("x-kubernetes-validations", ()):
+        if old is None and "oldSelf" in validation["rule"]:
+            continue  # as the API server does where an object is made
+        known = {"self": json_to_cel(value)} | ({} if old is None else {"oldSelf": json_to_cel(old)})
+        if not compile_rule(validation["rule"]).evaluate(known):
+            yield validation["message"]
+    if isinstance(value, dict):
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                yield from find_violations(inner, value[name])
+    if isinstance(value, list):
+        for item in value:
+            yield from find_violations(schema.get("items", {}), item)
+
+
+def count_rules(schema: Any) -> int:
+    if isinstance(schema, dict):
+        return len(schema.get("x-kubernetes-validations", ())) + sum(count_rules(v) for v in schema.values())
+    return sum(count_rules(v) for v in schema) if isinstance(schema, list) else 0
+
+
+@pytest.mark.parametrize(("spec", "field", "message"), BAD_ACROSS_FIELDS)
+def test_the_rules_refuse_what_the_validators_refuse(spec: dict[str, Any], field: str, message: str) -> None:
+    assert list(find_violations(SCHEMA, spec)) == [message]
+
+
+def test_every_rule_has_a_bad_example() -> None:
+    seen = {message for case in BAD_ACROSS_FIELDS for message in find_violations(SCHEMA, case.values[0])}
+    seen |= {message for case in BAD_CHANGES for message in find_violations(SCHEMA, case.values[1], case.values[0])}
+    assert len(seen) == count_rules(SCHEMA)
+
+
+@pytest.mark.parametrize(("before", "after", "field"), BAD_CHANGES)
+def test_what_cannot_change_while_the_job_runs(before: dict[str, Any], after: dict[str, Any], field: str) -> None:
+    refused = f"{field} cannot change while the job runs: suspend it (runPolicy.suspend), change the field, resume it"
+    assert list(find_violations(SCHEMA, after, before)) == [refused]
+    paused = {"runPolicy": {"suspend": True}}
+    assert list(find_violations(SCHEMA, {**after, **paused}, before)) == []
+    assert list(find_violations(SCHEMA, after, {**before, **paused})) == []
+    assert list(find_violations(SCHEMA, after, {**before, "runPolicy": {"suspend": False}})) == [refused]
+
+
+@pytest.mark.parametrize(("before", "after"), GOOD_CHANGES)
+def test_what_may_change_while_the_job_runs(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert list(find_violations(SCHEMA, after, before)) == []
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_examples_break_no_rule(file: Any) -> None:
+    jobs = [doc for doc in yaml.safe_load_all(file.read_text()) if doc and doc["kind"] == "ElasticJob"]
+    assert [list(find_violations(SCHEMA, job["spec"])) for job in jobs] == [[]] * len(jobs)
+
+
+counts = st.integers(min_value=1, max_value=6)
+policies = st.fixed_dictionaries(
+    {},
+    optional={
+        "minReplicas": counts,
+        "maxReplicas": counts,
+        "replicaIncrementStep": counts,
+        "replicaDiscreteValues": st.lists(counts, min_size=1, max_size=3, unique=True),
+    },
+)
+specs = st.fixed_dictionaries(
+    {"template": st.just(TEMPLATE)},
+    optional={
+        "replicas": counts,
+        "elasticPolicy": policies,
+        "rendezvous": st.fixed_dictionaries(
+            {"backend": st.sampled_from(["operator", "c10d", "etcd-v2"])},
+            optional={"endpoint": st.just("host:2379")},
+        ),
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs)
+def test_rules_and_validators_agree(spec: dict[str, Any]) -> None:
+    """What the rules refuse the validators refuse for the same reasons."""
+    broken = set(find_violations(SCHEMA, spec))
+    try:
+        api.parse_spec(spec)
+        problems: set[str] = set()
+    except api.InvalidJobError as error:
+        problems = {problem.message for problem in error.problems}
+    assert bool(problems) == bool(broken)
+    assert problems <= broken, "the validators of an object do not run while something in it is wrong"

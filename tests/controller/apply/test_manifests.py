@@ -1,0 +1,336 @@
+"""The objects that are sent: what a user wrote wins, nothing adds privilege, gangs have their minimum."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.builders import TEMPLATE, make_job, make_spec
+from elasticjob_operator import api
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply.manifests import Settings
+from elasticjob_operator.model.observe import observe_pod
+from elasticjob_operator.plan.children import wanted_children
+from elasticjob_operator.plan.plan import Child, Config, Kind, NewPod
+
+SETTINGS = Settings(hub_url="wss://10.96.0.7:8443", tls=True, runtime_image="runtime:1")
+
+
+def template(**container: Any) -> dict[str, Any]:
+    made = copy.deepcopy(TEMPLATE)
+    made["spec"]["containers"][0].update(container)
+    return made
+
+
+def build(spec: api.Spec | None = None, settings: Settings = SETTINGS, **new: Any) -> dict[str, Any]:
+    spec = spec or make_spec()
+    return manifests.build_pod(make_job(spec), spec, NewPod(**{"index": 2, **new}), settings)
+
+
+def trainer(pod: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = pod["spec"]["containers"][0]
+    return found
+
+
+def environment(pod: dict[str, Any]) -> dict[str, Any]:
+    return {v["name"]: v.get("value", v.get("valueFrom")) for v in trainer(pod)["env"]}
+
+
+def test_a_built_pod_is_observed_as_ours() -> None:
+    pod = build()
+    pod["metadata"] |= {"uid": "p1"}
+    seen = observe_pod(pod)
+    assert seen is not None
+    assert (seen.name, seen.job, seen.job_uid, seen.index) == ("digits-worker-2", "digits", "job-uid", 2)
+
+
+def test_a_pod_belongs_to_its_job() -> None:
+    (owner,) = build()["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("ElasticJob", "job-uid", True)
+    assert owner["blockOwnerDeletion"] is False, "deleting a job never waits for us"
+
+
+def test_the_template_is_not_changed() -> None:
+    spec = make_spec()
+    before = copy.deepcopy(spec.template)
+    build(spec)
+    assert spec.template == before
+
+
+def test_environment_of_the_operators_rendezvous() -> None:
+    env = environment(build(make_spec(nprocPerNode=3)))
+    assert env["PET_RDZV_BACKEND"] == "elasticjob"
+    assert env["PET_NNODES"] == "2:4"
+    assert env["PET_NPROC_PER_NODE"] == "3"
+    assert env["ELASTICJOB_HUB_URL"] == "wss://10.96.0.7:8443"
+    assert env["ELASTICJOB_REPLICA_INDEX"] == "2"
+    assert env["ELASTICJOB_POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert env["ELASTICJOB_CA_FILE"] == "/var/run/secrets/elasticjob.dev/ca.crt"
+
+
+@pytest.mark.parametrize(
+    ("rendezvous", "expected"),
+    [
+        pytest.param(
+            {"backend": "c10d"},
+            {
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": "digits-worker-0.digits-workers.default:29400",
+                "PET_LOCAL_ADDR": "$(ELASTICJOB_POD_IP)",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
+            id="c10d",
+        ),
+        pytest.param(
+            {"backend": "etcd-v2", "endpoint": "etcd:2379", "conf": {"protocol": "https"}},
+            {"PET_RDZV_BACKEND": "etcd-v2", "PET_RDZV_ENDPOINT": "etcd:2379", "PET_RDZV_CONF": "protocol=https"},
+            id="etcd",
+        ),
+        pytest.param(
+            {"backend": "static"},
+            {
+                "PET_RDZV_BACKEND": "static",
+                "PET_NNODES": "4",
+                "PET_NODE_RANK": "2",
+                "PET_MASTER_ADDR": "digits-worker-0.digits-workers.default",
+                "PET_MASTER_PORT": "29400",
+            },
+            id="static",
+        ),
+    ],
+)
+def test_environment_of_torchs_own_rendezvous(rendezvous: dict[str, Any], expected: dict[str, str]) -> None:
+    env = environment(build(make_spec(rendezvous=rendezvous)))
+    assert expected.items() <= env.items()
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_the_default_endpoint_is_the_first_pods_name_in_dns(backend: str) -> None:
+    """`hostname.subdomain.namespace`, where a headless Service has the name of the subdomain."""
+    spec = make_spec(rendezvous={"backend": backend})
+    first = build(spec, index=0)
+    env = environment(first)
+    host = env.get("PET_MASTER_ADDR") or env["PET_RDZV_ENDPOINT"].partition(":")[0]
+    body = first["spec"]
+    assert host == f"{body['hostname']}.{body['subdomain']}.{first['metadata']['namespace']}"
+    service = manifests.build_child(make_job(spec), child(Kind.SERVICE, spec), SETTINGS)
+    assert service["metadata"]["name"] == body["subdomain"]
+
+
+def test_what_the_user_wrote_wins() -> None:
+    made = template(env=[{"name": "PET_NNODES", "value": "9"}, {"name": "MINE", "value": "1"}])
+    made["spec"] |= {"terminationGracePeriodSeconds": 7, "hostname": "mine", "automountServiceAccountToken": True}
+    made["metadata"] = {"labels": {"app": "x"}, "annotations": {"karpenter.sh/do-not-disrupt": "false"}}
+    pod = build(make_spec(template=made))
+    assert environment(pod)["PET_NNODES"] == "9"
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 7
+    assert pod["spec"]["hostname"] == "mine"
+    assert pod["spec"]["automountServiceAccountToken"] is True
+    assert pod["metadata"]["labels"]["app"] == "x"
+    assert pod["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "false"
+
+
+def test_defaults_of_a_pod() -> None:
+    body = build()["spec"]
+    assert body["restartPolicy"] == "Never"
+    assert body["terminationGracePeriodSeconds"] == 35, "the agent stops its workers before the kubelet does"
+    assert body["automountServiceAccountToken"] is False
+    assert "securityContext" not in body, "nothing adds or takes privilege"
+    assert "hostNetwork" not in body
+
+
+def test_the_token_is_for_the_hub_alone() -> None:
+    volume = next(v for v in build()["spec"]["volumes"] if v["name"] == "elasticjob-token")
+    token = volume["projected"]["sources"][0]["serviceAccountToken"]
+    assert token["audience"] == "elasticjob.dev"
+
+
+def test_shm_is_sized_for_data_loaders_unless_the_template_has_one() -> None:
+    assert {"name": "elasticjob-shm", "emptyDir": {"medium": "Memory"}} in build()["spec"]["volumes"]
+    theirs = template(volumeMounts=[{"name": "big", "mountPath": "/dev/shm"}])
+    theirs["spec"]["volumes"] = [{"name": "big", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]
+    names = [v["name"] for v in build(make_spec(template=theirs))["spec"]["volumes"]]
+    assert "elasticjob-shm" not in names
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "injected"),
+    [
+        pytest.param({}, SETTINGS, True, id="auto"),
+        pytest.param({"runtimeInjection": "Never"}, SETTINGS, False, id="never"),
+        pytest.param({}, replace(SETTINGS, runtime_image=""), False, id="no-runtime-image"),
+        pytest.param({}, replace(SETTINGS, worker_image="train:1"), False, id="our-own-image"),
+        pytest.param({"rendezvous": {"backend": "c10d"}}, SETTINGS, False, id="torchs-own-rendezvous"),
+        pytest.param({"runtimeInjection": "Always", "rendezvous": {"backend": "c10d"}}, SETTINGS, True, id="always"),
+    ],
+)
+def test_runtime_injection(fields: dict[str, Any], settings: Settings, injected: bool) -> None:
+    pod = build(make_spec(**fields), settings)
+    assert ("initContainers" in pod["spec"]) is injected
+    assert ("PYTHONPATH" in environment(pod)) is injected
+
+
+def test_offenders_are_asked_last() -> None:
+    affinity = build(avoid=("node1",))["spec"]["affinity"]["nodeAffinity"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity
+    (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["preference"]["matchExpressions"][0]["values"] == ["node1"]
+
+
+# --- children --------------------------------------------------------------------------------------------
+
+
+def child(kind: Kind, spec: api.Spec, config: Config | None = None) -> Child:
+    return next(c for c in wanted_children(make_job(spec), spec, config or Config()) if c.kind is kind)
+
+
+def test_the_disruption_budget_keeps_min() -> None:
+    spec = make_spec(3, 8)
+    made = manifests.build_child(make_job(spec), child(Kind.DISRUPTION_BUDGET, spec), SETTINGS, "policy/v1beta1")
+    assert made["apiVersion"] == "policy/v1beta1"
+    assert made["spec"]["minAvailable"] == 3
+
+
+def test_a_changed_minimum_is_another_digest() -> None:
+    assert child(Kind.DISRUPTION_BUDGET, make_spec(2)).digest != child(Kind.DISRUPTION_BUDGET, make_spec(3)).digest
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({}, False, id="with our rendezvous pods meet by address"),
+        pytest.param({"network": {"service": True}}, True, id="asked for"),
+        pytest.param({"rendezvous": {"backend": "c10d"}}, True, id="c10d finds its host by name"),
+        pytest.param({"rendezvous": {"backend": "static"}}, True, id="static, too"),
+    ],
+)
+def test_there_is_a_service_where_somebody_needs_names(fields: dict[str, Any], expected: bool) -> None:
+    spec = make_spec(**fields)
+    kinds = [c.kind for c in wanted_children(make_job(spec), spec, Config())]
+    assert (Kind.SERVICE in kinds) is expected
+
+
+def test_the_service_is_headless_and_publishes_early() -> None:
+    spec = make_spec(network={"service": True})
+    made = manifests.build_child(make_job(spec), child(Kind.SERVICE, spec), SETTINGS)
+    assert made["spec"]["clusterIP"] == "None"
+    assert made["spec"]["publishNotReadyAddresses"] is True
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "group_version", "mark"),
+    [
+        pytest.param(
+            "volcano",
+            "scheduling.volcano.sh/v1beta1",
+            ("annotations", "scheduling.k8s.io/group-name"),
+            id="volcano",
+        ),
+        pytest.param(
+            "scheduler-plugins-scheduler",
+            "scheduling.x-k8s.io/v1alpha1",
+            ("labels", "scheduling.x-k8s.io/pod-group"),
+            id="scheduler-plugins",
+        ),
+    ],
+)
+def test_a_gang_is_min_replicas(scheduler: str, group_version: str, mark: tuple[str, str]) -> None:
+    made = copy.deepcopy(TEMPLATE)
+    made["spec"]["schedulerName"] = scheduler
+    spec = make_spec(2, 8, template=made)
+    group = manifests.build_child(make_job(spec), child(Kind.POD_GROUP, spec), SETTINGS)
+    assert (group["apiVersion"], group["kind"], group["spec"]) == (group_version, "PodGroup", {"minMember": 2})
+    kind, key = mark
+    inside = manifests.build_pod(make_job(spec), spec, NewPod(1), SETTINGS)
+    outside = manifests.build_pod(make_job(spec), spec, NewPod(2), SETTINGS)
+    assert inside["metadata"][kind][key] == "digits"
+    assert key not in outside["metadata"][kind], "extras are scheduled one by one"
+
+
+def test_no_gang_without_a_scheduler_that_knows_them() -> None:
+    spec = make_spec()
+    assert Kind.POD_GROUP not in [c.kind for c in wanted_children(make_job(spec), spec, Config())]
+
+
+def test_host_network_has_no_policy() -> None:
+    made = copy.deepcopy(TEMPLATE)
+    made["spec"]["hostNetwork"] = True
+    spec = make_spec(template=made)
+    assert Kind.NETWORK_POLICY not in [c.kind for c in wanted_children(make_job(spec), spec, Config())]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "patch"),
+    [
+        pytest.param({"a": 1}, {"a": 1}, {}, id="same"),
+        pytest.param({"a": 1}, {"a": 2}, {"a": 2}, id="changed"),
+        pytest.param({"a": 1}, {}, {"a": None}, id="removed"),
+        pytest.param({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, {"a": {"c": 3}}, id="inner"),
+        pytest.param({"a": [1, 2]}, {"a": [1]}, {"a": [1]}, id="lists-are-replaced"),
+    ],
+)
+def test_merge_patch(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
+    assert manifests.merge_patch(before, after) == patch
+
+
+def test_pods_share_the_template_and_nobody_changes_it() -> None:
+    """A thousand pods of a big template: what is the same in all of them is there once."""
+    big = [{"name": f"V{i}", "value": "x"} for i in range(1000)] + [{"name": "PYTHONPATH", "value": "/mine"}]
+    volumes = [{"name": "mine", "emptyDir": {}}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}
+    template = {
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {
+            "affinity": affinity,
+            "volumes": volumes,
+            "schedulerName": "volcano",
+            "containers": [
+                {"name": "worker", "image": "i", "env": big, "volumeMounts": [{"name": "mine", "mountPath": "/m"}]}
+            ],
+        },
+    }
+    before = copy.deepcopy(template)
+    spec = make_spec(template=template, runtimeInjection="Always")
+    settings = manifests.Settings(hub_url="wss://hub:1", tls=True, runtime_image="runtime:1")
+    first, second = (
+        manifests.build_pod(make_job(spec), spec, NewPod(i, avoid=("node9",)), settings)["spec"] for i in (0, 1)
+    )
+    assert spec.template == before
+    assert first["containers"][0]["env"][-2] is second["containers"][0]["env"][-2]
+    assert first["containers"][0]["env"][-1] == {
+        "name": "PYTHONPATH",
+        "value": "/mine:/opt/elasticjob/runtime/site-packages",
+    }
+    preferred = first["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["weight"] for term in preferred] == [1, 100]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "patch"),
+    [
+        pytest.param(Kind.NETWORK_POLICY, {}, {}, id="as it was built"),
+        pytest.param(
+            Kind.NETWORK_POLICY,
+            {"egress": [{}], "podSelector": {"matchLabels": {"nobody": "has"}}},
+            {"egress": None, "podSelector": {"matchLabels": {"nobody": None}}},
+            id="loosened",
+        ),
+        pytest.param(Kind.SERVICE, {"clusterIPs": ["None"]}, {}, id="what the API server fills in"),
+        pytest.param(Kind.SERVICE, {"publishNotReadyAddresses": False}, {"publishNotReadyAddresses": True}, id="ours"),
+    ],
+)
+def test_what_others_changed_is_set_right(kind: Kind, change: dict[str, Any], patch: dict[str, Any]) -> None:
+    wanted = manifests.build_child(make_job(), Child(kind, "digits-workers"), SETTINGS)
+    found = copy.deepcopy(wanted)
+    found["spec"] = {**found["spec"], **change}
+    if "podSelector" in change:  # a label that narrows the policy to no pod at all
+        found["spec"]["podSelector"] = {
+            "matchLabels": {**wanted["spec"]["podSelector"]["matchLabels"], **change["podSelector"]["matchLabels"]}
+        }
+    assert manifests.correct_child(kind, found, wanted) == ({"spec": patch} if patch else {})
+    found["metadata"]["annotations"] = {"theirs": "stays"}
+    marked = manifests.correct_child(kind, found, wanted)["metadata"]["annotations"]
+    assert list(marked) == ["elasticjob.dev/digest"]

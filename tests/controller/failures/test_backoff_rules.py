@@ -1,0 +1,93 @@
+"""The table of the back-off; its stories are in test_simulation_backoff.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.builders import NOW
+from elasticjob_operator import api
+from elasticjob_operator.failures import backoff_rules
+from elasticjob_operator.failures.backoff_rules import Setback
+from elasticjob_operator.model.observe import format_time
+
+NEW = Setback(NOW - 3, 2.0)
+OLD = Setback(NOW - 500, 490.0)
+
+
+def known(repeats: int, *, ago: float = 10.0, wait: float = 0.0, held: int = 1, step: int | None = None) -> Any:
+    until = format_time(NOW - ago + wait) if wait else None
+    return api.BackoffStatus(
+        reason="BackOff", repeats=repeats, held=held, since=format_time(NOW - ago), until=until, step=step
+    )
+
+
+def note(before: Any, *failed: Setback, **fields: Any) -> tuple[int, int, float] | None:
+    """(failures in a row, pods held, seconds to wait)"""
+    fields = {"reason": "BackOff", "whole": False, "charged": 0, "fresh": False, "step": None, **fields}
+    after = backoff_rules.note(before, failed, now=NOW, **fields)
+    if after is None:
+        return None
+    return after.repeats, after.held, round(max(0.0, backoff_rules.wait_until(after, NOW) - NOW), 3)
+
+
+@pytest.mark.parametrize(
+    ("failures", "delay"), [(-1, 0), (0, 0), (1, 1), (2, 2), (3, 4), (9, 256), (10, 300), (2000, 300)]
+)
+def test_delays(failures: int, delay: float) -> None:
+    assert backoff_rules.delay_of(failures) == delay
+
+
+WHOLE = {"whole": True, "charged": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "setbacks", "fields", "expected"),
+    [
+        pytest.param(None, [NEW], {}, (1, 1, 0), id="the-first"),
+        pytest.param(None, [OLD], {}, None, id="it-ran-for-long"),
+        pytest.param(known(3), [NEW], {}, (4, 1, 1), id="the-fourth-waits"),
+        pytest.param(known(3), [NEW, NEW], {}, (4, 2, 1), id="two-at-once-are-one-more"),
+        pytest.param(known(4, ago=0.5, wait=1), [Setback(NOW - 2, 1)], {}, (4, 2, 0.5), id="of-the-same-round"),
+        pytest.param(known(8, ago=5, wait=16), [NEW], {}, (9, 2, 32), id="while-others-wait"),
+        pytest.param(known(8), [OLD], {}, (8, 1, 0), id="one-that-ran-for-long-changes-nothing"),
+        pytest.param(known(3, ago=20), [Setback(NOW - 13, 12)], {}, (4, 1, 1), id="after-12-seconds"),
+        pytest.param(known(3, ago=20, step=5), [Setback(NOW - 13, 12)], {"step": 5}, (4, 1, 1), id="without-a-step"),
+        pytest.param(known(3, ago=20, step=5), [Setback(NOW - 13, 12)], {"step": 6}, (3, 1, 0), id="with-a-step"),
+        pytest.param(None, [NEW], WHOLE, (1, 0, 0), id="charged"),
+        pytest.param(known(1), [NEW], WHOLE, (2, 0, 1), id="charged-again"),
+        pytest.param(known(7), [OLD], {**WHOLE, "charged": 4}, (1, 0, 4), id="charged-often-after-long"),
+        pytest.param(known(2, ago=1, wait=9, held=0), [Setback(NOW - 1, 0.5)], {}, (3, 0, 8), id="while-the-job-waits"),
+    ],
+)
+def test_note(before: Any, setbacks: list[Setback], fields: dict[str, Any], expected: Any) -> None:
+    assert note(before, *setbacks, **fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        pytest.param(None, False, id="nothing"),
+        pytest.param(known(2, ago=59), True, id="lately"),
+        pytest.param(known(2, ago=61), False, id="long-ago"),
+        pytest.param(known(9, ago=150, wait=64), True, id="long-ago-and-long-waited-for"),
+        pytest.param(known(9, ago=200, wait=64), False, id="longer-ago"),
+        pytest.param(known(9, ago=-3600, wait=64), False, id="the-clock-was-set-back"),
+    ],
+)
+def test_forget(before: Any, kept: bool) -> None:
+    assert (backoff_rules.forget(before, NOW) is not None) is kept
+
+
+@pytest.mark.parametrize(
+    ("before", "missing", "held"),
+    [
+        pytest.param(known(5, ago=1, wait=4, held=2), 3, 2, id="two-of-three"),
+        pytest.param(known(5, ago=1, wait=4, held=0), 3, 3, id="the-whole-job"),
+        pytest.param(known(5, ago=9, wait=4, held=2), 3, 0, id="over"),
+        pytest.param(known(5, ago=-3600, wait=4, held=2), 3, 0, id="the-clock-was-set-back"),
+    ],
+)
+def test_held(before: Any, missing: int, held: int) -> None:
+    assert backoff_rules.count_held(before, missing, NOW) == held

@@ -1,0 +1,147 @@
+"""What is booked as trained and as lost, and to what it was lost."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.builders import NOW
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.history import goodput
+from elasticjob_operator.history.goodput import Account, Loss
+from elasticjob_operator.history.records import Kind, Record
+from elasticjob_operator.model.observe import format_time
+
+
+def at(seconds: float) -> str:
+    return format_time(NOW + seconds)
+
+
+def booked(before: api.GoodputStatus, **seen: Any) -> api.GoodputStatus:
+    return goodput.update(before, goodput.watch(before, **seen))
+
+
+def test_goodput_books_at_every_change() -> None:
+    kept = api.GoodputStatus()
+    for time, training, formed in [(0, True, 1), (5, True, 1), (10, False, 1), (13, True, 2), (20, True, 2)]:
+        kept = booked(kept, running=training, formed=formed, now=NOW + time)
+    assert kept == api.GoodputStatus(
+        training_seconds=10, lost_seconds=3, last_recovery_seconds=3, rescales=1, training=True, since=at(13)
+    )
+
+
+def test_nothing_is_booked_before_the_first_world() -> None:
+    assert booked(api.GoodputStatus(), running=False, formed=0, now=NOW) == api.GoodputStatus()
+
+
+STEPS = api.Measured.STEPS
+
+
+@pytest.mark.parametrize(
+    ("story", "training", "lost"),
+    [
+        pytest.param([(0, 1, {}), (100, 0, {})], 100, 0, id="nothing is reported"),
+        pytest.param([(0, 1, {}), (12, 1, {"stepped": True}), (100, 0, {})], 88, 12, id="loads for 12 s"),
+        pytest.param(
+            [(0, 1, {}), (12, 1, {"stepped": True}), (50, 0, {}), (51, 2, {}), (60, 2, {"stepped": True}), (70, 0, {})],
+            48, 22, id="and again after a loss",
+        ),
+        pytest.param(
+            [(0, 1, {}), (20, 0, {}), (30, 2, {}), (40, 2, {"stepped": True}), (50, 0, {})], 10, 40,
+            id="the first world never made a step",
+        ),
+        pytest.param(
+            [(0, 1, {}), (10, 1, {"stepped": True}), (100, 0, {"stalled": 60.0})], 30, 70, id="hangs for a minute"
+        ),
+    ],
+)  # fmt: skip
+def test_goodput_counts_from_the_first_step_where_steps_are_reported(
+    story: list[tuple[float, int, dict[str, Any]]], training: float, lost: float
+) -> None:
+    """(time, the generation that runs or 0, what is known of its steps)"""
+    kept, formed = api.GoodputStatus(), 0
+    for time, generation, more in story:
+        formed = generation or formed
+        kept = booked(kept, running=generation > 0, formed=formed, now=NOW + time, **more)
+    assert (kept.training_seconds, kept.lost_seconds) == (training, lost)
+    assert (kept.measured is STEPS) == any("stepped" in more for _, _, more in story)
+
+
+def test_a_look_that_changes_nothing_records_nothing() -> None:
+    kept = booked(api.GoodputStatus(), running=True, formed=1, now=NOW)
+    assert goodput.watch(kept, running=True, formed=1, now=NOW + 5) == ()
+
+
+def test_the_time_without_a_pod_is_not_lost() -> None:
+    kept = booked(api.GoodputStatus(), running=True, formed=1, now=NOW)
+    kept = booked(kept, running=False, formed=1, now=NOW + 10)
+    kept = goodput.update(kept, [Record(Kind.EMPTIED, NOW + 12)])
+    kept = booked(kept, running=True, formed=2, now=NOW + 1000)
+    assert (kept.training_seconds, kept.lost_seconds, kept.since) == (10, 0, at(1000))
+
+
+@pytest.mark.parametrize(
+    ("cause", "loss"),
+    [
+        pytest.param("start", Loss.START, id="start"),
+        pytest.param("scale-up", Loss.RESCALE, id="scale-up"),
+        pytest.param("drain", Loss.RESCALE, id="drain"),
+        pytest.param("lost", Loss.RESTART, id="lost"),
+        pytest.param("failed", Loss.RESTART, id="failed"),
+        pytest.param("hung", Loss.RESTART, id="hung"),
+        pytest.param("of a newer operator", Loss.RESCALE, id="not known"),
+    ],
+)
+def test_a_recovery_is_lost_to_what_caused_it(cause: str, loss: Loss) -> None:
+    story = [
+        Record(Kind.TRAINS, NOW, 1, "start"),
+        Record(Kind.BROKE, NOW + 10, 1),
+        Record(Kind.TRAINS, NOW + 13, 2, cause),
+        Record(Kind.BROKE, NOW + 20, 2, seconds=5.0),
+    ]
+    account = reduce(goodput.reduce, story, Account())
+    assert account.lost == {loss: 3.0, Loss.STALL: 5.0}
+    assert account.mean_recovery_seconds == 3.0
+    assert Account().mean_recovery_seconds is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 100),
+            st.booleans(),
+            st.booleans(),
+            st.booleans(),
+            st.floats(0, 50),
+            st.sampled_from(names.Cause),
+        ),
+        max_size=30,
+    )
+)
+def test_the_categories_add_up_to_the_wall_clock(
+    story: list[tuple[float, bool, bool, bool, float, names.Cause]],
+) -> None:
+    """Whatever happens: what is trained, lost and not booked yet is the time since the first world ran."""
+    account, now, formed, started = Account(), NOW, 1, None
+    for passed, running, anew, stepped, stalled, cause in story:
+        now += passed
+        formed += anew
+        seen = goodput.watch(
+            account.goodput, running=running, formed=formed, now=now, cause=cause,
+            stepped=stepped and running, stalled=stalled,
+        )  # fmt: skip
+        account = reduce(goodput.reduce, seen, account)
+        if started is None and account.goodput.since:
+            started = now
+    kept = account.goodput
+    assert sum(account.lost.values()) == pytest.approx(kept.lost_seconds, abs=0.05)
+    trained, lost = goodput.add_stretch(
+        kept.training, kept.training_seconds, kept.lost_seconds, goodput.open_since(api.Status(goodput=kept)), now
+    )
+    assert trained + lost == pytest.approx(0 if started is None else now - started, abs=0.1)
+    assert min(trained, lost, *account.lost.values(), 0) == 0

@@ -1,0 +1,153 @@
+"""The way into the hub: one wait for a hello a pod, shares for namespaces and addresses, and nothing that stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from controller.hub_fixture import FAST, JOB, RunningHub, connected, eventually, running_hub, seated
+from elasticjob_operator.api import wire
+from elasticjob_operator.hub import auth
+from hostile_agents import Door, Peer, connecting
+
+UID = "uid-digits-worker-0"
+
+
+async def by_namespace(token: str) -> auth.Identity | auth.Refusal:
+    """The token of these tests is `<namespace>/<pod>`; "bad" opens nothing."""
+    if token == "bad":
+        return auth.Refusal(401, "bad token")
+    namespace, _, pod = token.partition("/")
+    return auth.Identity(namespace, pod, f"uid-{pod}", "job")
+
+
+async def status_of(running: RunningHub, token: str) -> int:
+    async with connecting(Door("127.0.0.1", running.port)) as peer:
+        return await peer.upgrade(token)
+
+
+async def test_a_pod_has_one_wait_for_a_hello_and_the_newest_connection_gets_it() -> None:
+    async with running_hub(replace(FAST, hello_seconds=60)) as running:
+        async with connected(running) as old, connected(running) as new:
+            with contextlib.suppress(ConnectionError):
+                assert await old.hear() is None
+            assert running.hub.places["pending"][0] == 1
+            await new.hello()
+            assert isinstance(await new.hear(), wire.Welcome)
+            assert running.hub.places["pending"][0] == 0 and running.hub.places["agents"][0] == 1
+        await eventually(lambda: running.hub.places["agents"][0] == 0)
+        assert running.hub.counts["closed:superseded"] == 1
+
+
+async def test_pods_of_one_namespace_that_say_no_hello_leave_room_for_another() -> None:
+    settings = replace(FAST, hello_seconds=60, max_pending=20)
+    async with running_hub(settings, authenticate=by_namespace) as running, contextlib.AsyncExitStack() as stack:
+        door = Door("127.0.0.1", running.port)
+        for _ in range(10):
+            peers = [await stack.enter_async_context(connecting(door)) for _ in range(26)]
+            heard = await asyncio.gather(*(peer.upgrade(f"evil/pod-{i}") for i, peer in enumerate(peers)))
+            assert set(heard) <= {101, 503}
+        assert running.hub.places["pending"] == (10, 20)
+        assert await status_of(running, "evil/pod-99") == 503
+        async with connecting(door) as peer:
+            assert await peer.upgrade("nice/pod-0") == 101
+            assert b"welcome" in await peer.hello()
+
+
+async def test_one_namespace_cannot_take_all_places_of_agents() -> None:
+    settings = replace(FAST, max_connections=20)
+    async with running_hub(settings, authenticate=by_namespace) as running, contextlib.AsyncExitStack() as stack:
+        door = Door("127.0.0.1", running.port)
+
+        async def enter(token: str) -> int:
+            peer: Peer = await stack.enter_async_context(connecting(door))
+            status = await peer.upgrade(token)
+            if status == 101:
+                assert b"welcome" in await peer.hello()
+            return status
+
+        heard = [await enter(f"evil/pod-{i}") for i in range(30)]
+        assert heard == [101] * 18 + [503] * 12
+        assert await enter("nice/pod-0") == 101
+        assert await enter("evil/pod-0") == 101, "who is inside already may come again"
+
+
+async def test_a_pod_that_is_gone_gives_its_places_back() -> None:
+    async with running_hub(replace(FAST, hello_seconds=60)) as running:
+        async with seated(running), connected(running), connected(running, "digits-worker-1"):
+            assert (running.hub.places["agents"][0], running.hub.places["pending"][0]) == (2, 2)
+            running.hub.forget_pod(JOB, UID)
+            assert (running.hub.places["agents"][0], running.hub.places["pending"][0]) == (1, 1)
+        await eventually(lambda: running.hub.places["agents"][0] == 0 == running.hub.places["pending"][0])
+
+
+async def test_an_address_whose_tokens_fail_is_not_asked_about_any_more_and_others_are() -> None:
+    asked: list[str] = []
+
+    async def counting(token: str) -> auth.Identity | auth.Refusal:
+        asked.append(token)
+        return await by_namespace(token)
+
+    settings = replace(FAST, failure_burst=3, failures_per_second=0.001)
+    async with running_hub(settings, authenticate=counting) as running:
+        assert [await status_of(running, "bad") for _ in range(6)] == [401, 401, 401, 429, 429, 429]
+        assert asked == ["bad"] * 3
+        async with connecting(Door("127.0.0.1", running.port, source="127.0.0.2")) as peer:
+            assert await peer.upgrade("nice/pod-0") == 101
+
+
+@pytest.mark.parametrize("token", ["", "nice/pod-0"], ids=["unauthenticated", "authenticated"])
+async def test_a_request_with_a_body_that_never_ends_is_closed_at_once(token: str) -> None:
+    """The hub's own patience is a minute here."""
+    async with running_hub(replace(FAST, hello_seconds=60), authenticate=by_namespace) as running:
+        async with connecting(Door("127.0.0.1", running.port)) as peer:
+            await peer.request(token, "Content-Length: 1000000", body=b"x")
+            assert await peer.status() in (400, 401)
+            async with asyncio.timeout(5):
+                with contextlib.suppress(ConnectionError):
+                    await peer.closed()
+        await eventually(lambda: running.hub.pending_sockets == 0)
+
+
+async def test_what_is_answered_does_not_keep_its_socket() -> None:
+    async with running_hub(replace(FAST, hello_seconds=60)) as running, aiohttp.ClientSession() as session:
+        async with session.get(running.url.removesuffix(wire.PATH) + "/nothing") as response:
+            assert response.status == 404 and response.headers["Connection"] == "close"
+        await eventually(lambda: running.hub.pending_sockets == 0)
+
+
+async def test_diagnoses_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """By 155 of them, of 16,000 bytes each, from one pod; another pod of the job is still heard."""
+    settings = replace(FAST, message_burst=10_000, timeout_min=30)
+    caplog.set_level(logging.WARNING)
+    async with (
+        running_hub(settings) as running,
+        seated(running, heartbeat=None) as client,  # on a busy machine a pong may be late behind so much text
+        seated(running, "digits-worker-1", heartbeat=None) as other,
+    ):
+        text = ("x" * 15 + "\n") * 1000
+        for _ in range(155):
+            await client.say(wire.Diagnosis(kind="hang", text=text))
+        await eventually(lambda: running.hub.counts["message:diagnosis"] == 155)
+        said = sum(len(record.getMessage()) for record in caplog.records)
+        assert 0 < said <= 80 * 1024
+        assert running.hub.counts["unlogged"] > 140
+        await other.say(wire.Diagnosis(kind="hang", text="a second one"))
+        await eventually(lambda: "a second one" in caplog.text)
+
+
+async def test_newcomers_of_a_crowded_address_make_room_for_those_of_others() -> None:
+    """Fifty silent sockets of one address; the one of another address, older than most of them, stays."""
+    settings = replace(FAST, hello_seconds=60, max_pending_sockets=20)
+    async with running_hub(settings, authenticate=by_namespace) as running, contextlib.AsyncExitStack() as stack:
+        slow = await stack.enter_async_context(connecting(Door("127.0.0.1", running.port, source="127.0.0.2")))
+        await eventually(lambda: running.hub.pending_sockets == 1)
+        for _ in range(50):
+            await stack.enter_async_context(connecting(Door("127.0.0.1", running.port)))
+        await eventually(lambda: running.hub.pending_sockets == 20)
+        assert await slow.upgrade("nice/pod-0") == 101

@@ -1,0 +1,179 @@
+"""What the cache takes for a job's, and what it forgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.api import names
+from elasticjob_operator.kube.cache import Cache, UnownedObject
+from elasticjob_operator.model import ownership
+
+KEY = ("team", "digits")
+OWNER = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "digits", "uid": "job-1", "controller": True}
+
+
+def raw_job(uid: str = "job-1", version: str = "10") -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "worker", "image": "train:1"}]}}
+    metadata = {"name": "digits", "namespace": "team", "uid": uid, "resourceVersion": version}
+    return {"metadata": metadata, "spec": {"replicas": 1, "template": template}}
+
+
+def raw_pod(index: int = 0, *, uid: str = "", job_uid: str = "job-1", **metadata: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "name": names.pod_name("digits", index),
+        "namespace": "team",
+        "uid": uid or f"u{index}",
+        "resourceVersion": "20",
+        "labels": {
+            names.LABEL_JOB: "digits",
+            names.LABEL_JOB_UID: job_uid,
+            names.LABEL_INDEX: str(index),
+            names.LABEL_APP: names.LABEL_APP_VALUE,
+        },
+        "ownerReferences": [{**OWNER, "uid": job_uid}],
+    }
+    spec = {"nodeName": "node0", "containers": [{"name": "worker"}]}
+    return {"metadata": {**base, **metadata}, "spec": spec, "status": {"phase": "Running"}}
+
+
+def raw_child(name: str = "digits-workers", *, version: str = "30", **metadata: Any) -> dict[str, Any]:
+    annotations = {names.ANNOTATION_DIGEST: "digest"}
+    base: dict[str, Any] = {"name": name, "namespace": "team", "uid": "child-1", "resourceVersion": version}
+    return {"metadata": {**base, "annotations": annotations, "ownerReferences": [OWNER], **metadata}}
+
+
+class Watched:
+    """A cache, with what it said."""
+
+    def __init__(self) -> None:
+        self.woken: list[tuple[str, str]] = []
+        self.unowned: list[UnownedObject] = []
+        self.cache = Cache(self.woken.append, self.unowned.append)
+
+    def digests(self) -> dict[str, str]:
+        return {name: digest for _, name, digest in self.cache.children(self.cache.jobs[KEY][0])}
+
+
+@pytest.fixture
+def watched() -> Watched:
+    made = Watched()
+    made.cache.put_job(raw_job())
+    return made
+
+
+STOLEN = [
+    pytest.param({"ownerReferences": []}, "no ElasticJob controls it", id="no owner"),
+    pytest.param(
+        {"ownerReferences": [{**OWNER, "controller": False}]}, "no ElasticJob controls it", id="not controller"
+    ),
+    pytest.param({"ownerReferences": [{**OWNER, "kind": "Job"}]}, "no ElasticJob controls it", id="another kind"),
+    pytest.param({"ownerReferences": [{**OWNER, "apiVersion": "x.dev/v1"}]}, "no ElasticJob", id="another group"),
+    pytest.param({"ownerReferences": [{**OWNER, "uid": "job-9"}]}, "its labels do not name", id="another UID"),
+    pytest.param({"ownerReferences": [{**OWNER, "name": "other"}]}, "its labels do not name", id="another job"),
+    pytest.param({"name": "my-own-debug-pod"}, "its name is not the one", id="a foreign name"),
+    pytest.param({"name": "digits-worker-1"}, "its name is not the one", id="the name of another index"),
+]
+
+
+@pytest.mark.parametrize(("metadata", "why"), STOLEN)
+def test_a_pod_with_stolen_labels_is_no_worker(watched: Watched, metadata: dict[str, Any], why: str) -> None:
+    raw = raw_pod(**metadata)
+    for version in ("20", "21"):
+        raw["metadata"]["resourceVersion"] = version
+        watched.cache.apply_pod("MODIFIED", raw)
+    assert watched.cache.pods(KEY) == ()
+    assert watched.cache.find_pod("team", raw["metadata"]["name"], "u0") is None
+    (told,) = watched.unowned
+    assert (told.kind, told.namespace, told.name, told.job) == ("Pod", "team", raw["metadata"]["name"], "digits")
+    assert told.why.startswith(why)
+
+
+def test_a_worker_is_found_while_its_job_is_the_one_that_exists(watched: Watched) -> None:
+    cache = watched.cache
+    cache.put_pod(raw_pod())
+    assert ownership.why_no_worker(raw_pod()["metadata"]) == ""
+    assert cache.find_pod("team", "digits-worker-0", "u0") == "digits"
+    assert cache.find_pod("other", "digits-worker-0", "u0") is None
+    cache.drop_job(KEY, "job-1")
+    assert cache.find_pod("team", "digits-worker-0", "u0") is None
+    cache.put_job(raw_job("job-2", "40"))
+    assert cache.find_pod("team", "digits-worker-0", "u0") is None, "a namesake's pod"
+    assert [p.uid for p in cache.pods(KEY)] == ["u0"], "its name is taken until it is gone"
+    assert watched.unowned == []
+
+
+def test_a_worker_that_loses_its_owner_is_let_go(watched: Watched) -> None:
+    watched.cache.put_pod(raw_pod())
+    watched.cache.put_pod(raw_pod(ownerReferences=[], resourceVersion="21"))
+    assert watched.cache.pods(KEY) == ()
+    assert len(watched.unowned) == 1
+
+
+def test_a_pod_whose_labels_were_taken_away_is_forgotten_when_it_goes(watched: Watched) -> None:
+    watched.cache.put_pod(raw_pod())
+    watched.cache.apply_pod("DELETED", raw_pod(labels={}))
+    assert watched.cache.pods(KEY) == ()
+
+
+def test_nothing_is_kept_of_pods_that_came_and_went(watched: Watched) -> None:
+    cache = watched.cache
+    node = {"metadata": {"name": "node0"}, "spec": {}, "status": {}}
+    for number in range(100):
+        pod = raw_pod(uid=f"u{number}")
+        cache.put_pod({**pod, "spec": {**pod["spec"], "nodeName": ""}})
+        cache.put_pod({**pod, "metadata": {**pod["metadata"], "resourceVersion": "21"}})
+        cache.drop_pod(f"u{number}")
+    watched.woken.clear()
+    cache.put_node(node)
+    assert watched.woken == [], "no job has a pod on this node any more"
+    cache.put_pod(raw_pod(uid="last"))
+    watched.woken.clear()
+    cache.apply_node("DELETED", node)
+    assert watched.woken == [KEY]
+
+
+class TestChildren:
+    def test_a_child_that_nobody_touched(self, watched: Watched) -> None:
+        watched.cache.put_child("NetworkPolicy", raw_child(generation=1))
+        watched.cache.put_child("ConfigMap", raw_child("digits-elasticjob-ca"))
+        assert watched.digests() == {"digits-workers": "digest", "digits-elasticjob-ca": "digest"}
+
+    @pytest.mark.parametrize("generations", [(1, 2), (None, None)], ids=["with a generation", "without"])
+    def test_somebody_changed_it(self, watched: Watched, generations: tuple[int | None, int | None]) -> None:
+        before, after = generations
+        watched.cache.put_child("Service", raw_child(generation=before), is_sound=True)
+        watched.woken.clear()
+        watched.cache.apply_child("Service", "MODIFIED", raw_child(generation=after, version="31"))
+        assert watched.digests() == {"digits-workers": ""}
+        assert watched.woken == [KEY]
+        watched.cache.put_child("Service", raw_child(generation=after, version="31"), is_sound=True)
+        assert watched.digests() == {"digits-workers": "digest"}
+
+    def test_its_status_may_change(self, watched: Watched) -> None:
+        watched.cache.put_child("PodDisruptionBudget", raw_child(generation=1))
+        watched.cache.put_child("PodDisruptionBudget", raw_child(generation=1, version="31"))
+        assert watched.digests() == {"digits-workers": "digest"}
+
+    def test_an_older_state_is_no_change(self, watched: Watched) -> None:
+        watched.cache.put_child("NetworkPolicy", raw_child(generation=2, version="31"), is_sound=True)
+        watched.cache.put_child("NetworkPolicy", raw_child(generation=1, version="30"))
+        assert watched.digests() == {"digits-workers": "digest"}
+
+    def test_one_that_was_changed_before_we_looked(self, watched: Watched) -> None:
+        watched.cache.put_child("NetworkPolicy", raw_child(generation=2))
+        assert watched.digests() == {"digits-workers": ""}
+
+    def test_one_that_was_replaced_is_not_the_one_that_we_made(self, watched: Watched) -> None:
+        watched.cache.put_child("ConfigMap", raw_child(), is_sound=True)
+        watched.cache.put_child("ConfigMap", raw_child(uid="child-2", version="31"))
+        assert watched.digests() == {"digits-workers": ""}
+        assert watched.cache.child_uid(watched.cache.jobs[KEY][0], "ConfigMap", "digits-workers") == "child-2"
+
+    def test_a_stranger(self, watched: Watched) -> None:
+        labels = {names.LABEL_JOB: "digits", names.LABEL_APP: names.LABEL_APP_VALUE}
+        for _ in range(2):
+            watched.cache.put_child("ConfigMap", raw_child(labels=labels, ownerReferences=[]))
+        assert watched.digests() == {}
+        assert [(s.kind, s.name, s.job) for s in watched.unowned] == [("ConfigMap", "digits-workers", "digits")]

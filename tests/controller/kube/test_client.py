@@ -1,0 +1,67 @@
+"""The way to the API server: which proxy is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import ItemsView
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from elasticjob_operator.rest.transport import LARGE_BYTES, find_proxy
+
+VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        pytest.param({}, None, id="none"),
+        pytest.param({"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128", id="https"),
+        pytest.param({"HTTP_PROXY": "http://proxy:3128"}, None, id="for http only"),
+        pytest.param({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "10.0.0.1"}, None, id="but not for this address"),
+        pytest.param({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "10.0.0.2"}, "http://proxy:3128", id="another"),
+    ],
+)
+def test_the_environment_names_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str | None
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert find_proxy("https://10.0.0.1:6443") == expected
+
+
+async def test_large_bodies_are_encoded_one_in_a_turn_of_the_loop(tmp_path: Path) -> None:
+    """A row of pods with a large template is ready at once; between two of them others have to be heard."""
+    turn = 0
+    encoded: list[int] = []
+
+    class Body(dict[str, Any]):
+        def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+            encoded.append(turn)
+            return super().items()
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.json_response({})
+
+    async with answering(answer, tmp_path) as api:
+        counting = asyncio.create_task(count_turns())
+        path = "/api/v1/namespaces/team/pods"
+        api.leadership.lend(math.inf)
+        await asyncio.gather(*(api.request("POST", path, Body(text="x" * LARGE_BYTES)) for _ in range(16)))
+        counting.cancel()
+    assert len(encoded) == 16
+    assert len(set(encoded)) == 16

@@ -1,0 +1,111 @@
+"""Whose turn it is: what is urgent, then namespace by namespace, then job by job; and nobody takes all there is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from elasticjob_operator.kube.fair_queue import Owner, Slots, Turns, Urgency
+
+
+def drain(turns: Turns[int]) -> list[int]:
+    found = []
+    while (got := turns.pop(lambda _: True)) is not None:
+        found.append(got[1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pushed", "expected"),
+    [
+        pytest.param([("a", "j", 1), ("a", "j", 2)], [1, 2], id="one job: in order"),
+        pytest.param([("a", "j", 1), ("a", "j", 2), ("b", "j", 3)], [1, 3, 2], id="namespaces take turns"),
+        pytest.param([("a", "j", 1), ("a", "j", 2), ("a", "k", 3)], [1, 3, 2], id="jobs of a namespace take turns"),
+        pytest.param(
+            [("a", "j", 1), ("a", "k", 2), ("a", "l", 3), ("b", "j", 4), ("b", "j", 5)],
+            [1, 4, 2, 5, 3],
+            id="many jobs do not make a namespace heavier",
+        ),
+    ],
+)
+def test_the_order(pushed: list[tuple[str, str, int]], expected: list[int]) -> None:
+    turns: Turns[int] = Turns()
+    for namespace, job, item in pushed:
+        turns.push((namespace, job), item)
+    assert drain(turns) == expected
+
+
+def test_a_namespace_that_may_not_go_keeps_its_place() -> None:
+    turns: Turns[int] = Turns()
+    turns.push(("a", "j"), 1)
+    turns.push(("b", "j"), 2)
+    assert turns.pop(lambda namespace: namespace != "a") == (("b", "j"), 2)
+    assert turns.pop(lambda namespace: namespace == "b") is None
+    assert drain(turns) == [1]
+
+
+class Queue:
+    """Slots, with a list of those who got one."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.got: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def want(self, name: str, owner: Owner, urgency: Urgency = Urgency.NORMAL) -> None:
+        async def take() -> None:
+            await self.slots.acquire(owner, urgency)
+            self.got.append(name)
+
+        self.tasks.append(asyncio.create_task(take(), name=name))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def give_back(self, owner: Owner) -> None:
+        self.slots.release(owner)
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def queue() -> AsyncIterator[Queue]:
+    made = Queue(Slots(4, reserved=1, share=2))
+    yield made
+    for task in made.tasks:
+        task.cancel()
+    await asyncio.gather(*made.tasks, return_exceptions=True)
+
+
+async def test_no_namespace_has_more_than_its_share(queue: Queue) -> None:
+    for i in range(1000):
+        await queue.want(f"a{i}", ("a", "big"))
+    await queue.want("b", ("b", "small"))
+    assert queue.got == ["a0", "a1", "b"]
+    await queue.give_back(("a", "big"))
+    assert queue.got[3:] == ["a2"]
+
+
+async def test_what_is_urgent_does_not_wait_behind_ten_thousand(queue: Queue) -> None:
+    for namespace in ("a", "b", "c"):
+        for i in range(3_000):
+            await queue.want(f"{namespace}{i}", (namespace, "big"))
+    assert queue.got == ["a0", "a1", "b0"], "the last slot is kept"
+    await queue.want("lease", ("operator", ""), Urgency.NOW)
+    assert queue.got[3:] == ["lease"]
+    await queue.want("status", ("d", "small"), Urgency.NOW)
+    await queue.give_back(("b", "big"))
+    assert queue.got[4:] == ["status"]
+
+
+async def test_one_that_gave_up_leaves_nothing_taken(queue: Queue) -> None:
+    await queue.want("first", ("a", "j"))
+    await queue.want("second", ("a", "j"))
+    await queue.want("gave up", ("a", "j"))
+    await queue.want("third", ("a", "j"))
+    queue.tasks[2].cancel()
+    queue.slots.release(("a", "j"))  # and one that is cancelled in the moment when it is served
+    queue.tasks[3].cancel()
+    await asyncio.sleep(0)
+    await queue.want("fourth", ("a", "j"))
+    assert queue.got == ["first", "second", "fourth"]

@@ -1,0 +1,93 @@
+"""Lines of JSON out of a stream, whatever is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.kube.json_stream import LARGE_BYTES, Lines, Unreadable, decode
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+NAMED = b'{"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"name":"big","namespace":"t2","labels":{"name":"x"}}'
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("stream", "told"),
+    [
+        pytest.param(b'{"a":1}\n{"b":2}\n', [{"a": 1}, {"b": 2}], id="two"),
+        pytest.param(b'\n\n{"a":1}\n\n', [{"a": 1}], id="empty ones are none"),
+        pytest.param(b'{"a":1}\n{"b":', [{"a": 1}], id="no end, no line"),
+        pytest.param(b"<html>\n1\n", [Unreadable("", "no JSON that can be read: JSONDecodeError"), 1], id="no JSON"),
+        pytest.param(b'"\xff"\n1\n', [Unreadable("", "no JSON that can be read: UnicodeDecodeError"), 1], id="no text"),
+        pytest.param(b"9" * 120 + b"\n1\n", [Unreadable("", "120 bytes, which is more than 119"), 1], id="too long"),
+        pytest.param(b"9" * 119 + b"\n", [json.loads("9" * 119)], id="just not too long"),
+        pytest.param(
+            NAMED + b',"x":"' + b"<" * 200 + b'"}}\n1\n',
+            [Unreadable("t2/big", f"{len(NAMED) + 209} bytes, which is more than 119"), 1],
+            id="too long, with a name",
+        ),
+    ],
+)
+def test_what_is_told(stream: bytes, told: list[object], size: int) -> None:
+    lines = Lines(119)
+    found = [v for i in range(0, len(stream), size) for v in lines.feed(stream[i : i + size])]
+    assert found == told
+
+
+def test_one_that_is_too_deep() -> None:
+    assert list(Lines(2**20).feed(DEEP + b"\n1\n")) == [Unreadable("", "no JSON that can be read: RecursionError"), 1]
+
+
+LONG = "x" * LARGE_BYTES
+ITEMS = [{"metadata": {"name": f"p{i}"}, "data": [i, None, 1.5, {"items": [i]}]} for i in range(3000)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param({}, id="empty"),
+        pytest.param({"items": []}, id="short"),
+        pytest.param([LONG], id="no object"),
+        pytest.param({"kind": "PodList", "metadata": {"continue": LONG}, "items": []}, id="no items"),
+        pytest.param({"items": None, "x": LONG}, id="items are null"),
+        pytest.param({"x": LONG, "items": {"a": [1]}}, id="items are an object"),
+        pytest.param({"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": ITEMS}, id="of a typed kind"),
+        pytest.param({"apiVersion": "v1", "items": ITEMS, "kind": "X", "metadata": {"a": "]}"}}, id="of a custom kind"),
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+async def test_a_reply(value: Any, indent: int | None) -> None:
+    assert await decode(json.dumps(value, indent=indent).encode() + b"\n") == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('{"items":[' + json.dumps(LONG), id="cut off"),
+        pytest.param('{"items":[' + json.dumps(LONG) + "]", id="no end"),
+        pytest.param('{"items" [' + json.dumps(LONG) + "]}", id="no colon"),
+        pytest.param('{"a":' + json.dumps(LONG) + "} {}", id="two values"),
+        pytest.param('{"a":' + json.dumps(LONG) + ",,}", id="no name"),
+        pytest.param('{"items":[1 ' + json.dumps(LONG) + "]}", id="no comma between items"),
+        pytest.param('{"items":[1,' + json.dumps(LONG) + ",]}", id="a comma too many"),
+        pytest.param('{"a":1 "b":' + json.dumps(LONG) + "}", id="no comma between names"),
+        pytest.param('{"items":["' + "x" * LARGE_BYTES + '", ' + DEEP.decode() + "]}", id="too deep"),
+    ],
+)
+async def test_a_reply_that_cannot_be_read(text: str) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        await decode(text.encode())
+
+
+async def test_others_have_the_loop_while_a_long_list_is_decoded() -> None:
+    data = json.dumps({"items": ITEMS * 30}).encode()
+    decoding, turns = asyncio.create_task(decode(data)), 0
+    while not decoding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len(decoding.result()["items"]) == 90_000
+    assert turns > 5

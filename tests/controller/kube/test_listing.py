@@ -1,0 +1,92 @@
+"""Lists whose objects are too large or too deep to be read together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from elasticjob_operator.kube.client import LARGEST_BYTES
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.listing import METADATA_LIST, Listing
+
+pytestmark = pytest.mark.timeout(60)
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+class Server:
+    """Holds objects as (name, JSON of what is not metadata); pages them as an API server does."""
+
+    def __init__(self, *objects: tuple[str, str]) -> None:
+        self.objects = objects
+        self.asked: list[int] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        start, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+        self.asked.append(limit)
+        end = start + limit
+        rest = str(end) if end < len(self.objects) else ""
+        short = request.headers["Accept"] == METADATA_LIST
+        items = [
+            f'{{"metadata":{{"name":"{name}","namespace":"t"}},"data":{0 if short else data}}}'
+            for name, data in self.objects[start:end]
+        ]
+        text = f'{{"metadata":{{"resourceVersion":"7","continue":"{rest}"}},"items":[{",".join(items)}]}}'
+        return web.Response(text=text, content_type="application/json")
+
+
+async def read(server: Server, directory: Path, intake: Intake, **options: Any) -> tuple[list[str], list[str]]:
+    """The names of the objects that were read, and of all that are there."""
+    read, present = [], []
+    async with answering(server.answer, directory) as api:
+        async for page in Listing(api, "/api/v1/pods", intake, **options).pages():
+            assert page.version == "7"
+            read += [i["metadata"]["name"] for i in page.items]
+            present += [i["metadata"]["name"] for i in page.present]
+    return read, present
+
+
+async def test_pages(tmp_path: Path) -> None:
+    objects = [(f"p{i}", "1") for i in range(1200)]
+    server = Server(*objects)
+    read_, present = await read(server, tmp_path, Intake())
+    assert read_ == present == [name for name, _ in objects]
+    assert server.asked == [500, 500, 500]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        pytest.param(DEEP, "RecursionError", id="deep"),
+        pytest.param(json.dumps("x" * LARGEST_BYTES), "the reply is larger than", id="large"),
+    ],
+)
+async def test_one_object_does_not_hide_the_others(
+    data: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counted: list[tuple[str, str]] = []
+    names = [f"p{i}" for i in range(9)]
+    server = Server(*((name, data if name == "p4" else "1") for name in names))
+    read_, present = await read(server, tmp_path, Intake(lambda *skipped: counted.append(skipped)))
+    assert read_ == [n for n in names if n != "p4"]
+    assert sorted(present) == names, "it is there, though it cannot be read"
+    assert counted == [("pods", "Unreadable")]
+    assert "pods t/p4 is left out" in caplog.text and why in caplog.text
+
+
+async def test_large_objects_come_in_small_pages(tmp_path: Path) -> None:
+    names = [f"p{i}" for i in range(8)]
+    large = json.dumps("x" * (LARGEST_BYTES // 3))
+    read_, _ = await read(Server(*((n, large) for n in names)), tmp_path, Intake())
+    assert read_ == names
+
+
+async def test_the_metadata_alone_may_be_enough(tmp_path: Path) -> None:
+    server = Server(("p0", DEEP), ("p1", DEEP))
+    read_, _ = await read(server, tmp_path, Intake(), is_metadata_enough=True)
+    assert read_ == ["p0", "p1"]
+    assert server.asked == [500]

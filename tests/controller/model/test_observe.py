@@ -1,0 +1,301 @@
+"""Raw API objects → records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.builders import TEMPLATE
+from elasticjob_operator import api
+from elasticjob_operator.api import podtemplate
+from elasticjob_operator.model import observe
+from elasticjob_operator.model.containers import Exit
+from elasticjob_operator.model.observe import Node
+
+LABELS = {
+    "elasticjob.dev/job-name": "digits",
+    "elasticjob.dev/job-uid": "j1",
+    "elasticjob.dev/replica-index": "2",
+}
+
+
+def raw_pod(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "digits-worker-2",
+            "uid": "p1",
+            "labels": LABELS,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            **metadata,
+        },
+        "spec": {"nodeName": "node1", "containers": [{"name": "worker"}, {"name": "side"}]},
+        "status": status or {},
+    }
+
+
+START = observe.parse_time("2026-01-01T00:00:00Z") or 0.0
+
+
+def test_times_go_there_and_back() -> None:
+    assert observe.format_time(START + 0.25) == "2026-01-01T00:00:00.250Z"
+    assert observe.parse_time(observe.format_time(START + 0.25)) == START + 0.25
+    assert observe.parse_time(None) is None
+
+
+def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
+    assert observe.observe_pod(raw_pod(labels={})) is None
+    assert observe.observe_pod(raw_pod(labels={**LABELS, "elasticjob.dev/replica-index": "x"})) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        pytest.param({}, {"phase": "Pending", "started": False, "index": 2, "node": "node1"}, id="fresh"),
+        pytest.param(
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "no room",
+                        "lastTransitionTime": "2026-01-01T00:00:05Z",
+                    }
+                ]
+            },
+            {"unschedulable": START + 5, "unschedulable_message": "no room", "scheduled": None},
+            id="unschedulable",
+        ),
+        pytest.param(
+            {
+                "phase": "Running",
+                "podIP": "10.0.0.1",
+                "conditions": [
+                    {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:01Z"}
+                ],
+                "containerStatuses": [{"name": "worker", "state": {"running": {}}}],
+            },
+            {"phase": "Running", "ip": "10.0.0.1", "started": True, "scheduled": START + 1},
+            id="running",
+        ),
+        pytest.param(
+            {"containerStatuses": [{"name": "worker", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            {"waiting": "ImagePullBackOff", "started": False},
+            id="image-pull",
+        ),
+        pytest.param(
+            {
+                "phase": "Failed",
+                "containerStatuses": [
+                    {"name": "side", "state": {"terminated": {"exitCode": 9}}},
+                    {"name": "worker", "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": "tail"}}},
+                ],
+            },
+            {"phase": "Failed", "exit": Exit(3, "Error", "tail", "worker")},
+            id="failed",
+        ),
+        pytest.param(
+            {
+                "phase": "Pending",
+                "initContainerStatuses": [
+                    {"name": "runtime", "state": {"terminated": {"exitCode": 7, "reason": "Error"}}}
+                ],
+            },
+            {"exit": Exit(7, "Error", "", "runtime")},
+            id="init-container-failed",
+        ),
+        pytest.param(
+            {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]},
+            {"disruption": "EvictionByEvictionAPI", "conditions": (("DisruptionTarget", "True"),)},
+            id="disruption",
+        ),
+        pytest.param({"phase": "Failed", "reason": "Evicted"}, {"reason": "Evicted", "exit": None}, id="evicted"),
+    ],
+)
+def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
+    pod = observe.observe_pod(raw_pod(status))
+    assert {name: getattr(pod, name) for name in expected} == expected
+
+
+ENDED = {"exitCode": 3, "reason": "Error", "startedAt": "2026-01-01T00:00:02Z"}
+RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:03Z"}}
+SIDECAR = [{"name": "proxy", "restartPolicy": "Always"}]
+FAILED = {"phase": "Failed", "exit": Exit(3, "Error", "", "worker"), "started": False}
+
+
+@pytest.mark.parametrize(
+    ("phase", "worker", "side", "expected"),
+    [
+        pytest.param("Running", {"terminated": ENDED}, RUNS, {**FAILED, "lingers": True, "began": START + 2}, id="bad"),
+        pytest.param(
+            "Running",
+            {"terminated": {"exitCode": 0, "reason": "Completed"}},
+            RUNS,
+            {"phase": "Succeeded", "exit": Exit(0, "Completed", "", "worker"), "lingers": True, "waiting": ""},
+            id="well",
+        ),
+        pytest.param(
+            "Pending",
+            {"terminated": ENDED},
+            {"waiting": {"reason": "ImagePullBackOff"}},
+            {**FAILED, "lingers": True, "waiting": ""},
+            id="bad-beside-one-that-never-starts",
+        ),
+        pytest.param(
+            "Pending",
+            RUNS,
+            {"waiting": {"reason": "ImagePullBackOff"}},
+            {"phase": "Running", "started": True, "waiting": "", "lingers": False, "began": START + 3},
+            id="runs-beside-one-that-never-starts",
+        ),
+        pytest.param(
+            "Failed",
+            {"terminated": {"exitCode": 0}},
+            {"terminated": {"exitCode": 9}},
+            {"phase": "Succeeded", "lingers": False},
+            id="well-beside-one-that-failed",
+        ),
+        pytest.param("Running", RUNS, {"terminated": {"exitCode": 9}}, {"phase": "Running", "exit": None}, id="runs"),
+    ],
+)
+def test_a_pod_counts_as_its_trainer(phase: str, worker: Any, side: Any, expected: dict[str, Any]) -> None:
+    statuses = [{"name": "side", "state": side}, {"name": "worker", "state": worker}]
+    pod = observe.observe_pod(raw_pod({"phase": phase, "containerStatuses": statuses}))
+    assert {name: getattr(pod, name) for name in expected} == expected
+
+
+def test_an_evicted_pod_has_failed_though_its_trainer_ended_well() -> None:
+    status = {"phase": "Failed", "reason": "Evicted"}
+    status |= {"containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": 0}}}]}  # type: ignore[dict-item]
+    pod = observe.observe_pod(raw_pod(status))
+    assert pod is not None
+    assert pod.phase == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("proxy", "worker", "expected"),
+    [
+        pytest.param(RUNS, RUNS, {"started": True, "waiting": "", "exit": None}, id="both-run"),
+        pytest.param({"terminated": {"exitCode": 143}}, RUNS, {"started": True, "exit": None}, id="it-was-ended"),
+        pytest.param(
+            {"waiting": {"reason": "CrashLoopBackOff"}}, RUNS, {"started": True, "waiting": ""}, id="it-crashes"
+        ),
+        pytest.param(
+            {"waiting": {"reason": "CrashLoopBackOff"}},
+            {"waiting": {"reason": "PodInitializing"}},
+            {"started": False, "waiting": "CrashLoopBackOff", "exit": None},
+            id="it-crashes-before-the-trainer-starts",
+        ),
+        pytest.param(
+            {"terminated": {"exitCode": 1}},
+            {"waiting": {"reason": "PodInitializing"}},
+            {"started": False, "waiting": "PodInitializing", "exit": None},
+            id="it-is-started-again",
+        ),
+        pytest.param(RUNS, {"terminated": ENDED}, {**FAILED, "lingers": True}, id="it-runs-on"),
+    ],
+)
+def test_a_native_sidecar_is_no_init_container(proxy: Any, worker: Any, expected: dict[str, Any]) -> None:
+    status = {
+        "phase": "Running" if worker is not RUNS and "waiting" not in worker else "Pending",
+        "initContainerStatuses": [{"name": "proxy", "state": proxy}],
+        "containerStatuses": [{"name": "worker", "state": worker}],
+    }
+    raw = raw_pod(status)
+    raw["spec"]["initContainers"] = SIDECAR
+    pod = observe.observe_pod(raw)
+    assert {name: getattr(pod, name) for name in expected} == expected
+
+
+def test_a_deleted_pod_is_not_live() -> None:
+    pod = observe.observe_pod(raw_pod({"phase": "Running"}, deletionTimestamp="2026-01-01T00:01:00Z"))
+    assert pod is not None
+    assert (pod.deleting, pod.live) == (START + 60, False)
+
+
+def test_the_annotated_container_trains() -> None:
+    status = {"containerStatuses": [{"name": "side", "state": {"running": {}}}]}
+    raw = raw_pod(status, annotations={"elasticjob.dev/trainer-container": "side"})
+    pod = observe.observe_pod(raw)
+    assert pod is not None
+    assert pod.started
+
+
+@pytest.mark.parametrize(
+    ("spec", "conditions", "expected"),
+    [
+        pytest.param({}, [{"type": "Ready", "status": "True"}], Node("n"), id="ready"),
+        pytest.param(
+            {},
+            [{"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            Node("n", ready=False, not_ready_since=START),
+            id="not-ready",
+        ),
+        pytest.param({"unschedulable": True}, [], Node("n", cordoned=True), id="cordoned"),
+        pytest.param(
+            {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]},
+            [],
+            Node("n", leaving="aws-node-termination-handler/spot-itn"),
+            id="spot",
+        ),
+        pytest.param(
+            {"taints": [{"key": "mine", "effect": "NoExecute"}]}, [], Node("n", leaving="mine"), id="no-execute"
+        ),
+        pytest.param({"taints": [{"key": "gpu", "effect": "NoSchedule"}]}, [], Node("n"), id="other-taint"),
+        pytest.param(
+            {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]},
+            [],
+            Node("n"),
+            id="unreachable-is-dead-not-leaving",
+        ),
+    ],
+)
+def test_nodes(spec: dict[str, Any], conditions: list[dict[str, Any]], expected: Node) -> None:
+    raw = {"metadata": {"name": "n"}, "spec": spec, "status": {"conditions": conditions}}
+    assert observe.observe_node(raw) == expected
+
+
+def raw_job(spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "digits", "namespace": "default", "uid": "j1", "generation": 4}, "spec": spec}
+
+
+def test_an_invalid_job_carries_its_problems() -> None:
+    job = observe.observe_job(raw_job({}))
+    assert job.spec is None
+    assert [str(p) for p in job.problems] == ["spec.template: is required"]
+
+
+@pytest.mark.parametrize(("replicas", "wanted"), [(9, 4), (1, 2)])
+def test_replicas_out_of_bounds_are_bounded(replicas: int, wanted: int) -> None:
+    """Servers without CEL let `kubectl scale` write anything; that must not end a running job."""
+    elastic = {"minReplicas": 2, "maxReplicas": 4}
+    job = observe.observe_job(raw_job({"replicas": replicas, "elasticPolicy": elastic, "template": TEMPLATE}))
+    assert job.spec is not None
+    assert job.spec.wanted == wanted
+    assert len(job.problems) == 1
+    assert "replicas must not be" in job.problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("limits", "nproc", "expected"),
+    [
+        pytest.param({}, "auto", 1, id="none"),
+        pytest.param({"nvidia.com/gpu": "4"}, "auto", 4, id="nvidia"),
+        pytest.param({"nvidia.com/mig-1g.5gb": 2}, "auto", 2, id="mig"),
+        pytest.param({"amd.com/gpu": "8"}, "gpu", 8, id="amd"),
+        pytest.param({"cpu": "3500m"}, "cpu", 3, id="cpu-millis"),
+        pytest.param({"cpu": "16"}, "cpu", 16, id="cpus"),
+        pytest.param({"nvidia.com/gpu": "4"}, 2, 2, id="number"),
+        pytest.param({"nvidia.com/gpu": "4"}, "2", 2, id="number-as-text"),
+    ],
+)
+def test_nproc_per_node(limits: dict[str, Any], nproc: int | str, expected: int) -> None:
+    template = {"spec": {"containers": [{"name": "worker", "resources": {"limits": limits}}]}}
+    spec = api.parse_spec({"nprocPerNode": nproc, "template": template})
+    assert observe.resolve_nproc(spec) == expected
+
+
+def test_equal_templates_have_equal_hashes() -> None:
+    assert podtemplate.template_hash({"a": 1, "b": 2}) == podtemplate.template_hash({"b": 2, "a": 1})
+    assert podtemplate.template_hash({"a": 1}) != podtemplate.template_hash({"a": 2})

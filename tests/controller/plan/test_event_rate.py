@@ -1,0 +1,61 @@
+"""Events of one object: a burst, then few, equal ones as one; others are not held up."""
+
+from __future__ import annotations
+
+from controller.builders import NOW
+from elasticjob_operator.plan.event_rate import BURST, OBJECTS, PER_SECOND, REASONS, SpamFilter
+from elasticjob_operator.plan.reporting import Event
+
+MINUTE = 1 / PER_SECOND
+
+
+def event(number: int, reason: str = "WorldChanged") -> Event:
+    return Event(reason, f"generation {number}")
+
+
+def test_a_burst_goes_through_and_what_follows_becomes_one() -> None:
+    spam = SpamFilter()
+    told = [spam.offer("job", event(n), NOW + n / 100) for n in range(1000)]
+    written = [t for t in told if t is not None]
+    assert len(written) == BURST
+    assert {t.count for t in written} == {1}
+    assert spam.release("job", NOW + 30) is None
+    last = spam.release("job", NOW + 10 + MINUTE)
+    assert last is not None
+    assert (last.count, last.first) == (1000 - int(BURST), NOW + BURST / 100)
+    assert last.message == "generation 999 (the last of 950 such events)"
+    assert not spam.is_holding("job")
+    assert spam.release("job", NOW + 10 + 3 * MINUTE) is None
+
+
+def test_other_reasons_and_other_jobs_are_told() -> None:
+    spam = SpamFilter()
+    for n in range(60):
+        spam.offer("job", event(n), NOW)
+    assert spam.offer("other", event(1), NOW) is not None
+    assert spam.offer("job", Event("Completed", "done"), NOW) is None
+    reasons = [spam.release("job", NOW + n * MINUTE + 1) for n in (1, 2)]
+    assert [told and told.event.reason for told in reasons] == ["WorldChanged", "Completed"]
+
+
+def test_what_waits_goes_with_the_next_of_its_kind() -> None:
+    spam = SpamFilter()
+    for n in range(60):
+        spam.offer("job", event(n), NOW)
+    told = spam.offer("job", event(60), NOW + MINUTE)
+    assert told is not None
+    assert told.count == 11
+    assert not spam.is_holding("job")
+
+
+def test_the_memory_is_bounded() -> None:
+    spam = SpamFilter()
+    for n in range(1000):
+        spam.offer("job", event(n, f"Reason{n}"), NOW)
+    held = 0
+    while spam.release("job", NOW + (held + 1) * MINUTE) is not None:
+        held += 1
+    assert held == REASONS
+    for n in range(OBJECTS + 10):
+        spam.offer(f"job-{n}", event(0), NOW)
+    assert spam.offer("job-0", event(0), NOW) is not None

@@ -1,0 +1,264 @@
+"""Exact plans for the rungs of the ladder; whole stories are in test_simulation*.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.builders import NOW, TEMPLATE, make_agent, make_job, make_node, make_pod, make_spec, make_world
+from elasticjob_operator import api
+from elasticjob_operator.api import names, wire
+from elasticjob_operator.model.observe import Job, Pod, format_time
+from elasticjob_operator.plan.plan import Child, Config, Deletion, Kind, NewPod, Plan, Seen, plan
+
+
+def see(job: Job, pods: tuple[Pod, ...] = (), **fields: Any) -> Seen:
+    fields.setdefault("nodes", {p.node: make_node(p.node) for p in pods if p.node})
+    return Seen(job=job, pods=pods, now=NOW, hub_started=NOW - 1000, **fields)
+
+
+def started(**status: Any) -> api.Status:
+    spec = make_spec()
+    return api.Status(
+        start_time=format_time(NOW - 500), observed_generation=1, template_hash=spec.template_hash, **status
+    )
+
+
+def condition(made: Plan, type: str) -> tuple[str, str, str]:
+    found = made.status.condition(type)
+    return (found.status, found.reason, found.message) if found else ("", "", "")
+
+
+def test_a_fresh_job_gets_its_pods_and_objects() -> None:
+    made = plan(see(make_job(has_replicas=False)))
+    assert made.create == (NewPod(0), NewPod(1), NewPod(2), NewPod(3))
+    assert [c.kind for c in made.ensure] == [Kind.DISRUPTION_BUDGET, Kind.NETWORK_POLICY]
+    assert made.set_replicas == 4
+    assert made.status.phase == "Pending"
+    assert made.status.start_time == format_time(NOW)
+    assert condition(made, "Running") == ("False", "WaitingForPods", "0 of at least 2 ready")
+    assert not made.directives
+
+
+def test_the_job_is_looked_at_before_pods_are_replaced() -> None:
+    assert not plan(see(make_job())).confirm, "the first pods are not held up"
+    made = plan(see(make_job(status=started(replicas=4)), (make_pod(0), make_pod(1))))
+    assert made.create == (NewPod(2), NewPod(3))
+    assert made.confirm, "they may be gone because the job is"
+
+
+def test_the_authority_is_given_where_there_is_one() -> None:
+    made = plan(see(make_job()), Config(ca_pem="PEM"))
+    assert [c.values for c in made.ensure if c.kind is Kind.CONFIG_MAP] == [(("ca.crt", "PEM"),)]
+
+
+def test_objects_that_are_as_wanted_are_left_alone() -> None:
+    first = plan(see(make_job()))
+    children = frozenset((c.kind.value, c.name, c.digest) for c in first.ensure)
+    assert plan(see(make_job(), children=children)).ensure == ()
+    outdated = frozenset((kind, name, "old") for kind, name, _ in children)
+    assert plan(see(make_job(), children=outdated)).ensure == first.ensure
+
+
+def test_a_gang_is_written_until_it_is_as_wanted() -> None:
+    """Also when the pods are there: the first write may have failed, and minReplicas may change."""
+    template = {"spec": {**TEMPLATE["spec"], "schedulerName": "volcano"}}
+    pods = (make_pod(0), make_pod(1))
+
+    def groups(low: int, written: tuple[Child, ...] = ()) -> list[Child]:
+        children = frozenset((c.kind.value, c.name, c.digest) for c in written)
+        made = plan(see(make_job(make_spec(low, 4, template=template), started()), pods, children=children))
+        return [c for c in made.ensure if c.kind is Kind.POD_GROUP]
+
+    (group,) = groups(2)
+    assert groups(2, (group,)) == []
+    assert [dict(c.values)["minMember"] for c in groups(3, (group,))] == [3]
+
+
+@pytest.mark.parametrize(
+    ("on", "off", "child"),
+    [
+        pytest.param({}, {"network": {"policy": False}}, Child(Kind.NETWORK_POLICY, "digits-workers"), id="policy"),
+        pytest.param({"network": {"service": True}}, {}, Child(Kind.SERVICE, "digits-workers"), id="service"),
+    ],
+)
+def test_objects_that_the_spec_has_turned_off_go(on: dict[str, Any], off: dict[str, Any], child: Child) -> None:
+    first = plan(see(make_job(make_spec(**on))))
+    children = frozenset((c.kind.value, c.name, c.digest) for c in first.ensure)
+    assert plan(see(make_job(make_spec(**on)), children=children)).remove == ()
+    assert plan(see(make_job(make_spec(**off)), children=children)).remove == (child,)
+    strange = frozenset((kind, f"{name}-2", digest) for kind, name, digest in children)
+    assert plan(see(make_job(make_spec(**off)), children=strange)).remove == ()
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        pytest.param(make_job(deleting=True), "being deleted", id="deleted"),
+        pytest.param(
+            make_job(make_spec(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"})),
+            "managed by kueue.x-k8s.io/multikueue",
+            id="managed-by-another",
+        ),
+    ],
+)
+def test_what_is_none_of_our_business(job: Job, reason: str) -> None:
+    assert plan(see(job, (make_pod(0),))) == Plan(job.status, reason)
+
+
+def test_managed_by_us_is_ours() -> None:
+    assert plan(see(make_job(make_spec(runPolicy={"managedBy": "elasticjob.dev/operator"})))).create
+
+
+def test_an_invalid_job_fails_with_the_field_and_the_remedy() -> None:
+    problem = api.Problem(field="spec.template", message="is required")
+    made = plan(see(replace(make_job(), spec=None, problems=(problem,))))
+    assert condition(made, "Failed") == ("True", "InvalidSpec", "spec.template: is required")
+    assert [e.reason for e in made.events] == ["Failed"]
+    assert not made.create
+
+
+def test_a_typo_does_not_end_a_running_job() -> None:
+    problem = api.Problem(field="spec.elasticPolicy", message="is wrong")
+    made = plan(see(replace(make_job(status=started()), spec=None, problems=(problem,)), (make_pod(0),)))
+    assert condition(made, "Degraded") == ("True", "InvalidSpec", "spec.elasticPolicy: is wrong")
+    assert made.is_idle
+    assert not made.status.finished
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem", "expected"),
+    [
+        pytest.param({}, None, ("True", "InvalidSpec", "spec: too many"), id="alone"),
+        pytest.param(
+            {},
+            ("CreateForbidden", "quota"),
+            ("True", "CreateForbidden", "quota; spec: too many"),
+            id="not the only one",
+        ),
+        pytest.param({"runPolicy": {"suspend": True}}, None, ("True", "InvalidSpec", "spec: too many"), id="suspended"),
+    ],
+)
+def test_a_spec_that_was_mended_is_always_told(spec: dict[str, Any], problem: Any, expected: tuple[str, ...]) -> None:
+    job = make_job(make_spec(**spec), started())
+    mended = api.Problem(field="spec", message="too many")
+    made = plan(see(replace(job, problems=(mended,)), problem=problem))
+    assert condition(made, "Degraded") == expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "kind", "outcome"),
+    [
+        pytest.param(0, "InvalidTemplate", "Failed", id="template-that-never-ran"),
+        pytest.param(3, "InvalidTemplate", "Degraded", id="template-of-a-job-that-ran"),
+        pytest.param(0, "CreateForbidden", "Degraded", id="quota"),
+    ],
+)
+def test_what_the_api_server_says_of_our_writes(generation: int, kind: str, outcome: str) -> None:
+    status = started(rendezvous=make_world(generation)) if generation else started()
+    made = plan(see(make_job(status=status), problem=(kind, "the reason")))
+    assert condition(made, outcome) == ("True", kind, "the reason")
+
+
+def test_a_new_generation_is_persisted_before_it_is_announced() -> None:
+    pods = (make_pod(0), make_pod(1))
+    agents = {"u0": make_agent(0), "u1": make_agent(1)}
+    made = plan(see(make_job(make_spec(2, 2), started()), pods, agents=agents))
+    assert made.announces
+    assert made.status.rendezvous.generation == 1
+    assert {type(d) for d in made.directives.values()} == {wire.World}
+    assert [e.message for e in made.events] == ["generation 1 with 2 pods: the job starts"]
+
+
+def test_a_failed_pod_is_deleted_only_after_it_is_counted() -> None:
+    failed = make_pod(0, "Failed")
+    made = plan(see(make_job(status=started()), (failed,)))
+    assert made.status.restarts.counted == ["u0"], "in the same patch that comes before the deletion"
+    assert made.delete == (Deletion("digits-worker-0", "u0", "it has ended"),)
+
+
+def test_a_member_is_not_deleted_before_the_world_goes_on_without_it() -> None:
+    pods = tuple(make_pod(i) for i in range(3))
+    agents = {f"u{i}": make_agent(i, "running", 1) for i in range(3)}
+    status = started(rendezvous=make_world(members=(0, 1, 2)), goodput=api.GoodputStatus(training=True))
+    first = plan(see(make_job(make_spec(2, 4, replicas=2), status), pods, agents=agents))
+    assert first.delete == ()
+    assert first.status.rendezvous.members[2].leaving == "scale-down"
+    stopped = {f"u{i}": make_agent(i, "ready", 1) for i in range(3)}
+    second = plan(see(make_job(make_spec(2, 4, replicas=2), first.status), pods, agents=stopped))
+    assert second.status.rendezvous.generation == 2
+    assert second.delete == (), "it is still in the world that the API server knows of"
+    third = plan(see(make_job(make_spec(2, 4, replicas=2), second.status), pods, agents=stopped))
+    assert third.delete == (Deletion("digits-worker-2", "u2", "scale-down"),)
+    assert third.directives["u2"] == wire.Stop(reason="not-wanted")
+
+
+def test_members_that_go_save_first() -> None:
+    pods = (make_pod(0), make_pod(1), make_pod(2, deleting=NOW + 30))
+    agents = {f"u{i}": make_agent(i, "running", 1) for i in range(2)} | {"u2": make_agent(2, "leaving", 1)}
+    made = plan(see(make_job(status=started(rendezvous=make_world(members=(0, 1, 2)))), pods, agents=agents))
+    told = [d for d in made.directives.values() if isinstance(d, wire.Regroup)]
+    assert len(told) == 3
+    assert all(d.checkpoint and d.grace_seconds == 30 for d in told)
+
+
+def test_torchs_own_rendezvous_forms_a_world_of_running_pods() -> None:
+    spec = make_spec(2, 2, rendezvous={"backend": "c10d"})
+    made = plan(see(make_job(spec, started()), (make_pod(0), make_pod(1))))
+    assert [m.pod for m in made.status.rendezvous.members] == ["digits-worker-0", "digits-worker-1"]
+    assert condition(made, "Running")[0] == "True"
+    assert not made.directives
+
+
+def test_torchs_own_rendezvous_takes_only_indices_below_wanted() -> None:
+    spec = make_spec(2, 2, rendezvous={"backend": "static"})
+    made = plan(see(make_job(spec, started()), (make_pod(0, deleting=NOW + 5), make_pod(1))))
+    assert made.create == (), "the name and the rank are free when the old pod is gone"
+
+
+def test_torchs_own_rendezvous_completes() -> None:
+    spec = make_spec(2, 2, rendezvous={"backend": "c10d"})
+    pods = (make_pod(0, "Succeeded"), make_pod(1, "Succeeded"))
+    made = plan(see(make_job(spec, started(rendezvous=make_world())), pods))
+    assert condition(made, "Complete") == ("True", "Completed", "all 2 members ended well")
+
+
+def test_a_quiet_plan_says_the_same_again() -> None:
+    pods = (make_pod(0), make_pod(1))
+    agents = {f"u{i}": make_agent(i, "running", 1) for i in range(2)}
+    job = make_job(make_spec(2, 2), started(rendezvous=make_world()))
+    first = plan(see(job, pods, agents=agents))
+    children = frozenset((c.kind.value, c.name, c.digest) for c in first.ensure)
+    second = plan(see(replace(job, status=first.status), pods, agents=agents, children=children))
+    assert second.is_idle
+    assert second.status == first.status
+    assert second.directives == first.directives
+    assert second.events == ()
+    assert second.wake_at == NOW + 600, "when the world should have made its first step"
+
+
+@pytest.mark.parametrize("ended", [pytest.param(True, id="they have ended"), pytest.param(False, id="they end yet")])
+def test_members_that_were_sent_home_have_not_finished_the_job(ended: bool) -> None:
+    """The job is resumed before its pods are gone: they end with code 0, as they were told to."""
+    world = make_world(2)
+    world = world.model_copy(
+        update={"members": [m.model_copy(update={"leaving": names.Cause.SUSPENDED}) for m in world.members]}
+    )
+    job = make_job(make_spec(1, 2, replicas=2), started(replicas=2, rendezvous=world))
+    pods = tuple(make_pod(i, "Succeeded" if ended else "Running") for i in (0, 1))
+    agents = {f"u{i}": make_agent(i, "running", 2, lost_by="closed" if ended else "") for i in (0, 1)}
+    made = plan(see(job, pods, agents=agents))
+    assert not made.status.finished
+    assert [m.leaving for m in made.status.rendezvous.members] == [names.Cause.SUSPENDED] * 2
+    assert made.create, "others come in their place"
+
+
+def test_agents_of_an_earlier_job_are_told_to_go_and_count_for_nothing() -> None:
+    leaving, training = make_agent(0, "leaving", 3, attempt=1), make_agent(1, "running", 3, attempt=1)
+    seen = Seen(make_job(), leftover={"old-0": leaving, "old-1": training}, now=NOW)
+    made = plan(seen)
+    assert {uid: type(directive).__name__ for uid, directive in made.directives.items()} == {"old-0": "Stop"}
+    assert made.directives.keys().isdisjoint(plan(Seen(make_job(), now=NOW)).directives)
+    assert made.create == plan(Seen(make_job(), now=NOW)).create

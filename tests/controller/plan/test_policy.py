@@ -1,0 +1,382 @@
+"""Tables for the rules: deadlines, departures, victims, budget, blame, nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.builders import NOW, make_agent, make_node, make_pod, make_spec, make_world
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.failures import budget, classify, nodes
+from elasticjob_operator.failures.classify import Blame, Fault, Verdict
+from elasticjob_operator.model.containers import Exit
+from elasticjob_operator.model.observe import Agent, Node, Pod, format_time
+from elasticjob_operator.plan import policy
+from elasticjob_operator.plan.policy import Deadline, Departure
+
+
+def ago(seconds: float) -> str:
+    return format_time(NOW - seconds)
+
+
+def stopped(since: str) -> api.Condition:
+    return api.Condition(type="Running", status="False", last_transition_time=since)
+
+
+def runs(since: str) -> api.Condition:
+    return api.Condition(type="Running", status="True", last_transition_time=since)
+
+
+@pytest.mark.parametrize(
+    ("run_policy", "status", "expected"),
+    [
+        pytest.param({}, {}, Deadline(), id="none"),
+        pytest.param({"activeDeadlineSeconds": 60}, {"start_time": None}, Deadline(), id="not-started"),
+        pytest.param({"activeDeadlineSeconds": 60}, {"start_time": ago(50)}, Deadline(at=NOW + 10), id="active-later"),
+        pytest.param(
+            {"activeDeadlineSeconds": 60},
+            {"start_time": ago(60)},
+            Deadline("DeadlineExceeded", "runPolicy.activeDeadlineSeconds has passed"),
+            id="active-passed",
+        ),
+        pytest.param(
+            {"startupDeadlineSeconds": 60},
+            {"start_time": ago(61)},
+            Deadline("StartupDeadlineExceeded", "no world was formed within runPolicy.startupDeadlineSeconds"),
+            id="startup-passed",
+        ),
+        pytest.param(
+            {"startupDeadlineSeconds": 60},
+            {"start_time": ago(61), "rendezvous": make_world()},
+            Deadline(),
+            id="startup-was-in-time",
+        ),
+        pytest.param(
+            {"faultDeadlineSeconds": 60},
+            {"start_time": ago(900), "goodput": api.GoodputStatus(since=ago(700)), "conditions": [stopped(ago(70))]},
+            Deadline("FaultDeadlineExceeded", "could not train for runPolicy.faultDeadlineSeconds"),
+            id="fault-passed",
+        ),
+        pytest.param(
+            {"faultDeadlineSeconds": 60},
+            {"start_time": ago(900), "goodput": api.GoodputStatus(since=ago(700)), "conditions": [runs(ago(700))]},
+            Deadline(),
+            id="fault-mended",
+        ),
+        pytest.param(
+            {"activeDeadlineSeconds": 100, "startupDeadlineSeconds": 60},
+            {"start_time": ago(10)},
+            Deadline(at=NOW + 50),
+            id="the-nearest",
+        ),
+    ],
+)
+def test_deadlines(run_policy: dict[str, Any], status: dict[str, Any], expected: Deadline) -> None:
+    status = {"start_time": ago(1), **status}
+    assert policy.check_deadlines(make_spec(runPolicy=run_policy), api.Status(**status), NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "agent", "expected"),
+    [
+        pytest.param(make_pod(), make_node(), make_agent(), None, id="stays"),
+        pytest.param(make_pod(deleting=NOW + 9), make_node(), None, Departure("pod-deleted"), id="deleted"),
+        pytest.param(make_pod(disruption="Preempt"), make_node(), None, Departure("disruption"), id="disruption"),
+        pytest.param(
+            make_pod(), make_node(), make_agent(0, "leaving", 1), Departure("pod-leaving"), id="agent-got-sigterm"
+        ),
+        pytest.param(
+            make_pod(), make_node(leaving="spot"), make_agent(), Departure("node-leaving", patient=True), id="taint"
+        ),
+        pytest.param(make_pod(), make_node(cordoned=True), None, Departure("drain", patient=True), id="cordon"),
+        pytest.param(make_pod(), None, make_agent(), None, id="node-unknown"),
+    ],
+)
+def test_departures(pod: Pod, node: Node | None, agent: Agent | None, expected: Departure | None) -> None:
+    assert policy.departure(pod, node, agent) == expected
+
+
+SILENT = {"phase": "running", "generation": 1, "lost_by": "silent"}
+
+
+@pytest.mark.parametrize(
+    ("agents", "expected"),
+    [
+        pytest.param([("running", 1, {}), ("running", 1, {})], (set(), None), id="all-answer"),
+        pytest.param(
+            [("running", 1, {}), ("running", 1, {"lost_by": "silent", "since": NOW - 10})],
+            (set(), NOW + 20),
+            id="silent-for-a-while",
+        ),
+        pytest.param(
+            [("running", 1, {}), ("running", 1, {"lost_by": "silent", "since": NOW - 30})], ({"u1"}, None), id="mute"
+        ),
+        pytest.param(
+            [("running", 1, {"lost_by": "silent"}), ("running", 1, {"lost_by": "silent"})],
+            (set(), None),
+            id="nobody-answers",
+        ),
+        pytest.param([("running", 1, {}), None], ({"u1"}, None), id="member-never-heard-of"),
+        pytest.param([("running", 1, {}), ("running", 1, {}), None], (set(), None), id="newcomer-never-heard-of"),
+        pytest.param(
+            [("running", 1, {}), ("running", 1, {}), ("running", 1, {"since": NOW - 200, "state_since": NOW - 200})],
+            (set(), NOW - 40 + 60),
+            id="outsider-still-runs-since-the-world-was-formed",
+        ),
+    ],
+)
+def test_mute_agents(agents: list[Any], expected: tuple[set[str], float | None]) -> None:
+    pods = [make_pod(i) for i in range(len(agents))]
+    known = {f"u{i}": make_agent(i, a[0], a[1], **a[2]) for i, a in enumerate(agents) if a}
+    elastic = api.ElasticPolicy()
+    found = policy.find_unresponsive(pods, known, make_world(), elastic=elastic, since=NOW - 100, now=NOW)
+    assert found == (frozenset(expected[0]), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("keep", "ranks", "expected"),
+    [
+        pytest.param(4, {}, {0, 1, 2, 3}, id="all"),
+        pytest.param(2, {}, {0, 1}, id="highest-index-goes"),
+        pytest.param(2, {"u2": 0, "u3": 1}, {2, 3}, id="members-stay"),
+        pytest.param(1, {"u0": 2, "u1": 1, "u3": 0}, {3}, id="rank-0-goes-last"),
+        pytest.param(0, {}, set(), id="none"),
+    ],
+)
+def test_victims(keep: int, ranks: dict[str, int], expected: set[int]) -> None:
+    kept = policy.choose_kept([make_pod(i) for i in range(4)], keep, ranks=ranks)
+    assert kept == {f"u{i}" for i in expected}
+
+
+def test_a_pod_without_room_goes_before_one_that_runs() -> None:
+    pods = [make_pod(0), make_pod(1, "Pending", unschedulable=NOW), make_pod(2)]
+    assert policy.choose_kept(pods, 2, ranks={}) == {"u0", "u2"}
+
+
+@pytest.mark.parametrize(
+    ("existing", "count", "limit", "expected"),
+    [
+        pytest.param([], 3, None, (0, 1, 2), id="first"),
+        pytest.param([0, 2], 2, None, (1, 3), id="gaps"),
+        pytest.param([0, 1], 0, None, (), id="none"),
+        pytest.param([0], 2, 2, (1,), id="limited"),
+    ],
+)
+def test_free_indices(existing: list[int], count: int, limit: int | None, expected: tuple[int, ...]) -> None:
+    assert policy.free_indices([make_pod(i) for i in existing], count, limit=limit) == expected
+
+
+# --- blame and rules -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "blame"),
+    [
+        pytest.param(make_pod(0, "Failed", exit=Exit(1)), make_node(), Blame.USER, id="exit-1"),
+        pytest.param(make_pod(0, "Failed", exit=Exit(139)), make_node(), Blame.USER, id="segfault"),
+        pytest.param(make_pod(0, "Failed", exit=Exit(137)), make_node(), Blame.INFRASTRUCTURE, id="killed"),
+        pytest.param(make_pod(0, "Failed", exit=Exit(143)), make_node(), Blame.INFRASTRUCTURE, id="terminated"),
+        pytest.param(make_pod(0, "Failed", exit=Exit(137, "OOMKilled")), make_node(), Blame.USER, id="oom"),
+        pytest.param(make_pod(0, "Failed", reason="Evicted"), make_node(), Blame.INFRASTRUCTURE, id="evicted"),
+        pytest.param(
+            make_pod(0, "Failed", exit=Exit(1), disruption="x"), make_node(), Blame.INFRASTRUCTURE, id="disrupted"
+        ),
+        pytest.param(
+            make_pod(0, "Failed", exit=Exit(1), deleting=NOW), make_node(), Blame.INFRASTRUCTURE, id="deleted"
+        ),
+        pytest.param(
+            make_pod(0, "Failed", exit=Exit(255, "Unknown")), make_node(), Blame.INFRASTRUCTURE, id="node-booted-anew"
+        ),
+        pytest.param(make_pod(0, "Failed", exit=Exit(1)), None, Blame.INFRASTRUCTURE, id="node-gone"),
+        pytest.param(
+            make_pod(0, "Failed", exit=Exit(1)), make_node(ready=False), Blame.INFRASTRUCTURE, id="node-not-ready"
+        ),
+    ],
+)
+def test_blame(pod: Pod, node: Node | None, blame: Blame) -> None:
+    assert classify.blame_of_pod(pod, node) is blame
+
+
+def rule(action: str, **matcher: Any) -> api.FailureRule:
+    return api.FailureRule.model_validate({"action": action, **matcher})
+
+
+IN_42 = {"onExitCodes": {"operator": "In", "values": [42]}}
+NOT_IN_1 = {"onExitCodes": {"operator": "NotIn", "values": [1]}}
+DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget"}]}
+
+
+@pytest.mark.parametrize(
+    ("rules", "fault", "expected"),
+    [
+        pytest.param([], Fault("p", exit_code=1), Verdict.RESTART, id="default-user"),
+        pytest.param([], Fault("p", blame=Blame.INFRASTRUCTURE), Verdict.RESTART_FREE, id="default-infrastructure"),
+        pytest.param([], Fault("p", fatal=True), Verdict.FAIL, id="default-fatal"),
+        pytest.param([rule("FailJob", **IN_42)], Fault("p", exit_code=42), Verdict.FAIL, id="in"),
+        pytest.param([rule("FailJob", **IN_42)], Fault("p", exit_code=1), Verdict.RESTART, id="in-no-match"),
+        pytest.param([rule("FailJob", **NOT_IN_1)], Fault("p", exit_code=42), Verdict.FAIL, id="not-in"),
+        pytest.param([rule("FailJob", **NOT_IN_1)], Fault("p"), Verdict.RESTART, id="no-exit-code"),
+        pytest.param(
+            [rule("RestartIgnoreBudget", **IN_42), rule("FailJob", **NOT_IN_1)],
+            Fault("p", exit_code=42),
+            Verdict.RESTART_FREE,
+            id="first-match-counts",
+        ),
+        pytest.param(
+            [rule("FailJob", **DISRUPTED)],
+            Fault("p", conditions=(("DisruptionTarget", "True"),)),
+            Verdict.FAIL,
+            id="condition",
+        ),
+        pytest.param(
+            [rule("FailJob", **DISRUPTED)],
+            Fault("p", conditions=(("DisruptionTarget", "False"),)),
+            Verdict.RESTART,
+            id="condition-false",
+        ),
+        pytest.param([rule("Restart", **IN_42)], Fault("p", exit_code=42, fatal=True), Verdict.RESTART, id="rule-wins"),
+    ],
+)
+def test_failure_rules(rules: list[api.FailureRule], fault: Fault, expected: Verdict) -> None:
+    assert classify.apply_rules(rules, fault) is expected
+
+
+RESET = Fault("", message="RuntimeError: Connection reset by peer", exit_code=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "first"),
+    [
+        pytest.param([RESET, Fault("", message="ValueError: bad", exit_code=1)], 1, id="consequence-is-told-first"),
+        pytest.param([Fault("", message="ValueError: a"), Fault("", message="ValueError: b")], 0, id="earliest"),
+        pytest.param([RESET, RESET], 0, id="only-consequences"),
+        pytest.param(
+            [Fault("", message="the world broke"), Fault("", exit_code=137, signal="SIGKILL")], 1, id="killed"
+        ),
+        pytest.param([Fault("", message="the world broke"), Fault("", exit_code=3)], 1, id="silent-exit"),
+        pytest.param(
+            [Fault("", exit_code=134, signal="SIGABRT"), Fault("", exit_code=1, message="ValueError: bad")], 1,
+            id="nccl-watchdog",
+        ),
+    ],
+)  # fmt: skip
+def test_first_fault(found: list[Fault], first: int) -> None:
+    named = [replace(fault, pod=str(i)) for i, fault in enumerate(found)]
+    assert classify.first_fault(named).pod == str(first)
+
+
+@pytest.mark.parametrize(
+    ("waits", "blamed", "reason"),
+    [
+        pytest.param((True, False, True), 1, "RankHung", id="one-does-not-arrive"),
+        pytest.param((True, True), 0, "WorldHung", id="all-wait"),
+        pytest.param((False, False), 0, "WorldHung", id="none-is-known-to-wait"),
+        pytest.param((None, None), 0, "WorldHung", id="nobody-answers"),
+        pytest.param((None, True, False), 2, "RankHung", id="one-does-not-answer"),
+        pytest.param((False,), 0, "RankHung", id="alone"),
+    ],
+)
+def test_who_is_blamed_for_a_hang(waits: tuple[bool | None, ...], blamed: int, reason: str) -> None:
+    told = [wire.Failure(generation=1, rank=i, message="no step", kind="hang", waits=w) for i, w in enumerate(waits)]
+    found = [classify.fault_of_agent(make_agent(i, "ready", 1), "node1", f, i) for i, f in enumerate(told)]
+    fault = classify.first_fault([*found, RESET])
+    assert (fault.rank, fault.reason) == (blamed, reason)
+
+
+def test_fault_of_an_agent_tells_signals_as_exit_codes() -> None:
+    failure = wire.Failure(generation=1, rank=5, exit_code=-11, signal="SIGSEGV", message="crash")
+    fault = classify.fault_of_agent(make_agent(1, "ready", 1), "node1", failure, 1)
+    assert (fault.exit_code, fault.signal, fault.rank, fault.reason) == (139, "SIGSEGV", 5, "SIGSEGV")
+
+
+# --- budget ----------------------------------------------------------------------------------------------
+
+CHARGED = api.RestartStatus(user=1, total=1, window_start=ago(10), last_time=ago(10), generation=3, step=100)
+
+
+@pytest.mark.parametrize(
+    ("before", "free", "generation", "window", "expected"),
+    [
+        pytest.param(api.RestartStatus(), False, 1, 3600, (1, 0, 1, 1), id="first"),
+        pytest.param(CHARGED, False, 4, 3600, (2, 0, 2, 4), id="second"),
+        pytest.param(CHARGED, True, 4, 3600, (1, 1, 1, 4), id="free"),
+        pytest.param(CHARGED, False, 4, 5, (1, 0, 2, 4), id="window-expired"),
+        pytest.param(CHARGED, False, 4, 0, (2, 0, 2, 4), id="window-of-a-lifetime"),
+        pytest.param(CHARGED, False, 0, 3600, (2, 0, 2, 3), id="outside-a-world"),
+        pytest.param(
+            CHARGED.model_copy(update={"last_time": ago(1)}), False, 3, 3600, (1, 0, 1, 3), id="same-generation-again"
+        ),
+        pytest.param(
+            CHARGED.model_copy(update={"last_time": ago(1)}), False, 0, 3600, (1, 0, 1, 3), id="its-consequence"
+        ),
+    ],
+)
+def test_charge(
+    before: api.RestartStatus, free: bool, generation: int, window: int, expected: tuple[int, int, int, int]
+) -> None:
+    elastic = api.ElasticPolicy(restart_window_seconds=window)
+    after = budget.charge(before, elastic, free=free, generation=generation, counted=["a"], step=None, now=NOW)
+    assert (after.user, after.infrastructure, after.total, after.generation) == expected
+    assert after.counted == ["a"]
+
+
+def test_a_pod_made_after_the_last_charge_fails_for_itself() -> None:
+    before = CHARGED.model_copy(update={"last_time": ago(1.5)})
+    after = budget.charge(
+        before, api.ElasticPolicy(), free=False, generation=0, counted=[], step=None, now=NOW, began=NOW - 1
+    )
+    assert after.user == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "user"),
+    [
+        pytest.param(None, 1, id="no-progress-known"),
+        pytest.param(100, 1, id="same-step"),
+        pytest.param(101, 0, id="further"),
+    ],
+)
+def test_refund(step: int | None, user: int) -> None:
+    after = budget.refund(CHARGED, step)
+    assert (after.user, after.total) == (user, 1)
+
+
+# --- nodes -----------------------------------------------------------------------------------------------
+
+
+def test_a_repeat_offender_is_avoided_for_an_hour() -> None:
+    found = nodes.note_fault([], "node1", NOW)
+    assert nodes.nodes_to_avoid(found, NOW) == ()
+    found = nodes.note_fault(nodes.note_fault(found, "node2", NOW + 5), "node1", NOW + 10)
+    assert nodes.nodes_to_avoid(found, NOW + 20) == ("node1",)
+    assert nodes.nodes_to_avoid(found, NOW + 3700) == ()
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "answering", "due", "later"),
+    [
+        pytest.param(make_pod(0), make_node(), set(), set(), None, id="well"),
+        pytest.param(
+            make_pod(0), make_node(ready=False, not_ready_since=NOW - 10), set(), set(), NOW + 20, id="node-dead"
+        ),
+        pytest.param(
+            make_pod(0), make_node(ready=False, not_ready_since=NOW - 30), set(), {"u0"}, None, id="node-long-dead"
+        ),
+        pytest.param(
+            make_pod(0), make_node(ready=False, not_ready_since=NOW - 99), {"u0"}, set(), None, id="its-agent-answers"
+        ),
+        pytest.param(make_pod(0), None, set(), {"u0"}, None, id="node-gone"),
+        pytest.param(
+            make_pod(0, created=NOW - 2, scheduled=NOW - 2), None, set(), set(), NOW + 3, id="node-not-known-yet"
+        ),
+        pytest.param(make_pod(0, deleting=NOW - 10), make_node(), set(), set(), NOW + 20, id="deletion-overdue"),
+        pytest.param(make_pod(0, deleting=NOW - 30), make_node(), set(), {"u0"}, None, id="deletion-ignored"),
+        pytest.param(make_pod(0, "Failed"), None, set(), set(), None, id="ended"),
+    ],
+)
+def test_forced_deletions(pod: Pod, node: Node | None, answering: set[str], due: set[str], later: float | None) -> None:
+    seen = {node.name: node} if node else {}
+    assert nodes.overdue_deletions([pod], seen, answering, timeout=30, now=NOW) == (frozenset(due), later)

@@ -1,0 +1,172 @@
+"""Conditions, goodput, progress and events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.builders import NOW, make_agent, make_pod, make_world
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.failures.classify import Fault
+from elasticjob_operator.membership.decide import Decision, State
+from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
+from elasticjob_operator.model.observe import Agent, Pod, format_time
+from elasticjob_operator.plan import reporting as report
+
+
+def at(seconds: float) -> str:
+    return format_time(NOW + seconds)
+
+
+def test_a_transition_time_moves_with_the_status_alone() -> None:
+    first = report.with_condition([], "Running", False, "Waits", "", NOW)
+    second = report.with_condition(first, "Running", False, "Starts", "soon", NOW + 5)
+    assert (second[0].reason, second[0].last_transition_time) == ("Starts", at(0))
+    third = report.with_condition(second, "Running", True, "Runs", "", NOW + 9)
+    assert third[0].last_transition_time == at(9)
+
+
+def reporting(step: int | None, rank: int = 0, **fields: Any) -> Agent:
+    return replace(make_agent(rank, "running", 1), progress=wire.Progress(rank=rank, step=step, **fields))
+
+
+def test_progress_is_that_of_the_furthest_rank() -> None:
+    agents = [reporting(5, 1), reporting(7, 0, total_steps=70, step_seconds=2.0, metrics={"loss": 0.5})]
+    assert report.update_progress(None, agents, now=NOW) == api.ProgressStatus(
+        step=7,
+        total_steps=70,
+        percentage=10,
+        estimated_remaining_seconds=126,
+        metrics=[api.Metric(name="loss", value=0.5)],
+        last_update_time=at(0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "later", "force", "written"),
+    [
+        pytest.param(8, 5, False, False, id="too-soon"),
+        pytest.param(8, 10, False, True, id="after-ten-seconds"),
+        pytest.param(8, 5, True, True, id="at-the-end"),
+        pytest.param(7, 60, False, False, id="no-news"),
+        pytest.param(None, 60, False, False, id="nothing-reported"),
+    ],
+)
+def test_progress_is_no_metrics_stream(step: int | None, later: float, force: bool, written: bool) -> None:
+    before = report.update_progress(None, [reporting(7)], now=NOW)
+    after = report.update_progress(before, [reporting(step)], now=NOW + later, force=force)
+    assert (after != before) is written
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        pytest.param(
+            Fault("p-1", rank=1, exit_code=1, reason="Error", traceback="Traceback\n x\nValueError: a"),
+            "rank 1 (p-1) failed with exit code 1: ValueError: a",
+            id="traceback",
+        ),
+        pytest.param(
+            Fault("p-1", exit_code=137, reason="OOMKilled"), "p-1 failed with exit code 137 [OOMKilled]", id="oom"
+        ),
+        pytest.param(
+            Fault("p-1", rank=0, reason="Lost", message="it fell silent"),
+            "rank 0 (p-1) failed [Lost]: it fell silent",
+            id="lost",
+        ),
+    ],
+)
+def test_a_fault_in_one_line(fault: Fault, told: str) -> None:
+    assert report.tell_fault(fault) == told
+
+
+@pytest.mark.parametrize(
+    ("pods", "world", "withdrawn", "expected"),
+    [
+        pytest.param([make_pod(0), make_pod(1)], 2, 0, None, id="all-well"),
+        pytest.param(
+            [make_pod(0, "Pending", waiting="ErrImagePull", waiting_message="denied"), make_pod(1)],
+            1,
+            0,
+            ("ImagePullFailed", "digits-worker-0: ErrImagePull: denied"),
+            id="image",
+        ),
+        pytest.param(
+            [make_pod(0, "Pending", waiting="CreateContainerConfigError", waiting_message="no secret")],
+            0,
+            0,
+            ("CreateContainerConfigError", "digits-worker-0: CreateContainerConfigError: no secret"),
+            id="configuration",
+        ),
+        pytest.param(
+            [make_pod(0, "Pending", unschedulable=NOW, unschedulable_message="0/3 nodes")],
+            0,
+            0,
+            ("Unschedulable", "digits-worker-0: 0/3 nodes"),
+            id="no-room",
+        ),
+        pytest.param(
+            [make_pod(0)],
+            1,
+            1,
+            ("Unschedulable", "1 pods found no node in scalingTimeoutSeconds and are tried again later"),
+            id="withdrawn",
+        ),
+        pytest.param([make_pod(0)], 1, 0, ("BelowWanted", "1 of 2 wanted pods train"), id="below-wanted"),
+        pytest.param(
+            [make_pod(0, "Pending", waiting="ContainerCreating"), make_pod(1)],
+            2,
+            0,
+            None,
+            id="creating-is-no-trouble",
+        ),
+    ],
+)
+def test_trouble(pods: list[Pod], world: int, withdrawn: int, expected: tuple[str, str] | None) -> None:
+    assert (
+        report.find_problem(pods, world_size=world, wanted=2, room=api.CapacityStatus(withdrawn=withdrawn)) == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "generation", "phase"),
+    [
+        pytest.param(State.RUNNING, 1, "Running", id="running"),
+        pytest.param(State.ENDING, 1, "Running", id="ending"),
+        pytest.param(State.WAITING, 0, "Pending", id="never-ran"),
+        pytest.param(State.WAITING, 4, "Pending", id="waits"),
+        pytest.param(State.STARTING, 1, "Pending", id="first-start"),
+        pytest.param(State.STARTING, 2, "Rescaling", id="next-start"),
+        pytest.param(State.REGROUPING, 1, "Rescaling", id="regroups"),
+    ],
+)
+def test_phases(state: State, generation: int, phase: str) -> None:
+    assert report.phase_of(Decision(state, ""), generation) == phase
+
+
+def test_a_world_trains_when_every_member_runs() -> None:
+    members = make_world().members
+    both = [MemberVerdict(m, MemberHealth.RUNNING) for m in members]
+    assert report.is_training(Decision(State.RUNNING, "", verdicts=tuple(both)))
+    assert report.is_training(
+        Decision(State.RUNNING, "", verdicts=(both[0], MemberVerdict(members[1], MemberHealth.SUSPECT)))
+    )
+    assert not report.is_training(
+        Decision(State.RUNNING, "", verdicts=(both[0], MemberVerdict(members[1], MemberHealth.STARTING)))
+    )
+    assert not report.is_training(Decision(State.STARTING, ""))
+
+
+def test_events_tell_of_changes_alone() -> None:
+    before = api.Status(rendezvous=make_world(1, (0, 1)))
+    after = api.Status(rendezvous=make_world(2, (0,), reason="lost"))
+    lost = MemberVerdict(before.rendezvous.members[1], MemberHealth.LOST, why="its pod is gone")
+    decision = Decision(State.STARTING, "lost", verdicts=(lost,))
+    assert [(e.reason, e.message, e.warning) for e in report.tell_changes(before, after, decision, NOW)] == [
+        ("MemberLost", "digits-worker-1 (rank 1) is lost: its pod is gone", True),
+        ("WorldChanged", "generation 2 from 2 to 1 pods: a member was lost", False),
+    ]
+    assert report.tell_changes(after, after, decision, NOW) == ()

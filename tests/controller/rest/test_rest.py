@@ -1,0 +1,65 @@
+"""Requests as values, their paths, and the errors that answer them: tables, no server."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_operator.rest.errors import decode_error, decode_watch_error
+from elasticjob_operator.rest.request import Request, namespace_of, path_of, resource_name
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        (("v1", "nodes"), "/api/v1/nodes"),
+        (("v1", "pods", "team"), "/api/v1/namespaces/team/pods"),
+        (("v1", "pods", "team", "p", "log"), "/api/v1/namespaces/team/pods/p/log"),
+        (("apps/v1", "deployments", "", "d"), "/apis/apps/v1/deployments/d"),
+        (("v1", "pods", "a/b c", "../x?y=1"), "/api/v1/namespaces/a%2Fb%20c/pods/..%2Fx%3Fy%3D1"),
+    ],
+)
+def test_paths(given: tuple[str, ...], path: str) -> None:
+    assert path_of(*given) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "namespace", "resource"),
+    [
+        ("/api/v1/nodes", "", "nodes"),
+        ("/api/v1/namespaces/team/pods/p", "team", "pods"),
+        ("/apis/elasticjob.dev/v1alpha1/namespaces/team/elasticjobs/j/status", "team", "elasticjobs/status"),
+        ("/apis/elasticjob.dev/v1alpha1/elasticjobs", "", "elasticjobs"),
+        ("/api/v1/namespaces/team", "team", "namespaces"),
+        ("/apis", "", "/apis"),
+    ],
+)
+def test_what_a_path_is_about(path: str, namespace: str, resource: str) -> None:
+    assert (namespace_of(path), resource_name(path)) == (namespace, resource)
+
+
+def test_a_request_is_called_what_it_is_for() -> None:
+    assert Request("GET", "/apis").title == "GET /apis"
+    assert Request("GET", "/apis", "list groups").title == "list groups"
+
+
+@pytest.mark.parametrize(
+    ("body", "after", "reason", "message", "seconds"),
+    [
+        pytest.param(b'{"reason": "Expired", "message": "too old"}', None, "Expired", "too old", None, id="Status"),
+        pytest.param(b'{"reason": null, "message": "m"}', "7", "", "m", 7.0, id="a number of seconds to wait"),
+        pytest.param(b'{"error": "x"}', None, "", '{"error": "x"}', None, id="JSON of somebody else"),
+        pytest.param(b'["no"]', None, "", '["no"]', None, id="a list"),
+        pytest.param(b" 502 \xff\n", "Wed, 21 Oct", "", "502 \ufffd", None, id="text, and a date to wait for"),
+        pytest.param(b"x" * 1000, None, "", "x" * 512, None, id="a long page"),
+        pytest.param(b"", None, "", "", None, id="nothing"),
+    ],
+)
+def test_errors_are_decoded(body: bytes, after: str | None, reason: str, message: str, seconds: float | None) -> None:
+    error = decode_error(503, body, after)
+    assert (error.status, error.reason, error.message, error.retry_after) == (503, reason, message, seconds)
+
+
+def test_the_error_that_ends_a_watch() -> None:
+    error = decode_watch_error({"code": 410, "reason": "Expired", "message": "too old"})
+    assert (error.status, error.reason, error.message) == (410, "Expired", "too old")
+    assert decode_watch_error({}).status == 500

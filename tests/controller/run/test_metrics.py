@@ -1,0 +1,328 @@
+"""Metrics: read from statuses, counted between them, served as Prometheus reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from controller.hub_fixture import eventually, running_hub, seated
+from elasticjob_operator import api
+from elasticjob_operator.history import timeline
+from elasticjob_operator.model.observe import format_time
+from elasticjob_operator.run import file_limits, loop_lag, metrics
+from elasticjob_operator.run.http import HttpServer, parse_address
+
+JOB = ("default", "digits")
+START = 1_000_000.0
+
+
+def status(
+    *,
+    generation: int = 0,
+    size: int = 0,
+    reason: str | None = None,
+    phase: str = "Running",
+    training: bool = False,
+    since: float | None = None,
+    trained: float = 0,
+    lost: float = 0,
+    recovery: float | None = None,
+    user: int = 0,
+    infrastructure: int = 0,
+) -> api.Status:
+    return api.Status(
+        phase=api.Phase(phase),
+        rendezvous=api.RendezvousStatus(generation=generation, world_size=size, reason=reason),
+        goodput=api.GoodputStatus(
+            training=training,
+            since=format_time(since) if since is not None else None,
+            training_seconds=trained,
+            lost_seconds=lost,
+            last_recovery_seconds=recovery,
+        ),
+        restarts=api.RestartStatus(total=user, infrastructure=infrastructure),
+    )
+
+
+RUNNING = status(generation=1, size=3, reason="start", training=True, since=START)
+BROKEN = status(generation=1, size=3, reason="start", phase="Rescaling", since=START + 60, trained=60)
+AGAIN = status(
+    generation=2,
+    size=2,
+    reason="lost",
+    training=True,
+    since=START + 61,
+    trained=60,
+    lost=1,
+    recovery=1.0,
+    infrastructure=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        pytest.param(None, AGAIN, {}, id="first sight counts nothing"),
+        pytest.param(RUNNING, RUNNING, {}, id="nothing new"),
+        pytest.param(status(), RUNNING, {"generations/start": 1}, id="the first world is no rescale"),
+        pytest.param(RUNNING, BROKEN, {}, id="training stops"),
+        pytest.param(
+            BROKEN, AGAIN, {"generations/lost": 1, "rescale/lost": 1, "restarts/infrastructure": 1}, id="recovered"
+        ),
+        pytest.param(
+            AGAIN,
+            status(generation=4, reason="failed", user=2),
+            {"generations/failed": 2, "restarts/user": 2},
+            id="two worlds in one look",
+        ),
+        pytest.param(AGAIN, status(), {}, id="a job made anew counts nothing backwards"),
+    ],
+)
+def test_what_happened_between_two_statuses_is_counted(
+    before: api.Status | None, after: api.Status, expected: dict[str, float]
+) -> None:
+    counted = metrics.Metrics()
+    if before is not None:
+        counted.update_job(("default", "digits"), before)
+    counted.update_job(("default", "digits"), after)
+    names = {
+        "elasticjob_generations_total": "generations",
+        "elasticjob_rescale_seconds_sum": "rescale",
+        "elasticjob_restarts_total": "restarts",
+    }
+    found = {
+        f"{names[sample.name]}/{sample.labels['cause']}": sample.value
+        for family in counted.registry.collect()
+        for sample in family.samples
+        if sample.name in names
+    }
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "now", "expected"),
+    [
+        pytest.param(status(), START, (0, 0), id="never trained"),
+        pytest.param(RUNNING, START + 10, (10, 0), id="training"),
+        pytest.param(BROKEN, START + 63, (60, 3), id="broken"),
+        pytest.param(AGAIN, START + 71, (70, 1), id="again"),
+        pytest.param(RUNNING, START - 5, (0, 0), id="a clock that went back"),
+        pytest.param(
+            status(phase="Suspended", since=START, trained=60, lost=1), START + 9, (60, 1), id="suspended, pods end"
+        ),
+    ],
+)
+def test_goodput_includes_the_present_stretch(given: api.Status, now: float, expected: tuple[float, float]) -> None:
+    assert timeline.read(given).seconds_until(now) == expected
+
+
+@pytest.mark.parametrize("reason", ["digits-worker-3 has exited: code 137", "x" * 41, "", None, 'a"b'])
+def test_free_text_does_not_become_a_label(reason: str | None) -> None:
+    counted = metrics.Metrics()
+    counted.update_job(("default", "digits"), status())
+    counted.update_job(("default", "digits"), status(generation=1, reason=reason))
+    assert b'elasticjob_generations_total{cause="other"} 1.0' in counted.expose(START)
+
+
+def scraped(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_figures_of_a_job_come_and_go_with_it() -> None:
+    collected = metrics.Metrics(version="0.1.0")
+    for one in (status(phase="Pending"), RUNNING, BROKEN, AGAIN):
+        collected.update_job(JOB, one)
+    collected.count_request("post", "pods", 201, 0.004)
+    found = scraped(collected.expose(START + 71).decode())
+    job = (("job", "digits"), ("namespace", "default"))
+    assert found["elasticjob_jobs", (("phase", "Running"),)] == 1
+    assert found["elasticjob_jobs", (("phase", "Failed"),)] == 0
+    assert found["elasticjob_world_size", job] == 2
+    assert found["elasticjob_generation", job] == 2
+    assert found["elasticjob_goodput_ratio", job] == pytest.approx(70 / 71)
+    assert found["elasticjob_generations_total", (("cause", "lost"),)] == 1
+    assert found["elasticjob_rescale_seconds_sum", (("cause", "lost"),)] == 1.0
+    assert found["elasticjob_restarts_total", (("cause", "infrastructure"),)] == 1
+    code = (("code", "201"), ("resource", "pods"), ("verb", "post"))
+    assert found["elasticjob_api_requests_total", code] == 1
+    assert found["elasticjob_build_info", (("version", "0.1.0"),)] == 1
+    collected.forget_job(JOB)
+    after = scraped(collected.expose(START + 72).decode())
+    assert ("elasticjob_world_size", job) not in after
+    assert after["elasticjob_jobs", (("phase", "Running"),)] == 0
+
+
+def test_what_one_operator_counts_another_in_the_same_process_does_not() -> None:
+    one, other = metrics.Metrics(version="1"), metrics.Metrics(version="2")
+    one.pass_errors.inc()
+    one.update_job(JOB, RUNNING)
+    one.update_job(JOB, AGAIN)
+    before, after = scraped(other.expose(START).decode()), scraped(one.expose(START).decode())
+    assert after["elasticjob_reconcile_errors_total", ()] == 1
+    assert before["elasticjob_reconcile_errors_total", ()] == 0
+    assert not any(name == "elasticjob_world_size" for name, _ in before)
+    assert not any(name == "elasticjob_generations_total" for name, _ in before)
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 450])
+async def test_a_page_that_is_rendered_in_pieces_is_whole(jobs: int) -> None:
+    collected = metrics.Metrics()
+    for number in range(jobs):
+        collected.update_job(("default", f"job-{number}"), RUNNING)
+    text = (await collected.render(START + 10)).decode()
+    at_once = collected.expose(START + 10).decode()
+    ours, same = ([line for line in page.splitlines() if "elasticjob_" in line] for page in (text, at_once))
+    assert ours == same
+    found = scraped(text)
+    for name, value in (("world_size", 3), ("generation", 1), ("training_seconds", 10), ("goodput_ratio", 1)):
+        of_jobs = [found[key] for key in found if key[0] == f"elasticjob_{name}"]
+        assert of_jobs == [value] * jobs
+
+
+async def test_a_thousand_jobs_are_rendered_in_breaths() -> None:
+    """Counted in turns of the event loop, since times depend on the machine."""
+    collected = metrics.Metrics()
+    for number in range(1000):
+        collected.update_job(("default", f"job-{number}"), RUNNING)
+    rendering = asyncio.create_task(collected.render(START))
+    turns = 0
+    while not rendering.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 25
+
+
+def test_the_most_that_the_loop_was_held_up_is_kept() -> None:
+    collected = metrics.Metrics()
+    for lag, busy in ((0.001, 0.002), (0.06, 0.04), (0.002, 0.001)):
+        collected.observe_loop(lag, busy)
+    found = scraped(collected.expose(START).decode())
+    assert found["elasticjob_event_loop_max_seconds", (("clock", "lag"),)] == 0.06
+    assert found["elasticjob_event_loop_max_seconds", (("clock", "busy"),)] == 0.04
+    above = (
+        found["elasticjob_event_loop_lag_seconds_count", ()]
+        - found["elasticjob_event_loop_lag_seconds_bucket", (("le", "0.05"),)]
+    )
+    assert above == 1
+
+
+async def test_a_loop_that_is_held_up_is_noticed() -> None:
+    collected = metrics.Metrics()
+    watched = loop_lag.Pulse(collected)
+    watched.start()
+    try:
+        await asyncio.sleep(3 * loop_lag.PAUSE)
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        await asyncio.sleep(3 * loop_lag.PAUSE)
+    finally:
+        watched.stop()
+    found = scraped(collected.expose(START).decode())
+    assert found["elasticjob_event_loop_max_seconds", (("clock", "lag"),)] >= 0.09
+    assert found["elasticjob_event_loop_max_seconds", (("clock", "busy"),)] >= 0.09
+
+
+async def get(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return response.status, await response.text()
+
+
+async def test_health_readiness_and_the_hubs_figures_are_served() -> None:
+    collected = metrics.Metrics()
+    missing = "waiting for the first list of pods"
+    state: dict[str, Any] = {"missing": missing}
+    server = HttpServer(collected, lambda: state["missing"], clock=lambda: START)
+    async with running_hub() as running, seated(running):
+        collected.watch_hub(running.hub)
+        url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        try:
+            assert await get(f"{url}/healthz") == (200, "ok\n")
+            assert await get(f"{url}/readyz") == (503, missing + "\n")
+            state["missing"] = ""
+            assert await get(f"{url}/readyz") == (200, "ok\n")
+            code, text = await get(f"{url}/metrics")
+            found = scraped(text)
+            assert code == 200
+            assert found["elasticjob_hub_connections", ()] == 1
+            assert found["elasticjob_hub_events_total", (("detail", ""), ("event", "connected"))] == 1
+            assert found["elasticjob_hub_places", (("stage", "agents"),)] == 1
+            assert found["elasticjob_hub_places_limit", (("stage", "agents"),)] == 20_000
+            assert (await get(f"{url}/nothing"))[0] == 404
+        finally:
+            await server.stop()
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[HttpServer]:
+    server = HttpServer(metrics.Metrics(), lambda: "", capacity=options.pop("capacity", 64))
+    await server.start("127.0.0.1", 0, **options)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        pytest.param("", [[200, 200]], id="with the probes"),
+        pytest.param("off", [[200, 404]], id="nowhere"),
+        pytest.param("127.0.0.1:0", [[404, 200], [200, 404]], id="on a port of their own"),
+    ],
+)
+async def test_metrics_are_where_they_are_wanted_and_nowhere_else(address: str, expected: list[list[int]]) -> None:
+    async with serving(metrics_address=address) as server:
+        found = [
+            [(await get(f"http://127.0.0.1:{port}/{page}"))[0] for page in ("healthz", "metrics")]
+            for port in server.ports
+        ]
+        assert found == expected
+
+
+@pytest.mark.parametrize("text", ["8081", "here:", ":x", "a:99999", "of"])
+def test_an_address_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="neither host:port nor 'off'"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("word", [b"", b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"])
+async def test_probes_are_answered_while_a_thousand_sockets_stay_open(word: bytes) -> None:
+    """Silent ones, half requests, and those that have had their answer."""
+    file_limits.raise_soft_limit()
+    loop = asyncio.get_running_loop()
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        url = f"http://127.0.0.1:{server.ports[0]}/healthz"
+        for number in range(1100):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            await loop.sock_connect(one, ("127.0.0.1", server.ports[0]))
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(one, word)
+            if number % 100 == 99:
+                assert (await get(url))[0] == 200
+        assert (await get(url))[0] == 200
+        assert server.connections <= 64
+
+
+async def test_who_reads_no_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticjob_operator.run.http.PATIENCE", 0.5)
+    async with serving() as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        await eventually(lambda: server.connections == 1)
+        await eventually(lambda: server.connections == 0)
+        writer.close()

@@ -1,0 +1,307 @@
+"""Stories of things that fail again and again: none is tried without back-off, and a condition says why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from controller.builders import make_spec
+from controller.simulated_cluster import Cluster
+from elasticjob_operator.failures import backoff_rules
+
+IGNORED = {"action": "RestartIgnoreBudget", "onExitCodes": {"operator": "In", "values": [42]}}
+
+
+def make_cluster(behaviour: str = "", *, nodes: int = 8, rules: tuple[dict[str, object], ...] = ()) -> Cluster:
+    spec = make_spec(2, 4, elasticPolicy={"maxRestarts": 100_000}, failurePolicy={"rules": list(rules)})
+    cluster = Cluster(spec, nodes=nodes)
+    cluster.default_behaviour = behaviour
+    return cluster
+
+
+def newest(cluster: Cluster) -> int | None:
+    """The index of the pod that was made last, where it has started lately and its agent lives."""
+    pod = list(cluster.pods.values())[-1] if cluster.pods else None
+    if pod is None or pod.agent is None or not pod.agent.alive or not pod.agent.connected or not pod.record.live:
+        return None
+    return pod.record.index if cluster.now - (pod.record.began or 0.0) < 8 else None
+
+
+def nothing(cluster: Cluster) -> None:
+    """Its containers end by themselves."""
+
+
+def spoil_replacements(cluster: Cluster, behaviour: str) -> None:
+    if cluster.trains:
+        cluster.default_behaviour = behaviour
+        if cluster.size == 4:
+            cluster.kill(0)
+
+
+def kill_newest(cluster: Cluster) -> None:
+    index = newest(cluster)
+    if index is not None:
+        cluster.kill(index)
+
+
+def kill_newest_member(cluster: Cluster) -> None:
+    if cluster.trains and cluster.size == 4:
+        cluster.kill(cluster.member(3).record.index)
+
+
+def evict_newest(cluster: Cluster) -> None:
+    index = newest(cluster)
+    if index is not None:
+        cluster.disrupt(index)
+
+
+def delete_newest_member(cluster: Cluster) -> None:
+    if cluster.trains and cluster.size == 4:
+        cluster.delete_pod(cluster.member(3).uid, grace=1.0)
+
+
+def delete_member_by_force(cluster: Cluster) -> None:
+    if cluster.trains and cluster.size == 4:
+        cluster.delete_pod(cluster.member(3).uid, force=True)
+
+
+def give_up(cluster: Cluster) -> None:
+    if cluster.trains:
+        cluster.give_up(cluster.member(0).record.index)
+
+
+def silence_newest(cluster: Cluster) -> None:
+    index = newest(cluster)
+    if index is not None and not cluster.agent(index).paused:
+        cluster.pause(index, 10_000)
+
+
+def kill_its_node(cluster: Cluster) -> None:
+    index = newest(cluster)
+    if index is not None:
+        cluster.kill_node(cluster.pod(index).record.node)
+    for name, node in cluster.nodes.items():
+        if not node.record.ready:
+            cluster.revive_node(name)
+
+
+def fail_worker(cluster: Cluster, code: int = 1) -> None:
+    if cluster.trains:
+        cluster.agent(cluster.member(1).record.index).fail(code)
+
+
+def fail_after_a_step(cluster: Cluster) -> None:
+    if cluster.trains:
+        cluster.report(cluster.member(0).record.index, step=cluster.generation)
+        fail_worker(cluster)
+
+
+def make_all_unfit(cluster: Cluster) -> None:
+    cluster.unfit = set(cluster.nodes)
+
+
+KINDS = [
+    pytest.param("exit1", nothing, (), id="the-program-ends-badly"),
+    pytest.param("exit137", nothing, (), id="killed"),
+    pytest.param("exit143", nothing, (), id="terminated"),
+    pytest.param("rejected", nothing, (), id="rejected-by-the-kubelet"),
+    pytest.param("pull-error", nothing, (), id="image-pull"),
+    pytest.param("", lambda c: spoil_replacements(c, "exit137"), (), id="a-replacement-is-killed"),
+    pytest.param("", lambda c: spoil_replacements(c, "exit0"), (), id="a-replacement-never-joins"),
+    pytest.param("", lambda c: spoil_replacements(c, "bad-command"), (), id="a-replacement-cannot-start"),
+    pytest.param("", lambda c: spoil_replacements(c, "rejected"), (), id="a-replacement-is-rejected"),
+    pytest.param("", kill_newest, (), id="killed-when-ready"),
+    pytest.param("", kill_newest_member, (), id="killed-when-it-trains"),
+    pytest.param("", evict_newest, (), id="evicted"),
+    pytest.param("", delete_newest_member, (), id="deleted"),
+    pytest.param("", delete_member_by_force, (), id="deleted-by-force"),
+    pytest.param("", give_up, (), id="the-agent-gives-up"),
+    pytest.param("", silence_newest, (), id="silent"),
+    pytest.param("", kill_its_node, (), id="node-lost"),
+    pytest.param("", fail_worker, (), id="a-worker-fails"),
+    pytest.param("", lambda c: fail_worker(c, 42), (IGNORED,), id="a-worker-fails-and-a-rule-ignores-it"),
+    pytest.param("", fail_after_a_step, (), id="a-worker-fails-after-one-more-step"),
+    pytest.param("exit42", nothing, (IGNORED,), id="the-program-ends-badly-and-a-rule-ignores-it"),
+    pytest.param("", make_all_unfit, (), id="preflight"),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "act", "rules"), KINDS)
+def test_nothing_is_tried_again_without_back_off(
+    behaviour: str, act: Callable[[Cluster], None], rules: tuple[dict[str, object], ...]
+) -> None:
+    """Ten minutes of a fault that never ends. Without back-off there were 46 pods a minute."""
+    cluster = make_cluster(behaviour, rules=rules)
+    while cluster.now < 1_000_600:
+        cluster.run(1.0)
+        act(cluster)
+    assert not cluster.status.is_true("Failed")
+    # Four pods that end together are four tries; alone each of them is tried some 14 times: at once, then 1, 2 … 256 s.
+    assert len(cluster.created) <= 4 * 15, "pods"
+    assert cluster.generation <= 40, "worlds"
+
+
+def test_the_first_losses_are_made_good_at_once() -> None:
+    cluster = make_cluster()
+    cluster.run_until(lambda: cluster.size == 4)
+    for _ in range(backoff_rules.FREE_TRIES):
+        made = len(cluster.created)
+        cluster.kill(cluster.member(3).record.index)
+        assert cluster.run_until(lambda made=made: len(cluster.created) > made) < 1  # type: ignore[misc]
+        cluster.run_until(lambda: cluster.size == 4)
+
+
+def test_losses_far_apart_are_made_good_at_once() -> None:
+    cluster = make_cluster()
+    for _ in range(20):
+        cluster.run_until(lambda: cluster.size == 4)
+        cluster.run(backoff_rules.STABLE_SECONDS + 1)
+        made = len(cluster.created)
+        cluster.kill(cluster.member(3).record.index)
+        assert cluster.run_until(lambda made=made: len(cluster.created) > made) < 1  # type: ignore[misc]
+
+
+def test_the_others_train_on_and_are_replaced_while_one_pod_waits() -> None:
+    cluster = make_cluster()
+    cluster.run_until(lambda: cluster.size == 4)
+    for _ in range(80):
+        cluster.run(0.5)
+        kill_newest(cluster)
+    assert cluster.condition("Degraded") == ("True", "BackOff")
+    assert cluster.status.restarts.total == 0, "those that stopped for the newcomers are not to blame"
+    assert cluster.size == 3
+    assert "BackOff" in cluster.told_events()
+    cluster.run_until(lambda: backoff_rules.wait_until(cluster.status.restarts.backoff, cluster.now) > cluster.now + 10)
+    made = len(cluster.created)
+    old = cluster.member(0).record.index
+    cluster.kill(old)
+    assert cluster.run_until(lambda: len(cluster.created) > made) < 1, "this one had run for long"
+
+
+def test_a_condition_says_what_fails_and_when_it_is_tried_again() -> None:
+    cluster = make_cluster("exit137")
+    cluster.run(60)
+    noted = cluster.status.restarts.backoff
+    assert noted is not None
+    found = cluster.status.condition("Degraded")
+    running = cluster.status.condition("Running")
+    assert found is not None
+    assert running is not None
+    assert (found.status, found.reason, found.message) == ("True", running.reason, running.message)
+    assert found.reason == "BackOff"
+    assert f"failures in a row without progress; tried again at {noted.until}; last: digits-worker-" in found.message
+    assert "exit code 137" in found.message
+    cluster.default_behaviour = ""
+    cluster.run(300)
+    assert cluster.size == 4
+    assert cluster.condition("Degraded")[0] == "False"
+
+
+def test_the_back_off_outlives_the_operator() -> None:
+    cluster = make_cluster("exit137")
+    cluster.run(60)
+    until = backoff_rules.wait_until(cluster.status.restarts.backoff, cluster.now)
+    assert until > cluster.now + 5
+    made = len(cluster.created)
+    cluster.restart_operator()
+    cluster.run(until - cluster.now - 0.5)
+    assert len(cluster.created) == made
+    cluster.run(1)
+    assert len(cluster.created) > made
+
+
+def test_a_change_of_the_spec_ends_the_back_off() -> None:
+    cluster = make_cluster("exit137")
+    cluster.run(120)
+    cluster.default_behaviour = ""
+    cluster.edit(replicas=3)
+    assert cluster.run_until(lambda: cluster.size == 3) < 10
+
+
+def test_a_node_that_fails_the_preflight_costs_nothing_and_is_left_alone() -> None:
+    cluster = make_cluster(nodes=5)
+    cluster.unfit = {"node1"}
+    assert cluster.run_until(lambda: cluster.size == 4) < 15
+    status = cluster.status
+    assert (status.restarts.user, status.restarts.infrastructure) == (0, 1)
+    assert [(f.node, f.count) for f in status.node_faults] == [("node1", 2)]
+    assert status.last_failure is not None
+    assert status.last_failure.reason == "PreflightFailed"
+    assert status.last_failure.message == (
+        "digits-worker-1 failed [PreflightFailed]: shm: /dev/shm is too small -- mount a bigger one"
+    )
+    cluster.run(600)
+    assert len(cluster.created) == 5
+
+
+def test_a_preflight_that_fails_everywhere_is_told() -> None:
+    cluster = make_cluster(nodes=4)
+    cluster.unfit = set(cluster.nodes)
+    cluster.run(60)
+    assert cluster.condition("Degraded") == ("True", "PreflightFailed")
+    assert "PreflightFailed" in cluster.told_events()
+
+
+def fail_all(cluster: Cluster, message: str) -> None:
+    if cluster.trains:
+        for member in list(cluster.status.rendezvous.members):
+            agent = cluster.pods[member.uid].agent
+            assert agent is not None
+            agent.fail(1, message)
+
+
+@pytest.mark.parametrize(
+    ("message", "fails"),
+    [
+        pytest.param("ModuleNotFoundError: No module named 'tranformers'", True, id="import"),
+        pytest.param("SyntaxError: invalid syntax", True, id="syntax"),
+        pytest.param("AttributeError: module 'torch' has no attribute 'cudda'", True, id="attribute"),
+        pytest.param("AttributeError: 'NoneType' object has no attribute 'json'", False, id="a-missing-answer"),
+        pytest.param("ConnectionRefusedError: [Errno 111] Connection refused", False, id="a-service-that-is-not-up"),
+        pytest.param("RuntimeError: license server unavailable", False, id="anything-else"),
+    ],
+)
+def test_a_mistake_of_the_program_fails_the_job_soon(message: str, fails: bool) -> None:
+    cluster = Cluster(make_spec(1, 2))
+    for _ in range(120):
+        cluster.run(0.25)
+        fail_all(cluster, message)
+    if fails:
+        assert cluster.condition("Failed") == ("True", "CrashLoop")
+        condition = cluster.status.condition("Failed")
+        assert condition is not None
+        assert "the same error 3 times in a row, before a first step" in condition.message
+        assert message in condition.message
+    else:
+        assert not cluster.status.finished
+        assert cluster.condition("Running") == ("False", "CrashLoop")
+        assert cluster.condition("Degraded") == ("True", "CrashLoop")
+
+
+def test_a_mistake_on_one_node_alone_may_be_the_nodes() -> None:
+    cluster = Cluster(make_spec(1, 2))
+    for _ in range(120):
+        cluster.run(0.25)
+        if cluster.trains:
+            cluster.agent(1).fail(1, "ImportError: libcuda.so.1: cannot open shared object file")
+    assert not cluster.status.finished
+
+
+def test_a_mistake_after_a_step_uses_up_the_budget() -> None:
+    cluster = Cluster(make_spec(1, 2))
+    for _ in range(120):
+        cluster.run(0.25)
+        if cluster.trains:
+            cluster.report(cluster.member(0).record.index, step=1)
+            fail_all(cluster, "NameError: name 'metrics' is not defined")
+    assert not cluster.status.finished
+
+
+def test_a_rule_of_the_users_counts_before_ours() -> None:
+    rule = {"action": "Restart", "onExitCodes": {"operator": "In", "values": [1]}}
+    cluster = Cluster(make_spec(1, 2, failurePolicy={"rules": [rule]}))
+    for _ in range(120):
+        cluster.run(0.25)
+        fail_all(cluster, "SyntaxError: invalid syntax")
+    assert not cluster.status.finished

@@ -1,0 +1,356 @@
+"""Stories of failure: budget, rules, crash loops, bad images and commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.builders import make_spec
+from controller.simulated_cluster import Cluster
+from elasticjob_operator.api import wire
+from elasticjob_operator.plan import flapping
+
+
+def started(size: int = 4, spec: Any = None, **fields: Any) -> Cluster:
+    cluster = Cluster(spec or make_spec(2, 4), **fields)
+    cluster.run_until(lambda: cluster.size == size)
+    cluster.run(5)
+    return cluster
+
+
+def failed(cluster: Cluster) -> tuple[str, str]:
+    found = cluster.status.condition("Failed")
+    return (found.reason, found.message) if found and found.status == "True" else ("", "")
+
+
+def test_a_failed_worker_restarts_the_world_once_and_charges_once() -> None:
+    cluster = started()
+    cluster.agent(2).fail(3, "ValueError: bad batch")
+    assert cluster.run_until(lambda: cluster.generation == 2 and cluster.trains) < 3
+    assert cluster.size == 4
+    cluster.run(30)
+    restarts = cluster.status.restarts
+    assert (restarts.user, restarts.total, restarts.infrastructure) == (1, 1, 0)
+    last = cluster.status.last_failure
+    assert last is not None
+    assert (last.rank, last.exit_code, last.pod) == (2, 3, "digits-worker-2"), "the first one, not those it broke"
+    assert "ValueError: bad batch" in (last.message or "")
+    assert last.traceback == "Traceback (most recent call last)\nValueError: bad batch"
+    assert cluster.told_events().count("WorkerFailed") == 1
+
+
+def test_a_failed_agent_is_charged_once_though_its_pod_fails_too() -> None:
+    cluster = started()
+    cluster.give_up(1)
+    cluster.run(60)
+    assert cluster.size == 4
+    assert cluster.status.restarts.total == 1
+
+
+def test_a_pod_that_crashes_is_charged() -> None:
+    cluster = started()
+    cluster.kill(1, code=1)
+    cluster.run(60)
+    assert cluster.size == 4
+    assert cluster.status.restarts.total == 1
+    assert cluster.status.last_failure is not None
+    assert cluster.status.last_failure.exit_code == 1
+
+
+def test_a_trainer_that_crashes_beside_a_sidecar_is_replaced_and_charged() -> None:
+    """The pod's phase stays Running for as long as the sidecar runs."""
+    cluster = started()
+    cluster.sidecars = True
+    cluster.add_node("roomy", 4)
+    cluster.kill(1, code=3)
+    assert cluster.run_until(lambda: cluster.status.restarts.user == 1) < 2
+    assert cluster.run_until(lambda: cluster.generation > 1 and cluster.trains) < 10
+    cluster.run(60)
+    assert cluster.size == 4
+    assert cluster.status.restarts.total == 1
+    assert cluster.status.last_failure is not None
+    assert cluster.status.last_failure.exit_code == 3
+    assert not any(p.record.lingers for p in cluster.pods.values()), "the pod goes, sidecar and all"
+
+
+def test_a_node_that_dies_under_a_sidecar_holds_nothing_up() -> None:
+    cluster = started()
+    cluster.sidecars = True
+    pod = cluster.pod(1)
+    cluster.kill(1, code=3)
+    cluster.run(0.55)
+    cluster.kill_node(pod.record.node)
+    cluster.run(150)
+    assert pod.uid not in cluster.pods
+
+
+def test_out_of_memory_is_charged() -> None:
+    cluster = started()
+    cluster.kill(1, code=137, reason="OOMKilled")
+    cluster.run(60)
+    assert cluster.status.restarts.user == 1
+    assert cluster.status.last_failure is not None
+    assert cluster.status.last_failure.reason == "OOMKilled"
+
+
+def test_ten_lost_nodes_do_not_fail_the_job() -> None:
+    cluster = started(spec=make_spec(2, 4, elasticPolicy={"maxRestarts": 2}), nodes=4)
+    for i in range(10):
+        cluster.remove_node(cluster.member(1).record.node)
+        cluster.add_node(f"fresh{i}")
+        cluster.run(200)
+        assert cluster.size == 4
+    assert cluster.status.restarts.total == 0
+    assert cluster.status.restarts.infrastructure >= 10
+
+
+def test_a_hang_is_charged_to_the_rank_that_holds_the_others_up() -> None:
+    """The first that sees it is one that waits: all agents say where they are before the world ends."""
+    cluster = started()
+    for index, waits in ((0, True), (2, False)):
+        cluster.agent(index).failure = wire.Failure(
+            generation=1, rank=index, message="no step for 15 s after step 60, at train.py:7 in f",
+            kind=wire.HANG, waits=waits, stalled_seconds=15,
+        )  # fmt: skip
+    cluster.hear(cluster.agent(0))
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    assert (cluster.status.restarts.user, cluster.status.rendezvous.reason) == (1, "hung")
+    last = cluster.status.last_failure
+    assert last is not None
+    assert last.message == "rank 2 (digits-worker-2) hung: no step for 15 s after step 60, at train.py:7 in f"
+    assert last.reason == "RankHung"
+    assert "RankHung" in cluster.told_events()
+
+
+def test_a_member_that_leaves_again_and_again_is_named_until_the_job_is_calm() -> None:
+    """It is ready again at once, and there is no failure to account for: free five times, then charged."""
+    cluster = started()
+    for left in range(1, flapping.FREE + 2):
+        cluster.agent(1).become_ready()
+        cluster.run_until(lambda left=left: cluster.generation == left + 1 and cluster.trains)  # type: ignore[misc]
+        is_told = cluster.condition("Degraded") == ("True", "LeftWorld")
+        assert is_told is (left > flapping.FREE)
+    assert cluster.status.restarts.total == 1
+    degraded = cluster.status.condition("Degraded")
+    assert degraded is not None
+    assert degraded.message.startswith("rank 1 (digits-worker-1) failed [LeftWorld]: it left the world")
+    assert "LeftWorld" in cluster.told_events()
+    assert cluster.run_until(lambda: not cluster.status.is_true("Degraded")) <= flapping.CALM_SECONDS
+    assert cluster.condition("Degraded") == ("False", "AllWanted")
+
+
+def test_max_restarts_exceeded() -> None:
+    cluster = started(spec=make_spec(2, 4, elasticPolicy={"maxRestarts": 2}))
+    for count in range(1, 4):
+        cluster.run_until(lambda: cluster.trains)
+        cluster.agent(1).fail(7, "ValueError: always")
+        cluster.run(0.5)
+        cluster.run_until(lambda count=count: cluster.status.restarts.total == count)  # type: ignore[misc]
+    reason, message = failed(cluster)
+    assert reason == "MaxRestartsExceeded"
+    assert "maxRestarts=2" in message
+    assert "rank 1 (digits-worker-1) failed with exit code 7: ValueError: always" in message
+    cluster.run(60)
+    assert all(p.record.terminal for p in cluster.pods.values())
+
+
+def test_crash_loop_backs_off_and_ends() -> None:
+    cluster = Cluster(make_spec(1, 1, elasticPolicy={"maxRestarts": 4}))
+    cluster.default_behaviour = "exit1"
+    took = cluster.run_until(lambda: cluster.status.finished, limit=600)
+    assert failed(cluster)[0] == "MaxRestartsExceeded"
+    assert took > 1 + 2 + 4, "with back-off"
+    assert len(cluster.created) == 5
+
+
+def test_window_expiry_forgets_old_failures() -> None:
+    spec = make_spec(2, 4, elasticPolicy={"maxRestarts": 1, "restartWindowSeconds": 100})
+    cluster = started(spec=spec)
+    for _ in range(4):
+        cluster.agent(1).fail()
+        cluster.run(150)
+        assert cluster.size == 4
+    assert (cluster.status.restarts.user, cluster.status.restarts.total) == (1, 4)
+
+
+def test_progress_refunds_the_budget() -> None:
+    cluster = started(spec=make_spec(2, 4, elasticPolicy={"maxRestarts": 1}))
+    for step in range(100, 600, 100):
+        cluster.report(0, step=step)
+        cluster.run(1)
+        cluster.agent(1).fail()
+        cluster.run(60)
+        assert cluster.size == 4
+    assert cluster.status.restarts.total == 5
+
+
+@pytest.mark.parametrize(
+    ("rule", "outcome"),
+    [
+        pytest.param({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}, "fails", id="FailJob"),
+        pytest.param(
+            {"action": "RestartIgnoreBudget", "onExitCodes": {"operator": "In", "values": [42]}},
+            "free",
+            id="RestartIgnoreBudget",
+        ),
+        pytest.param(
+            {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}}, "fails", id="NotIn"
+        ),
+        pytest.param({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}, "charged", id="no-match"),
+    ],
+)
+def test_failure_rules(rule: dict[str, Any], outcome: str) -> None:
+    cluster = started(spec=make_spec(2, 4, failurePolicy={"rules": [rule]}))
+    cluster.agent(1).fail(42)
+    cluster.run(30)
+    if outcome == "fails":
+        assert failed(cluster)[0] == "FailurePolicy"
+    else:
+        assert cluster.size == 4
+        assert cluster.status.restarts.user == (1 if outcome == "charged" else 0)
+
+
+def test_image_pull_error_is_a_clear_condition() -> None:
+    cluster = Cluster(make_spec(2, 4))
+    cluster.default_behaviour = "pull-error"
+    cluster.run(60)
+    found = cluster.status.condition("Degraded")
+    assert found is not None
+    assert found.reason == "ImagePullFailed"
+    assert found.message == "digits-worker-0: ImagePullBackOff: not found"
+    assert "ImagePullFailed" in cluster.told_events()
+
+
+def test_bad_command_fails_the_job() -> None:
+    cluster = Cluster(make_spec(2, 4))
+    cluster.default_behaviour = "bad-command"
+    cluster.run(30)
+    reason, message = failed(cluster)
+    assert reason == "StartError"
+    assert "trian" in message
+
+
+def test_bad_command_on_one_node_of_a_running_job_is_the_nodes_fault() -> None:
+    cluster = started()
+    cluster.behaviours = {4: "bad-command"}
+    cluster.kill(0)
+    cluster.run(60)
+    assert cluster.size == 4
+    assert cluster.status.restarts.user == 0
+
+
+def test_a_command_that_never_joins_fails_the_job() -> None:
+    cluster = Cluster(make_spec(2, 4))
+    cluster.default_behaviour = "exit0"
+    cluster.run(30)
+    reason, message = failed(cluster)
+    assert reason == "NeverJoined"
+    assert "torchrun" in message
+
+
+def test_a_command_without_an_agent_is_told_after_a_minute() -> None:
+    cluster = Cluster(make_spec(2, 2))
+    cluster.default_behaviour = "plain"
+    cluster.run(55)
+    assert cluster.condition("Degraded") == ("True", "BelowWanted")
+    cluster.run(10)
+    assert cluster.condition("Degraded") == ("True", "NoAgent")
+    found = cluster.status.condition("Degraded")
+    assert found is not None
+    assert found.message.startswith("digits-worker-0, digits-worker-1: the command runs, and no elastic agent")
+    assert "torchrun" in found.message
+    assert "NoAgent" in cluster.told_events()
+
+
+def test_a_world_without_a_step_is_told_after_ten_minutes() -> None:
+    """Whether it is stuck is only known of a script that has reported steps before."""
+    cluster = started()
+    cluster.run(700)
+    assert cluster.condition("NoProgress") == ("Unknown", "NotReported")
+    cluster.report(0, step=1)
+    cluster.run(1)
+    assert cluster.condition("NoProgress")[0] == "False"
+    cluster.kill(3)
+    cluster.run(590)
+    assert cluster.trains
+    assert cluster.condition("NoProgress")[0] == "False"
+    cluster.run(120)
+    assert cluster.condition("NoProgress") == ("True", "NoStep")
+    assert "NoProgress" in cluster.told_events()
+    assert not cluster.status.goodput.training
+
+
+def test_an_agent_that_cannot_start_its_workers_is_replaced() -> None:
+    cluster = started()
+    cluster.agent(3).deaf = True
+    cluster.agent(1).fail()
+    cluster.run(120)
+    assert ("digits-worker-3", "it did not start within 30 s", False) in cluster.removed
+    assert cluster.size == 4
+    assert not any(pod.agent and pod.agent.deaf for pod in cluster.pods.values())
+
+
+def test_an_agent_that_does_not_stop_its_workers_is_replaced() -> None:
+    cluster = started()
+    cluster.agent(3).deaf = True
+    cluster.edit(replicas=3)
+    cluster.edit(replicas=4)
+    cluster.agent(1).fail()
+    cluster.pace.notice = None
+    cluster.run(400)
+    assert cluster.size == 4
+
+
+def test_an_agent_that_does_not_leave_an_old_world_is_replaced() -> None:
+    cluster = started()
+    cluster.agent(3).deaf = True
+    cluster.pause(3, 10.0)
+    cluster.pace.notice = None
+    cluster.run(60)
+    assert cluster.size == 3
+    cluster.run(120)
+    assert cluster.size == 4
+    assert ("digits-worker-3", "its agent does not answer", False) in cluster.removed
+
+
+def test_an_agent_that_never_starts_the_first_world_is_replaced() -> None:
+    """Before the first step, too: found by a random history."""
+    cluster = Cluster(make_spec(2, 2))
+    cluster.run_until(lambda: len([p for p in cluster.pods.values() if p.agent]) == 2, 30)
+    cluster.agent(0).deaf = True
+    cluster.run(200)
+    assert "digits-worker-0" in {name for name, _, _ in cluster.removed}
+    assert cluster.trains
+    assert cluster.size == 2
+
+
+def test_a_store_that_nobody_reaches_is_blamed_on_its_host() -> None:
+    cluster = started()
+    cluster.unreachable = frozenset({cluster.pod(0).uid})
+    cluster.agent(1).fail()
+    cluster.run(120)
+    assert ("digits-worker-0", "the others could not reach its store", False) in cluster.removed
+    assert cluster.size == 4
+
+
+def test_goodput_equals_the_scripts_own_clock() -> None:
+    cluster = Cluster(make_spec(2, 4))
+    trained = lost = 0.0
+    cluster.run_until(lambda: cluster.trains)
+    for index in (1, 2, 3):
+        before = cluster.now
+        cluster.run(100)
+        trained += cluster.now - before
+        cluster.agent(index).fail()
+        before = cluster.now
+        cluster.run_until(lambda: not cluster.trains)
+        lost += cluster.run_until(lambda: cluster.trains)
+    cluster.run(100)
+    trained += 100
+    cluster.finish()
+    cluster.run(1)
+    goodput = cluster.status.goodput
+    assert goodput.training_seconds == pytest.approx(trained, abs=1)
+    assert goodput.lost_seconds == pytest.approx(lost, abs=1)
+    assert goodput.rescales == 3

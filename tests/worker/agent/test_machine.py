@@ -1,0 +1,402 @@
+"""What an agent does next, as tables: no hub, no store, no process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from elasticjob.agent import events, machine, rules, stages
+from elasticjob.agent.events import Action, Event, HubView
+from elasticjob.agent.state import Stage, State
+from elasticjob.protocol import wire
+
+NOW = 1000.0
+STORE = wire.Store("10.0.0.1", 4000)
+OTHER = wire.Store("10.0.0.2", 5000)
+FAILURE = wire.Failure(3, message="a script's mistake")
+CRASH = wire.Failure(3, message="the peer is gone", traceback="Traceback ...")
+HANG = wire.Failure(3, message="no step", kind=wire.HANG)
+
+
+def world(generation: int = 4, rank: int = 1, store: wire.Store = OTHER) -> wire.World:
+    return wire.World(generation, rank, (1, 1), store)
+
+
+def regroup(generation: int = 3, checkpoint: bool = False, reason: str = "x", grace: float = 10.0) -> wire.Regroup:
+    return wire.Regroup(generation, reason, checkpoint, grace)
+
+
+def heard(directive: wire.Directive | None = None, **more: object) -> events.Heard:
+    return events.Heard(HubView(directive=directive, connected=True, **more))  # type: ignore[arg-type]
+
+
+def make_state(stage: Stage, generation: int = 3, *, sessions: bool = False, nproc: int = 1, **more: object) -> State:
+    """An agent in this stage that has trained in `generation`."""
+    phase = {Stage.READY: wire.READY, Stage.LAUNCHED: wire.STARTING, Stage.PREPARING: wire.STOPPING}.get(
+        stage, wire.RUNNING if stage is Stage.RUNNING else wire.STOPPING
+    )
+    store = STORE if stage is Stage.READY else None
+    said = wire.AgentState(phase, generation, store, nproc, "10.0.0.1", sessions)
+    state = State(said, 30.0, stage=stage, ran=True, proven=sessions, **more)  # type: ignore[arg-type]
+    if sessions and stage is Stage.READY:
+        state = replace(state, idle=(events.Idle(1),))
+    return state
+
+
+def play(state: State, *events: Event, now: float = NOW) -> tuple[State, list[Action]]:
+    done: list[Action] = []
+    for event in events:
+        state, actions = machine.step(state, event, now)
+        done += actions
+    return state, done
+
+
+def phases(actions: Iterable[Action]) -> list[str]:
+    return [action.state.phase for action in actions if isinstance(action, events.Say)]
+
+
+def kinds(actions: Iterable[Action]) -> list[str]:
+    """The actions in their order; what is said by its phase."""
+    return [action.state.phase if isinstance(action, events.Say) else type(action).__name__ for action in actions]
+
+
+def test_a_newcomer_joins_a_world_and_leaves_it() -> None:
+    state = State(wire.AgentState(address="10.0.0.1"), 30.0)
+    state, done = play(state, heard(), events.Sized(2), events.Wanted())
+    assert kinds(done) == [wire.STARTING, "CloseStores", "OpenStore"]
+    state, done = play(state, events.Listening(STORE), heard(world(1)))
+    assert kinds(done) == [wire.READY, "Enter"]
+    assert done[0] == events.Say(wire.AgentState(wire.READY, 0, STORE, 2, "10.0.0.1"))
+    state, done = play(state, events.Entered(1))
+    assert done == [
+        events.Say(wire.AgentState(wire.RUNNING, 1, None, 2, "10.0.0.1")),
+        events.Begin(world(1), to_sessions=False),
+    ]
+    state, done = play(state, heard(regroup(1)), events.Parked(), events.Stopped(), events.Wanted())
+    assert kinds(done) == [wire.STOPPING, "Terminate", "Look", "CloseStores", "OpenStore"]
+    state, done = play(state, events.Listening(OTHER))
+    assert (state.stage, state.said.store, state.generation) == (Stage.READY, OTHER, 1)
+
+
+# Fencing.
+
+
+@pytest.mark.parametrize(
+    ("directive", "ends"),
+    [
+        pytest.param(regroup(3), True, id="ours is over"),
+        pytest.param(regroup(7), True, id="it comes back with an old generation"),
+        pytest.param(world(4), True, id="a newer world exists"),
+        pytest.param(wire.Stop("done"), True, id="stop"),
+        pytest.param(regroup(2), False, id="an older one is over"),
+        pytest.param(world(3), False, id="our world, repeated"),
+        pytest.param(None, False, id="nothing was said"),
+    ],
+)
+@pytest.mark.parametrize("sessions", [False, True], ids=["workers", "sessions"])
+def test_an_old_generation_is_stopped_before_anything_else(
+    directive: wire.Directive | None, ends: bool, sessions: bool
+) -> None:
+    state, done = play(make_state(Stage.RUNNING, sessions=sessions), heard(directive))
+    if not ends:
+        assert (state.stage, done) == (Stage.RUNNING, [])
+    elif sessions:
+        assert kinds(done) == [wire.STOPPING, "CloseStores", "AskPause"]
+        assert done[-1] == events.AskPause(3, announced=False)
+    else:
+        assert kinds(done) == [wire.STOPPING]
+        state, done = play(state, events.Parked())
+        assert kinds(done) == ["Terminate", "Look"]
+
+
+@pytest.mark.parametrize("stage", [Stage.ENDING, Stage.SAVING, Stage.STOPPING, Stage.STOPPED, Stage.PAUSING])
+def test_no_world_is_entered_before_the_workers_are_out_of_the_last_one(stage: Stage) -> None:
+    state = make_state(stage, sessions=stage is Stage.PAUSING, until=NOW + 60, granted=60.0)
+    state, done = play(state, heard(world(4)))
+    assert "Enter" not in kinds(done)
+    assert wire.READY not in phases(done)
+
+
+@pytest.mark.parametrize(
+    ("directive", "rank", "store", "enters"),
+    [
+        pytest.param(4, 1, OTHER, True, id="newer"),
+        pytest.param(3, 1, OTHER, False, id="already run"),
+        pytest.param(4, 0, STORE, True, id="we host it and listen"),
+        pytest.param(4, 0, wire.Store("10.0.0.1", 4001), False, id="made for an old store of ours"),
+    ],
+)
+def test_which_world_is_entered(directive: int, rank: int, store: wire.Store, enters: bool) -> None:
+    state, done = play(make_state(Stage.READY), heard(world(directive, rank, store)))
+    assert kinds(done) == (["Enter"] if enters else [])
+    assert state.stage is (Stage.ENTERING if enters else Stage.READY)
+
+
+def test_a_world_that_it_will_not_enter_is_given_up() -> None:
+    state, done = play(make_state(Stage.READY), heard(regroup(5)))
+    assert done == [events.Say(replace(make_state(Stage.READY).said, generation=5))]
+    state, done = play(state, heard(world(5)))
+    assert (state.stage, done) == (Stage.READY, [])
+
+
+def test_a_world_that_ends_before_its_store_answers_is_named_and_a_new_store_opened() -> None:
+    state, done = play(make_state(Stage.READY), heard(world(4)), heard(regroup(4)), events.Missed(4))
+    assert kinds(done) == ["Enter", wire.STOPPING, "CloseStores", "OpenStore"]
+    assert state.generation == 4
+
+
+def test_a_late_answer_of_a_store_starts_nobody() -> None:
+    state, _ = play(make_state(Stage.READY), heard(world(4)), heard(regroup(4)), events.Missed(4))
+    state, done = play(state, events.Entered(4))
+    assert (state.stage, done) == (Stage.PREPARING, [])
+
+
+def test_a_late_answer_brings_no_world_to_sessions_that_died_meanwhile() -> None:
+    state, _ = play(make_state(Stage.READY, sessions=True), heard(world(4)), events.Wanted(FAILURE))
+    state, done = play(state, events.Entered(4))
+    assert (state.stage, state.said.phase, done) == (Stage.LAUNCHED, wire.STARTING, [])
+
+
+# The end of a world, for workers that are started anew.
+
+
+def test_workers_save_before_they_are_stopped_and_hurry_when_somebody_is_lost() -> None:
+    state, done = play(make_state(Stage.RUNNING), heard(regroup(3, checkpoint=True)), events.Parked(FAILURE))
+    assert kinds(done) == [wire.STOPPING, "Save"]
+    assert play(state, events.Tick(), now=NOW + 9.9)[1] == []
+    for event in (events.Saved(), heard(regroup(3))):
+        after, done = play(state, event)
+        assert after.stage is Stage.STOPPING
+        assert kinds(done)[0] == "Terminate"
+    assert play(state, events.Tick(), now=NOW + 10.0)[0].stage is Stage.STOPPING
+    assert state.failure is None, "they were asked to end"
+
+
+def test_torch_looks_at_no_worker_while_they_are_ended() -> None:
+    state = make_state(Stage.RUNNING)
+    assert not rules.holds_torch(state)
+    state, _ = play(state, heard(regroup()))
+    assert rules.holds_torch(state)
+    state, _ = play(state, events.Parked(), events.Stopped())
+    assert rules.holds_torch(state)
+    sessions, _ = play(make_state(Stage.RUNNING, sessions=True), heard(regroup()))
+    assert not rules.holds_torch(sessions), "sessions stay, and torch restarts those that die"
+
+
+def test_workers_that_do_not_end_are_killed() -> None:
+    state, _ = play(make_state(Stage.RUNNING), heard(regroup()), events.Parked())
+    assert kinds(play(state, events.Tick(), now=NOW + stages.LOSS_GRACE - 0.01)[1]) == ["Look"]
+    assert kinds(play(state, events.Tick(), now=NOW + stages.LOSS_GRACE)[1]) == ["Kill"]
+    assert rules.find_wake(state, NOW) == pytest.approx(NOW + rules.LOOK_EVERY)
+
+
+@pytest.mark.parametrize(
+    ("parked", "stopped", "told"),
+    [
+        pytest.param(FAILURE, None, FAILURE, id="it had failed when the hub called"),
+        pytest.param(None, CRASH, CRASH, id="it was about to end by an exception of its own"),
+        pytest.param(None, FAILURE, None, id="it ended by our signal"),
+        pytest.param(None, None, None, id="it ran"),
+    ],
+)
+def test_what_is_said_of_workers_that_were_stopped(
+    parked: wire.Failure | None, stopped: wire.Failure | None, told: wire.Failure | None
+) -> None:
+    state, _ = play(make_state(Stage.RUNNING), heard(regroup()), events.Parked(parked), events.Stopped(stopped))
+    state, _ = play(state, events.Wanted(FAILURE), events.Listening(STORE))
+    assert state.said.failure == told
+
+
+@pytest.mark.parametrize(
+    ("found", "directive", "told"),
+    [
+        pytest.param(FAILURE, None, FAILURE, id="torch knows why"),
+        pytest.param(None, None, wire.Failure(3, message="a worker failed"), id="nobody knows why"),
+        pytest.param(FAILURE, regroup(), FAILURE, id="the others felt it first"),
+        pytest.param(None, regroup(), None, id="a loss"),
+        pytest.param(FAILURE, regroup(checkpoint=True), None, id="they were asked to end"),
+    ],
+)
+def test_what_is_said_of_workers_that_ended(
+    found: wire.Failure | None, directive: wire.Directive | None, told: wire.Failure | None
+) -> None:
+    state, _ = play(make_state(Stage.RUNNING, hub=HubView(directive=directive)), events.Wanted(found))
+    state, _ = play(state, events.Listening(STORE))
+    assert (state.said.phase, state.said.failure) == (wire.READY, told)
+
+
+# Hangs.
+
+
+def test_a_hang_is_told_and_the_world_ends_when_all_have_looked() -> None:
+    state, done = play(make_state(Stage.RUNNING), events.Hung(), events.Examined(HANG))
+    assert kinds(done) == ["Examine", wire.RUNNING]
+    assert state.said.failure == HANG
+    state, done = play(state, heard(regroup(reason=wire.HUNG)), events.Parked())
+    assert (state.stage, done) == (Stage.HOLDING, [])
+    state, done = play(state, events.Tick(), now=NOW + stages.HOLD)
+    assert kinds(done) == [wire.STOPPING, "Kill"]
+    state, _ = play(state, events.Stopped(), events.Wanted(FAILURE), events.Listening(STORE))
+    assert state.said.failure == HANG
+
+
+def test_a_hang_of_others_is_examined_here_too() -> None:
+    state, done = play(make_state(Stage.RUNNING), heard(regroup(reason=wire.HUNG)))
+    assert (state.stage, kinds(done)) == (Stage.EXAMINING, ["Examine"])
+
+
+@pytest.mark.parametrize(("sessions", "does"), [(False, []), (True, ["Kill"])])
+def test_a_hub_that_does_not_answer_a_hang_is_not_waited_for(sessions: bool, does: list[str]) -> None:
+    state, _ = play(make_state(Stage.RUNNING, sessions=sessions), events.Hung(), events.Examined(HANG))
+    assert play(state, events.Tick(), now=NOW + machine.HUNG_PATIENCE - 0.1) == (state, [])
+    state, done = play(state, events.Tick(), now=NOW + machine.HUNG_PATIENCE)
+    assert kinds(done) == does
+    assert state.stage is (Stage.RUNNING if sessions else Stage.HOLDING)
+
+
+def test_sessions_that_wait_in_a_hung_world_keep_their_memory() -> None:
+    state, _ = play(make_state(Stage.RUNNING, sessions=True, nproc=2), heard(regroup(reason=wire.HUNG)))
+    state, _ = play(state, events.Examined(HANG, frozenset({7})))
+    state, done = play(state, events.Tick(), now=NOW + stages.HOLD)
+    assert done[0] == events.KillProcesses(frozenset({7}))
+    assert (state.stage, state.said.failure) == (Stage.PAUSING, HANG)
+
+
+# Sessions.
+
+
+def test_sessions_go_from_world_to_world() -> None:
+    state, done = play(make_state(Stage.RUNNING, sessions=True, nproc=2), heard(regroup(checkpoint=True)))
+    assert kinds(done) == [wire.STOPPING, "AskPause"]
+    assert done[-1] == events.AskPause(3, announced=True)
+    state, done = play(state, heard(regroup()))
+    assert kinds(done) == ["CloseStores", "AskPause"], "somebody was lost meanwhile"
+    state, done = play(state, events.Idle(1))
+    assert done == []
+    state, done = play(state, events.Idle(2), events.Listening(STORE), heard(world(4)), events.Entered(4))
+    assert kinds(done) == ["CloseStores", "OpenStore", wire.READY, "Enter", wire.RUNNING, "Begin"]
+    assert done[-1] == events.Begin(world(4), to_sessions=True)
+    assert (state.stage, state.idle) == (Stage.RUNNING, ())
+
+
+def test_a_session_that_waits_for_a_lost_member_is_freed_although_another_has_left() -> None:
+    _, done = play(make_state(Stage.RUNNING, sessions=True, nproc=2), events.Idle(1, "closed"), heard(regroup()))
+    assert kinds(done) == [wire.STOPPING, "CloseStores", "AskPause"]
+
+
+def test_a_session_that_stays_is_killed() -> None:
+    state, _ = play(make_state(Stage.RUNNING, sessions=True, nproc=2), heard(regroup()), events.Idle(1))
+    patience = NOW + 30.0 + stages.PATIENCE
+    assert play(state, events.Tick(), now=patience - 0.1)[1] == []
+    state, done = play(state, events.Tick(), now=patience)
+    assert done == [events.KillSessions(frozenset({1}))]
+    assert state.stage is Stage.LAUNCHED
+
+
+def test_what_broke_the_world_is_told_where_the_hub_did_not_order_it() -> None:
+    running = make_state(Stage.RUNNING, sessions=True)
+    state, _ = play(running, events.Idle(1, "connection closed"), events.Listening(STORE))
+    assert state.said.failure == wire.Failure(3, message="connection closed")
+    state, _ = play(running, heard(regroup()), events.Idle(1, "connection closed"), events.Listening(STORE))
+    assert state.said.failure is None
+
+
+def test_a_worker_that_dies_while_its_pod_is_ready_takes_the_word_back() -> None:
+    state, done = play(make_state(Stage.READY, sessions=True), events.Gone(1), heard(world(4)))
+    assert (state.stage, kinds(done)) == (Stage.LAUNCHED, [wire.STARTING])
+
+
+def test_a_session_that_dies_is_started_anew_and_the_world_hears_why() -> None:
+    state, done = play(make_state(Stage.RUNNING, sessions=True), events.Gone(1), events.Wanted(FAILURE))
+    assert kinds(done) == [wire.STARTING, "Launch"]
+    assert state.said.failure == FAILURE
+    state, done = play(state, heard(regroup()))
+    assert kinds(done) == ["CloseStores"], "nobody is to wait in our store"
+    state, done = play(state, events.Idle(2), events.Listening(STORE))
+    assert (state.said.phase, state.said.failure) == (wire.READY, FAILURE)
+
+
+def test_a_script_that_makes_no_session_is_started_in_a_world() -> None:
+    state = State(wire.AgentState(), 30.0)
+    state, done = play(state, heard(welcome=wire.Welcome(1, 3, in_process=True)), events.Wanted())
+    assert kinds(done) == [wire.STARTING, "Launch"]
+    assert state.keeps_memory
+    state, done = play(state, events.Wanted(FAILURE))
+    assert kinds(done) == [wire.STARTING, "Log", "CloseStores", "OpenStore"]
+    state, _ = play(state, events.Listening(STORE))
+    assert (state.said.phase, state.said.failure, state.keeps_memory) == (wire.READY, None, False)
+
+
+@pytest.mark.parametrize(
+    ("wants", "hub", "early"),
+    [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
+)
+def test_when_workers_are_started_before_there_is_a_world(wants: bool | None, hub: bool, early: bool) -> None:
+    state = State(wire.AgentState(), 30.0, wants, hub=HubView(welcome=wire.Welcome(1, 3, in_process=hub)))
+    assert rules.starts_early(state) is early
+    assert kinds(play(state, events.Wanted())[1])[-1] == ("Launch" if early else "OpenStore")
+
+
+@pytest.mark.parametrize(
+    ("stage", "generation", "wants", "kept"),
+    [
+        pytest.param(Stage.RUNNING, 3, None, True, id="they run"),
+        pytest.param(Stage.RUNNING, 2, None, False, id="of an earlier world"),
+        pytest.param(Stage.ENDING, 3, None, False, id="too late: they are stopped as others are"),
+        pytest.param(Stage.RUNNING, 3, False, False, id="the author forbids it"),
+    ],
+)
+def test_when_made_sessions_are_kept(stage: Stage, generation: int, wants: bool | None, kept: bool) -> None:
+    state, _ = play(make_state(stage, wants_sessions=wants), events.SessionsMade(generation))
+    assert state.keeps_memory is kept
+
+
+def test_sessions_that_nobody_continues_save_first() -> None:
+    running = make_state(Stage.RUNNING, sessions=True)
+    state, done = play(running, heard(wire.Stop("over", checkpoint=True, grace_seconds=10.0)))
+    assert (state.stage, kinds(done)) == (Stage.SAVING, ["Save"])
+    state, done = play(state, events.Saved())
+    assert kinds(done) == [wire.STOPPING, "AskPause"]
+    state, done = play(state, events.Idle(1))
+    assert (state.stage, state.end) == (Stage.OVER, events.Exit(0, "over"))
+    state, done = play(state, events.Parked())
+    assert kinds(done) == ["Terminate", "Look"]
+    assert play(state, events.Stopped(), events.Wanted())[1] == [events.Exit(0, "over")]
+
+
+# Leaving.
+
+
+def test_sigterm_trains_on_until_the_others_go_on() -> None:
+    state, done = play(make_state(Stage.RUNNING), events.Terminated())
+    assert phases(done) == [wire.LEAVING]
+    assert rules.find_wake(state, NOW) == state.leave_at == NOW + 25.0
+    assert play(state, events.Tick(), now=NOW + 24.9)[1] == []
+    for event, now in ((heard(regroup()), NOW), (heard(rejected=True), NOW), (events.Tick(), NOW + 25.0)):
+        assert phases(play(state, event, now=now)[1]) == [wire.STOPPING]
+    assert play(state, events.Terminated()) == (state, [])
+
+
+@pytest.mark.parametrize(
+    ("event", "end"),
+    [
+        pytest.param(events.Terminated(), (0, False), id="SIGTERM"),
+        pytest.param(heard(wire.Stop("done")), (0, False), id="stop"),
+        pytest.param(heard(wire.Stop("broken", ok=False)), (1, False), id="stop after a failure"),
+        pytest.param(heard(fatal="no such pod"), (1, True), id="refused"),
+    ],
+)
+def test_what_ends_the_waiting_for_a_world(event: Event, end: tuple[int, bool]) -> None:
+    state, done = play(make_state(Stage.READY), event)
+    (action,) = done
+    assert isinstance(action, events.Exit)
+    assert ((action.code, action.is_error), state.stage) == (end, Stage.OVER)
+    assert play(make_state(Stage.STOPPED), event, events.Wanted())[0].stage is Stage.OVER
+
+
+def test_the_last_word_is_said_once() -> None:
+    state, done = play(make_state(Stage.RUNNING), events.Finished(), events.Ended(wire.SUCCEEDED))
+    assert phases(done) == [wire.SUCCEEDED]
+    assert play(state, heard(regroup()))[1] == [], "what succeeded is not disturbed"

@@ -1,0 +1,78 @@
+"""The agent's folder: nobody else gets in, and it does not stay."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from worker.gang_helper import clean_environment
+
+pytestmark = pytest.mark.timeout(60)
+
+AGENT = """
+import sys
+from elasticjob.channel.control import Server
+server = Server(lambda peer, message: None)
+print(server.folder, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A path of a socket may have 107 characters, and pytest's own folders are deep."""
+    with tempfile.TemporaryDirectory(prefix="ej-") as folder:
+        yield Path(folder)
+
+
+def start_agent(folder: Path) -> tuple[subprocess.Popen[str], Path]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", AGENT],
+        env=clean_environment(TMPDIR=str(folder)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals | None = None) -> None:
+    if number is not None:
+        process.send_signal(number)
+    process.communicate("\n", timeout=30) if number is None else process.communicate(timeout=30)
+
+
+def test_the_folder_goes_with_its_agent_or_with_the_next_one(short_path: Path) -> None:
+    agents = [start_agent(short_path) for _ in range(3)]
+    try:
+        (ends, first), (dies, second), (lives, third) = agents
+        assert all(folder.stat().st_mode & 0o077 == 0 for folder in (first, second, third))
+        end(ends)
+        assert not first.exists()
+        end(dies, signal.SIGKILL)
+        assert second.exists(), "nobody was there to remove it"
+        agents.append(start_agent(short_path))
+        assert not second.exists()
+        assert third.exists(), "its agent lives"
+        assert lives.poll() is None
+        assert sorted(short_path.iterdir()) == sorted([third, agents[-1][1]])
+    finally:
+        for process, _ in agents:
+            process.kill()
+            process.communicate()
+
+
+def test_what_is_not_an_agents_is_left_alone(short_path: Path) -> None:
+    (short_path / "elasticjob-agent-notes").mkdir()
+    (short_path / "elasticjob-agent-notes" / "control").write_text("a file of somebody's")
+    process, folder = start_agent(short_path)
+    end(process)
+    assert not folder.exists()
+    assert (short_path / "elasticjob-agent-notes" / "control").exists()

@@ -1,0 +1,34 @@
+"""The pace that the hang watch follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.channel import hang
+
+
+def test_the_hang_watch_follows_the_pace() -> None:
+    watch = hang.Watch(None)
+    for second in range(10):
+        watch.report(float(second * 10), second)
+    assert hang.find_limit(watch) == pytest.approx(hang.FACTOR * 10)
+    assert not hang.is_hung(watch, 90 + 299)
+    assert hang.is_hung(watch, 90 + 301)
+    watch.report(500.0, 9)
+    assert hang.is_hung(watch, 500), "the same step again is no progress"
+
+
+@pytest.mark.parametrize(
+    ("limit", "reports", "expected"),
+    [
+        pytest.param(None, 2, None, id="too early to tell"),
+        pytest.param(0.0, 9, None, id="off"),
+        pytest.param(7.0, 9, 7.0, id="set"),
+        pytest.param(None, 9, hang.LEAST_SECONDS, id="fast steps"),
+    ],
+)
+def test_the_limit_of_the_hang_watch(limit: float | None, reports: int, expected: float | None) -> None:
+    watch = hang.Watch(limit)
+    for step in range(reports):
+        watch.report(step * 0.1, step)
+    assert hang.find_limit(watch) == expected

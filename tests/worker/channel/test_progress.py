@@ -1,0 +1,151 @@
+"""Progress: pure parts as tables, and the channel with a real socket."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import queue
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticjob.channel import control, progress
+from worker.gang_helper import clean_environment
+
+
+@pytest.fixture
+def agent() -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
+    """The agent's end of the channel: its path and what it hears."""
+    heard: queue.Queue[dict[str, Any]] = queue.Queue()
+    server = control.Server(lambda peer, message: heard.put(message or {"type": "hung up"}))
+    yield str(server.path), heard
+    server.close()
+
+
+SCRIPT = """
+import sys, elasticjob
+for step in range(1, 5001):
+    elasticjob.report(step=step, total=5000, loss=1 / step, broken=float("nan"))
+assert "torch" not in sys.modules, "report needs no torch"
+"""
+
+
+def test_the_agent_hears_few_messages_and_the_last_one(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
+    path, heard = agent
+    env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
+    subprocess.run([sys.executable, "-c", SCRIPT], env=env, check=True, timeout=60)
+    messages = []
+    while (message := heard.get(timeout=30))["type"] != "hung up":
+        messages.append(message)
+    reports = [message for message in messages if message["type"] == "progress"]
+    assert messages[0]["type"] == "hello"
+    assert reports[0]["step"] == 1
+    assert reports[0]["stepSeconds"] is None
+    assert 2 <= len(reports) < 100
+    last = reports[-1]
+    assert (last["rank"], last["step"], last["total"]) == (0, 5000, 5000)
+    assert last["metrics"] == {"loss": pytest.approx(1 / 5000)}
+    assert last["stepSeconds"] > 0
+
+
+def test_without_an_agent_nothing_happens() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=clean_environment(), check=True, timeout=60, capture_output=True
+    )
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_an_agent_that_is_gone_does_not_disturb(tmp_path: Any) -> None:
+    env = clean_environment(ELASTICJOB_CONTROL=str(tmp_path / "gone"))
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, check=True, timeout=60, capture_output=True)
+    assert done.stderr == b""
+
+
+def test_a_report_that_is_not_sent_is_cheap() -> None:
+    reporter = progress.Reporter(0, None)
+    best = min(_seconds_per_report(reporter) for _ in range(5))
+    assert best < 20e-6  # the best of five rounds: other load on the machine does not count
+
+
+def _seconds_per_report(reporter: progress.Reporter) -> float:
+    rounds = 2000
+    started = time.perf_counter()
+    for step in range(rounds):
+        reporter.report(time.monotonic(), step, rounds, {"loss": 0.5})
+    return (time.perf_counter() - started) / rounds
+
+
+def test_the_bar_is_drawn_on_a_terminal() -> None:
+    primary, secondary = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], env=clean_environment(), stderr=secondary, start_new_session=True
+    ) as process:
+        os.close(secondary)
+        shown = b""
+        try:
+            while chunk := os.read(primary, 65536):
+                shown += chunk
+        except OSError:  # the other side is closed: Linux says it so
+            pass
+        assert process.wait(timeout=60) == 0
+    os.close(primary)
+    assert "100%  5000/5000" in shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "steps", "after"),
+    [
+        (None, 2.0, 1, 2.0),
+        (None, 2.0, 4, 0.5),
+        (1.0, 2.0, 1, 1.1),
+        (1.0, 5.0, 0, 1.0),
+        (1.0, 5.0, -3, 1.0),
+        (1.0, 2000.0, 1000, 2.0),
+    ],
+)
+def test_smooth_step_time(before: float | None, seconds: float, steps: int, after: float) -> None:
+    assert progress.smooth_step_time(before, seconds, steps) == pytest.approx(after)
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "step_seconds", "left"),
+    [(10, 100, 0.5, 45.0), (100, 100, 0.5, 0.0), (1, None, 0.5, None), (1, 10, None, None)],
+)
+def test_estimate_remaining(step: int, total: int | None, step_seconds: float | None, left: float | None) -> None:
+    assert progress.estimate_remaining(step, total, step_seconds) == left
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(42.2, "42 s"), (187, "3:07"), (7387, "2:03:07")])
+def test_format_seconds(seconds: float, text: str) -> None:
+    assert progress.format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "speed", "metrics", "line"),
+    [
+        (5, 10, 2.0, {"loss": 0.25}, "██████████··········  50%  5/10  2 s/step  10 s left  loss 0.25"),
+        (5, None, None, {}, "step 5  "),
+        (20, 10, None, {}, "████████████████████ 100%  20/10  "),
+    ],
+)
+def test_render_bar(step: int, total: int | None, speed: float | None, metrics: dict[str, float], line: str) -> None:
+    assert progress.render_bar(step, total, speed, metrics) == line
+
+
+def test_the_bar_fits_its_line() -> None:
+    assert len(progress.render_bar(1, 10, 1.0, {f"metric{i}": i for i in range(50)}, width=60)) == 60
+
+
+def test_the_bar_can_go_to_any_stream() -> None:
+    stream = io.StringIO()
+    reporter = progress.Reporter(0, stream)
+    reporter.report(1.0, 1, 2, {})
+    reporter.report(1.01, 2, 2, {})  # too soon to draw
+    reporter.close()
+    assert stream.getvalue().count("\r") == 2
+    assert json.dumps(progress.build_message(0, 1, None, None, {"x": float("inf")})).count("x") == 0

@@ -1,0 +1,256 @@
+"""Both launchers: what they do with their workers. Most of it is the same under an unmodified `torchrun`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from elasticjob.launch import fork_server
+from elasticjob.torchcompat import forking
+from worker.fake_hub import FakeHub
+from worker.fake_pods import BIN, STEPS, Pod, Pods, Steps
+
+pytestmark = pytest.mark.timeout(240)
+PROGRAMS = Path(__file__).parents[1] / "programs"
+LAUNCHERS = ("elasticjob-run", "torchrun")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHub, pods: Pods, launcher: str) -> None:
+    program = str(PROGRAMS / "ej_fail.py")
+    members = [pods.start(f"pod-{i}", program, "--x", launcher=launcher) for i in range(2)]
+    assert [pod.wait(120) for pod in members] == [0, 0]
+    failure = next(failure for failure in hub.failures() if "ValueError" in failure.get("message", ""))
+    assert failure["exitCode"] == 1
+    assert failure["rank"] == 1
+    assert failure["traceback"].rstrip().endswith("ValueError: the first world is meant to fail")
+    assert "standby" not in failure["traceback"], "the traceback is the script's own"
+    stopped = [failure for failure in hub.failures() if "signal" in failure and "traceback" not in failure]
+    assert not stopped, "who was stopped has not failed"
+    assert all("finished after 1 restarts" in pod.log for pod in members)
+    assert f"argv ['--x'] name __main__ file {program}" in members[0].log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "expected"),
+    [
+        pytest.param(["train.py"], {}, True, id="a script"),
+        pytest.param(["--nproc-per-node=2", "train.py"], {}, True, id="two workers"),
+        pytest.param(["--no-python", "./train"], {}, False, id="no interpreter of ours"),
+        pytest.param(["train.py"], {"PET_NO_PYTHON": "1"}, False, id="the same by variable"),
+        pytest.param(["--standalone", "train.py"], {}, False, id="torchrun itself"),
+        pytest.param(["train.py"], {"ELASTICJOB_HUB_URL": ""}, False, id="no hub"),
+        pytest.param(["train.py"], {"ELASTICJOB_WARM_START": "0"}, False, id="turned off"),
+    ],
+)
+def test_when_a_standby_is_forked(arguments: list[str], environ: dict[str, str], expected: bool) -> None:
+    assert fork_server.is_wanted(arguments, {"ELASTICJOB_HUB_URL": "ws://hub:1", **environ}) is expected
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_failed_preflight_is_reported_and_ends_the_pod(hub: FakeHub, pods: Pods, launcher: str) -> None:
+    env: dict[str, str | None] = {"ELASTICJOB_PREFLIGHT": "Node", "GLOO_SOCKET_IFNAME": "nowhere0"}
+    pod = pods.start("pod-0", str(STEPS), "--out", "out", launcher=launcher, env=env)
+    assert pod.wait(120) == 1
+    assert hub.phases("pod-0")[-1] == "failed"
+    assert "ready" not in hub.phases("pod-0")
+    (failure,) = hub.failures()
+    assert failure["message"].startswith("preflight: interface: GLOO_SOCKET_IFNAME=nowhere0 does not exist here")
+    assert "-- unset it or correct it" in failure["message"]
+    said = [line for line in pod.log.splitlines() if "nowhere0" in line]
+    assert said == [f"elasticjob: error: {failure['message']}"]
+    assert "Traceback" not in pod.log
+
+
+@pytest.mark.parametrize("level", ["Node", "Network"])
+def test_a_good_preflight_is_silent(hub: FakeHub, pods: Pods, tmp_path: Path, level: str) -> None:
+    hub.set_size(1)
+    env: dict[str, str | None] = {"ELASTICJOB_PREFLIGHT": level}
+    command = [str(STEPS), "--out", str(tmp_path / "out"), "--steps", "2"]
+    assert pods.start("pod-0", *command, launcher="elasticjob-run", env=env).wait(120) == 0
+    assert hub.phases("pod-0")[:3] == ["starting", "ready", "running"]
+
+
+def test_an_unknown_preflight_level_is_one_clear_error(pods: Pods) -> None:
+    pod = pods.start("pod-0", str(STEPS), launcher="elasticjob-run", env={"ELASTICJOB_PREFLIGHT": "Always"})
+    assert pod.wait(60) == 1
+    assert "ELASTICJOB_PREFLIGHT='Always' is unknown. Use Off, Node, Network." in pod.log
+    assert "Traceback" not in pod.log
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_workers_die_with_their_agent(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
+    hub.set_size(1)
+    pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher=launcher)
+    world = hub.wait_for_world(1)
+    Steps(tmp_path / "out").wait_for_world(1, world.generation)
+    workers = pod.workers()
+    pod.process.kill()
+    pod.process.wait(30)
+    gone, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+    assert gone
+
+
+def test_the_checkpoint_signal_comes_before_an_announced_change(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    command = [str(PROGRAMS / "ej_save.py"), str(tmp_path), "-1"]
+    for i in range(2):
+        pods.start(f"pod-{i}", *command, launcher="elasticjob-run")
+    world = hub.wait_for_world(2)
+    hub.wait_for(lambda: hub.messages("progress"), what="progress")
+    hub.set_size(1)
+    hub.remove(world.pods[1])
+    hub.wait_for_world(1, newer_than=world.generation)
+    saved = {int(file.read_text()) for file in tmp_path.glob(f"saved-{world.generation}-*")}
+    assert len(list(tmp_path.glob(f"saved-{world.generation}-*"))) == 2, "every rank saved"
+    assert len(saved) == 1, "at the same step"
+    report = hub.messages("progress")[-1]
+    assert report["totalSteps"] == 100_000
+    assert "loss" in report["metrics"]
+
+
+def test_a_hang_is_diagnosed_and_restarted(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    """Every agent says where its rank is: the one that sleeps, and the one that waits for it."""
+    command = [str(PROGRAMS / "ej_save.py"), str(tmp_path), "60"]
+    env: dict[str, str | None] = {"ELASTICJOB_HANG_TIMEOUT_SECONDS": "5"}
+    for i in range(2):
+        pods.start(f"pod-{i}", *command, launcher="elasticjob-run", env=env)
+    world = hub.wait_for_world(2)
+    hub.wait_for_world(2, newer_than=world.generation, timeout=120)
+    text = "".join(message["text"] for message in hub.messages("diagnosis"))
+    assert "ej_save.py" in text, "the stacks show where"
+    found = {failure["rank"]: failure for failure in hub.failures() if failure.get("kind") == "hang"}
+    assert {rank: failure["waits"] for rank, failure in found.items()} == {0: False, 1: True}
+    assert re.fullmatch(r"no step for \d+ s after step \d+, at ej_save.py:26 in <module>", found[0]["message"])
+    assert found[0]["stalledSeconds"] > 4
+    assert "distributed_c10d.py" in found[1]["traceback"].splitlines()[0], "the innermost call comes first"
+
+
+def test_without_a_hub_it_is_torchrun(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICJOB_"))}
+    subprocess.run(
+        [
+            str(BIN / "elasticjob-run"),
+            *("--standalone", "--nproc-per-node", "2", str(STEPS), "--out", str(out)),
+            *("--steps", "3"),
+        ],
+        check=True,
+        timeout=120,
+        env=env | {"OMP_NUM_THREADS": "1"},
+    )
+    assert {line["world"] for line in Steps(out).read()} == {2}
+
+
+def test_it_warns_nobody_and_starts_nothing_on_import() -> None:
+    code = (
+        "import threading, elasticjob.rendezvous, elasticjob.channel.control, elasticjob.channel.signals, sys;"
+        "assert threading.active_count() == 1; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_sigterm_twice_means_now(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher="elasticjob-run")
+    world = hub.wait_for_world(1)
+    Steps(tmp_path / "out").wait_for_world(1, world.generation)
+    pod.terminate()
+    hub.wait_for(lambda: "leaving" in hub.phases("pod-0"))
+    workers = pod.workers()
+    pod.terminate()
+    # Python drops its handlers while it exits: then the second signal ends what was ending.
+    assert pod.wait() in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
+    assert not psutil.wait_procs(workers, timeout=30)[1]
+
+
+def find_standby(pod: Pod) -> psutil.Process:
+    """The oldest child of the agent: the workers were forked from it later."""
+    return min(pod.workers(), key=lambda process: process.pid)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_without_its_standby_it_starts_workers_cold(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
+    out = tmp_path / "out"
+    members = [pods.start(f"pod-{i}", str(STEPS), "--out", str(out), launcher=launcher) for i in range(2)]
+    world = hub.wait_for_world(2)
+    Steps(out).wait_for_world(2, world.generation)
+    standbys = [find_standby(pod) for pod in members]
+    workers = [process for pod in members for process in pod.workers() if process not in standbys]
+    for process in standbys:
+        process.kill()
+    assert not psutil.wait_procs(standbys, timeout=30)[1]
+    assert len(workers) == 2
+    assert all(process.is_running() for process in workers), "the workers outlive it"
+    hub.set_size(1)
+    hub.remove(world.pods[1])
+    smaller = hub.wait_for_world(1, newer_than=world.generation)
+    Steps(out).wait_for_world(1, smaller.generation)
+    assert "workers start cold from now on" in next(p for p in members if p.name == smaller.pods[0]).log
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_orphans_of_a_worker_do_not_stay_as_zombies(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
+    hub.set_size(1)
+    pod = pods.start("pod-0", str(PROGRAMS / "ej_orphan.py"), str(tmp_path / "pid"), launcher=launcher)
+    hub.wait_for((tmp_path / "pid").exists, what="the worker left a child")
+    orphan = psutil.Process(int((tmp_path / "pid").read_text()))
+    hub.wait_for(lambda: orphan.ppid() == pod.process.pid, what="the agent adopted it")
+    orphan.kill()
+    hub.wait_for(lambda: not orphan.is_running(), what="its exit code was taken")
+
+
+def test_orphans_are_taken_care_of_without_a_standby_too() -> None:
+    """Workers that had to start cold leave orphans as well, and the agent still adopts them."""
+    code = """
+import os, sys, time
+from elasticjob.launch import fork_server
+server = fork_server.ForkServer()
+server.fork()
+server.close()
+between = os.fork()
+if not between:
+    if not os.fork():
+        while os.getppid() != int(sys.argv[1]):
+            time.sleep(0.01)
+    os._exit(0)
+os.waitpid(between, 0)
+while True:
+    server.reap()
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    time.sleep(0.01)
+"""
+    launch = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], str(os.getpid())])"
+    done = subprocess.run([sys.executable, "-c", launch, code], check=False, timeout=60, capture_output=True, text=True)
+    assert "ChildProcessError: [Errno 10] No child processes" in done.stderr, "no child is left"
+
+
+def test_a_standby_whose_agent_has_ended_ends_silently() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.close()
+        command = [sys.executable, "-m", "elasticjob.launch.standby", str(theirs.fileno())]
+        done = subprocess.run(
+            command, check=False, timeout=100, capture_output=True, text=True, pass_fds=[theirs.fileno()]
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("devices", "lost"), [(0, False), (2, True)])
+def test_a_look_for_devices_costs_the_standby_only_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, devices: int, lost: bool
+) -> None:
+    """torchrun of torch 2.15 looks for devices before it makes the handler."""
+    assert not forking.has_lost_devices()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    assert forking.has_lost_devices() is lost

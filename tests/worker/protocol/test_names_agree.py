@@ -1,0 +1,38 @@
+"""The runtime keeps its own copy of the operator's names, because it must not import the operator."""
+
+from __future__ import annotations
+
+import re
+
+from elasticjob import env
+from elasticjob_operator.api import names
+from worker.gang_helper import REPOSITORY
+
+# Set by the agent for its workers, or by the author of the job: the operator does not know them.
+OURS = {"ELASTICJOB_GENERATION", "ELASTICJOB_CONTROL", "ELASTICJOB_IN_PROCESS", "ELASTICJOB_WARM_START"}
+
+
+def operator_names() -> set[str]:
+    return {value for name, value in vars(names).items() if name.startswith("ENV_")}
+
+
+def runtime_names() -> set[str]:
+    values = {value for value in vars(env).values() if isinstance(value, str)}
+    return {value for value in values if re.fullmatch(r"ELASTICJOB_[A-Z_]+", value)}
+
+
+def test_both_lists_hold_the_same_variables() -> None:
+    assert runtime_names() - OURS == operator_names()
+    assert names.RENDEZVOUS_BACKEND == env.BACKEND
+
+
+def test_no_other_variable_is_used_anywhere_in_the_runtime() -> None:
+    used = set()
+    for path in (REPOSITORY / "worker_image/src").rglob("*.py"):
+        used |= set(re.findall(r"\bELASTICJOB_[A-Z_]*[A-Z]\b", path.read_text()))
+    assert used <= operator_names() | OURS
+
+
+def test_every_variable_of_ours_is_documented() -> None:
+    text = "".join((REPOSITORY / "docs" / name).read_text() for name in ("runtime.md", "elastic-scripts.md"))
+    assert {name for name in OURS if name not in text} == set()

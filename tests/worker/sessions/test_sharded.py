@@ -1,0 +1,186 @@
+"""A sharded model over worlds of different sizes: from the shards where all are there, else from the checkpoint."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from elasticjob.errors import ConfigurationError
+from elasticjob.sessions.session import Session
+from elasticjob.torchcompat import sharding
+from torch_features import needs_fsdp_on_cpu
+from worker.fake_hub import FakeHub, World
+from worker.fake_pods import Pod, Pods, Steps
+from worker.sessions.test_session import check_history
+
+pytestmark = [pytest.mark.timeout(400), needs_fsdp_on_cpu]
+PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_sharded.py")
+
+
+@dataclass
+class Play:
+    """Pods that train a sharded model, and what they wrote."""
+
+    hub: FakeHub
+    pods: Pods
+    steps: Steps
+    arguments: tuple[str, ...]
+    shards: int | None = 2
+    members: dict[str, Pod] = field(default_factory=dict)
+
+    def command(self, *more: str, folder: Path | None = None) -> tuple[str, ...]:
+        shards = () if self.shards is None else ("--shards", str(self.shards))
+        return (PROGRAM, "--out", str(folder or self.steps.folder), *shards, *self.arguments, *more)
+
+    def join(self, *more: str) -> None:
+        name = f"pod-{len(self.members)}"
+        self.members[name] = self.pods.start(name, *self.command(*more), launcher="elasticjob-run")
+
+    def kill(self, *pods: str) -> None:
+        for pod in pods:
+            self.members[pod].signal_all(signal.SIGKILL)
+        for pod in pods:
+            self.hub.declare_lost(pod)
+
+    def await_world(self, size: int, after: World | None = None) -> World:
+        world = self.hub.wait_for_world(size, 0 if after is None else after.generation, timeout=150)
+        self.steps.wait_for_world(size, world.generation, timeout=150)
+        return world
+
+    def count_threads(self) -> dict[int, int]:
+        """Of each worker that lives, by its process."""
+        pids = {line["pid"] for line in self.steps.read()}
+        return {pid: psutil.Process(pid).num_threads() for pid in pids if psutil.pid_exists(pid)}
+
+    def has_few_more(self, before: dict[int, int]) -> bool:
+        """Each group has three threads. Those of the last world but one may not be collected yet."""
+        now = self.count_threads()
+        return all(now[pid] < before[pid] + 12 for pid in now.keys() & before.keys())
+
+    def meshes(self, world: World) -> list[list[int]]:
+        """The shapes of mesh in one world; there should be one."""
+        found = {tuple(line["mesh"]) for line in self.steps.read() if line["generation"] == world.generation}
+        return [list(shape) for shape in found]
+
+    def check_numbers(self, below: int) -> None:
+        """The worlds before this generation trained as one process does that nobody disturbs."""
+        last = max(line["step"] for line in self.steps.read() if line["generation"] < below)
+        undisturbed = Steps(self.steps.folder.with_name("undisturbed"))
+        env: dict[str, str | None] = {"ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None, "PET_NNODES": None}
+        command = self.command("--epochs", str(last // 20 + 1), "--step-seconds", "0", folder=undisturbed.folder)
+        elsewhere = ("--checkpoints", str(undisturbed.folder.with_name("other")))
+        assert self.pods.start("alone", "--standalone", *command, *elsewhere, env=env).wait(150) == 0
+        sizes = {line["step"]: line["size"] for line in undisturbed.read()}
+        disturbed = {
+            line["step"]: line["size"] for line in self.steps.read() if line.get("size") and line["step"] in sizes
+        }
+        assert disturbed == pytest.approx({step: sizes[step] for step in disturbed}, rel=1e-3), "the same training"
+        assert max(disturbed) >= last
+
+
+def has_reached(step: int, lines: Sequence[dict[str, Any]]) -> bool:
+    return bool(lines[-1]["step"] >= step)
+
+
+@pytest.fixture
+def play(hub: FakeHub, pods: Pods, tmp_path: Path) -> Play:
+    return Play(hub, pods, Steps(tmp_path / "out"), ("--checkpoints", str(tmp_path / "saved")))
+
+
+def test_shards_are_cut_anew_or_read_again(play: Play) -> None:
+    play.shards = None
+    play.join()
+    play.join()
+    two = play.await_world(2)
+    play.join()
+    three = play.await_world(3, two)
+    assert play.meshes(three) == [[3]]
+    play.hub.remove(three.pods[0])
+    assert play.members[three.pods[0]].wait() == 0
+    again = play.await_world(2, three)
+    lines = play.steps.read()
+    check_history(lines, repeated=0)
+    assert len({line["pid"] for line in lines}) == 3, "nobody was started twice"
+
+    play.steps.wait(lambda found: found[-1]["step"] >= 12)  # there is a checkpoint
+    play.hub.set_size(1)
+    play.kill(again.pods[0])
+    alone = play.await_world(1, again)
+    survivor = play.members[again.pods[1]]
+    assert "a lost rank takes its shards with it: going back to the last checkpoint" in survivor.log
+    before = max(line["step"] for line in play.steps.read() if line["generation"] == again.generation)
+    first = min(line["step"] for line in play.steps.read() if line["generation"] == alone.generation)
+    assert first % 10 == 0 and 0 < first <= before + 1, "it goes on from a checkpoint"
+    play.hub.stop()
+    play.check_numbers(below=alone.generation)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_copies_of_shards_outlive_a_loss(play: Play, seed: int) -> None:
+    dice = random.Random(seed)
+    play.hub.set_size(4)
+    for _ in range(4):
+        play.join()
+    world = play.await_world(4)
+    assert play.meshes(world) == [[2, 2]]
+    threads = play.count_threads()
+    for losses in (1, 2):
+        reached = play.steps.read()[-1]["step"] + 3
+        play.steps.wait(partial(has_reached, reached))
+        time.sleep(dice.random() / 10)  # anywhere in a step
+        play.hub.set_size(3)
+        play.kill(dice.choice(world.pods))
+        world = play.await_world(3, world)
+        assert play.meshes(world) == [[1, 3]], "all share one copy, where the model does not fit twice"
+        play.hub.set_size(4)
+        play.join()
+        world = play.await_world(4, world)
+        assert play.meshes(world) == [[2, 2]]
+        check_history(play.steps.read(), repeated=losses)
+    assert len({line["pid"] for line in play.steps.read()}) == 6, "nobody was started twice"
+    play.hub.wait_for(lambda: play.has_few_more(threads), 30, f"groups of old worlds go: {threads}")
+    play.check_numbers(below=world.generation)
+
+
+def test_lost_copies_are_read_from_the_checkpoint(play: Play) -> None:
+    play.hub.set_size(4)
+    for _ in range(4):
+        play.join()
+    world = play.await_world(4)
+    play.steps.wait(lambda found: found[-1]["step"] >= 12)
+    play.hub.set_size(2)
+    play.kill(world.pods[0], world.pods[2])  # the two copies of the first shard
+    play.steps.wait(lambda found: found[-1]["generation"] > world.generation, timeout=150)
+    before = max(line["step"] for line in play.steps.read() if line["generation"] == world.generation)
+    first = min(line["step"] for line in play.steps.read() if line["generation"] > world.generation)
+    assert first % 10 == 0 and 0 < first <= before + 1, "it goes on from a checkpoint"
+    assert "not all had a copy of the same step: going back to the last checkpoint" in play.members[world.pods[1]].log
+
+
+def test_a_step_that_only_some_have_applied_is_applied_by_all(play: Play) -> None:
+    play.hub.set_size(4)
+    for _ in range(4):
+        play.join("--break-at", "6")
+    first = play.hub.wait_for_world(4, timeout=150)
+    play.steps.wait(lambda found: bool(found) and found[-1]["generation"] > first.generation, timeout=150)
+    lines = play.steps.read()
+    assert {line["rank"] for line in lines if line["step"] == 6 and line["generation"] == first.generation} == {0, 1, 2}
+    check_history(lines, repeated=0)
+    assert len({line["pid"] for line in lines}) == 4, "nobody was started twice"
+
+
+def test_a_torch_whose_fsdp_wants_a_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "HAS_FSDP_ON_CPU", False)
+    with pytest.raises(ConfigurationError, match=r"on the CPU needs torch 2\.7 or newer, and this is torch \d"):
+        Session(build=lambda mesh: pytest.fail(f"built on {mesh}"))
+    torch.distributed.destroy_process_group()

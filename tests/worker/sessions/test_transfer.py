@@ -1,0 +1,110 @@
+"""How a state is cut up, compared and sent: the rules as tables, the exchange with real processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from elasticjob.errors import ConfigurationError
+from elasticjob.sessions import state, transfer
+from worker.gang_helper import PROGRAMS, Member, run_gang
+
+
+def slot(index: int, numbers: int, device: str = "cpu") -> state.Slot:
+    return state.Slot(index, (numbers,), torch.float32, device)
+
+
+@pytest.mark.parametrize(
+    ("slots", "chunks"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([slot(0, 10), slot(1, 10)], [[0, 1]], id="small ones together"),
+        pytest.param([slot(0, 20), slot(1, 10)], [[0], [1]], id="no room"),
+        pytest.param([slot(0, 10), slot(1, 99), slot(2, 10), slot(3, 10)], [[0], [1], [2, 3]], id="a large one alone"),
+        pytest.param([slot(0, 1), slot(1, 1, "cuda"), slot(2, 1)], [[0], [1], [2]], id="devices apart"),
+        pytest.param([slot(0, 25), slot(1, 0)], [[0, 1]], id="an empty one takes no room"),
+    ],
+)
+def test_tensors_travel_in_parcels(slots: list[state.Slot], chunks: list[list[int]]) -> None:
+    assert [[one.index for one in chunk] for chunk in state.pack(slots, limit=100)] == chunks
+
+
+def one(seed: int = 0, count: int = 5000) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def changed(kind: str) -> torch.Tensor:
+    tensor = one()
+    if kind == "one bit":
+        tensor.view(torch.int32)[4321] ^= 1
+    elif kind == "two signs":
+        tensor[[3, 4001]] *= -1
+    elif kind == "two swapped":
+        tensor[[5, 4500]] = tensor[[4500, 5]]
+    elif kind == "the tail":
+        tensor[-1] += 1
+    elif kind == "longer":
+        tensor = torch.cat([tensor, torch.zeros(2)])
+    return tensor
+
+
+def test_equal_tensors_have_equal_digests() -> None:
+    assert state.digest(one()) == state.digest(one().view(50, 100)) == state.digest(torch.cat([one(1), one()])[5000:])
+    assert state.digest(torch.cat([torch.zeros(1), one(count=99)])[1:]) == state.digest(one(count=99)), "unaligned"
+
+
+@pytest.mark.parametrize("kind", ["one bit", "two signs", "two swapped", "the tail", "longer"])
+def test_a_digest_sees(kind: str) -> None:
+    assert state.digest(changed(kind)) != state.digest(one())
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"lr": 0.1, "steps": [1, 2], "to": torch.float32}, True),
+        ({"lr": 0.2, "steps": [1, 2], "to": torch.float32}, False),
+        ({"lr": 0.1, "steps": [1, 3], "to": torch.float32}, False),
+        ({"lr": 0.1, "steps": [1, 2]}, False),
+    ],
+)
+def test_plain_data_count_too(other: dict[str, object], same: bool) -> None:
+    mine = {"lr": 0.1, "steps": [1, 2], "to": torch.float32}
+    digests = [transfer.digest_inventory(transfer.take_inventory({"scheduler": state})) for state in (mine, other)]
+    assert (digests[0] == digests[1]) is same
+
+
+def test_what_cannot_be_sent_is_named_before_anything_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"extras\['seen'\]\[0\] is a set, which a session cannot send"):
+        transfer.take_inventory({"model": {"w": one()}, "extras": {"seen": [{1, 2}]}})
+
+
+def test_what_is_lacking() -> None:
+    mine = transfer.take_inventory({"m": [one(0), one(1)]})["m"]
+    theirs = transfer.take_inventory({"m": [one(0), one(2)]})["m"]
+    assert transfer.find_lacks(mine, mine) == [False]
+    assert transfer.find_lacks(mine, theirs) == [True], "small ones are one chunk"
+    assert transfer.find_lacks(None, theirs) == [True]
+    assert transfer.find_lacks(transfer.take_inventory({"m": [one(0)]})["m"], theirs) == [True]
+
+
+@pytest.fixture(scope="module")
+def gang() -> list[Member]:
+    return run_gang(PROGRAMS / "transfer_program.py", 3)
+
+
+def test_all_get_the_state_that_counts(gang: list[Member]) -> None:
+    for member in gang:
+        assert member.results[f"{member.rank} equal"]
+        assert member.results["same digest"] and member.results["nothing is sent"]
+        assert member.results["chunks"] == [1, 1, 1, 0]
+
+
+def test_what_all_have_is_not_sent(gang: list[Member]) -> None:
+    assert [member.results[f"{member.rank} bytes"] for member in gang] == [0, 0, 0], "8 MB of frozen weights"
+
+
+def test_a_newcomer_receives_in_place_and_others_keep_what_they_have(gang: list[Member]) -> None:
+    newcomer, source, behind = gang
+    assert newcomer.results["0 in place"] and not newcomer.results["0 untouched"]
+    assert source.results["1 untouched"]
+    assert behind.results["2 untouched"] and not behind.results["2 in place"]

@@ -1,0 +1,199 @@
+"""The rendezvous backend `elasticjob`: torch's agent as a member of an ElasticJob.
+
+The hub says who is in the world, so there is no waiting for stragglers and nothing to agree on. torch's loop asks two
+things: `next_rendezvous`, for a world; and `num_nodes_waiting`, between two looks at its workers, whether to start them
+anew. The answers are the machine's; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, NoReturn
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+
+from elasticjob import env
+from elasticjob.agent import events, rules, torch_agent
+from elasticjob.agent.executor import Executor, JoinError
+from elasticjob.diagnose import doctor
+from elasticjob.launch import fork_server
+from elasticjob.protocol import wire
+from elasticjob.protocol.store import PodStore
+from elasticjob.torchcompat import elastic_agent, elastic_store
+
+logger = logging.getLogger("elasticjob")
+
+
+def open_handler(params: RendezvousParameters) -> ElasticJobRendezvous:
+    """The handler of this pod, from its environment."""
+    if not elastic_store.knows_rank_keys():
+        os.environ[env.IN_PROCESS] = "0"  # the workers inherit it: their sessions are restarted at each change
+    try:
+        settings = env.load(os.environ, params.local_addr)
+        join_timeout = float(params.get("join_timeout", 600))
+    except ValueError as error:
+        fail(str(error))
+    return ElasticJobRendezvous(Executor(settings, join_timeout), params.run_id)
+
+
+def fail(message: str) -> NoReturn:
+    """End with one line for the user: a traceback would hide it."""
+    print(f"elasticjob: error: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
+def _exit(end: events.Exit) -> NoReturn:
+    """Leave torch's loop: quietly where the hub lets us go."""
+    if end.is_error:
+        fail(end.reason)
+    logger.info("Leaving: %s", end.reason)
+    raise SystemExit(end.code)
+
+
+class ElasticJobRendezvous(RendezvousHandler):
+    """torch's view of our membership."""
+
+    def __init__(self, executor: Executor, run_id: str) -> None:
+        self.executor = executor
+        self._run_id = run_id
+        self._closed = False
+        self._checked = False
+        self._server = fork_server.ForkServer()
+        os.environ[env.CONTROL] = executor.workers.path  # the workers inherit it
+        self._previous_handler: Any = None
+        self._terminated = False
+        self.catch_sigterm()
+
+    def adopt(self, server: fork_server.ForkServer) -> None:
+        """Let the workers come from this one."""
+        self._server = server
+        fork_server.serve_torch(server, self.catch_sigterm)  # torch takes the signal before it starts them
+
+    def get_backend(self) -> str:
+        return env.BACKEND
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._find_agent()
+        if not self._checked:
+            self._checked = True
+            self._check()
+        state = self.executor.state
+        is_newcomer = not state.ran and not rules.starts_early(state)
+        if is_newcomer and state.hub.welcome is not None and state.hub.welcome.training:
+            self._server.await_imports()
+        match self.executor.await_workers_world():
+            case events.Exit() as end:
+                _exit(end)
+            case events.Launch():
+                return self._start_sessions()
+            case events.Begin(world):
+                return self._start_workers(world)
+
+    def _find_agent(self) -> None:
+        agent = elastic_agent.find_agent()
+        if agent is not None:
+            self.executor.agent = agent
+            self.executor.workers.find_workers = lambda: elastic_agent.find_pids(agent)
+            self.executor.post(events.Sized(torch_agent.local_world_size(agent)))
+
+    def _check(self) -> None:
+        """The preflight: a pod that could only hold the others up says so, and never becomes ready."""
+        try:
+            self.executor.connect()
+        except JoinError as error:
+            fail(str(error))
+        end = rules.find_end(self.executor.state)
+        if end is not None:
+            _exit(end)
+        problem = doctor.find_problem(doctor.preflight(self.executor.settings.preflight, os.environ))
+        if problem is not None:
+            message = f"preflight: {problem}"
+            self.executor.say_last(wire.FAILED, wire.Failure(0, message=message))
+            fail(message)
+
+    def _start_workers(self, world: wire.World) -> RendezvousInfo:
+        """The workers are started in this world."""
+        self._set_restarts(world.restarts)
+        os.environ[env.GENERATION] = str(world.generation)  # the workers inherit it
+        self.executor.workers.begin()
+        where = RendezvousStoreInfo(world.store.address, world.store.port)
+        return RendezvousInfo(self.executor.store_of(world), world.rank, len(world.nprocs), where)
+
+    def _start_sessions(self) -> RendezvousInfo:
+        """The workers are in no world; the executor will bring them worlds."""
+        self._set_restarts(0)
+        os.environ[env.GENERATION] = "0"  # the workers inherit it
+        store = PodStore(self.executor.state.said.nproc, self.executor.finish, lambda: False)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self.executor.settings.pod_ip, env.NO_PORT))
+
+    def _set_restarts(self, restarts: int) -> None:
+        if self.executor.agent is not None:
+            elastic_agent.set_restarts(self.executor.agent, restarts)
+
+    def num_nodes_waiting(self) -> int:
+        self.catch_sigterm()
+        self._server.reap()
+        return int(self.executor.is_to_stop())
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def set_closed(self) -> None:
+        self._closed = True
+
+    def shutdown(self) -> bool:
+        """torchrun's last call. The exception on its way tells how it ended."""
+        self._closed = True
+        self._server.close()
+        error, state = sys.exc_info()[1], self.executor.state
+        if error is None:
+            self.executor.end(wire.SUCCEEDED)
+        elif isinstance(error, ChildFailedError):
+            rank, failure = error.get_first_failure()
+            self.executor.end(wire.FAILED, torch_agent.describe(failure, state.generation, rank))
+        elif self._terminated or (isinstance(error, SystemExit) and state.said.phase != wire.RUNNING):
+            self.executor.end(state.said.phase)
+        else:
+            self.executor.end(wire.FAILED, wire.Failure(state.generation, message=f"torchrun failed: {error!r}"))
+        return True
+
+    # SIGTERM.
+
+    def catch_sigterm(self) -> None:
+        """Leave gracefully on SIGTERM. torch installs its own handler with each start of workers: come back."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        current = signal.getsignal(signal.SIGTERM)
+        if current == self._on_sigterm:
+            return
+        self._previous_handler = current
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if not self._terminated:
+            self._terminated = True
+            self.executor.post(events.Terminated())
+            return
+        # The second one means now.
+        if callable(self._previous_handler):
+            self._previous_handler(number, frame)
+        else:
+            raise SystemExit(128 + number)

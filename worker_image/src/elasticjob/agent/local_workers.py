@@ -1,0 +1,223 @@
+"""The workers of this pod, as far as their scripts talk to the agent: progress, checkpoints, hangs.
+
+A script that uses nothing of ours is a silent one: it reports no steps, gets no checkpoint signal and is never called
+hung.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from elasticjob.agent.hub_client import Hub
+from elasticjob.channel import control, hang
+from elasticjob.channel.place import Place
+from elasticjob.protocol import directives, wire
+
+logger = logging.getLogger("elasticjob")
+
+
+class LocalWorkers:
+    """Hosts the agent's end of the control channel."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        hang_timeout: float | None,
+        find_place: Callable[[], tuple[int, int]],
+        on_message: Callable[[control.Peer, control.Message | None], None],
+    ) -> None:
+        """`find_place`: the present generation and the global rank of local rank 0 in it."""
+        self._hub = hub
+        self._hang_timeout = hang_timeout
+        self._find_place = find_place
+        self._on_message = on_message
+        self._lock = threading.RLock()
+        self._unsaved: set[int] = set()  # pids that were asked for a checkpoint
+        self._on_saved: Callable[[], None] | None = None
+        self._watch = hang.Watch(hang_timeout)
+        self._evidence: wire.Failure | None = None
+        self.killed: set[int] = set()  # workers (pids) that were ended by us, which is no failure of theirs
+        self.waiting: set[int] = set()  # workers (pids) that were found waiting for others
+        self.find_workers: Callable[[], dict[int, int]] = self._find_peers  # pids by local rank
+        self._server = control.Server(self._hear)
+
+    @property
+    def path(self) -> str:
+        return str(self._server.path)
+
+    @property
+    def server(self) -> control.Server:
+        return self._server
+
+    def close(self) -> None:
+        self._server.close()
+
+    def begin(self) -> None:
+        """New workers, or old ones in a new world: nothing is known of their pace."""
+        with self._lock:
+            self._unsaved.clear()
+            self._watch = hang.Watch(self._hang_timeout)
+            self._evidence = None
+
+    def _find_peers(self) -> dict[int, int]:
+        return {peer.local_rank: peer.pid for peer in self._server.peers(control.STACKS)}
+
+    def _hear(self, peer: control.Peer, message: control.Message | None) -> None:
+        kind = None if message is None else message.get("type")
+        if message is None or kind == "saved":
+            self._note_saved(peer.pid)
+        elif kind == "progress":
+            self._progress(peer, message)
+        self._on_message(peer, message)
+
+    def _progress(self, peer: control.Peer, message: control.Message) -> None:
+        step = _count(message.get("step"))
+        with self._lock:
+            self._watch.report(time.monotonic(), step)
+        if peer.local_rank != 0:
+            return
+        metrics = message.get("metrics")
+        seconds = message.get("stepSeconds")
+        self._hub.report(
+            wire.Progress(
+                generation=self._find_place()[0],
+                rank=_count(message.get("rank")) or 0,
+                step=step,
+                total_steps=_count(message.get("total")),
+                step_seconds=float(seconds) if isinstance(seconds, int | float) and seconds >= 0 else None,
+                metrics={
+                    str(name)[:253]: float(value)
+                    for name, value in (metrics.items() if isinstance(metrics, dict) else ())
+                    if isinstance(value, int | float) and abs(value) < float("inf")
+                },
+            )
+        )
+
+    # Sessions.
+
+    def send_world(self, world: wire.World) -> None:
+        """The sessions enter this world."""
+        for peer in self._server.peers(control.SESSION):
+            peer.send(find_place(world, peer.local_rank).as_message())
+
+    def ask_pause(self, generation: int, announced: bool) -> None:
+        """The sessions leave this world; where it is announced they agree on the last step."""
+        for peer in self._server.peers(control.SESSION):
+            peer.send({"type": "regroup", "generation": generation, "announced": announced})
+
+    def kill_late(self, but: Collection[int]) -> None:
+        """SIGKILL to the sessions that did not leave their world in time: all but these (pids)."""
+        for peer in self._server.peers(control.SESSION):
+            if peer.pid not in but:
+                logger.error("Worker %d did not leave its world in time: restarting it.", peer.pid)
+                self._kill(peer.pid)
+
+    def kill_all(self, but: Collection[int]) -> None:
+        """SIGKILL to all workers but these (pids)."""
+        for pid in self.find_workers().values():
+            if pid not in but:
+                self._kill(pid)
+
+    def _kill(self, pid: int) -> None:
+        self.killed.add(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    # Checkpoints.
+
+    def save(self, on_saved: Callable[[], None]) -> None:
+        """Signal the scripts that asked for it. `on_saved` is called when all have saved or have ended."""
+        peers = self._server.peers(control.CHECKPOINT)
+        with self._lock:
+            self._unsaved, self._on_saved = {peer.pid for peer in peers}, on_saved
+        for peer in peers:
+            try:
+                os.kill(peer.pid, signal.SIGUSR1)
+            except ProcessLookupError:
+                self._note_saved(peer.pid)
+        if not peers:
+            on_saved()
+
+    def end_saving(self) -> None:
+        """Nobody waits for a checkpoint any longer."""
+        with self._lock:
+            late = len(self._unsaved)
+            self._unsaved.clear()
+        if late:
+            logger.warning("%d workers did not save in time; their last checkpoint counts.", late)
+
+    def _note_saved(self, pid: int) -> None:
+        with self._lock:
+            if pid not in self._unsaved:
+                return
+            self._unsaved.remove(pid)
+            if not self._unsaved and self._on_saved is not None:
+                self._on_saved()
+
+    # Hangs.
+
+    def is_hung(self) -> bool:
+        with self._lock:
+            return self._evidence is None and hang.is_hung(self._watch, time.monotonic())
+
+    def examine(self) -> wire.Failure:
+        """Find out where the local ranks are; tell the log and the hub. What was found out stays until `begin`."""
+        with self._lock:
+            if self._evidence is not None:
+                return self._evidence
+        found = self._examine()
+        with self._lock:
+            self._evidence = found
+        return found
+
+    def _examine(self) -> wire.Failure:
+        generation, first_rank = self._find_place()
+        with self._lock:
+            stalled = time.monotonic() - self._watch.last if self._watch.reports else None
+            step = self._watch.step
+        workers = self.find_workers()
+        stacks = hang.collect_stacks(self._server.folder, workers)
+        places = {rank: hang.find_places(hang.find_main_stack(text)) for rank, text in stacks.items()}
+        self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
+        # The one that holds the others up, else the first that says anything.
+        chosen = min(places, key=lambda rank: (hang.is_waiting(places[rank]), rank), default=None)
+        text = "no step was reported" if stalled is None else f"no step for {stalled:.0f} s after step {step}"
+        place = None if chosen is None else hang.find_own_place(places[chosen])
+        failure = wire.Failure(
+            generation=generation,
+            rank=None if chosen is None else first_rank + chosen,
+            local_rank=chosen,
+            message=text if place is None else f"{text}, at {place}",
+            traceback=None if chosen is None else hang.find_main_stack(stacks[chosen]),
+            kind=wire.HANG,
+            waits=None if chosen is None else hang.is_waiting(places[chosen]),
+            stalled_seconds=stalled,
+        )
+        told = "\n".join(f"local rank {rank}:\n{text}" for rank, text in sorted(stacks.items()))
+        logger.error("elasticjob: hang: %s\n%s", failure.message, told)
+        self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{told}")
+        return failure
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def find_place(world: wire.World, local_rank: int) -> Place:
+    """The place of this worker of ours in a world."""
+    return Place(
+        generation=world.generation,
+        rank=directives.base_rank(world) + local_rank,
+        world_size=directives.world_size(world),
+        address=world.store.address,
+        port=world.store.port,
+        group_rank=world.rank,
+        group_world_size=len(world.nprocs),
+        restarts=world.restarts,
+    )

@@ -1,0 +1,193 @@
+"""Decides what an agent does next: `step(state, event, now) -> (state, actions)`. Pure; `executor` carries it out.
+
+No two worlds may train at once, and this is the agent's half of it:
+
+- A world is entered only from `ready`, and only if it is newer than every generation that this agent has named.
+- `ready` is said only with a store that was opened after the last workers had stopped or had left their world.
+- An agent that hears that its generation is over stops its workers, or has its sessions leave, before anything else.
+
+An event is taken in first, then the ladder of the present stage (`stages`) says what follows from the new state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from elasticjob.agent import events, rules, stages
+from elasticjob.agent.events import Event
+from elasticjob.agent.stages import Result
+from elasticjob.agent.state import Stage, State
+from elasticjob.protocol import directives, wire
+
+HUNG_PATIENCE = 5.0  # seconds that a hub has to answer an agent that sees a hang
+
+
+def step(state: State, event: Event, now: float) -> Result:
+    """What the agent knows after this event, and what it does. `now`: seconds of any monotonic clock."""
+    handler = _HANDLERS.get(type(event))
+    state, actions = (state, ()) if handler is None else handler(state, event, now)
+    while (ladder := stages.LADDERS.get(state.stage)) is not None:
+        before = state.stage
+        state, more = ladder(state, now)
+        actions += more
+        if state.stage is before:
+            break
+    return state, actions
+
+
+def _heard(state: State, event: events.Heard, now: float) -> Result:
+    return replace(state, hub=event.hub), ()
+
+
+def _terminated(state: State, event: events.Terminated, now: float) -> Result:
+    if state.leave_at is not None:
+        return state, ()
+    state = replace(state, leave_at=now + directives.leave_after(state.grace_seconds))
+    return stages.say(state, phase=wire.LEAVING, failure=None) if state.said.phase == wire.RUNNING else (state, ())
+
+
+def _sized(state: State, event: events.Sized, now: float) -> Result:
+    return (state, ()) if event.nproc == state.said.nproc else stages.say(state, nproc=event.nproc)
+
+
+def _wanted(state: State, event: events.Wanted, now: float) -> Result:
+    if state.end is not None:
+        return state, (state.end,)
+    if rules.starts_early(state):
+        state, said = stages.say(replace(state, ran=True, proven=state.wants_sessions is True), in_process=True)
+        return stages.launch(state, now), (*said, events.Launch())
+    failure = rules.find_why(state, event.found, now)
+    if not state.keeps_memory:
+        return stages.prepare(state, failure)
+    state = replace(state, idle=())
+    if state.proven:
+        state, said = stages.say(replace(state, failure=failure), phase=wire.STARTING, failure=failure)
+        return stages.launch(state, now), (*said, events.Launch())
+    text = "The script ended before it made an elasticjob.Session: from now on it is started in a world."
+    state, said = stages.say(replace(state, ran=False), in_process=False)
+    state, actions = stages.prepare(state, None)
+    return state, (*said, events.Log(text), *actions)
+
+
+def _listening(state: State, event: events.Listening, now: float) -> Result:
+    if state.stage is not Stage.PREPARING:
+        return state, ()
+    end = rules.find_end(state)
+    if end is not None:
+        return stages.give_up(state, end)
+    state = replace(state, stage=Stage.READY)
+    return stages.say(state, phase=wire.READY, store=event.store, failure=state.failure)
+
+
+def _entered(state: State, event: events.Entered, now: float) -> Result:
+    world = _entering(state, event.generation)
+    if world is None:
+        return state, ()
+    state = replace(state, stage=Stage.RUNNING, ran=True, parked=False, until=None, granted=0.0, idle=())
+    state = replace(state, evidence=None, failure=None, waiting=frozenset())
+    state, said = stages.say(state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None)
+    return state, (*said, events.Begin(world, state.keeps_memory))
+
+
+def _missed(state: State, event: events.Missed, now: float) -> Result:
+    world = _entering(state, event.generation)
+    if world is None:
+        return state, ()
+    state, said = stages.say(state, phase=wire.STOPPING, generation=world.generation, store=None)
+    state, actions = stages.prepare(state, None)
+    return state, (*said, *actions)
+
+
+def _entering(state: State, generation: int) -> wire.World | None:
+    """The world that this answer is about; None: the answer is late."""
+    if state.stage is not Stage.ENTERING or state.world is None or state.world.generation != generation:
+        return None
+    return state.world
+
+
+def _parked(state: State, event: events.Parked, now: float) -> Result:
+    if state.stage is Stage.OVER:
+        return stages.stop(replace(state, granted=0.0), now)
+    granted = rules.find_grace(state, now) if state.stage is Stage.ENDING else state.granted
+    failure = event.found if state.stage is Stage.ENDING and granted == 0 else state.failure
+    return replace(state, parked=True, granted=granted, failure=failure), ()
+
+
+def _hung(state: State, event: events.Hung, now: float) -> Result:
+    return state, (events.Examine(),) if state.stage is Stage.RUNNING and state.evidence is None else ()
+
+
+def _examined(state: State, event: events.Examined, now: float) -> Result:
+    if state.stage is Stage.EXAMINING:
+        state = replace(state, stage=Stage.HOLDING, until=now + stages.HOLD)
+    elif state.stage is Stage.RUNNING:
+        state = replace(state, until=now + HUNG_PATIENCE)
+    else:
+        return state, ()
+    state = replace(state, evidence=event.evidence, waiting=event.waiting)
+    return stages.say(state, failure=event.evidence) if state.stage is Stage.RUNNING else (state, ())
+
+
+def _saved(state: State, event: events.Saved, now: float) -> Result:
+    return (replace(state, until=now), ()) if state.stage is Stage.SAVING else (state, ())
+
+
+def _stopped(state: State, event: events.Stopped, now: float) -> Result:
+    if state.stage is not Stage.STOPPING:
+        return state, ()
+    failure = state.failure
+    if failure is None and state.granted == 0 and event.found is not None and event.found.traceback:
+        failure = event.found  # it was about to end by an exception of its own
+    return replace(state, stage=Stage.STOPPED, failure=failure, until=None), ()
+
+
+def _sessions_made(state: State, event: events.SessionsMade, now: float) -> Result:
+    runs = state.stage is Stage.RUNNING and event.generation == state.generation
+    if state.keeps_memory or state.wants_sessions is False or not runs:
+        return state, ()  # its workers are stopped as others are
+    text = f"Generation {state.generation}: the workers keep their memory from now on."
+    state, said = stages.say(replace(state, proven=True, idle=()), in_process=True)
+    return state, (*said, events.Log(text, is_warning=False))
+
+
+def _idle(state: State, event: events.Idle, now: float) -> Result:
+    idle = (*(one for one in state.idle if one.pid != event.pid), event)
+    return replace(state, idle=idle, proven=state.wants_sessions is not False), ()
+
+
+def _gone(state: State, event: events.Gone, now: float) -> Result:
+    return replace(state, idle=tuple(one for one in state.idle if one.pid != event.pid)), ()
+
+
+def _finished(state: State, event: events.Finished, now: float) -> Result:
+    return stages.say(replace(state, stage=Stage.FINISHED, until=None), phase=wire.SUCCEEDED, failure=None)
+
+
+def _ended(state: State, event: events.Ended, now: float) -> Result:
+    state = replace(state, stage=Stage.FINISHED, until=None)
+    return (
+        (state, ()) if event.phase == state.said.phase else stages.say(state, phase=event.phase, failure=event.failure)
+    )
+
+
+_HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
+    events.Heard: _heard,
+    events.Terminated: _terminated,
+    events.Sized: _sized,
+    events.Wanted: _wanted,
+    events.Listening: _listening,
+    events.Entered: _entered,
+    events.Missed: _missed,
+    events.Parked: _parked,
+    events.Hung: _hung,
+    events.Examined: _examined,
+    events.Saved: _saved,
+    events.Stopped: _stopped,
+    events.SessionsMade: _sessions_made,
+    events.Idle: _idle,
+    events.Gone: _gone,
+    events.Finished: _finished,
+    events.Ended: _ended,
+}

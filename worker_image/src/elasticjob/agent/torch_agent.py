@@ -1,0 +1,103 @@
+"""What torch's own elastic agent knows and does not tell its rendezvous: its workers, and why one failed.
+
+torch asks a rendezvous handler for the next world and nothing else. The handler finds the agent that called it
+on the stack, so an unmodified `torchrun` reports failures too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Collection
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from elasticjob.protocol import wire
+from elasticjob.torchcompat import elastic_agent
+
+
+def local_world_size(agent: SimpleElasticAgent) -> int:
+    return int(agent.get_worker_group().spec.local_world_size)
+
+
+def has_workers(agent: SimpleElasticAgent | None) -> bool:
+    """Whether a worker still runs."""
+    return agent is not None and any(process.poll() is None for process in elastic_agent.find_processes(agent).values())
+
+
+def signal_workers(agent: SimpleElasticAgent | None, number: signal.Signals) -> None:
+    """Send the signal to the process group of every worker that runs."""
+    for process in elastic_agent.find_processes(agent).values() if agent is not None else ():
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+
+def find_failure(agent: SimpleElasticAgent, generation: int, killed: Collection[int] = ()) -> wire.Failure | None:
+    """The failure among the agent's last workers that caused the others, whether torch has noted it yet or not.
+
+    Those that were `killed` (pids) by us have not failed.
+    """
+    failures = elastic_agent.find_noted_failures(agent) or _find_dead(agent)
+    failures = [failure for failure in failures if failure.pid not in killed]
+    if not failures:
+        return None
+    # torch sends SIGTERM to the rest when one has failed.
+    first = min(failures, key=lambda f: (f.exitcode == -signal.SIGTERM, getattr(f, "timestamp", 0)))
+    workers = agent.get_worker_group().workers
+    local_rank = int(first.local_rank)
+    rank = workers[local_rank].global_rank if local_rank < len(workers) else None
+    return describe(first, generation, rank)
+
+
+def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:
+    """Workers that have ended badly since torch last looked."""
+    files = elastic_agent.find_error_files(agent)
+    processes = elastic_agent.find_processes(agent)
+    ended = [(local_rank, process, process.poll()) for local_rank, process in processes.items()]
+    return [ProcessFailure(rank, process.pid, code, files.get(rank, "")) for rank, process, code in ended if code]
+
+
+def describe(failure: Any, generation: int, rank: int | None) -> wire.Failure:
+    """torch's ProcessFailure as the hub wants to hear it."""
+    exit_code = int(failure.exitcode)
+    message, traceback = _read_error(failure)
+    if message == elastic_agent.NO_ERROR_FILE:
+        message = None
+    return wire.Failure(
+        generation=generation,
+        rank=rank,
+        local_rank=int(failure.local_rank),
+        exit_code=exit_code if exit_code >= 0 else 128 - exit_code,
+        signal=_signal_name(-exit_code) if exit_code < 0 else None,
+        message=message,
+        traceback=traceback,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def _read_error(failure: Any) -> tuple[str | None, str | None]:
+    """Message and traceback of an entry point under torch's `@record`."""
+    data = getattr(failure, "error_file_data", None)
+    if not isinstance(data, dict):
+        return None, None
+    inner = data.get("message", data)
+    if not isinstance(inner, dict):
+        return str(inner), None
+    message = inner.get("message")
+    extra = inner.get("extraInfo")
+    traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return (
+        message if isinstance(message, str) else json.dumps(message),
+        traceback if isinstance(traceback, str) else None,
+    )

@@ -1,0 +1,216 @@
+"""The channel between an agent and the workers on its pod: JSON lines over a Unix socket.
+
+The agent listens on a path in a folder only its user can enter and passes it as ELASTICJOB_CONTROL. A worker
+connects when the script uses something that needs it, and says who it is and what it can do (`wants`). A script
+that uses nothing of ours never connects, and the agent then sends it nothing that it would not expect.
+Both launchers host the agent's end, so a plain `torchrun` has it too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from elasticjob import env
+from elasticjob.channel import hang
+
+logger = logging.getLogger("elasticjob")
+
+CHECKPOINT: Final = "checkpoint"  # handles SIGUSR1 and answers `saved`
+STACKS: Final = "stacks"  # dumps its stacks on SIGUSR2
+SESSION: Final = "session"  # keeps its memory over a regroup
+
+_PREFIX: Final = "elasticjob-agent-"
+
+Message = dict[str, Any]
+
+
+class Peer:
+    """One worker as the agent sees it."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.local_rank = 0
+        self.generation = 0
+        self.wants: frozenset[str] = frozenset()
+        self._sending = threading.Lock()
+
+    def introduce(self, hello: Message) -> None:
+        self.local_rank = int(hello.get("localRank", 0))
+        self.generation = int(hello.get("generation", 0))
+        self.wants = frozenset(str(want) for want in hello.get("wants", ()))
+
+    def send(self, message: Message) -> bool:
+        """Whether it went out; a worker that is gone hears nothing."""
+        try:
+            with self._sending:
+                self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+
+def remove_stale(where: Path) -> None:
+    """Remove what agents left behind that were killed. Not by pid: a shared folder may hold another pid namespace's."""
+    for path in where.glob(f"{_PREFIX}*/control"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                if path.is_socket():
+                    probe.connect(str(path))
+            except ConnectionRefusedError:
+                shutil.rmtree(path.parent, ignore_errors=True)
+            except OSError:
+                continue  # not ours to judge
+
+
+class Server:
+    """The agent's end. `on_message` is called in the peer's reading thread; None as message means: hung up."""
+
+    def __init__(self, on_message: Callable[[Peer, Message | None], None]) -> None:
+        self._on_message = on_message
+        self._peers: list[Peer] = []
+        self._lock = threading.Lock()
+        remove_stale(Path(tempfile.gettempdir()))
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        self.path = self.folder / "control"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"{self.path}.new")
+        self._listener.listen(64)
+        # By rename, so that whoever finds the path and nobody behind it knows that the agent is dead.
+        Path(f"{self.path}.new").rename(self.path)
+        threading.Thread(target=self._accept, name="elasticjob-control", daemon=True).start()
+
+    def peers(self, want: str | None = None) -> list[Peer]:
+        with self._lock:
+            return [peer for peer in self._peers if want is None or want in peer.wants]
+
+    def close(self) -> None:
+        self._listener.close()
+        for peer in self.peers():
+            _hang_up(peer.connection)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            peer = Peer(connection, _peer_pid(connection))
+            threading.Thread(target=self._read, args=(peer,), name="elasticjob-peer", daemon=True).start()
+
+    def _read(self, peer: Peer) -> None:
+        with self._lock:
+            self._peers.append(peer)
+        try:
+            for message in read_lines(peer.connection):
+                if message.get("type") == "hello":
+                    peer.introduce(message)
+                self._on_message(peer, message)
+        finally:
+            with self._lock:
+                self._peers.remove(peer)
+            _hang_up(peer.connection)
+            self._on_message(peer, None)
+
+
+class Client:
+    """The worker's end: what this process can do, and what it hears."""
+
+    def __init__(self, path: str) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.connect(path)
+        self._lock = threading.Lock()
+        self._wants: set[str] = set()
+        self._listeners: list[Callable[[Message], None]] = []
+        self.folder = Path(path).parent
+        self.closed = threading.Event()
+        threading.Thread(target=self._read, name="elasticjob-control", daemon=True).start()
+
+    def want(self, *names: str) -> None:
+        """Tell the agent what this worker can do."""
+        with self._lock:
+            self._wants.update(names)
+            wants = sorted(self._wants)
+        self.send(
+            {
+                "type": "hello",
+                "localRank": int(os.environ.get("LOCAL_RANK", "0")),
+                "generation": int(os.environ.get(env.GENERATION, "0")),
+                "wants": wants,
+            }
+        )
+
+    def listen(self, listener: Callable[[Message], None]) -> None:
+        """Call it with every message, in the reading thread."""
+        self._listeners.append(listener)
+
+    def send(self, message: Message) -> bool:
+        try:
+            with self._lock:
+                self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def _read(self) -> None:
+        for message in read_lines(self._connection):
+            for listener in list(self._listeners):
+                listener(message)
+        self.closed.set()
+
+
+_client: Client | None = None
+_client_lock = threading.Lock()
+
+
+def connect() -> Client | None:
+    """This process's end of the channel, made on first use; None where no agent of ours started us."""
+    global _client  # noqa: PLW0603 - one channel a process
+    with _client_lock:
+        path = os.environ.get(env.CONTROL)
+        if _client is None and path:
+            try:
+                _client = Client(path)
+                if hang.offer_stacks(_client.folder):
+                    _client.want(STACKS)
+            except OSError as error:
+                logger.debug("no control channel: %s", error)
+        return _client
+
+
+def read_lines(connection: socket.socket) -> Any:
+    """Yield the JSON objects that arrive until the peer hangs up or talks nonsense."""
+    try:
+        with connection.makefile("rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message
+    except (OSError, ValueError):
+        return
+
+
+def _peer_pid(connection: socket.socket) -> int:
+    """Who speaks, as the kernel knows it."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", packed)[0])
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the peer was faster
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,63 @@
+"""One worker's place in a world: all that it takes to make the process group.
+
+It comes from the agent as a message, or from the variables with which torch starts a worker, and is one value after
+that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elasticjob.env import GENERATION
+
+
+@dataclass(frozen=True)
+class Place:
+    generation: int
+    rank: int
+    world_size: int
+    address: str  # of the world's store
+    port: int
+    group_rank: int = 0  # the rank of the pod among the pods
+    group_world_size: int = 1
+    restarts: int = 0
+
+    def as_message(self) -> dict[str, Any]:
+        return {"type": "world", **asdict(self)}
+
+    def as_environ(self) -> dict[str, str]:
+        """The variables that tell a script of it."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "GROUP_RANK": str(self.group_rank),
+            "GROUP_WORLD_SIZE": str(self.group_world_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_RESTART_COUNT": str(self.restarts),
+            GENERATION: str(self.generation),
+        }
+
+
+def from_message(message: Mapping[str, Any]) -> Place:
+    """What the agent said. Raises KeyError or TypeError where it said something else."""
+    return Place(**{name: message[name] for name in Place.__dataclass_fields__})
+
+
+def from_environ(environ: Mapping[str, str]) -> Place | None:
+    """The world in which the agent started this process; None: it was started before there was one."""
+    generation = int(environ.get(GENERATION, "0") or 0)
+    if generation == 0:
+        return None
+    return Place(
+        generation=generation,
+        rank=int(environ["RANK"]),
+        world_size=int(environ["WORLD_SIZE"]),
+        address=environ["MASTER_ADDR"],
+        port=int(environ["MASTER_PORT"]),
+        group_rank=int(environ.get("GROUP_RANK", "0")),
+        group_world_size=int(environ.get("GROUP_WORLD_SIZE", "1")),
+        restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    )

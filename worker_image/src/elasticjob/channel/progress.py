@@ -1,0 +1,165 @@
+"""`elasticjob.report(...)`: how far the training is, for `status.progress`, the hang watch and the eye.
+
+Cheap enough for every step: most calls only note the numbers. At most once in `INTERVAL` seconds the latest goes to
+the agent, over `elasticjob.channel.control`; without an agent nothing is sent. The last report of the process is sent
+at exit. With a terminal attached, rank 0 draws a bar.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+INTERVAL = 0.5  # seconds between two messages to the agent
+BAR_INTERVAL = 0.1
+_SMOOTHING = 0.1  # weight of the newest step in the smoothed step time
+
+
+def smooth_step_time(before: float | None, seconds: float, steps: int) -> float | None:
+    """The smoothed seconds per step after `steps` more took `seconds`; None before there is anything to say."""
+    if steps <= 0:
+        return before  # repeated, or restored an older checkpoint
+    newest = seconds / steps
+    if before is None:
+        return newest
+    weight = 1 - (1 - _SMOOTHING) ** steps
+    return before + weight * (newest - before)
+
+
+def estimate_remaining(step: int, total: int | None, step_seconds: float | None) -> float | None:
+    """Seconds until the last step, if that can be said."""
+    if total is None or step_seconds is None:
+        return None
+    return max(0.0, (total - step) * step_seconds)
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: 42 s, 3:07 or 2:03:07."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def render_bar(
+    step: int, total: int | None, step_seconds: float | None, metrics: Mapping[str, float], width: int = 80
+) -> str:
+    """One line for the terminal, at most `width` wide."""
+    numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    speed = f"{step_seconds:.3g} s/step" if step_seconds is not None else ""
+    remaining = estimate_remaining(step, total, step_seconds)
+    left = f"{format_seconds(remaining)} left" if remaining is not None else ""
+    tail = "  ".join(part for part in (speed, left, numbers) if part)
+    if not total:
+        return f"step {step}  {tail}"[:width]
+    share = min(1.0, max(0.0, step / total))
+    cells = 20
+    filled = round(share * cells)
+    return f"{'█' * filled}{'·' * (cells - filled)} {share:4.0%}  {step}/{total}  {tail}"[:width]
+
+
+def build_message(
+    rank: int, step: int, total: int | None, step_seconds: float | None, metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """What the agent hears. Numbers that JSON cannot hold are left out."""
+    return {
+        "type": "progress",
+        "rank": rank,
+        "step": step,
+        "total": total,
+        "stepSeconds": step_seconds,
+        "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+    }
+
+
+class Reporter:
+    """Notes what is reported and sends it on now and then. One per process; `report` uses it."""
+
+    def __init__(self, rank: int, terminal: TextIO | None) -> None:
+        from elasticjob.channel import control
+
+        self._client = control.connect()
+        if self._client is not None:
+            self._client.want()  # says hello, so that the agent knows whose reports these are
+        self._rank = rank
+        self._terminal = terminal
+        self._step: int | None = None
+        self._at = 0.0
+        self._step_seconds: float | None = None
+        self._latest: tuple[int, int | None, Mapping[str, Any]] | None = None
+        self._next_send = self._next_draw = 0.0 if self._client or terminal else math.inf
+
+    def report(self, now: float, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
+        """Note it; send or draw if it is time."""
+        if self._step is not None:
+            self._step_seconds = smooth_step_time(self._step_seconds, now - self._at, step - self._step)
+        self._step, self._at = step, now
+        self._latest = (step, total, metrics)
+        if now >= self._next_send or now >= self._next_draw:
+            self._pass_on(now)
+
+    def _pass_on(self, now: float) -> None:
+        if self._latest is None:
+            return
+        step, total, raw = self._latest
+        metrics = {name: float(value) for name, value in raw.items()}  # waits for a GPU only here
+        if self._client is not None and now >= self._next_send:
+            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics))
+            self._next_send = now + INTERVAL
+            self._latest = None if self._terminal is None else self._latest
+        elif self._client is None:
+            self._next_send = math.inf
+        if self._terminal is not None and now >= self._next_draw:
+            self._terminal.write("\r\x1b[K" + render_bar(step, total, self._step_seconds, metrics, _width()))
+            self._terminal.flush()
+            self._next_draw = now + BAR_INTERVAL
+        elif self._terminal is None:
+            self._next_draw = math.inf
+
+    def close(self) -> None:
+        """Pass the last report on."""
+        if self._client is not None:
+            self._next_send = 0.0
+        if self._terminal is not None:
+            self._next_draw = 0.0
+        self._pass_on(time.monotonic())
+        if self._terminal is not None and self._step is not None:
+            self._terminal.write("\n")
+            self._terminal.flush()
+
+
+def _width() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80  # a new pseudo-terminal says 0
+    except (OSError, ValueError):
+        return 80
+
+
+_reporter: Reporter | None = None
+
+
+def _start() -> Reporter:
+    from elasticjob.context.context import current
+
+    global _reporter  # noqa: PLW0603 - one per process, made by the first report
+    rank = current().rank
+    terminal = sys.stderr if rank == 0 and sys.stderr.isatty() else None
+    _reporter = Reporter(rank, terminal)
+    atexit.register(_reporter.close)
+    return _reporter
+
+
+def report(step: int, total: int | None = None, **metrics: Any) -> None:
+    """Say that `step` (of `total`) is done, with any numbers: `report(step=3, total=100, loss=0.5)`.
+
+    Call it on every rank after every step. It does not block; a metric that is a tensor on a device is only read when a
+    message is sent. `status.progress` shows rank 0's metrics, the percentage and the time left.
+    """
+    (_reporter or _start()).report(time.monotonic(), step, total, metrics)

@@ -1,0 +1,6 @@
+"""Checkpoints that are whole: written beside the old one, published by a rename, loaded by any world size."""
+
+from elasticjob.checkpoint.checkpointer import Checkpointer
+from elasticjob.checkpoint.requests import clear, on_signal, requested
+
+__all__ = ["Checkpointer", "clear", "on_signal", "requested"]

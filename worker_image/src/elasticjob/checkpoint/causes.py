@@ -1,0 +1,20 @@
+"""Why a checkpoint could not be written or read, in one line: torch wraps the errors of all ranks in one of its own."""
+
+from __future__ import annotations
+
+
+def find_culprit(error: BaseException, rank: int) -> tuple[int, str]:
+    """Which rank failed, and why: torch wraps the errors of all ranks in one of its own."""
+    for failed, failure in getattr(error, "failures", {}).items():
+        return failed, find_root_cause(failure[0] if isinstance(failure, tuple) else failure)
+    return rank, find_root_cause(error)
+
+
+def find_root_cause(error: BaseException) -> str:
+    """The first cause in one line."""
+    if getattr(error, "failures", None):
+        return find_culprit(error, 0)[1]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,255 @@
+"""Checkpoints that survive: atomic, asynchronous, for any world size, damaged ones skipped, old ones deleted.
+
+    checkpoint = Checkpointer("/checkpoints", model, optimizer, sampler=sampler, every=100)
+    step = checkpoint.restore()          # 0 if there is nothing to restore
+    ...
+        if checkpoint.should_save(step):  # every 100 steps, or the agent announced a change of the world
+            checkpoint.save(step)
+
+Tensors go through `torch.distributed.checkpoint`: each rank writes its part, and a world of another size reads what it
+needs. What else has `state_dict()` and `load_state_dict()` (a sampler, a scheduler) is saved by rank 0, so its state
+must not depend on the rank. All ranks need the same directory: a shared volume.
+
+`save` copies the state and returns; a thread writes. The next `save`, `wait` and the end of the process wait for it and
+raise what went wrong, on every rank. A save that failed leaves the checkpoints before it as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from elasticjob.channel import signals
+from elasticjob.checkpoint import files
+from elasticjob.checkpoint.causes import find_culprit, find_root_cause
+from elasticjob.checkpoint.state import apply, collect, collect_others
+from elasticjob.collectives import messages
+from elasticjob.errors import CheckpointFailedError, ConfigurationError
+
+_log = logging.getLogger("elasticjob.checkpoint.checkpointer")
+
+
+class Checkpointer:
+    """Saves and restores a model, its optimizer and what else has a `state_dict`. All ranks make it and call it.
+
+    `every` is in steps (0: only when it is asked for), `keep` is how many checkpoints stay (0: all). Raises
+    ConfigurationError without a process group and for settings that cannot be, CheckpointFailedError where rank 0
+    cannot prepare the directory.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        every: int = 0,
+        keep: int = 3,
+        asynchronous: bool = True,
+        **others: Any,
+    ) -> None:
+        if not dist.is_initialized():
+            raise ConfigurationError("Checkpointer needs a process group: call elasticjob.init() first, even alone.")
+        if every < 0 or keep < 0:
+            raise ConfigurationError("every and keep must be 0 or more (0: never by count, and keep all).")
+        wrong = [name for name, one in others.items() if not hasattr(one, "load_state_dict")]
+        if wrong:
+            raise ConfigurationError(f"{', '.join(wrong)}: an object to save needs state_dict() and load_state_dict().")
+        self.directory = Path(directory)
+        self.skipped: list[str] = []  # checkpoints that restore() passed over, with the reason
+        self._model, self._optimizer, self._others = model, optimizer, others
+        self._every, self._keep, self._asynchronous = every, keep, asynchronous
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        # Two groups of our own: the thread that writes must not meet the collectives of the training.
+        self._writers = dist.new_group(backend="gloo")
+        self._deciders = dist.new_group(backend="gloo")
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._answering = False  # the save under way is the one that was asked for
+        signals.checkpoint_requested()  # listen from now on
+        self._on_rank_0("prepare the directory", self._prepare)
+
+    def _prepare(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for name in files.remove_unfinished(self.directory):
+            _log.warning("removed %s/%s, which an interrupted save left", self.directory, name)
+
+    # Deciding.
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save now: the count says so, or any rank got the checkpoint signal. The same on every rank."""
+        asked = bool(self._every and step and step % self._every == 0)
+        wanted = signals.checkpoint_requested() and not self._answering
+        if asked or self._size == 1:
+            return asked or wanted
+        flag = torch.tensor([int(wanted)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._deciders)
+        return bool(flag.item())
+
+    def steps(self) -> list[int]:
+        """The steps that are on disk, newest first."""
+        if not self.directory.is_dir():
+            return []
+        return files.list_steps(path.name for path in self.directory.iterdir())
+
+    # Saving.
+
+    def save(self, step: int, wait: bool = False) -> None:
+        """Save the state as it is now. Returns when it is copied, or written if `wait` or not asynchronous.
+
+        Raises CheckpointFailedError, on every rank: for the save before this one, and for this one if it waits.
+        """
+        self.wait()
+        self._answering = signals.checkpoint_requested()
+        temporary = self.directory / files.temporary_name(step)
+        self._on_rank_0(f"save step {step}", lambda: self._make_empty(temporary))
+        others = collect_others(self._optimizer, self._others) if self._rank == 0 else b""
+        state = collect(self._model, self._optimizer)
+        future = async_save(state, checkpoint_id=temporary, process_group=self._writers)
+
+        def finish() -> None:
+            try:
+                self._finish(step, temporary, future, others)
+            except BaseException as error:
+                self._failure = error
+            if self._answering:  # the agent waits until it is on disk, or cannot be
+                signals.clear_checkpoint_request()
+                self._answering = False
+
+        # Not a daemon: the interpreter waits for it at exit.
+        self._thread = threading.Thread(target=finish, name=f"checkpoint-{step}")
+        self._thread.start()
+        if wait or not self._asynchronous:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last save is on disk. Raises CheckpointFailedError where it could not be written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            if isinstance(failure, CheckpointFailedError):
+                raise failure
+            raise CheckpointFailedError(f"the checkpoint could not be written: {find_root_cause(failure)}") from failure
+
+    def _make_empty(self, folder: Path) -> None:
+        files.remove_unfinished(self.directory)
+        folder.mkdir(parents=True)
+
+    def _finish(self, step: int, temporary: Path, future: Any, others: bytes) -> None:
+        """In the thread, on every rank: write, seal the own files, and let rank 0 publish if all went well."""
+        problem: tuple[int, str] | None = None
+        entries: dict[str, list[int]] = {}
+        try:
+            future.result()
+            entries = files.seal_files(self._own_files(temporary, others))
+        except (Exception, CheckpointException) as error:  # the second is not an Exception
+            problem = find_culprit(error, self._rank)
+        reports = messages.all_gather_json([problem, entries], self._writers)
+        problem = next((found for found, _ in reports if found), None)
+        if self._rank == 0 and problem is None:
+            try:
+                manifest: dict[str, Any] = {"version": 1, "step": step, "worldSize": self._size, "files": {}}
+                for _, sealed in reports:
+                    manifest["files"] |= sealed
+                files.publish(temporary, self.directory / files.folder_name(step), manifest)
+                self._delete_expired()
+            except OSError as error:
+                problem = (0, str(error))
+        problem = messages.broadcast_json(problem, 0, self._writers)
+        if problem:
+            rank, text = problem
+            raise CheckpointFailedError(
+                f"step {step} could not be saved in {self.directory}: rank {rank}: {text}. "
+                "The checkpoints before it are untouched. Make room on the volume, or check that it can be written."
+            )
+
+    def _own_files(self, temporary: Path, others: bytes) -> list[Path]:
+        own = sorted(temporary.glob(f"__{self._rank}_*"))
+        if self._rank == 0:
+            state = temporary / files.STATE
+            state.write_bytes(others)
+            own += [state, temporary / ".metadata"]
+        return own
+
+    def _delete_expired(self) -> None:
+        import shutil
+
+        for step in files.find_expired(self.steps(), self._keep):
+            shutil.rmtree(self.directory / files.folder_name(step), ignore_errors=True)
+
+    # Restoring.
+
+    def restore(self) -> int:
+        """Load the newest checkpoint that is whole, and return its step; 0 if there is none.
+
+        A damaged or unfinished one is skipped with a message; `skipped` keeps what was skipped and why. Raises
+        CheckpointFailedError where the save before it failed.
+        """
+        self.wait()
+        for step in self._from_rank_0(self.steps):
+            folder = self.directory / files.folder_name(step)
+            problem = self._find_problem(folder) or self._load(folder)
+            if problem is None:
+                return int(step)
+            self.skipped.append(f"{folder.name}: {problem}")
+            if self._rank == 0:
+                _log.warning("skipped %s: %s", folder, problem)
+        return 0
+
+    def _find_problem(self, folder: Path) -> str | None:
+        """Each rank checks a part of the files; the answer is the same on all."""
+        problem: str | None = None
+        try:
+            entries = sorted(files.read_manifest(folder)["files"].items())
+            problem = files.find_damage(folder, dict(entries[self._rank :: self._size]))
+        except (ValueError, OSError) as error:
+            problem = str(error)
+        return self._first_problem(problem)
+
+    def _load(self, folder: Path) -> str | None:
+        state = collect(self._model, self._optimizer)
+        problem: str | None = None
+        others: Any = None
+        try:
+            load(state, checkpoint_id=folder, process_group=self._writers)
+            others = torch.load(folder / files.STATE, map_location="cpu", weights_only=True)
+        except (Exception, CheckpointException) as error:
+            problem = find_root_cause(error)
+        problem = self._first_problem(problem)
+        if problem is None:
+            missing = apply(self._model, self._optimizer, self._others, state, others)
+            if missing and self._rank == 0:
+                _log.warning("the checkpoint has no %s: it starts anew", ", ".join(missing))
+        return problem
+
+    def _first_problem(self, problem: str | None) -> str | None:
+        return next((one for one in messages.all_gather_json(problem, self._deciders) if one), None)
+
+    # Talking.
+
+    def _on_rank_0(self, what: str, action: Callable[[], None]) -> None:
+        """Rank 0 acts, the others wait; an error is an error on all."""
+        problem: str | None = None
+        if self._rank == 0:
+            try:
+                action()
+            except OSError as error:
+                problem = str(error)
+        problem = messages.broadcast_json(problem, 0, self._deciders)
+        if problem is not None:
+            raise CheckpointFailedError(f"rank 0 could not {what} in {self.directory}: {problem}")
+
+    def _from_rank_0(self, question: Callable[[], Any]) -> Any:
+        return messages.broadcast_json(question() if self._rank == 0 else None, 0, self._deciders)

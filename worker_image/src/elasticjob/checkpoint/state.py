@@ -1,0 +1,67 @@
+"""What is in a checkpoint: the tensors of model and optimizer, and the small state of everything else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+# There `async_save` copies what is on a device and writes what is in the host's memory while training changes it.
+_SAVES_WHAT_CHANGES = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
+
+
+def collect(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """The state whose tensors torch cuts by rank. All ranks call it."""
+    state: dict[str, Any] = {"model": get_model_state_dict(model)}
+    if optimizer is not None:
+        state["optimizer"] = get_optimizer_state_dict(model, optimizer)
+    return _copy(state) if _SAVES_WHAT_CHANGES else state
+
+
+def collect_others(optimizer: torch.optim.Optimizer | None, others: Mapping[str, Any]) -> bytes:
+    """The state that is equal on all ranks, as torch saves it."""
+    groups = optimizer.param_groups if optimizer is not None else []
+    state = {
+        "others": {name: one.state_dict() for name, one in others.items()},
+        # The settings of the groups, with keys that torch does not know, such as a learning-rate factor.
+        "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+    }
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def apply(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    others: Mapping[str, Any],
+    state: dict[str, Any],
+    saved: dict[str, Any],
+) -> list[str]:
+    """Load what was collected: `state` and, of the rest, `saved`. Returns the names of `others` that are not in it."""
+    set_model_state_dict(model, state["model"])
+    if optimizer is not None:
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+        for group, settings in zip(optimizer.param_groups, saved["groups"], strict=True):
+            group.update(settings)
+    there = saved["others"]
+    for name in [name for name in others if name in there]:  # in one order on all ranks
+        others[name].load_state_dict(there[name])
+    return [name for name in others if name not in there]
+
+
+def _copy(value: Any) -> Any:
+    """Nested dicts and lists with tensors of their own."""
+    if isinstance(value, dict):
+        return {key: _copy(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_copy(one) for one in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,54 @@
+"""Who is in a group: its size, ranks and device, and making sub-groups. A rank is always the rank *in the group*.
+
+(torch wants the global rank in some calls, whatever the group.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticjob.errors import ConfigurationError
+
+Group = Any  # dist.ProcessGroup | None: its class is missing in builds of torch without distributed
+
+
+def size_and_rank(group: Group = None) -> tuple[int, int]:
+    """The size of the group and this process's rank in it. Raises ConfigurationError if it is not a member."""
+    members: Any = dist.group.WORLD if group is None else group
+    try:  # the group itself is asked: torch's functions look three times whether it is there
+        return members.size(), members.rank()
+    except AttributeError:  # no group, or the mark that torch gives to those outside
+        pass
+    if not dist.is_initialized():
+        raise ConfigurationError("torch.distributed is not set up: call elasticjob.init() or init_process_group().")
+    raise ConfigurationError(f"rank {dist.get_rank()} is not in this group: only members may call its collectives.")
+
+
+def global_rank(group_rank: int, group: Group = None) -> int:
+    """The rank in the world of a rank in the group. Raises ConfigurationError if the group has no such rank."""
+    size, _ = size_and_rank(group)
+    if not 0 <= group_rank < size:
+        raise ConfigurationError(f"rank {group_rank} does not exist: the group has ranks 0 to {size - 1}.")
+    return group_rank if group is None else int(dist.get_global_rank(group, group_rank))
+
+
+def new_groups(members: Sequence[Sequence[int]], **options: Any) -> list[Group]:
+    """Make a sub-group of each list of ranks of the world, and return those groups that this rank is in.
+
+    Every rank of the world must make every group, in the same order, also the groups it is not in. This
+    function does that; call it on all ranks with the same argument. `options` are those of torch's `new_group`.
+    """
+    rank = dist.get_rank()
+    made = [(list(ranks), dist.new_group(list(ranks), **options)) for ranks in members]
+    return [group for ranks, group in made if rank in ranks]
+
+
+def group_device(group: Group) -> torch.device:
+    """Where the group's tensors have to be: this process's CUDA device for NCCL, else the CPU."""
+    if "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

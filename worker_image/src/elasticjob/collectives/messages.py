@@ -1,0 +1,68 @@
+"""Small messages between the ranks of a group: JSON in tensors of bytes.
+
+torch's own collectives for objects unpickle what they receive, and gloo takes it from whoever connects: a rank must
+not run what another one sends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticjob.collectives.members import group_device
+from elasticjob.errors import ConfigurationError
+
+MAX_BYTES = 64 << 20
+
+
+def broadcast(text: str, source: int, group: Any = None) -> str:
+    """The text of `source`, which is its rank in the world, on every rank of the group."""
+    device = group_device(group)
+    payload = _to_tensor(text) if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([payload.numel()], device=device)
+    dist.broadcast(length, src=source, group=group)
+    _check([int(length.item())])
+    chunk = payload.to(device) if dist.get_rank() == source else payload.new_empty(int(length.item()), device=device)
+    if chunk.numel():
+        dist.broadcast(chunk, src=source, group=group)
+    return _to_text(chunk)
+
+
+def broadcast_json(value: Any, source: int, group: Any = None) -> Any:
+    """What `source` has, as JSON gives it back: tuples are lists, keys are texts."""
+    return json.loads(broadcast(json.dumps(value) if dist.get_rank() == source else "", source, group))
+
+
+def all_gather_json(value: Any, group: Any = None) -> list[Any]:
+    """What each rank of the group has, in their order, as JSON gives it back."""
+    device, size = group_device(group), dist.get_world_size(group)
+    payload = _to_tensor(json.dumps(value)).to(device)
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([payload.numel()], device=device), group=group)
+    counts = [int(length.item()) for length in lengths]
+    _check(counts)
+    padded = torch.zeros(max(counts), dtype=torch.uint8, device=device)
+    padded[: payload.numel()] = payload
+    chunks = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(chunks, padded, group=group)
+    return [json.loads(_to_text(chunk[:count])) for chunk, count in zip(chunks, counts, strict=True)]
+
+
+def _check(lengths: list[int]) -> None:
+    """On every rank the same, so that none waits for what another does not send."""
+    if not all(0 <= length <= MAX_BYTES for length in lengths):
+        raise ConfigurationError(f"a message of {max(lengths)} bytes: between ranks at most {MAX_BYTES} are sent.")
+
+
+def _to_tensor(text: str) -> torch.Tensor:
+    data = text.encode()
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _to_text(chunk: torch.Tensor) -> str:
+    data = chunk.cpu()
+    return ctypes.string_at(data.data_ptr(), data.numel()).decode() if data.numel() else ""  # NumPy may not be there

@@ -1,0 +1,89 @@
+"""Who am I in this world, read from the environment that a launcher sets.
+
+Pure: a mapping comes in, a frozen value goes out. Every variable has a single-process default, so the same
+script runs with plain `python train.py`. A broken value is one error that names the variable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elasticjob.env import NO_PORT
+from elasticjob.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Context:
+    """This process in its world, as the launcher describes it."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    generation: int = 0
+    restarts: int = 0
+    master_address: str = "127.0.0.1"
+    master_port: int = 0
+    launched: bool = False  # a launcher set RANK and WORLD_SIZE
+    elastic: bool = False  # the launcher was an elastic agent
+    job: str = ""
+    pod_ip: str = ""
+
+
+def read_integer(env: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    """The integer in a variable; absent or empty means the default. Raises ConfigurationError, which names it."""
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigurationError(f"{name}={text!r} is not a number. Unset it, or let the launcher set it.") from None
+    if value < least:
+        raise ConfigurationError(f"{name}={value} is below {least}. Unset it, or let the launcher set it.")
+    return value
+
+
+def read_context(env: Mapping[str, str]) -> Context:
+    """Read the variables of torchrun, elasticjob-run or any other launcher that follows `env://`.
+
+    Without a launcher it is a world of one. Raises ConfigurationError for a variable that is missing or broken.
+    """
+    launched = bool(env.get("RANK")) or bool(env.get("WORLD_SIZE"))
+    if not launched:
+        return Context(job=env.get("ELASTICJOB_NAME", ""), pod_ip=env.get("ELASTICJOB_POD_IP", ""))
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
+    if missing:
+        raise ConfigurationError(
+            f"{', '.join(missing)} not set, but other variables of a launcher are. "
+            "Start the script with torchrun or elasticjob-run, or unset RANK and WORLD_SIZE to run alone."
+        )
+    world_size = read_integer(env, "WORLD_SIZE", 1, least=1)
+    rank = read_integer(env, "RANK", 0)
+    if rank >= world_size:
+        raise ConfigurationError(f"RANK={rank} does not fit WORLD_SIZE={world_size}: ranks start at 0.")
+    port = read_integer(env, "MASTER_PORT", 0)
+    if port > NO_PORT:
+        raise ConfigurationError(f"MASTER_PORT={port} is not a port: it must be below 65536.")
+    restarts = read_integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
+    return Context(
+        rank=rank,
+        local_rank=read_integer(env, "LOCAL_RANK", 0),
+        world_size=world_size,
+        local_world_size=read_integer(env, "LOCAL_WORLD_SIZE", 1, least=1),
+        generation=read_integer(env, "ELASTICJOB_GENERATION", restarts),
+        restarts=restarts,
+        master_address=env["MASTER_ADDR"],
+        master_port=port,
+        launched=True,
+        elastic="TORCHELASTIC_RUN_ID" in env,  # what torch.distributed.is_torchelastic_launched() asks
+        job=env.get("ELASTICJOB_NAME", ""),
+        pod_ip=env.get("ELASTICJOB_POD_IP", ""),
+    )
+
+
+def current() -> Context:
+    """The context of this process. Raises ConfigurationError for a variable that is missing or broken."""
+    return read_context(os.environ)

@@ -1,0 +1,1 @@
+"""Samplers that keep their place when the world changes its size."""

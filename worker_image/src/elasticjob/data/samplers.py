@@ -1,0 +1,254 @@
+"""Data for a world whose size changes: every sample of an epoch is used exactly once, in batches of a constant size.
+
+The order of an epoch depends on the seed and the epoch, never on the world. A *global batch* is the next
+`global_batch_size` samples of that order; the world takes it together. Each rank takes a share (shares differ by at
+most one sample) in *micro batches* of at most `micro_batch_size`. All ranks make the same number of micro batches, so
+the collectives in them always meet. The state is the epoch and the number of samples used: saved in a checkpoint and
+loaded in a world of any size, it continues with the next sample.
+
+A share can be empty, at the end of an epoch in a large world. That rank then loads one sample with `scale` 0, which
+adds nothing to the gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Sampler
+
+from elasticjob.context.context import current
+from elasticjob.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Micro:
+    """One forward and backward pass of this rank: which part of the epoch's order, and what it weighs."""
+
+    start: int
+    stop: int
+    scale: float  # multiply the *mean* loss of the micro batch by it
+    ends_step: bool  # the optimizer steps after this one
+    batch: int = 0  # samples of the global batch it belongs to
+
+    @property
+    def samples(self) -> int:
+        """How many samples count. The filler of an empty share does not."""
+        return self.stop - self.start
+
+    def sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
+        """DDP's `no_sync()` for every micro batch but the last of a step; nothing for other models."""
+        if self.ends_step:
+            return contextlib.nullcontext()
+        if hasattr(model, "no_sync"):
+            context: contextlib.AbstractContextManager[Any] = model.no_sync()
+            return context
+        return contextlib.nullcontext()
+
+
+def split_share(count: int, parts: int, index: int) -> tuple[int, int]:
+    """The start and stop of part `index` when `count` things are split as evenly as can be."""
+    least, more = divmod(count, parts)
+    start = index * least + min(index, more)
+    return start, start + least + (index < more)
+
+
+def plan_epoch(
+    length: int, used: int, global_batch: int, micro_batch: int, rank: int, world_size: int, drop_last: bool = False
+) -> Iterator[Micro]:
+    """What `rank` does with the rest of an epoch: pure, and the same number of items on every rank.
+
+    `length`, `used` (of this epoch so far), `global_batch` and `micro_batch` are in samples.
+    """
+    while used < length:
+        batch = min(global_batch, length - used)
+        if batch < global_batch and drop_last:
+            return
+        largest = -(-batch // world_size)
+        passes = -(-largest // micro_batch)
+        start, stop = split_share(batch, world_size, rank)
+        for index in range(passes):
+            low, high = split_share(stop - start, passes, index)
+            yield Micro(
+                start=used + start + low,
+                stop=used + start + high,
+                # DDP divides the sum over the ranks by the world size; the mean loss is over this micro batch.
+                scale=(high - low) * world_size / batch,
+                ends_step=index == passes - 1,
+                batch=batch,
+            )
+        used += batch
+
+
+class ElasticDistributedSampler(Sampler[list[int]]):
+    """A batch sampler that continues where the epoch stopped, whatever the world size was before.
+
+        sampler = ElasticDistributedSampler(dataset, global_batch_size=256, micro_batch_size=32)
+        loader = DataLoader(dataset, batch_sampler=sampler)
+        for epoch in range(sampler.epoch, epochs):
+            sampler.set_epoch(epoch)
+            for micro, (x, y) in sampler.steps(loader):
+                with micro.sync(model):
+                    (loss_function(model(x), y) * micro.scale).backward()
+                if micro.ends_step:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    `loss_function` gives the mean over its batch. With the last micro batch of a step the position is already behind
+    that step: a checkpoint is saved after `optimizer.step()`, in the loop. A loop without `steps` calls `advance()`.
+
+    `data` is the dataset or its length. Batch sizes are in samples; `micro_batch_size` is by default a rank's whole
+    share. `rank` and `world_size` are by default the launcher's. Raises ConfigurationError for an empty dataset and for
+    sizes or a rank that cannot be.
+    """
+
+    def __init__(
+        self,
+        data: Sized | int,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self._length = data if isinstance(data, int) else len(data)
+        here = current()
+        self.rank = here.rank if rank is None else rank
+        self.world_size = here.world_size if world_size is None else world_size
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size or max(1, -(-global_batch_size // self.world_size))
+        self._shuffle = shuffle
+        self._seed = seed
+        self._drop_last = drop_last
+        self.epoch = 0
+        self.used = 0
+        self._check()
+
+    def _check(self) -> None:
+        if self.global_batch_size < 1 or self.micro_batch_size < 1:
+            raise ConfigurationError("global_batch_size and micro_batch_size must be at least 1.")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigurationError(f"rank={self.rank} does not fit world_size={self.world_size}: ranks start at 0.")
+        if self._length < 1:
+            raise ConfigurationError("the dataset is empty: there is nothing to sample.")
+        if self._drop_last and self._length < self.global_batch_size:
+            raise ConfigurationError(
+                f"drop_last=True with {self._length} samples and global_batch_size={self.global_batch_size} leaves no "
+                "batch: make global_batch_size smaller."
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch. Going to the one it is in keeps the position, so a resumed loop may always call this."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.used = 0
+
+    def order(self) -> list[int]:
+        """The samples of this epoch in their order, for the whole world."""
+        if not self._shuffle:
+            return list(range(self._length))
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.epoch)
+        return list(torch.randperm(self._length, generator=generator).tolist())
+
+    def plan(self) -> Iterator[Micro]:
+        """The micro batches that this rank still has in this epoch."""
+        return plan_epoch(
+            self._length,
+            self.used,
+            self.global_batch_size,
+            self.micro_batch_size,
+            self.rank,
+            self.world_size,
+            self._drop_last,
+        )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.order()
+        for micro in self.plan():
+            # An empty share loads one sample anyway; its scale is 0.
+            yield order[micro.start : micro.stop] or [order[0]]
+
+    def __len__(self) -> int:
+        """How many micro batches are left in this epoch, the same on every rank."""
+        left = self._length - self.used
+        full, rest = divmod(left, self.global_batch_size)
+        return full * self._passes(self.global_batch_size) + (0 if self._drop_last else self._passes(rest))
+
+    def _passes(self, batch: int) -> int:
+        largest = -(-batch // self.world_size)
+        return -(-largest // self.micro_batch_size)
+
+    def steps(self, loader: Iterable[T]) -> Iterator[tuple[Micro, T]]:
+        """Each micro batch with its data. The position advances with the last micro batch of each step.
+
+        Raises ValueError where the loader has more or fewer batches than are left: it must use this sampler.
+        """
+        for micro, item in zip(self.plan(), loader, strict=True):
+            if micro.ends_step:
+                self.advance(micro.batch)
+            yield micro, item
+
+    def advance(self, samples: int | None = None) -> None:
+        """Say that the optimizer stepped: the global batch is used."""
+        step = self.global_batch_size if samples is None else samples
+        self.used = min(self._length, self.used + step)
+
+    def state_dict(self) -> dict[str, int]:
+        """The position. It does not depend on the world size."""
+        return {"epoch": self.epoch, "used": self.used, "seed": self._seed, "length": self._length}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a position saved in a world of any size. At the end of an epoch that is the next one's start.
+
+        Raises ConfigurationError where it belongs to a dataset of another length.
+        """
+        if state["length"] != self._length:
+            raise ConfigurationError(
+                f"the saved position is in a dataset of {state['length']} samples, this one has {self._length}: "
+                "use the same dataset, or start the epoch again without loading the sampler."
+            )
+        self.epoch, self.used, self._seed = state["epoch"], state["used"], state["seed"]
+        if self._is_over():
+            self.epoch, self.used = self.epoch + 1, 0
+
+    def _is_over(self) -> bool:
+        left = self._length - self.used
+        return left <= 0 or (self._drop_last and left < self.global_batch_size)
+
+
+def learning_rate_factor(global_batch: int, reference_batch: int, rule: str = "linear") -> float:
+    """How the learning rate changes with the global batch. 1 as long as the batch is constant.
+
+    Batches are in samples. `rule`: `linear` for SGD, `sqrt` for Adam and its kin, `none`. Raises ConfigurationError for
+    another rule or an empty batch.
+    """
+    if global_batch < 1 or reference_batch < 1:
+        raise ConfigurationError("batch sizes must be at least 1.")
+    ratio = global_batch / reference_batch
+    rules = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}
+    if rule not in rules:
+        raise ConfigurationError(f"rule={rule!r} is unknown: use linear, sqrt or none.")
+    return rules[rule]
+
+
+def scale_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Multiply the learning rates of an optimizer by a factor. Calling it again replaces the factor before.
+
+    The factor is kept in the optimizer's state, so it is right after a checkpoint was loaded in another world. Call
+    it before a learning-rate scheduler is made, or after its state is loaded.
+    """
+    for group in optimizer.param_groups:
+        change = factor / group.get("elasticjob_factor", 1.0)
+        group["lr"] = group["lr"] * change
+        if "initial_lr" in group:
+            group["initial_lr"] = group["initial_lr"] * change
+        group["elasticjob_factor"] = factor

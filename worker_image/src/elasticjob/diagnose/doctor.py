@@ -1,0 +1,143 @@
+"""`elasticjob doctor`: what is wrong here, and what to do about it.
+
+On one machine it runs the checks and a world of two processes. Started by a launcher (`torchrun -m elasticjob
+doctor`) each rank runs the checks, then all test the network between them, and rank 0 prints what every rank found. As
+a preflight (`preflight`) it does the same before the first world of a job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+
+from elasticjob.context.context import read_context
+from elasticjob.diagnose import findings as f
+from elasticjob.diagnose.checks import CHECKS, PREFLIGHT_CHECKS, Check, run_checks
+from elasticjob.diagnose.findings import FAIL, OK, Finding
+from elasticjob.errors import ElasticJobError
+
+_SELFTEST_SECONDS = 90.0
+_KNOWN_TO_AGENT = ("hub", "token")  # it is connected: a hub that restarts meanwhile is no reason to give up
+
+
+def run_local_world(environ: Mapping[str, str], size: int = 2, backend: str | None = None) -> list[Finding]:
+    """The self-test in a world of processes on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    arguments = [backend] if backend else []
+    processes = []
+    try:
+        for rank in range(size):
+            place = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": size,
+                "LOCAL_WORLD_SIZE": size,
+                "MASTER_PORT": port,
+            }
+            child = {name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_")}
+            child |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            child.pop("ELASTICJOB_POD_IP", None)  # this world talks over loopback
+            child.pop("GLOO_SOCKET_IFNAME", None)
+            command = [sys.executable, "-m", "elasticjob.diagnose.selftest", *arguments]
+            process = subprocess.Popen(command, env=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            processes.append(process)
+        outputs = [process.communicate(timeout=_SELFTEST_SECONDS) for process in processes]
+    except subprocess.TimeoutExpired:
+        remedy = "run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL; is the machine overloaded?"
+        return [Finding("self-test", FAIL, f"did not end within {_SELFTEST_SECONDS:.0f} s", remedy)]
+    finally:
+        for process in processes:
+            process.kill()
+    found: list[Finding] = []
+    for rank, (output, errors) in enumerate(outputs):
+        lines = output.strip().splitlines()
+        if processes[rank].returncode != 0 or not lines:
+            last = (errors.strip().splitlines() or ["no output"])[-1]
+            return [Finding("self-test", FAIL, last, "torch.distributed does not work on this machine", rank)]
+        found += [Finding(**one) for one in json.loads(lines[-1])]
+    return merge_ranks(found)
+
+
+def merge_ranks(found: Sequence[Finding]) -> list[Finding]:
+    """One line for a check that is fine on every rank; what is not fine stays, rank by rank."""
+    merged = []
+    for name in dict.fromkeys(finding.check for finding in found):
+        same = [finding for finding in found if finding.check == name]
+        bad = [finding for finding in same if finding.status != OK]
+        if bad:
+            merged += bad
+            continue
+        ranks = {finding.rank for finding in same}
+        detail = same[0].detail if len(ranks) == 1 else f"{len(ranks)} ranks; {same[0].detail}"
+        merged.append(replace(same[0], rank=None, detail=detail))
+    return merged
+
+
+def examine(environ: Mapping[str, str], quick: bool = False, checks: Sequence[Check] = CHECKS) -> list[Finding]:
+    """Everything that can be said on this machine alone."""
+    found = run_checks(environ, checks)
+    if not quick and f.worst_status(found) != FAIL:
+        found += run_local_world(environ)
+    return found
+
+
+def examine_job(environ: Mapping[str, str], timeout: float = 60.0) -> list[Finding]:
+    """On every rank of a world: the checks here, the network between all. Every rank gets all findings."""
+    from elasticjob.collectives import messages
+    from elasticjob.context.setup import init
+    from elasticjob.diagnose.selftest import run_selftest
+
+    here = read_context(environ)
+    found = [replace(finding, rank=here.rank) for finding in run_checks(environ)]
+    try:
+        world = init(timeout=timeout)
+    except ElasticJobError as error:
+        return [*found, Finding("world", FAIL, str(error), "start all ranks; read the checks above", here.rank)]
+    found += run_selftest(world)
+    try:
+        rows = messages.all_gather_json([asdict(finding) for finding in found])
+        everyone = [[Finding(**row) for row in some] for some in rows]
+    except RuntimeError as error:
+        everyone = [found, [Finding("world", FAIL, str(error).splitlines()[0], "look at the other ranks", here.rank)]]
+    world.close()
+    return [finding for some in everyone for finding in some]
+
+
+def preflight(level: str, environ: Mapping[str, str]) -> list[Finding]:
+    """Before the first world: nothing for `Off`, this node for `Node`, also the self-test for `Network`."""
+    if level == "Off":
+        return []
+    return examine(environ, quick=level == "Node", checks=PREFLIGHT_CHECKS)
+
+
+def find_problem(found: Sequence[Finding]) -> str | None:
+    """Why an agent that has reached its hub must not become a member, in one line; None where all is well."""
+    for finding in found:
+        if finding.status == FAIL and finding.check not in _KNOWN_TO_AGENT:
+            return " ".join(f"{finding.check}: {finding.detail} -- {finding.remedy}".split())
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Exit code 1 if anything failed."""
+    parser = argparse.ArgumentParser(prog="elasticjob doctor", description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="without the self-test in a world of two processes")
+    options = parser.parse_args(arguments)
+    launched = bool(os.environ.get("RANK")) and bool(os.environ.get("WORLD_SIZE"))
+    if launched:
+        found = merge_ranks(examine_job(os.environ))
+        if os.environ["RANK"] != "0":
+            return f.find_exit_code(found)
+    else:
+        found = examine(os.environ, options.quick)
+    sys.stdout.write((json.dumps(f.to_json(found)) if options.json else f.render_table(found)) + "\n")
+    sys.stdout.flush()
+    return f.find_exit_code(found)

@@ -1,0 +1,205 @@
+"""The agent's side of warm start: a process forked from the agent, with torch imported, from which workers are forked.
+
+A worker then does not pay for `import torch`, the first one neither: the agent has imported it already.
+ELASTICJOB_WARM_START=0 turns it off; Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from elasticjob import env
+from elasticjob.launch import standby
+
+logger = logging.getLogger("elasticjob")
+
+ANSWER_SECONDS = 60.0  # an import of torch on a busy machine, and more
+IMPORT_SECONDS = 30.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process(Protocol):
+    """What torch's agent does with a worker; `subprocess.Popen` is one."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class Child:
+    """A child of this process that somebody else forked. Exit codes as `subprocess.Popen` gives them."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._waiting = threading.Lock()  # torch's loop and the agent's own thread both look
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs. From any thread."""
+        with self._waiting:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        if self.poll() is None:
+            ended = os.pidfd_open(self.pid)
+            try:
+                select.select([ended], [], [], timeout)
+            finally:
+                os.close(ended)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class ForkServer:
+    """Where the workers of one agent come from. All methods belong to the main thread, whose children they are.
+
+    `fork` must come before the agent has threads. A server that was not forked starts every worker cold.
+    """
+
+    def __init__(self) -> None:
+        self._standby: Child | None = None
+        self._channel: socket.socket | None = None
+        self._workers: dict[int, Process] = {}
+        self._has_imported = False
+        self._adopts = False  # the kernel makes orphans of our workers our children
+
+    @property
+    def is_forked(self) -> bool:
+        return self._standby is not None
+
+    def fork(self) -> None:
+        """Fork the standby. In it, and in its workers, this call does not return."""
+        if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            return  # the workers could not become our children
+        self._adopts = True
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._channel, theirs = socket.socketpair()
+        agent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            self._channel.close()
+            os.setsid()
+            standby.serve(theirs, agent)
+        theirs.close()
+        self._standby = Child(pid)
+
+    def await_imports(self) -> None:
+        """Wait until the standby has imported all that it means to: a worker that is ordered earlier waits for it."""
+        if self._channel is not None and not self._has_imported:
+            self._has_imported = bool(select.select([self._channel], [], [], IMPORT_SECONDS)[0])
+
+    def start(self, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
+        """Start a worker: from the standby, else cold but with the same manners, else as the plain command."""
+        worker: Process | None = None
+        if can_warm(command):
+            worker = self._start_warm(command[2:], env, stdout, stderr)
+            command = (*command[:2], "-m", "elasticjob.launch.standby", "run", *command[2:])
+        if worker is None:
+            worker = subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
+        self._workers[worker.pid] = worker
+        return worker
+
+    def _start_warm(self, argv: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Child | None:
+        if self._channel is None:
+            return None
+        ours, theirs = socket.socketpair()
+        text = json.dumps({"argv": argv, "env": dict(env)}).encode() + b"\n"
+        files = [1 if stdout is None else stdout.fileno(), 2 if stderr is None else stderr.fileno(), theirs.fileno()]
+        with ours:
+            try:
+                with theirs:
+                    sent = socket.send_fds(self._channel, [text], files)
+                    self._channel.sendall(text[sent:])
+                ours.settimeout(ANSWER_SECONDS)
+                pid = int(ours.makefile("rb").readline())
+                ours.sendall(standby.GO)
+            except (OSError, ValueError) as error:
+                logger.warning("The standby started no worker (%s); workers start cold from now on.", error)
+                self.close()
+                return None
+        return Child(pid)
+
+    def reap(self) -> None:
+        """Take the exit codes of orphans that became our children, such as the data loaders of a killed worker."""
+        if not self._adopts:
+            return
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = ended.si_pid
+                known = self._workers.pop(pid, None)
+                if self._standby is not None and pid == self._standby.pid:
+                    known = self._standby
+                if known is None or known.poll() is None:
+                    os.waitpid(pid, 0)
+
+    def disown(self) -> None:
+        """Start no workers. Those that somebody else starts are none of ours: `reap` leaves their exit codes alone."""
+        self.close()
+        if self._adopts:
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            self._adopts = False
+
+    def close(self) -> None:
+        """End the standby. Workers go on."""
+        if self._standby is not None:  # before it sees that nobody listens
+            self._standby.kill()
+            self._standby.wait()
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = self._standby = None
+
+
+def can_warm(command: tuple[str, ...]) -> bool:
+    """Whether this command is a script for the interpreter that we run ourselves."""
+    return len(command) >= 3 and command[:2] == (sys.executable, "-u")
+
+
+def serve_torch(server: ForkServer, on_start: Callable[[], None]) -> None:
+    """From now on torch's agent gets its worker processes from the fork server, on a torch that lets it.
+
+    `on_start` is called after each start.
+    """
+    # Imported here: this module is loaded before torch is.
+    from elasticjob.torchcompat import workers
+
+    def start(command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
+        worker = server.start(command, env, stdout, stderr)
+        on_start()
+        return worker
+
+    if not workers.replace_start(start):
+        logger.warning("This version of torch does not let its workers come from a standby: they start cold.")
+        server.disown()
+
+
+def is_wanted(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether workers can come from a standby, by the arguments of torchrun before torch has read them."""
+    options = [argument.replace("_", "-") for argument in arguments if argument.startswith("--")]
+    plain = any(option in ("--standalone", "--no-python", "--help") for option in options) or "-h" in arguments[:1]
+    on = environ.get("ELASTICJOB_WARM_START", "1") not in ("0", "false", "no") and sys.platform == "linux"
+    return on and env.has_hub(environ) and not plain and not environ.get("PET_NO_PYTHON")

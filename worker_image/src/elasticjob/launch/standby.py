@@ -1,0 +1,228 @@
+"""A process that waits with torch imported, and forks a worker for every order.
+
+A worker then starts in hundredths of a second and shares the memory of torch's code with its siblings. It becomes
+the user's script as if an interpreter had been started with it: same arguments, environment and output files, its
+own session, the same exit code. It is a child of the agent, not of this process, and dies with the agent. It notes
+an uncaught exception where torch's agent looks for it.
+`python -u -m elasticjob.launch.standby run …` runs a script with these manners in this interpreter, without waiting.
+Nothing of elasticjob that needs torch may be imported before torch is meant to be.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from elasticjob.channel import hang
+from elasticjob.torchcompat import forking
+
+_PR_SET_PDEATHSIG = 1
+_MAX_ORDER = 4 * 1024 * 1024
+GO = b"g"  # to a worker: begin
+READY = b"r"  # to the agent: nothing is left to import
+
+
+@dataclass
+class Order:
+    """What the agent wants to run, and where the worker answers."""
+
+    argv: list[str]
+    env: dict[str, str]
+    stdout: int
+    stderr: int
+    answer: int
+
+
+def main() -> None:
+    if sys.argv[1] == "run":
+        die_with_parent(os.getppid())
+        become(sys.argv[2:])
+    serve(socket.socket(fileno=int(sys.argv[1])), os.getppid())
+
+
+def serve(channel: socket.socket, agent: int) -> NoReturn:
+    """Fork a worker for every order until the agent is gone. Each worker leaves this function as the user's script."""
+    die_with_parent(agent)
+    import torch.distributed  # noqa: F401 - this is what the agent saves
+
+    if not select.select([channel], [], [], 0)[0]:
+        _import_what_optimizers_need()
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not copy what it shares with us
+    with contextlib.suppress(OSError):  # the agent has ended meanwhile, and has said why
+        channel.sendall(READY)
+    while (order := _receive(channel)) is not None:
+        if _fork_child_of(agent):
+            channel.close()
+            if forking.has_lost_devices():
+                os._exit(1)  # nobody answers: the agent starts its workers cold
+            _take_over(order)
+            become(order.argv)
+        for file in (order.stdout, order.stderr, order.answer):
+            os.close(file)
+    os._exit(0)
+
+
+def _import_what_optimizers_need() -> None:
+    """The first optimizer of a process imports torch's compiler, used or not: a second, free while we wait."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+        "1"  # a look for devices must not start CUDA: it does not survive a fork
+    )
+    forking.import_compiler()
+
+
+def _receive(channel: socket.socket) -> Order | None:
+    """The next order; None when the agent has closed its end."""
+    space = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+    text, files = b"", array.array("i")
+    while not text.endswith(b"\n"):
+        try:
+            part, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, space)
+        except ConnectionError:  # it closed its end without having read that we are ready
+            return None
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                files.frombytes(data[: len(data) - len(data) % files.itemsize])
+        if not part:
+            return None
+        text += part
+    order = json.loads(text)
+    return Order(order["argv"], order["env"], *files)
+
+
+def _fork_child_of(agent: int) -> bool:
+    """Fork a process whose parent is the agent, which adopts orphans; True in that process."""
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return False
+    between = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)  # no process to be had: the agent sees that nobody answers
+    os.setsid()
+    while os.getppid() == between:
+        time.sleep(0.0005)
+    die_with_parent(agent)
+    return True
+
+
+def die_with_parent(parent: int) -> None:
+    """Without its agent a worker is a process of a world that nobody watches any more."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return  # not Linux
+    if os.getppid() != parent:
+        os._exit(0)  # it died before the call
+
+
+def _take_over(order: Order) -> None:
+    """Become what a fresh interpreter with this environment and these files would be, and ask for leave to begin."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for given, standard in ((nothing, 0), (order.stdout, 1), (order.stderr, 2)):
+        os.dup2(given, standard)
+        os.close(given)
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(_standard(0, "r")))  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(_standard(1, "w"), write_through=True)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(  # type: ignore[misc]
+        _standard(2, "w"), errors="backslashreplace", write_through=True
+    )
+    threads = order.env.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and threads != os.environ.get("OMP_NUM_THREADS"):
+        import torch
+
+        torch.set_num_threads(int(threads))  # the variable itself was read when torch was loaded
+    os.environ.clear()
+    os.environ.update(order.env)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # else all workers would draw the same numbers
+    with socket.socket(fileno=order.answer) as answer:
+        answer.sendall(b"%d\n" % os.getpid())
+        if answer.recv(1) != GO:
+            os._exit(0)  # the agent has given us up
+
+
+def _standard(number: int, mode: str) -> io.FileIO:
+    file = io.FileIO(number, mode, closefd=False)
+    file.name = ("<stdin>", "<stdout>", "<stderr>")[number]
+    return file
+
+
+def become(argv: list[str]) -> NoReturn:
+    """Run a script or `-m module` as `__main__`, as the interpreter itself would."""
+    control = os.environ.get("ELASTICJOB_CONTROL")
+    if control:
+        hang.offer_stacks(Path(control).parent)
+    try:
+        if argv[0] == "-m":
+            sys.argv = argv[1:]
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        else:
+            _run_script(argv)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename in _OWN_FILES:
+            own = own.tb_next
+        error.__traceback__ = own
+        note_error(error)
+        sys.excepthook(type(error), error, own)
+        sys.exit(1)
+    sys.exit(0)
+
+
+_OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
+
+
+def _run_script(argv: list[str]) -> None:
+    script = argv[0]
+    code = compile(Path(script).read_bytes(), script, "exec")
+    module = types.ModuleType("__main__")
+    module.__file__ = script
+    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__cached__"] = None
+    sys.modules["__main__"] = module
+    sys.argv = argv
+    sys.path[0] = str(Path(script).resolve().parent)
+    exec(code, module.__dict__)  # noqa: S102 - this is what an interpreter does
+
+
+def note_error(error: BaseException) -> None:
+    """Write the error where torch's agent looks for it, as its `@record` does, unless the script did so."""
+    target = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not target or Path(target).exists():
+        return
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    message = {
+        "message": f"{type(error).__name__}: {error}",
+        "extraInfo": {"py_callstack": text[-16384:], "timestamp": str(int(time.time()))},
+    }
+    try:
+        Path(target).write_text(json.dumps({"message": message}))
+    except OSError:
+        return  # a full disk must not hide the error itself
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+"""What operator, agents and workers agree on: messages, directives, and the keys of a generation's store.
+
+No sockets and no processes.
+"""

@@ -1,0 +1,282 @@
+"""The messages between agent and hub, version 1, as the agent sees them (`docs/protocol.md`).
+
+What arrives is checked field by field and frozen: a message is understood or it is a `WireError`, never half
+of each. Fields that are not known here are ignored, so a newer hub may say more.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+PROTOCOL_VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 64 * 1024
+MAX_HUB_MESSAGE_BYTES: Final = 16 * 1024 * 1024  # an older hub names all members: 70 KiB for a thousand
+MAX_MEMBERS: Final = 1_000_000
+MAX_TEXT: Final = 4096
+MAX_TRACEBACK: Final = 16384
+MAX_DIAGNOSIS: Final = 40 * 1024
+
+STARTING: Final = "starting"
+READY: Final = "ready"
+RUNNING: Final = "running"
+STOPPING: Final = "stopping"
+LEAVING: Final = "leaving"
+SUCCEEDED: Final = "succeeded"
+FAILED: Final = "failed"
+
+HANG: Final = "hang"  # a kind of failure
+HUNG: Final = "hung"  # the reason of a regroup before which everybody says where it is
+
+
+class WireError(ValueError):
+    """The peer said something that this version does not understand."""
+
+
+@dataclass(frozen=True)
+class Store:
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class World:
+    generation: int
+    rank: int
+    nprocs: tuple[int, ...]  # worker processes of each member, in the order of ranks
+    store: Store
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class Regroup:
+    generation: int
+    reason: str
+    checkpoint: bool = False
+    grace_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    reason: str
+    ok: bool = True
+    checkpoint: bool = False
+    grace_seconds: float = 30.0
+
+
+Directive = World | Regroup | Stop
+
+
+@dataclass(frozen=True)
+class Welcome:
+    heartbeat_seconds: float
+    timeout_seconds: float
+    in_process: bool = False  # the scripts of the others keep their memory over a regroup
+    training: bool = False  # others train, and will stop for a joiner
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The hub's `error`: trying again does not mend it."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first worker that failed in a generation, as far as it is known."""
+
+    generation: int = 0
+    rank: int | None = None
+    local_rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+    kind: str | None = None  # HANG, where nothing failed and nothing goes on
+    waits: bool | None = None  # in a hang: whether this rank waits for others
+    stalled_seconds: float | None = None  # in a hang: since the last step
+
+    def dump(self) -> dict[str, Any]:
+        return _drop_none(
+            generation=self.generation,
+            rank=self.rank,
+            localRank=self.local_rank,
+            exitCode=self.exit_code,
+            signal=self.signal,
+            message=_head(self.message, MAX_TEXT),
+            traceback=_tail(self.traceback, MAX_TRACEBACK),
+            kind=self.kind,
+            waits=self.waits,
+            stalledSeconds=self.stalled_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class AgentState:
+    """All that an agent says about itself."""
+
+    phase: str = STARTING
+    generation: int = 0
+    store: Store | None = None
+    nproc: int = 1
+    address: str | None = None
+    in_process: bool = False
+    step: int | None = None
+    failure: Failure | None = None
+
+    def dump(self) -> dict[str, Any]:
+        return _drop_none(
+            phase=self.phase,
+            generation=self.generation,
+            store=None if self.store is None else {"address": self.store.address, "port": self.store.port},
+            nproc=self.nproc,
+            address=self.address,
+            inProcess=self.in_process,
+            step=self.step,
+            failure=None if self.failure is None else self.failure.dump(),
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the script is; the latest one counts."""
+
+    generation: int = 0
+    rank: int = 0
+    step: int | None = None
+    total_steps: int | None = None
+    step_seconds: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def dump(self) -> dict[str, Any]:
+        return _drop_none(
+            generation=self.generation,
+            rank=self.rank,
+            step=self.step,
+            totalSteps=self.total_steps,
+            stepSeconds=self.step_seconds,
+            metrics=dict(list(self.metrics.items())[:32]),
+        )
+
+
+def _drop_none(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _head(text: str | None, size: int) -> str | None:
+    return text if text is None else text[:size]
+
+
+def _tail(text: str | None, size: int) -> str | None:
+    return text if text is None else text[-size:]
+
+
+def hello(agent: str, runtime: dict[str, str], state: AgentState) -> str:
+    return _encode("hello", agent=agent, runtime=runtime, sizes=True, state=state.dump())
+
+
+def state(value: AgentState) -> str:
+    return _encode("state", state=value.dump())
+
+
+def progress(value: Progress) -> str:
+    return _encode("progress", **value.dump())
+
+
+def diagnosis(generation: int, kind: str, text: str) -> str:
+    return _encode("diagnosis", generation=generation, kind=kind, text=text[-MAX_DIAGNOSIS:])
+
+
+def _encode(type_: str, **fields: Any) -> str:
+    return json.dumps({"v": PROTOCOL_VERSION, "type": type_, **fields})
+
+
+def parse(text: str | bytes) -> Welcome | Directive | Refusal:
+    """Understand what the hub says, or raise `WireError`."""
+    try:
+        message = json.loads(text)
+    except ValueError as broken:
+        raise WireError(f"the hub sent no JSON: {broken}") from None
+    if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:
+        raise WireError("the hub speaks another version; use a runtime of the operator's version")
+    kind = message.get("type")
+    if kind == "welcome":
+        in_process, training = (message.get(name) is True for name in ("inProcess", "training"))
+        return Welcome(_number(message, "heartbeatSeconds"), _number(message, "timeoutSeconds"), in_process, training)
+    if kind == "error":
+        return Refusal(_text(message, "code"), _text(message, "message"))
+    if kind == "directive":
+        directive = message.get("directive")
+        if isinstance(directive, dict):
+            return _parse_directive(directive)
+    raise WireError(f"the hub sent a message of unknown type {kind!r}")
+
+
+def _parse_directive(value: dict[str, Any]) -> Directive:
+    action = value.get("action")
+    if action == "world":
+        return _parse_world(value)
+    checkpoint = value.get("checkpoint", False) is True
+    grace = _number(value, "graceSeconds", 30.0)
+    if action == "regroup":
+        return Regroup(_count(value, "generation"), _text(value, "reason"), checkpoint, grace)
+    if action == "stop":
+        return Stop(_text(value, "reason"), value.get("ok", True) is True, checkpoint, grace)
+    raise WireError(f"the hub sent a directive with unknown action {action!r}")
+
+
+def _parse_world(value: dict[str, Any]) -> World:
+    raw_store, rank = value.get("store"), _count(value, "rank")
+    nprocs = _parse_sizes(value["sizes"]) if "sizes" in value else _parse_members(value.get("members"))
+    if rank >= len(nprocs):
+        raise WireError("the rank is not in the world")
+    if not isinstance(raw_store, dict):
+        raise WireError("a world needs a store")
+    store = Store(_text(raw_store, "address"), _count(raw_store, "port"))
+    return World(_count(value, "generation"), rank, nprocs, store, _count(value, "restarts", 0))
+
+
+def _parse_sizes(value: Any) -> tuple[int, ...]:
+    """[[members, processes of each], ...]: what a hub says that knows that we understand it."""
+    nprocs: list[int] = []
+    for run in value if isinstance(value, list) else [None]:
+        if not isinstance(run, list) or len(run) != 2 or not all(isinstance(n, int) and n > 0 for n in run):
+            raise WireError("the sizes of a world are pairs of numbers")
+        if len(nprocs) + run[0] > MAX_MEMBERS:
+            raise WireError("a world has too many members")
+        nprocs += [run[1]] * run[0]
+    return tuple(nprocs)
+
+
+def _parse_members(value: Any) -> tuple[int, ...]:
+    """One object for each member: what every hub of this version of the protocol can say."""
+    if not isinstance(value, list) or not all(isinstance(raw, dict) for raw in value):
+        raise WireError("a world needs members")
+    found = sorted((_count(raw, "rank"), _count(raw, "nproc", 1)) for raw in value)
+    if [rank for rank, _ in found] != list(range(len(found))):
+        raise WireError("the ranks of a world do not count from 0")
+    return tuple(nproc for _, nproc in found)
+
+
+def _text(value: dict[str, Any], key: str) -> str:
+    found = value.get(key)
+    if not isinstance(found, str):
+        raise WireError(f"{key} is no text")
+    return found
+
+
+def _count(value: dict[str, Any], key: str, default: int | None = None) -> int:
+    found = value.get(key, default)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise WireError(f"{key} is no count")
+    return found
+
+
+def _number(value: dict[str, Any], key: str, default: float | None = None) -> float:
+    found = value.get(key, default)
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < float("inf"):
+        raise WireError(f"{key} is no number")
+    return float(found)

@@ -1,0 +1,174 @@
+"""The model and the optimizer as a session carries them from world to world.
+
+`PlainCarrier`: every rank has the whole model. DDP is bound to one process group, so each world gets a new one around
+the same module. The parameters stay the same objects, so the optimizer never notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat import ddp as torch_ddp
+
+StepHooks = tuple[Callable[..., None], Callable[..., None]]  # before and after the optimizer applies a step
+
+
+def hook(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
+    before, after = hooks
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+class ModelState(Protocol):
+    """What a session needs of the model: both kinds of it."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether each rank has a part of it that another rank of this world has too."""
+
+    def connect(self, generation: int) -> None:
+        """Make the groups that this world needs besides the default one, which is there."""
+
+    def bind(self, generation: int, sync: bool = False) -> None:
+        """Enter a world, whose groups are there; `sync` sends rank 0's parameters to all."""
+
+    def pack(self) -> None:
+        """The world is about to end in order: keep what the next one needs. All ranks call it."""
+
+    def keep(self, step: int, generation: int) -> bool:
+        """The world broke: keep what is here after this step. Returns whether there may be enough to go on with."""
+
+    def unbind(self) -> None:
+        """Leave the world."""
+
+    def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
+        """Put together what the ranks of a new world have kept; all of them call it.
+
+        Given this rank's step and whether none is applied in part; returns the step that its state is of now, and
+        whether the rest of what it carries belongs to that step. Raises StateLostError where a part is missing.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What the ranks of a new world compare."""
+
+    def load(self, value: dict[str, Any]) -> None:
+        """Take over what another rank sent."""
+
+    def settle(self) -> None:
+        """All ranks of the new world agree on the state: train with it."""
+
+    def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
+        """While gradients are accumulated they are not reduced."""
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Refuse what cannot be carried as a whole."""
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigurationError(
+            "Session(model=...) got a DistributedDataParallel: it is bound to one world. Give it the plain module;"
+            " session.model is the DDP of the present world."
+        )
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor":
+            raise ConfigurationError(
+                f"Session(model=...) cannot keep a sharded model: {name!r} is a DTensor, bound to one world. Give it a"
+                " function that makes model and optimizer anew in each world: Session(build=...). After a loss it goes"
+                " back to the last checkpoint, because a lost rank takes its shards with it; with shards=... there are"
+                " copies of them."
+            )
+
+
+class ElasticModel(torch.nn.Module):
+    """Calls the module through the DDP of the present world."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        # Not a submodule: its parameters would be counted twice.
+        self.__dict__["ddp"] = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        ddp = self.__dict__["ddp"]
+        return self.module(*args, **kwargs) if ddp is None else ddp(*args, **kwargs)
+
+
+class ReplicatedModelState:
+    """A model that every rank has as a whole: DDP in a world of several, the module alone in a world of one."""
+
+    has_copies = False  # but the whole
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
+        check_model(model)
+        self.model = ElasticModel(model)
+        self.optimizer = optimizer
+        hook(optimizer, hooks)
+        self._module = model
+
+    @property
+    def device(self) -> torch.device:
+        return next(self._module.parameters()).device
+
+    def connect(self, generation: int) -> None:
+        """The default group is enough."""
+
+    def bind(self, generation: int, sync: bool = False) -> None:
+        self.unbind()
+        if sync or torch_ddp.CAN_SKIP_SYNC:
+            self._wrap(sync)
+
+    def _wrap(self, sync: bool) -> None:
+        if (
+            not dist.is_initialized()
+            or dist.get_world_size() == 1
+            or not any(parameter.requires_grad for parameter in self._module.parameters())
+        ):
+            return
+        devices = [self.device] if self.device.type == "cuda" else None
+        self.model.__dict__["ddp"] = torch_ddp.make_ddp(self._module, devices, sync)
+
+    def pack(self) -> None:
+        """Everything is in the memory of every rank."""
+
+    def keep(self, step: int, generation: int) -> bool:
+        return True
+
+    def unbind(self) -> None:
+        self.model.__dict__["ddp"] = None
+
+    def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
+        return step, clean
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self._module.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, value: dict[str, Any]) -> None:
+        self._module.load_state_dict(value["model"])
+        self.optimizer.load_state_dict(value["optimizer"])
+
+    def settle(self) -> None:
+        """The state is in place already. A DDP that sends rank 0's parameters can be made only now that all agree."""
+        if self.model.__dict__["ddp"] is None:
+            self._wrap(sync=False)
+
+    def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
+        ddp = self.model.__dict__["ddp"]
+        if ddp is None or not active:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[Any] = ddp.no_sync()
+        return context

@@ -1,0 +1,117 @@
+"""The world that a session is in: its process group, entered and left as often as the world changes."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from elasticjob.channel.place import Place
+from elasticjob.errors import CollectiveFailedError, WorldLostError
+from elasticjob.protocol import store, wire
+from elasticjob.torchcompat import failures, groups, sockets
+
+_FORM_SECONDS = 30.0
+_WORD_SECONDS = 5.0
+
+
+class ProcessGroups:
+    """torch's default group of the present world, and one for small messages on the CPU."""
+
+    def __init__(self, backend: str, timeout: float) -> None:
+        self._backend = backend
+        self._timeout = datetime.timedelta(seconds=timeout)
+        self.flags: Any = None
+        self._others: frozenset[int] | None = None  # connections from before the world, while it is being made
+        self._connections: frozenset[int] = frozenset()  # those that it was made with
+
+    def enter(self, place: Place, is_lost: Callable[[], bool], connect: Callable[[], None] = lambda: None) -> None:
+        """Join the world that the agent described, unless it is lost before its store has answered.
+
+        `connect` makes further groups in it.
+        """
+        self._others = sockets.find_connections()
+        try:
+            self._make(place, is_lost)
+            connect()
+            self._connections = sockets.find_connections() - self._others
+        finally:
+            self._others = None
+
+    def _make(self, place: Place, is_lost: Callable[[], bool]) -> None:
+        where = wire.Store(place.address, place.port)
+        try:
+            inner = store.connect(where, is_lost, time.monotonic() + _FORM_SECONDS)
+        except OSError as error:
+            raise WorldLostError(str(error)) from error
+        if inner is None:
+            raise WorldLostError("a member was lost before the process group was made")
+        os.environ.update(place.as_environ())
+        prefixed: Any = dist.PrefixStore("elasticjob/session", inner)  # type: ignore[attr-defined]
+        groups.name_groups_anew()
+        dist.init_process_group(
+            self._backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=self._timeout
+        )
+        # With gloo the same group serves both.
+        self.flags = dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo")
+
+    def enter_fixed(self, alone: bool) -> None:
+        """Without an agent that regroups: the world of the launcher's variables; `alone` makes one of this process."""
+        if dist.is_initialized():
+            return
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group(self._backend, timeout=self._timeout)
+        elif alone:
+            here: Any = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(self._backend, store=here, rank=0, world_size=1)
+
+    def leave(self, broken: bool) -> None:
+        if dist.is_initialized():
+            if broken:
+                self.abort()
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+        self.flags = None
+        self._connections = frozenset()
+
+    def abort(self) -> None:
+        """Free the main thread from a collective, or from making a group, that waits for somebody. From any thread."""
+        for group in groups.find_groups():  # those of a mesh too
+            with contextlib.suppress(RuntimeError, AttributeError, ValueError):
+                group.abort()  # which gloo does not know
+        others = self._others
+        sockets.shut_down(self._connections if others is None else sockets.find_connections() - others)
+
+
+def is_world_failure(error: Exception, is_lost: Callable[[], bool]) -> bool:
+    """Whether an exception means that the world broke, rather than that the script has a mistake.
+
+    Its type says so, or the agent: `is_lost` is whether it has said that a member is gone. A mistake that is made in a
+    world that is lost anyway comes again in the next one, and is taken for what it is there.
+    """
+    if any(isinstance(one, WorldLostError | CollectiveFailedError) for one in failures.chain(error)):
+        return True
+    if failures.is_out_of_memory(error):
+        return False
+    if failures.is_broken_communication(error):
+        return True
+    if not isinstance(error, RuntimeError | OSError):
+        return False
+    return is_lost() or (not failures.can_be_recognized() and _comes_true(is_lost, _WORD_SECONDS))
+
+
+def _comes_true(is_lost: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_lost() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return is_lost()
+
+
+def first_line(error: BaseException) -> str:
+    lines: list[str] = str(error).splitlines()
+    return (lines[0] if lines else type(error).__name__)[:500]

@@ -1,0 +1,230 @@
+"""A training session that outlives the worlds it runs in: the process keeps its memory when members come and go.
+
+    session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler)
+    for x, y in session.batches(loader):
+        with session.step():
+            loss = loss_function(session.model(x), y) * session.scale
+            loss.backward()
+            if session.ends_step:
+                optimizer.step()
+                optimizer.zero_grad()
+
+An announced change ends the world at a step that all ranks agree on: no step is lost. After a loss the broken step
+is rolled back and repeated in the new world. On entering a world the ranks compare what they have; where it differs
+the most advanced whole state is sent to all, so parameters are bitwise equal after every regroup. In an ElasticJob the
+agent learns of the session and keeps the process; elsewhere it is plain DDP, and a change of the world is a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticjob.channel import control
+from elasticjob.env import is_in_process
+from elasticjob.errors import ConfigurationError, WorldLostError
+from elasticjob.sessions.memory import Memory
+from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, StepHooks
+from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
+from elasticjob.sessions.sharded import Build, ShardedModelState
+from elasticjob.sessions.worlds import Worlds
+
+logger = logging.getLogger("elasticjob")
+
+
+class Session:
+    """Everything of a training run that must survive a change of the world.
+
+    `extras` are further objects with `state_dict` and `load_state_dict`, such as a learning-rate scheduler. A sharded
+    model (FSDP2) belongs to one world: for it give, instead of model and optimizer, a function `build(mesh)` that makes
+    both in each world. Then use `session.model` and `session.optimizer`: they are others after each change. `shards` is
+    the number of ranks that have to share one copy of the model; more ranks hold further copies (HSDP), by which it
+    survives a loss. Without it all ranks share one.
+
+    `on_world(session)` is called on all ranks of each new world, before it trains: the place for what belongs to one
+    world, such as a `Checkpointer`. Where `session.committed` is -1 nobody has a state: load the checkpoint there, and
+    set `session.committed` to the number of its last step.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        sampler: Any = None,
+        backend: str | None = None,
+        timeout: float = 600.0,
+        build: Build | None = None,
+        shards: int | None = None,
+        on_world: Callable[[Session], None] | None = None,
+        **extras: Any,
+    ) -> None:
+        self._model_state = _make_model_state(model, optimizer, build, shards, (self._begin_apply, self._end_apply))
+        self._memory = Memory(self._model_state, sampler, extras)
+        self.sampler = sampler
+        self._on_world = on_world
+        self._micro: Any = None
+        self._closed = False
+        self._ready = False  # this rank has all gradients of the step, and waits for the others to have them
+        on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
+        groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout)
+        client = control.connect() if self._may_keep_memory() else None
+        self._worlds = Worlds(self._memory, groups, client, self._enter_world)
+        self._worlds.enter_first(alone=build is not None)  # shards need a group, even alone
+
+    @staticmethod
+    def _may_keep_memory() -> bool:
+        """A process group that the script made itself is bound to its world, and the script to restarts."""
+        return is_in_process(os.environ) is not False and not dist.is_initialized()
+
+    # What the training loop uses.
+
+    @property
+    def model(self) -> Any:
+        """The model of the present world."""
+        return self._model_state.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._model_state.optimizer
+
+    @property
+    def committed(self) -> int:
+        """The last step that is applied here; -1: none, or a joiner that has no state yet."""
+        return self._memory.committed
+
+    @committed.setter
+    def committed(self, step: int) -> None:
+        self._memory.committed = step
+
+    @property
+    def generation(self) -> int:
+        """The number of the present world."""
+        return self._worlds.state.generation
+
+    @property
+    def regroups(self) -> int:
+        """How many worlds this session has entered, where an agent changes them."""
+        return self._worlds.entered
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def scale(self) -> float:
+        """What to multiply the mean loss of this batch by, so that the global batch counts as one mean."""
+        return 1.0 if self._micro is None else float(self._micro.scale)
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the optimizer steps after this batch; False while gradients are accumulated."""
+        return self._micro is None or bool(self._micro.ends_step)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches that are left of this epoch, whatever happens to the world meanwhile."""
+        epoch = getattr(self.sampler, "epoch", None)
+        while True:
+            for micro, batch in self._items(loader):
+                if self._worlds.state.is_lost:
+                    self._break(WorldLostError("a member was lost"))
+                    break
+                self._micro = micro
+                yield batch
+                if not self._worlds.is_running:
+                    break
+            if self._worlds.is_running:
+                self._micro = None
+                return
+            self._worlds.change()
+            if getattr(self.sampler, "epoch", None) != epoch:
+                return
+
+    def _items(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        if hasattr(self.sampler, "steps"):
+            yield from self.sampler.steps(loader)
+        else:
+            for batch in loader:
+                yield None, batch
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """One forward and backward pass, and the optimizer's step. A world that breaks in it is mended after it."""
+        self._memory.begin()
+        try:
+            with self._model_state.accumulate(not self.ends_step):
+                self._worlds.interrupter.allowed = True  # until the optimizer begins to apply the step
+                yield
+            self._worlds.interrupter.allowed = False
+            if self.ends_step:
+                self._memory.commit()
+                self._worlds.end_step()
+        except Exception as error:
+            self._worlds.interrupter.allowed = False
+            if not self._worlds.can_change or not is_world_failure(error, self._worlds.is_lost):
+                raise
+            self._break(error)
+        finally:
+            self._worlds.interrupter.allowed = False
+
+    def close(self) -> None:
+        """Leave the world in order: everybody has finished the last step."""
+        if self._closed or not dist.is_initialized():
+            return
+        self._closed = True
+        self._worlds.close()
+
+    # Inside of a step.
+
+    def _begin_apply(self, *_: Any) -> None:
+        self._worlds.interrupter.allowed = False
+        if self._model_state.has_copies and self._worlds.can_change and self._worlds.state.error is None:
+            # Shards that are left are of use where they are of one step: nobody applies it before all can.
+            self._ready = True
+            dist.all_reduce(torch.zeros(1), group=self._worlds.groups.flags)
+            self._ready = False
+
+    def _end_apply(self, *_: Any) -> None:
+        self._memory.note_applied()
+
+    def _break(self, error: Exception) -> None:
+        """The world is gone in the middle of a step."""
+        logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
+        self._worlds.break_off(error)
+        was_ready, self._ready = self._ready, False
+        self._memory.take_back(self.generation, self.ends_step, was_ready)
+
+    def _enter_world(self) -> None:
+        """Let the script do what belongs to each world, for example load a checkpoint."""
+        if self._on_world is None:
+            return
+        before = self.committed
+        self._on_world(self)
+        if self.committed != before:
+            self._memory.keep_place()
+
+
+def _make_model_state(
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    build: Build | None,
+    shards: int | None,
+    hooks: StepHooks,
+) -> ModelState:
+    """Raises ConfigurationError where the arguments of a session do not fit together."""
+    if build is not None and model is None and optimizer is None:
+        if shards is not None and shards < 1:
+            raise ConfigurationError(f"Session(shards={shards}): a model is cut over 1 rank or more.")
+        return ShardedModelState(build, hooks, shards)
+    if build is None and shards is None and model is not None and optimizer is not None:
+        return ReplicatedModelState(model, optimizer, hooks)
+    raise ConfigurationError("Session takes a model and an optimizer, or build= (and shards=) alone.")

@@ -1,0 +1,138 @@
+"""The state of a session as it travels: which rank's counts, how to tell that two are equal, how to cut it up.
+
+The choice of the source is a pure function. A state dict is split into a skeleton (plain data with placeholders)
+and its tensors, so that tensors are sent as they are and never pickled. Tensors are sent and compared in chunks: a
+large one alone, small ones together, because each message has its price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+CHUNK_BYTES = 4 << 20
+_ROW = 1024  # words of a tensor that are added up before the sums are mixed
+_MASK = (1 << 64) - 1
+_ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one rank has in its memory."""
+
+    step: int  # the last step applied to it; -1 for a joiner
+    clean: bool  # no step is applied in part
+    digest: int  # of everything that must be equal on all ranks
+
+
+class StateLostError(RuntimeError):
+    """No rank of the new world has a whole state in memory: only a checkpoint helps."""
+
+
+def choose_source(rank_states: list[RankState]) -> int:
+    """The rank whose state counts: the most advanced one that is whole, the lowest of them.
+
+    Where nobody has trained yet rank 0's initial parameters count, as with DDP.
+    """
+    whole = [rank for rank, rank_state in enumerate(rank_states) if rank_state.clean]
+    if not whole:
+        raise StateLostError("every rank was interrupted in the middle of applying a step")
+    best = max(rank_states[rank].step for rank in whole)
+    return next(rank for rank in whole if rank_states[rank].step == best)
+
+
+def are_equal(rank_states: list[RankState]) -> bool:
+    """Whether all ranks have the same whole state, so that nothing needs to be sent."""
+    return all(rank_state == rank_states[0] and rank_state.clean for rank_state in rank_states)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor in a skeleton."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str  # its type: each rank has its own index
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def split(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The skeleton of `value`; its tensors are appended to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach())
+        return Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
+    if isinstance(value, dict):
+        return {key: split(item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([split(item, tensors) for item in value])
+    return value
+
+
+def find_slots(skeleton: Any) -> Iterator[Slot]:
+    """The slots of a skeleton in the order of their tensors."""
+    if isinstance(skeleton, Slot):
+        yield skeleton
+    elif isinstance(skeleton, dict):
+        for item in skeleton.values():
+            yield from find_slots(item)
+    elif isinstance(skeleton, list | tuple):
+        for item in skeleton:
+            yield from find_slots(item)
+
+
+def join(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
+    """The value again, from its skeleton and its tensors."""
+    if isinstance(skeleton, Slot):
+        return tensors[skeleton.index]
+    if isinstance(skeleton, dict):
+        return {key: join(item, tensors) for key, item in skeleton.items()}
+    if isinstance(skeleton, list | tuple):
+        return type(skeleton)([join(item, tensors) for item in skeleton])
+    return skeleton
+
+
+def pack(slots: list[Slot], limit: int = CHUNK_BYTES) -> list[list[Slot]]:
+    """The chunks: neighbours of one device share one as long as they are small together. Pure."""
+    chunks: list[list[Slot]] = []
+    room = 0
+    for slot in slots:
+        if chunks and slot.size <= room and slot.device == chunks[-1][-1].device:
+            chunks[-1].append(slot)
+        else:
+            chunks.append([slot])
+            room = limit
+        room -= slot.size
+    return chunks
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """A number that differs where any bit of the tensor does, for all practical purposes. One pass over the memory."""
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if raw.numel() == 0:
+        return 0
+    if raw.storage_offset() % 8:
+        raw = raw.clone()
+    words = raw[: raw.numel() // 8 * 8].view(torch.int64)
+    rows = words[: words.numel() // _ROW * _ROW].view(-1, _ROW).sum(1)
+    tail = raw[raw.numel() // 8 * 8 :].to(torch.int64)
+    sums = torch.cat([rows, words[words.numel() // _ROW * _ROW :], tail])
+    # Where a sum stands counts too: each is mixed with its place before all are added. Overflow wraps around.
+    mixed = (sums + torch.arange(1, sums.numel() + 1, device=sums.device)) * _ODD
+    mixed = (mixed ^ (mixed >> 29)) * _ODD
+    return int((mixed ^ (mixed >> 32)).sum().item()) & _MASK
+
+
+def combine(digests: list[int]) -> int:
+    """One number for several, that fits a signed word."""
+    total = len(digests)
+    for one in digests:
+        total = (total * 1_000_003 + one) & _MASK
+    return total >> 1

@@ -1,0 +1,145 @@
+"""Sends the state that counts to all ranks of a world, and of it only the chunks that somebody lacks.
+
+What a rank has already, for example frozen or pretrained weights that every script loads by itself, is recognised by
+its digest and not sent. A joiner receives into the tensors that it has, without a second copy of the model.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticjob.collectives import messages
+from elasticjob.sessions import plaindata, state
+
+
+@dataclass
+class Section:
+    """A named part of a rank's state: its plain data, as they are and as they travel, its tensors, and a digest of
+    each chunk."""
+
+    skeleton: Any
+    text: str
+    tensors: list[torch.Tensor]
+    digests: list[int]
+
+    @property
+    def chunks(self) -> list[list[state.Slot]]:
+        return state.pack(list(state.find_slots(self.skeleton)))
+
+
+Inventory = dict[str, Section]
+
+
+def take_inventory(value: dict[str, Any]) -> Inventory:
+    """Cut each named part of a state up, and compute what it takes to compare it.
+
+    Raises ConfigurationError where it holds an object that is no plain data: such a one could not be sent.
+    """
+    inventory = {}
+    for name, part in value.items():
+        tensors: list[torch.Tensor] = []
+        skeleton = state.split(part, tensors)
+        section = Section(skeleton, plaindata.encode(skeleton, name), tensors, [])
+        section.digests = [state.digest(_wrap(chunk, tensors)) for chunk in section.chunks]
+        inventory[name] = section
+    return inventory
+
+
+def digest_inventory(inventory: Inventory) -> int:
+    """One number for all of it, the plain data included."""
+    plain = [zlib.crc32(section.text.encode()) for section in inventory.values()]
+    return state.combine(plain + [one for section in inventory.values() for one in section.digests])
+
+
+@dataclass
+class Exchange:
+    """One exchange in a world: who sends, and over which groups."""
+
+    rank: int
+    source: int
+    flags: Any  # the group for tensors on the CPU
+    device: torch.device  # of the tensors that are on none
+    keep: bool  # what this rank has counts until all has come: it must not be written over
+
+    def run(self, mine: Inventory) -> dict[str, Any] | None:
+        """The source's state, on every rank but the source; only what somebody lacks is sent."""
+        rows = [(name, section.text, section.digests) for name, section in mine.items()]
+        rows = messages.broadcast_json(rows, self.source, self.flags)
+        theirs = {name: Section(plaindata.decode(text), text, [], digests) for name, text, digests in rows}
+        lacks = [want for name, section in theirs.items() for want in find_lacks(mine.get(name), section)]
+        wanted = torch.tensor(lacks, dtype=torch.uint8)
+        if lacks:
+            dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self.flags)
+        flags = iter(zip(wanted.tolist(), lacks, strict=True))
+        received = {}
+        for name, section in theirs.items():
+            tensors = self._prepare(mine.get(name), section)
+            for chunk in section.chunks:
+                is_sent, is_lacked = next(flags)
+                if is_sent:
+                    self._send(chunk, tensors, is_lacked)
+            received[name] = state.join(section.skeleton, tensors)
+        return None if self.rank == self.source else received
+
+    def _prepare(self, mine: Section | None, section: Section) -> list[torch.Tensor]:
+        """Where the tensors of a section come to lie here: what fits is used as it is."""
+        if mine is not None and _has_slots(mine, section) and (self.rank == self.source or not self.keep):
+            return list(mine.tensors)
+        lacked = find_lacks(mine, section)
+        tensors: list[torch.Tensor] = []
+        for chunk, is_lacked in zip(section.chunks, lacked, strict=True):
+            for slot in chunk:
+                if mine is not None and not is_lacked:
+                    tensors.append(mine.tensors[slot.index])
+                else:
+                    tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device=self._place(slot)))
+        return tensors
+
+    def _place(self, slot: state.Slot) -> torch.device:
+        return torch.device("cpu") if slot.device == "cpu" else self.device
+
+    def _send(self, chunk: list[state.Slot], tensors: list[torch.Tensor], is_lacked: bool) -> None:
+        flat = _wrap(chunk, tensors)
+        dist.broadcast(flat, src=self.source, group=self.flags if flat.device.type == "cpu" else None)
+        if is_lacked and self.rank != self.source:
+            _unwrap(flat, chunk, tensors)
+
+
+def find_lacks(mine: Section | None, theirs: Section) -> list[bool]:
+    """For each chunk of theirs: whether we have to get it. Pure."""
+    if mine is None or not _has_slots(mine, theirs):
+        return [True] * len(theirs.digests)
+    return [ours != other for ours, other in zip(mine.digests, theirs.digests, strict=True)]
+
+
+def _has_slots(mine: Section, theirs: Section) -> bool:
+    return list(state.find_slots(mine.skeleton)) == list(state.find_slots(theirs.skeleton))
+
+
+def _wrap(chunk: list[state.Slot], tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The bytes of a chunk: the tensor's own memory where there is one and it lies in one piece."""
+    if len(chunk) == 1:
+        return _bytes(tensors[chunk[0].index])
+    return torch.cat([_bytes(tensors[slot.index]) for slot in chunk])
+
+
+def _unwrap(flat: torch.Tensor, chunk: list[state.Slot], tensors: list[torch.Tensor]) -> None:
+    """Write a chunk's bytes to its tensors, where they are not there already."""
+    start = 0
+    for slot in chunk:
+        tensor = tensors[slot.index]
+        piece = flat[start : start + slot.size]
+        start += slot.size
+        if slot.size and piece.data_ptr() != tensor.data_ptr():
+            if piece.storage_offset() % slot.dtype.itemsize:
+                piece = piece.clone()
+            tensor.copy_(piece.view(slot.dtype).view(slot.shape))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)

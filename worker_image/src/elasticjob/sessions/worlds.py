@@ -1,0 +1,206 @@
+"""Carries a session from world to world: carries out what `machine` decides, and owns the process groups.
+
+Two threads: the script's, which trains, leaves and enters worlds; and the one that reads what the agent says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from elasticjob.channel import control, place
+from elasticjob.channel.place import Place
+from elasticjob.env import GENERATION
+from elasticjob.errors import WorldLostError
+from elasticjob.sessions import machine, state
+from elasticjob.sessions.interrupt import Interrupter
+from elasticjob.sessions.machine import Stage
+from elasticjob.sessions.memory import Memory
+from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
+
+logger = logging.getLogger("elasticjob")
+
+
+class Worlds:
+    """The worlds of one session, one after the other. `client` is None where no agent regroups: one world for ever."""
+
+    def __init__(
+        self, memory: Memory, groups: ProcessGroups, client: control.Client | None, on_world: Callable[[], None]
+    ) -> None:
+        """`on_world` is called in each new world, before it trains."""
+        # Where the agent regroups, the world in which the process was started is the first to be entered.
+        self.state = machine.State(generation=0 if client is not None else int(os.environ.get(GENERATION) or 0))
+        self.entered = 0  # worlds, where they change
+        self.groups = groups
+        self._memory = memory
+        self._client = client
+        self._on_world = on_world
+        self._lock = threading.Lock()  # of the state
+        self._calls: queue.SimpleQueue[Place] = queue.SimpleQueue()
+        self._vote: tuple[Any, torch.Tensor] | None = None
+        self.interrupter = Interrupter(lambda: self.state.is_lost)
+
+    @property
+    def can_change(self) -> bool:
+        return self._client is not None
+
+    @property
+    def is_running(self) -> bool:
+        return self.state.stage is Stage.RUNNING
+
+    def enter_first(self, *, alone: bool) -> None:
+        """Join the world in which this process was started, or wait for one. `alone`: one rank needs a group too."""
+        if self._client is None:
+            self.groups.enter_fixed(alone)
+            self._memory.model_state.connect(self.state.generation)
+            self._memory.model_state.bind(self.state.generation, sync=True)
+            self._on_world()
+            self._step(machine.Entered())
+            return
+        self._client.listen(self._on_message)
+        self._client.want(control.SESSION)
+        started_in = place.from_environ(os.environ)
+        first = None if started_in is None else self._take(started_in)
+        if first is None or not self._try(first):
+            self.change()
+
+    def change(self) -> None:
+        """Leave this world, and enter the next with the state that counts. Other worlds may break meanwhile."""
+        self._leave_whole()
+        while not self._try(self._await_call()):
+            self._leave_whole()
+
+    def end_step(self) -> None:
+        """The step is applied here; learn whether all agreed to stop at this boundary, and ask for the next one."""
+        if self._client is None:
+            return
+        vote, self._vote = self._vote, None
+        agreed = False
+        if vote is not None:
+            work, flag = vote
+            work.wait()
+            agreed = flag.item() > 0
+        alone = not dist.is_initialized() or dist.get_world_size() == 1
+        for action in self._step(machine.StepDone(agreed, alone)):
+            if isinstance(action, machine.Vote):
+                flag = torch.tensor([float(action.over)])
+                self._vote = (dist.all_reduce(flag, group=self.groups.flags, async_op=True), flag)
+
+    def break_off(self, error: Exception) -> None:
+        """This world is gone."""
+        self._step(machine.Broke(first_line(error)))
+
+    def close(self) -> None:
+        """Leave the world in order: everybody has finished the last step."""
+        try:
+            if self._vote is not None:
+                self._vote[0].wait()
+            dist.barrier()
+        except RuntimeError as error:
+            logger.warning("The world broke after the last step: %s", error)
+        self._leave()
+
+    def _step(self, event: machine.Event) -> tuple[machine.Action, ...]:
+        with self._lock:
+            self.state, actions = machine.step(self.state, event)
+        return actions
+
+    # In the channel's thread.
+
+    def _on_message(self, message: control.Message) -> None:
+        if message.get("type") == "world":
+            self._calls.put(place.from_message(message))
+        elif message.get("type") == "regroup":
+            generation = int(message.get("generation", self.state.generation))
+            called = machine.CalledOver(generation, message.get("announced") is True)
+            if machine.Abort() in self._step(called):
+                self.groups.abort()
+                self.interrupter.interrupt()
+
+    # In the script's thread.
+
+    def _leave_whole(self) -> None:
+        """Leave, and tell the agent; what not every rank has is kept over the end of this world."""
+        self._pack()
+        self._leave()
+        for action in self._step(machine.Left()):
+            if isinstance(action, machine.SayIdle) and self._client is not None:
+                self._client.send({"type": "idle", "step": self._memory.committed, "error": action.error})
+
+    def _leave(self) -> None:
+        self._vote = None
+        self._memory.model_state.unbind()
+        self.groups.leave(broken=self.state.stage is Stage.BROKEN)
+
+    def is_lost(self) -> bool:
+        """Whether the agent has said that a member of this world is gone."""
+        return self.state.is_lost
+
+    def _pack(self) -> None:
+        if self._memory.committed < 0 or not dist.is_initialized():
+            return
+        try:
+            if self.state.stage is not Stage.BROKEN:
+                self._memory.model_state.pack()
+                return
+        except Exception as error:
+            if not is_world_failure(error, self.is_lost):
+                raise
+            self.break_off(error)
+        if not self._memory.model_state.keep(self._memory.committed, self.state.generation):
+            _give_up(f"the world broke ({self.state.error}), and a lost rank takes its shards with it")
+
+    def _await_call(self) -> Place:
+        assert self._client is not None
+        while True:
+            try:
+                called = self._calls.get(timeout=1.0)
+            except queue.Empty:
+                if self._client.closed.is_set():
+                    raise SystemExit(1) from None  # the agent is gone, and with it the world
+                continue
+            if (taken := self._take(called)) is not None:
+                return taken
+
+    def _take(self, called: Place) -> Place | None:
+        """The world to enter; None where the machine does not want this one."""
+        actions = self._step(machine.Called(called))
+        return next((action.place for action in actions if isinstance(action, machine.Enter)), None)
+
+    def _try(self, called: Place) -> bool:
+        """Enter this world and have the state that counts; False where it broke meanwhile."""
+        try:
+            self._enter(called)
+            self._memory.agree(self.groups.flags)
+            self._on_world()
+        except state.StateLostError as lost:
+            _give_up(lost)
+        except Exception as error:
+            if not is_world_failure(error, self.is_lost):
+                raise
+            self.break_off(error)
+            return False
+        self._step(machine.Entered())
+        self.entered += 1
+        return True
+
+    def _enter(self, called: Place) -> None:
+        model_state = self._memory.model_state
+        self.groups.enter(called, lambda: self.state.is_lost, lambda: model_state.connect(called.generation))
+        if self.state.is_lost:  # it was too early to abort when the agent said so
+            raise WorldLostError("a member was lost while the process group was made")
+        self._memory.enter_sampler(called.rank, called.world_size)
+        model_state.bind(called.generation)
+
+
+def _give_up(reason: object) -> NoReturn:
+    """End as a process that was killed from outside: the agent starts it again."""
+    logger.warning("%s: going back to the last checkpoint.", reason)
+    raise SystemExit(1)

@@ -1,0 +1,33 @@
+"""All private names of torch that are used. Looking for them imports torch's distributed packages."""
+
+from __future__ import annotations
+
+from elasticjob.torchcompat import (
+    ddp,
+    elastic_agent,
+    elastic_store,
+    failures,
+    forking,
+    groups,
+    sharding,
+    versions,
+    workers,
+)
+from elasticjob.torchcompat.probe import Probe
+
+PROBES: tuple[Probe, ...] = (
+    *groups.PROBES,
+    *failures.PROBES,
+    *ddp.PROBES,
+    *sharding.PROBES,
+    *elastic_agent.PROBES,
+    *elastic_store.PROBES,
+    *workers.PROBES,
+    *forking.PROBES,
+    *versions.PROBES,
+)
+
+
+def find_missing() -> list[Probe]:
+    """What this torch does not have, or has in another form."""
+    return [one for one in PROBES if not one.holds()]

@@ -1,0 +1,31 @@
+"""DistributedDataParallel around a model that is equal on all ranks already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from elasticjob.torchcompat import probe
+from elasticjob.torchcompat.probe import Probe
+
+_DDP = "torch.nn.parallel.DistributedDataParallel.__init__"
+CAN_SKIP_SYNC = probe.takes(_DDP, "init_sync")  # since torch 2.7
+
+
+def make_ddp(module: torch.nn.Module, devices: Sequence[torch.device] | None, sync: bool) -> DistributedDataParallel:
+    """DDP around a module; with `sync`, or where torch cannot do without, rank 0's parameters go to all ranks."""
+    if not CAN_SKIP_SYNC:
+        return DistributedDataParallel(module, device_ids=devices)
+    return DistributedDataParallel(module, device_ids=devices, init_sync=sync)
+
+
+PROBES = (
+    Probe(
+        "a session's DDP does not send the parameters again in each world",
+        (f"{_DDP}(init_sync)",),
+        "each world costs one broadcast of the model more",
+        lambda: CAN_SKIP_SYNC,
+    ),
+)

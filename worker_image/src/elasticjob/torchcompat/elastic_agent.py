@@ -1,0 +1,120 @@
+"""torch's elastic agent: which one called us, its workers and their failures, and how it counts restarts."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+from elasticjob.torchcompat import probe
+from elasticjob.torchcompat.probe import Probe
+
+_TORCHRUN = str(Path("torch", "distributed", "run.py"))
+_AGENT = "torch.distributed.elastic.agent.server.api.SimpleElasticAgent"
+_LOCAL_AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
+_CONTEXT = "torch.distributed.elastic.multiprocessing.api.SubprocessContext"
+ENDLESS = 1_000_000  # restarts; the operator keeps the budget, not the agent
+NO_ERROR_FILE = "<NONE>"  # what torch writes for a script that noted nothing
+
+
+def find_agent() -> SimpleElasticAgent | None:
+    """The agent whose method called us, directly or not."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, SimpleElasticAgent):
+            return candidate
+        frame = frame.f_back
+    return None
+
+
+def is_forkable_torchrun() -> bool:
+    """Whether this process is a `torchrun` without threads, and no program of its own that uses torch's launcher."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "main" and code.co_filename.endswith(_TORCHRUN):
+            return threading.active_count() == 1
+        frame = frame.f_back
+    return False
+
+
+def set_restarts(agent: SimpleElasticAgent, restarts: int) -> None:
+    """Make the agent count `restarts` so far, and go on without end.
+
+    The workers see the count as TORCHELASTIC_RESTART_COUNT, and older versions of torch put it into the keys of
+    the shared store: agents that count for themselves would wait for each other there for ever.
+    """
+    spec = agent.get_worker_group().spec
+    if hasattr(agent, "_remaining_restarts"):
+        spec.max_restarts = restarts + ENDLESS
+        agent._remaining_restarts = ENDLESS
+    # Else the agent counts for itself, and gives up after as many failures as torchrun's --max-restarts says.
+
+
+def find_processes(agent: SimpleElasticAgent) -> dict[int, Any]:
+    """The workers' Popen-like objects by local rank; empty where torch keeps them elsewhere."""
+    handlers = getattr(_context(agent), "subprocess_handlers", None)
+    if not handlers:
+        return {}
+    return {local_rank: handler.proc for local_rank, handler in handlers.items()}
+
+
+def find_pids(agent: SimpleElasticAgent) -> dict[int, int]:
+    """The pids of the workers by local rank. From any thread."""
+    processes = find_processes(agent)
+    if processes:
+        return {local_rank: process.pid for local_rank, process in processes.items()}
+    workers = agent.get_worker_group().workers
+    return {worker.local_rank: worker.id for worker in workers if isinstance(worker.id, int)}
+
+
+def find_noted_failures(agent: SimpleElasticAgent) -> list[Any]:
+    """The ProcessFailures that the agent has noted of its last workers; empty where it has not, or hides them."""
+    noted = getattr(_context(agent), "_failures", None)
+    return list(noted.values()) if isinstance(noted, dict) else []
+
+
+def find_error_files(agent: SimpleElasticAgent) -> dict[int, str]:
+    """Where each worker notes its exception, by local rank; empty where torch keeps it elsewhere."""
+    files = getattr(_context(agent), "error_files", None)
+    return files if isinstance(files, dict) else {}
+
+
+def _context(agent: SimpleElasticAgent) -> Any:
+    return getattr(agent, "_pcontext", None)
+
+
+def _look_for_torchrun() -> bool:
+    return bool(probe.find("torch.distributed.run.main").__wrapped__.__code__.co_filename.endswith(_TORCHRUN))
+
+
+PROBES = (
+    Probe(
+        "workers of an unmodified torchrun start warm",
+        ("torch.distributed.run.main",),
+        "they start cold; elasticjob-run starts them warm",
+        _look_for_torchrun,
+    ),
+    Probe(
+        "all agents count the restarts that the operator counts",
+        (f"{_AGENT}._remaining_restarts",),
+        "TORCHELASTIC_RESTART_COUNT counts this pod's failures, and torchrun's --max-restarts ends the pod",
+        lambda: probe.stores(_AGENT, "_remaining_restarts"),
+    ),
+    Probe(
+        "workers are stopped at once, and the agent sees why they ended before torch does",
+        (f"{_LOCAL_AGENT}._pcontext", f"{_CONTEXT}.subprocess_handlers", f"{_CONTEXT}.error_files"),
+        "torch stops them, which takes up to 30 s for a script that hangs; a failure has no exit code or traceback",
+        lambda: probe.stores(_LOCAL_AGENT, "_pcontext") and probe.stores(_CONTEXT, "subprocess_handlers"),
+    ),
+    Probe(
+        "the failure that caused the others is the one that torch noted first",
+        (f"{_CONTEXT}._failures",),
+        "it is read from the exit codes: of several workers that failed together any can be named",
+        lambda: probe.stores(_CONTEXT, "_failures"),
+    ),
+)

@@ -1,0 +1,93 @@
+"""Process groups: the list that torch keeps of them, how it names them, and the functions that it has renamed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from elasticjob.torchcompat import probe
+from elasticjob.torchcompat.probe import Probe
+
+_WORLD = "torch.distributed.distributed_c10d._world"
+_COUNT = f"{_WORLD}.group_count"
+_GROUPS = f"{_WORLD}.pg_map"
+_STORE = "torch.distributed.distributed_c10d._get_default_store"
+
+
+def name_groups_anew() -> None:
+    """Let the names of process groups begin from the start, as in the ranks that are new. There must be no group.
+
+    torch names groups by counting, and counts those too that it could not make: ranks that failed to enter an earlier
+    world would look for the others under another name.
+    """
+    if probe.find(_COUNT) is not None:
+        probe.find(_WORLD).group_count = 0
+    elif not dist.is_initialized():  # torch starts to count anew when a world is taken down in order
+        store: Any = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        dist.destroy_process_group()
+
+
+def find_groups() -> list[Any]:
+    """All process groups of this process, those of meshes too; only the default one where torch hides the rest.
+
+    It is called in another thread than the one that makes and destroys them, and never raises.
+    """
+    with contextlib.suppress(TypeError, RuntimeError):  # gone, or changed while it was read
+        return list(probe.find(_GROUPS))
+    return [dist.group.WORLD] if dist.is_initialized() else []
+
+
+def find_store() -> Any:
+    """The store that the default group was made with; None where torch does not show it."""
+    look = probe.find(_STORE)
+    return None if look is None else look()
+
+
+def find_all_gather() -> Callable[..., Any]:
+    """torch's gather of equal tensors into one: `f(output, input, group=None, async_op=False)`."""
+    # all_gather_into_tensor is the name up to torch 2.12; newer ones warn and say all_gather_single.
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def find_reduce_scatter() -> Callable[..., Any]:
+    """torch's reduction of one tensor into shares: `f(output, input)`."""
+    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@contextlib.contextmanager
+def replaced(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block these functions stand in `torch.distributed` under their names."""
+    originals = {name: getattr(dist, name) for name in functions}
+    for name, function in functions.items():
+        setattr(dist, name, function)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+PROBES = (
+    Probe(
+        "groups are named alike on ranks that failed to enter a world and on new ones",
+        (_COUNT,),
+        "each new world of a session makes and drops a group of one process first",
+        lambda: probe.find(_COUNT) is not None,
+    ),
+    Probe(
+        "a lost world's groups are aborted, those of meshes too",
+        (_GROUPS,),
+        "a collective of NCCL in a mesh waits for the timeout of its group after a loss",
+        lambda: probe.find(_GROUPS) is not None,
+    ),
+    Probe(
+        "checked() compares calls through the store of the world",
+        (_STORE,),
+        "checked() makes a store of its own",
+        probe.has_all(_STORE),
+    ),
+)

@@ -1,0 +1,88 @@
+"""Sharded tensors (DTensor, FSDP2): where their classes are, and what torch remembers of meshes that are gone."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from elasticjob.torchcompat import probe
+from elasticjob.torchcompat.probe import Probe
+
+try:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import distribute_tensor as _distribute
+except ImportError:  # torch 2.4
+    from torch.distributed._tensor import DTensor, Replicate, Shard  # type: ignore[attr-defined]
+    from torch.distributed._tensor import distribute_tensor as _distribute  # type: ignore[attr-defined]
+
+__all__ = ["HAS_FSDP_ON_CPU", "PROBES", "DTensor", "Replicate", "Shard", "distribute_like", "forget_meshes"]
+
+HAS_FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since torch 2.7; FSDP2 calls it in every forward pass
+
+# Every rank cuts its shards out of its own copy; before torch 2.6 rank 0 sends them.
+_CUTS_ITS_OWN = probe.takes("torch.distributed.tensor.distribute_tensor", "src_data_rank")
+_OWN_COPY: dict[str, Any] = {"src_data_rank": None} if _CUTS_ITS_OWN else {}
+
+_TENSOR = "torch.distributed.tensor"
+_MEMORIES = (
+    f"{_TENSOR}.debug._clear_sharding_prop_cache",
+    f"{_TENSOR}._redistribute.clear_redistribute_planner_cache",
+    f"{_TENSOR}._redistribute._gen_transform_infos.cache_clear",
+    f"{_TENSOR}._collective_utils.MeshTopoInfo.build_from_mesh.cache_clear",
+)
+
+
+def distribute_like(value: torch.Tensor, pattern: DTensor) -> DTensor:
+    """`value`, of which every rank has the whole, cut as `pattern` is. All ranks call it."""
+    return _distribute(value, pattern.device_mesh, pattern.placements, **_OWN_COPY)
+
+
+def forget_meshes() -> None:
+    """Free what torch remembers of how it cut tensors: every mesh with its groups, their threads and their sockets."""
+    forgetting = [probe.find(path) for path in _MEMORIES]
+    for forget in forgetting:
+        if forget is not None:
+            forget()
+    if None in forgetting:
+        for cache in _find_caches():
+            cache.cache_clear()
+    gc.collect()  # what was made in the world before this one is tied up in circles
+
+
+def _find_caches() -> Iterator[Any]:
+    """Every cached function of torch's package of sharded tensors, and of its classes."""
+    for name, module in list(sys.modules.items()):
+        if name == _TENSOR or name.startswith(f"{_TENSOR}."):
+            for value in list(vars(module).values()):
+                inner = list(vars(value).values()) if isinstance(value, type) else []
+                for one in (value, *inner):
+                    function = getattr(one, "__func__", one)  # of a static method
+                    if isinstance(function, functools._lru_cache_wrapper):
+                        yield function
+
+
+PROBES = (
+    Probe(
+        "the sockets and threads of a sharded model's last world are freed",
+        _MEMORIES,
+        "all caches of torch's sharded tensors are emptied at each change, and one that is no cached function stays",
+        probe.has_all(*_MEMORIES),
+    ),
+    Probe(
+        "FSDP2 on the CPU",
+        ("torch.cpu.Stream.record_event",),
+        "Session(build=...) asks for a newer torch where there is no CUDA device",
+        lambda: HAS_FSDP_ON_CPU,
+    ),
+    Probe(
+        "each rank cuts its shards out of its own copy",
+        ("torch.distributed.tensor.distribute_tensor(src_data_rank)",),
+        "rank 0 sends every shard at each change of a sharded session",
+        lambda: _CUTS_ITS_OWN,
+    ),
+)
