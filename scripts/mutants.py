@@ -149,7 +149,7 @@ def draw(seed: int, count: int, only: str) -> list[Mistake]:
     return random.Random(seed).sample(found, min(count, len(found)))  # noqa: S311 - to be repeated
 
 
-def suites(mistake: Mistake) -> list[list[str]]:
+def find_suites(mistake: Mistake) -> list[list[str]]:
     """What to run for it, the cheapest first."""
     side = "tests/controller" if mistake.package == OPERATOR else "tests/worker"
     near = [f"{side}/{name}" for name in NEAR.get(mistake.folder, (mistake.folder,)) if name]
@@ -158,8 +158,8 @@ def suites(mistake: Mistake) -> list[list[str]]:
     return [near, wide] if near else [wide]
 
 
-def notice(mistake: Mistake, directory: Path) -> bool:
-    """Whether some test fails, or does not end, with this mistake in the packages."""
+def notice(mistake: Mistake, directory: Path, suites: list[list[str]]) -> bool:
+    """Whether a test of these suites fails, or does not end, with this mistake in the packages."""
     home = Path(tempfile.mkdtemp(dir=directory))
     try:
         shutil.copytree(ROOT / "operator", home / "operator")
@@ -167,7 +167,7 @@ def notice(mistake: Mistake, directory: Path) -> bool:
         file = home / mistake.module
         data = file.read_bytes()
         file.write_bytes(data[: mistake.begin] + mistake.after.encode() + data[mistake.end :])
-        return any(_fails(paths, home) for paths in suites(mistake))
+        return any(_fails(paths, home) for paths in suites)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -203,7 +203,7 @@ def main() -> int:
         return 0
     survivors: list[Mistake] = []
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(args.jobs) as pool:
-        results = pool.map(lambda mistake: notice(mistake, Path(directory)), mistakes)
+        results = pool.map(lambda mistake: notice(mistake, Path(directory), find_suites(mistake)), mistakes)
         for number, (mistake, noticed) in enumerate(zip(mistakes, results, strict=True), 1):
             print(f"{number:4}/{len(mistakes)} {'noticed ' if noticed else 'SURVIVED'} {mistake}", flush=True)
             survivors += [] if noticed else [mistake]

@@ -457,22 +457,6 @@ def test_deciding_twice_gives_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "available", "legal"),
-    [
-        pytest.param(Sizes(2, 4), 1, 0, id="below-min"),
-        pytest.param(Sizes(2, 4), 3, 3, id="between"),
-        pytest.param(Sizes(2, 4), 9, 4, id="above-wanted"),
-        pytest.param(Sizes(2, 8, step=3), 7, 5, id="step"),
-        pytest.param(Sizes(2, 8, values=(1, 4, 8)), 7, 4, id="values"),
-        pytest.param(Sizes(2, 8, values=(1, 4, 8)), 3, 0, id="values-below-min"),
-        pytest.param(Sizes(2, 6, values=(8,)), 9, 0, id="values-above-wanted"),
-    ],
-)
-def test_legal_sizes(sizes: Sizes, available: int, legal: int) -> None:
-    assert sizes.legal(available) == legal
-
-
-@pytest.mark.parametrize(
     ("phase", "connected", "served", "released"),
     [
         pytest.param("leaving", True, False, True, id="was asked to go"),
