@@ -80,7 +80,8 @@ def _look_at(stage: Stage, jobs: dict[str, dict[str, Any]], report: Report) -> N
 
 def _is_ours(spec: dict[str, Any]) -> bool:
     policy = spec.get("runPolicy")
-    return not isinstance(policy, dict) or policy.get("managedBy") in (None, names.MANAGED_BY)
+    named = (spec, policy) if isinstance(policy, dict) else (spec,)
+    return all(place.get("managedBy") in (None, names.MANAGED_BY) for place in named)
 
 
 def _problem(spec: dict[str, Any]) -> str:

@@ -172,11 +172,14 @@ def minimum(jobs: Jobs) -> int | None:
 
 class TestOtherControllers:
     def test_managed_by_another(self, jobs: Jobs) -> None:
-        jobs.create("other", light_spec(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"}))
-        jobs.create("ours", light_spec(replicas=1, runPolicy={"managedBy": "elasticjob.dev/operator"}))
+        elsewhere = "kueue.x-k8s.io/multikueue"
+        jobs.create("other", light_spec(managedBy=elsewhere))
+        jobs.create("old", light_spec(runPolicy={"managedBy": elsewhere}))
+        jobs.create("ours", light_spec(replicas=1, managedBy="elasticjob.dev/operator"))
         jobs.await_world("ours", 1)
-        assert jobs.status("other") == {}
-        assert jobs.pods("other") == []
+        for name in ("other", "old"):
+            assert jobs.status(name) == {}
+            assert jobs.pods(name) == []
 
     def test_created_suspended_as_a_queue_does(self, jobs: Jobs) -> None:
         jobs.create("queue", light_spec(runPolicy={"suspend": True}))

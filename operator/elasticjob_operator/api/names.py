@@ -19,7 +19,7 @@ PLURAL: Final = "elasticjobs"
 SINGULAR: Final = "elasticjob"
 SHORT_NAME: Final = "ej"
 
-MANAGED_BY: Final = f"{GROUP}/operator"  # value of runPolicy.managedBy that means "us"
+MANAGED_BY: Final = f"{GROUP}/operator"  # value of spec.managedBy that means "us"
 TOKEN_AUDIENCE: Final = GROUP
 
 # Labels on every object the operator creates.

@@ -145,8 +145,7 @@ class RunPolicy(Model):
     managed_by: str | None = Field(
         default=None,
         max_length=63,
-        description="Another controller that manages this job (for example kueue.x-k8s.io/multikueue). "
-        "The operator then leaves it alone.",
+        description="The old place of spec.managedBy, still accepted.",
     )
 
 

@@ -44,6 +44,12 @@ class Spec(Model):
         "or a number.",
     )
     rendezvous: Rendezvous = Field(default_factory=Rendezvous, description=(Rendezvous.__doc__ or ""))
+    managed_by: str | None = Field(
+        default=None,
+        max_length=63,
+        description="Another controller that manages this job (for example kueue.x-k8s.io/multikueue). The operator "
+        "then leaves it alone. Default: elasticjob.dev/operator.",
+    )
     run_policy: RunPolicy = Field(default_factory=RunPolicy, description=(RunPolicy.__doc__ or ""))
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy,
@@ -84,6 +90,11 @@ class Spec(Model):
             "(!has(self.elasticPolicy.maxReplicas) || v <= self.elasticPolicy.maxReplicas))",
             "elasticPolicy.replicaDiscreteValues has no value between minReplicas and maxReplicas: add one",
         ),
+        (
+            "!has(self.managedBy) || !has(self.runPolicy) || !has(self.runPolicy.managedBy) || "
+            "self.managedBy == self.runPolicy.managedBy",
+            "managedBy and runPolicy.managedBy name different controllers: remove runPolicy.managedBy",
+        ),
     )
 
     @model_validator(mode="after")
@@ -98,6 +109,8 @@ class Spec(Model):
             (policy.min_replicas or 1) <= v <= (policy.max_replicas or v) for v in policy.replica_discrete_values
         ):
             raise ValueError(self.CEL[2][1])
+        if self.managed_by and self.run_policy.managed_by not in (None, self.managed_by):
+            raise ValueError(self.CEL[3][1])
         return self
 
     CEL_OF_CHANGES = tuple(
@@ -119,6 +132,11 @@ class Spec(Model):
     def template_hash(self) -> str:
         """Computed once a spec: a template may have a quarter of a megabyte."""
         return template_hash(self.template)
+
+    @property
+    def manager(self) -> str:
+        """The controller that manages the job, wherever it is written; "" where none is named."""
+        return self.managed_by or self.run_policy.managed_by or ""
 
     @property
     def max_replicas(self) -> int:

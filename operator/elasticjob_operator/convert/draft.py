@@ -119,6 +119,7 @@ class Draft:
             "elasticPolicy",
             "nprocPerNode",
             "rendezvous",
+            "managedBy",
             "runPolicy",
             "failurePolicy",
             "successPolicy",

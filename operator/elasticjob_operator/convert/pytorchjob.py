@@ -104,5 +104,5 @@ def _fill_run(draft: Draft, run: Source) -> None:
         run.warn(f"schedulingPolicy.{key}", "has no counterpart: the gang is elasticPolicy.minReplicas")
     by = run.take("managedBy")
     if by and by != "kubeflow.org/training-operator":
-        draft.run["managedBy"] = by
+        draft.spec["managedBy"] = by
     run.finish()

@@ -37,7 +37,7 @@ def fill(draft: Draft) -> None:
         draft.run["suspend"] = True
     by = source.take("managedBy")
     if by and by != _OWN:
-        draft.run["managedBy"] = by
+        draft.spec["managedBy"] = by
     draft.run["activeDeadlineSeconds"] = source.take_number("activeDeadlineSeconds")
     _fill_overrides(draft, source)
     _warn_initializer(source)

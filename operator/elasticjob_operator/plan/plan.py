@@ -57,8 +57,8 @@ def _plan(seen: Seen, config: Config) -> Plan:
         return ending.hold(seen)
     if job.spec is None:
         return ending.refuse(seen, "InvalidSpec", job.problems_text)
-    if job.spec.run_policy.managed_by not in (None, names.MANAGED_BY):
-        return Plan(status, f"managed by {job.spec.run_policy.managed_by}")
+    if job.spec.manager not in ("", names.MANAGED_BY):
+        return Plan(status, f"managed by {job.spec.manager}")
     if job.spec.run_policy.suspend:
         return ending.suspend(seen, job.spec)
     if seen.problem and seen.problem[0] == "InvalidTemplate" and status.rendezvous.generation == 0:

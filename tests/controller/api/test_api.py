@@ -67,6 +67,12 @@ BAD_ACROSS_FIELDS = [
         id="etcd-without-endpoint",
     ),
     pytest.param(
+        spec(managedBy="kueue.x-k8s.io/multikueue", runPolicy={"managedBy": "elasticjob.dev/operator"}),
+        "spec",
+        "managedBy and runPolicy.managedBy name different controllers: remove runPolicy.managedBy",
+        id="two-managers",
+    ),
+    pytest.param(
         spec(failurePolicy={"rules": [{"action": "FailJob"}]}),
         "spec.failurePolicy.rules[0]",
         "a rule needs exactly one of onExitCodes and onPodConditions",

@@ -230,6 +230,14 @@ def test_trainjob() -> None:
     assert set(warnings) == {"spec.runtimeRef", "spec.initializer.dataset", "spec.podTemplateOverrides[1]"}
 
 
+def test_another_controller_is_named_at_the_top() -> None:
+    document = yaml.safe_load(TRAINJOB)
+    document["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    job, _ = converted(yaml.safe_dump(document))
+    assert job["spec"]["managedBy"] == "kueue.x-k8s.io/multikueue"
+    assert "runPolicy" not in job["spec"]
+
+
 def test_trainjob_that_says_little_asks_for_the_rest() -> None:
     document = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",

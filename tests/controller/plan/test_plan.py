@@ -98,9 +98,14 @@ def test_objects_that_the_spec_has_turned_off_go(on: dict[str, Any], off: dict[s
     [
         pytest.param(make_job(deleting=True), "being deleted", id="deleted"),
         pytest.param(
-            make_job(make_spec(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"})),
+            make_job(make_spec(managedBy="kueue.x-k8s.io/multikueue")),
             "managed by kueue.x-k8s.io/multikueue",
             id="managed-by-another",
+        ),
+        pytest.param(
+            make_job(make_spec(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"})),
+            "managed by kueue.x-k8s.io/multikueue",
+            id="managed-by-another-in-the-old-place",
         ),
     ],
 )
@@ -108,8 +113,9 @@ def test_what_is_none_of_our_business(job: Job, reason: str) -> None:
     assert plan(see(job, (make_pod(0),))) == Plan(job.status, reason)
 
 
-def test_managed_by_us_is_ours() -> None:
-    assert plan(see(make_job(make_spec(runPolicy={"managedBy": "elasticjob.dev/operator"})))).create
+@pytest.mark.parametrize("place", [{}, {"runPolicy": {"managedBy": "elasticjob.dev/operator"}}])
+def test_managed_by_us_is_ours(place: dict[str, Any]) -> None:
+    assert plan(see(make_job(make_spec(managedBy="elasticjob.dev/operator", **place)))).create
 
 
 def test_an_invalid_job_fails_with_the_field_and_the_remedy() -> None:

@@ -280,7 +280,7 @@ def test_active_deadline_does_not_count_suspended_time() -> None:
 
 
 def test_managed_by_another_controller() -> None:
-    cluster = Cluster(make_spec(2, 4, runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"}))
+    cluster = Cluster(make_spec(2, 4, managedBy="kueue.x-k8s.io/multikueue"))
     cluster.run(60)
     assert not cluster.created
     assert not cluster.children
