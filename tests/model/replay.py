@@ -84,10 +84,10 @@ OLD_STORE, NEW_STORE = agent_wire.Store("10.0.0.1", 4000), agent_wire.Store("10.
 def machine_of(seat: Seat, *, sessions: bool) -> AgentState:
     """The agent's own state: as it is when nothing was heard since it became what the seat says."""
     store = OLD_STORE if seat.phase == READY else None
-    said = agent_wire.AgentState(seat.phase, seat.generation, store, in_process=sessions)
+    published = agent_wire.AgentState(seat.phase, seat.generation, store, in_process=sessions)
     stopping = Stage.PAUSING if sessions else Stage.STOPPING
     stage = {READY: Stage.READY, RUNNING: Stage.RUNNING, STOPPING: stopping}[seat.phase]
-    state = AgentState(said, 30.0, stage=stage, ran=True, proven=sessions, until=NOW + 60)
+    state = AgentState(published, 30.0, stage=stage, ran=True, proven=sessions, until=NOW + 60)
     return replace(state, idle=(agent_events.Idle(1),)) if sessions and seat.phase == READY else state
 
 
@@ -101,19 +101,19 @@ def directive_of(holds: Directive, rank: int) -> agent_wire.Directive:
 
 def compare_seat(seat: Seat, *, sessions: bool, rank: int) -> str:
     """How the agent's machine differs from the model here; "" where it does not."""
-    state, said, begun = machine_of(seat, sessions=sessions), [], 0
+    state, published, begun = machine_of(seat, sessions=sessions), [], 0
     happens: list[agent_events.Event] = []
     if seat.holds:
         hub = agent_events.HubView(directive=directive_of(seat.holds, rank), connected=True)
-        happens = [agent_events.Heard(hub), agent_events.Entered(seat.holds[1]), agent_events.Heard(hub)]
+        happens = [agent_events.HubChanged(hub), agent_events.Entered(seat.holds[1]), agent_events.HubChanged(hub)]
     for event in happens:
         state, actions = machine.step(state, event, NOW)
-        said += [(a.state.phase, a.state.generation) for a in actions if isinstance(a, agent_events.Say)]
+        published += [(a.state.phase, a.state.generation) for a in actions if isinstance(a, agent_events.Publish)]
         begun += sum(isinstance(a, agent_events.Begin) for a in actions)
     after = obey(seat)
     expected = [] if after == seat else [(after.phase, after.generation)]
-    if said != expected or begun != (after.phase == RUNNING and seat.phase == READY):
-        return f"the model says {expected}, the machine {said} ({begun} worlds begun)"
+    if published != expected or begun != (after.phase == RUNNING and seat.phase == READY):
+        return f"the model says {expected}, the machine {published} ({begun} worlds begun)"
     return _compare_ready(state, after, sessions=sessions) if after.phase == STOPPING else ""
 
 
@@ -127,7 +127,7 @@ def _compare_ready(state: AgentState, seat: Seat, *, sessions: bool) -> str:
         return f"the workers are out, and the machine does {actions}"
     state = replace(state, hub=agent_events.HubView())
     state, _ = machine.step(state, agent_events.Listening(NEW_STORE), NOW)
-    ready = (state.said.phase, state.said.generation, state.said.store)
+    ready = (state.published.phase, state.published.generation, state.published.store)
     return "" if ready == (READY, seat.generation, NEW_STORE) else f"the workers are out, and the machine is {ready}"
 
 

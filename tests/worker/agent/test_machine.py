@@ -28,8 +28,8 @@ def regroup(generation: int = 3, checkpoint: bool = False, reason: str = "x", gr
     return wire.Regroup(generation, reason, checkpoint, grace)
 
 
-def heard(directive: wire.Directive | None = None, **more: object) -> events.Heard:
-    return events.Heard(HubView(directive=directive, connected=True, **more))  # type: ignore[arg-type]
+def hub_changed(directive: wire.Directive | None = None, **more: object) -> events.HubChanged:
+    return events.HubChanged(HubView(directive=directive, connected=True, **more))  # type: ignore[arg-type]
 
 
 def make_state(stage: Stage, generation: int = 3, *, sessions: bool = False, nproc: int = 1, **more: object) -> State:
@@ -54,30 +54,30 @@ def play(state: State, *events: Event, now: float = NOW) -> tuple[State, list[Ac
 
 
 def phases(actions: Iterable[Action]) -> list[str]:
-    return [action.state.phase for action in actions if isinstance(action, events.Say)]
+    return [action.state.phase for action in actions if isinstance(action, events.Publish)]
 
 
 def kinds(actions: Iterable[Action]) -> list[str]:
     """The actions in their order; what is said by its phase."""
-    return [action.state.phase if isinstance(action, events.Say) else type(action).__name__ for action in actions]
+    return [action.state.phase if isinstance(action, events.Publish) else type(action).__name__ for action in actions]
 
 
 def test_a_newcomer_joins_a_world_and_leaves_it() -> None:
     state = State(wire.AgentState(address="10.0.0.1"), 30.0)
-    state, done = play(state, heard(), events.Sized(2), events.Wanted())
+    state, done = play(state, hub_changed(), events.Sized(2), events.Wanted())
     assert kinds(done) == [wire.STARTING, "CloseStores", "OpenStore"]
-    state, done = play(state, events.Listening(STORE), heard(world(1)))
+    state, done = play(state, events.Listening(STORE), hub_changed(world(1)))
     assert kinds(done) == [wire.READY, "Enter"]
-    assert done[0] == events.Say(wire.AgentState(wire.READY, 0, STORE, 2, "10.0.0.1"))
+    assert done[0] == events.Publish(wire.AgentState(wire.READY, 0, STORE, 2, "10.0.0.1"))
     state, done = play(state, events.Entered(1))
     assert done == [
-        events.Say(wire.AgentState(wire.RUNNING, 1, None, 2, "10.0.0.1")),
+        events.Publish(wire.AgentState(wire.RUNNING, 1, None, 2, "10.0.0.1")),
         events.Begin(world(1), to_sessions=False),
     ]
-    state, done = play(state, heard(regroup(1)), events.Parked(), events.Stopped(), events.Wanted())
-    assert kinds(done) == [wire.STOPPING, "Terminate", "Look", "CloseStores", "OpenStore"]
+    state, done = play(state, hub_changed(regroup(1)), events.Parked(), events.Stopped(), events.Wanted())
+    assert kinds(done) == [wire.STOPPING, "Terminate", "CheckStopped", "CloseStores", "OpenStore"]
     state, done = play(state, events.Listening(OTHER))
-    assert (state.stage, state.said.store, state.generation) == (Stage.READY, OTHER, 1)
+    assert (state.stage, state.published.store, state.generation) == (Stage.READY, OTHER, 1)
 
 
 # Fencing.
@@ -99,7 +99,7 @@ def test_a_newcomer_joins_a_world_and_leaves_it() -> None:
 def test_an_old_generation_is_stopped_before_anything_else(
     directive: wire.Directive | None, ends: bool, sessions: bool
 ) -> None:
-    state, done = play(make_state(Stage.RUNNING, sessions=sessions), heard(directive))
+    state, done = play(make_state(Stage.RUNNING, sessions=sessions), hub_changed(directive))
     if not ends:
         assert (state.stage, done) == (Stage.RUNNING, [])
     elif sessions:
@@ -108,13 +108,13 @@ def test_an_old_generation_is_stopped_before_anything_else(
     else:
         assert kinds(done) == [wire.STOPPING]
         state, done = play(state, events.Parked())
-        assert kinds(done) == ["Terminate", "Look"]
+        assert kinds(done) == ["Terminate", "CheckStopped"]
 
 
 @pytest.mark.parametrize("stage", [Stage.ENDING, Stage.SAVING, Stage.STOPPING, Stage.STOPPED, Stage.PAUSING])
 def test_no_world_is_entered_before_the_workers_are_out_of_the_last_one(stage: Stage) -> None:
     state = make_state(stage, sessions=stage is Stage.PAUSING, until=NOW + 60, granted=60.0)
-    state, done = play(state, heard(world(4)))
+    state, done = play(state, hub_changed(world(4)))
     assert "Enter" not in kinds(done)
     assert wire.READY not in phases(done)
 
@@ -129,44 +129,44 @@ def test_no_world_is_entered_before_the_workers_are_out_of_the_last_one(stage: S
     ],
 )
 def test_which_world_is_entered(directive: int, rank: int, store: wire.Store, enters: bool) -> None:
-    state, done = play(make_state(Stage.READY), heard(world(directive, rank, store)))
+    state, done = play(make_state(Stage.READY), hub_changed(world(directive, rank, store)))
     assert kinds(done) == (["Enter"] if enters else [])
     assert state.stage is (Stage.ENTERING if enters else Stage.READY)
 
 
 def test_a_world_that_it_will_not_enter_is_given_up() -> None:
-    state, done = play(make_state(Stage.READY), heard(regroup(5)))
-    assert done == [events.Say(replace(make_state(Stage.READY).said, generation=5))]
-    state, done = play(state, heard(world(5)))
+    state, done = play(make_state(Stage.READY), hub_changed(regroup(5)))
+    assert done == [events.Publish(replace(make_state(Stage.READY).published, generation=5))]
+    state, done = play(state, hub_changed(world(5)))
     assert (state.stage, done) == (Stage.READY, [])
 
 
 def test_a_world_that_ends_before_its_store_answers_is_named_and_a_new_store_opened() -> None:
-    state, done = play(make_state(Stage.READY), heard(world(4)), heard(regroup(4)), events.Missed(4))
+    state, done = play(make_state(Stage.READY), hub_changed(world(4)), hub_changed(regroup(4)), events.Missed(4))
     assert kinds(done) == ["Enter", wire.STOPPING, "CloseStores", "OpenStore"]
     assert state.generation == 4
 
 
 def test_a_late_answer_of_a_store_starts_nobody() -> None:
-    state, _ = play(make_state(Stage.READY), heard(world(4)), heard(regroup(4)), events.Missed(4))
+    state, _ = play(make_state(Stage.READY), hub_changed(world(4)), hub_changed(regroup(4)), events.Missed(4))
     state, done = play(state, events.Entered(4))
     assert (state.stage, done) == (Stage.PREPARING, [])
 
 
 def test_a_late_answer_brings_no_world_to_sessions_that_died_meanwhile() -> None:
-    state, _ = play(make_state(Stage.READY, sessions=True), heard(world(4)), events.Wanted(FAILURE))
+    state, _ = play(make_state(Stage.READY, sessions=True), hub_changed(world(4)), events.Wanted(FAILURE))
     state, done = play(state, events.Entered(4))
-    assert (state.stage, state.said.phase, done) == (Stage.LAUNCHED, wire.STARTING, [])
+    assert (state.stage, state.published.phase, done) == (Stage.LAUNCHED, wire.STARTING, [])
 
 
 # The end of a world, for workers that are started anew.
 
 
 def test_workers_save_before_they_are_stopped_and_hurry_when_somebody_is_lost() -> None:
-    state, done = play(make_state(Stage.RUNNING), heard(regroup(3, checkpoint=True)), events.Parked(FAILURE))
+    state, done = play(make_state(Stage.RUNNING), hub_changed(regroup(3, checkpoint=True)), events.Parked(FAILURE))
     assert kinds(done) == [wire.STOPPING, "Save"]
     assert play(state, events.Tick(), now=NOW + 9.9)[1] == []
-    for event in (events.Saved(), heard(regroup(3))):
+    for event in (events.Saved(), hub_changed(regroup(3))):
         after, done = play(state, event)
         assert after.stage is Stage.STOPPING
         assert kinds(done)[0] == "Terminate"
@@ -177,17 +177,17 @@ def test_workers_save_before_they_are_stopped_and_hurry_when_somebody_is_lost() 
 def test_torch_looks_at_no_worker_while_they_are_ended() -> None:
     state = make_state(Stage.RUNNING)
     assert not rules.holds_torch(state)
-    state, _ = play(state, heard(regroup()))
+    state, _ = play(state, hub_changed(regroup()))
     assert rules.holds_torch(state)
     state, _ = play(state, events.Parked(), events.Stopped())
     assert rules.holds_torch(state)
-    sessions, _ = play(make_state(Stage.RUNNING, sessions=True), heard(regroup()))
+    sessions, _ = play(make_state(Stage.RUNNING, sessions=True), hub_changed(regroup()))
     assert not rules.holds_torch(sessions), "sessions stay, and torch restarts those that die"
 
 
 def test_workers_that_do_not_end_are_killed() -> None:
-    state, _ = play(make_state(Stage.RUNNING), heard(regroup()), events.Parked())
-    assert kinds(play(state, events.Tick(), now=NOW + stages.LOSS_GRACE - 0.01)[1]) == ["Look"]
+    state, _ = play(make_state(Stage.RUNNING), hub_changed(regroup()), events.Parked())
+    assert kinds(play(state, events.Tick(), now=NOW + stages.LOSS_GRACE - 0.01)[1]) == ["CheckStopped"]
     assert kinds(play(state, events.Tick(), now=NOW + stages.LOSS_GRACE)[1]) == ["Kill"]
     assert rules.find_wake(state, NOW) == pytest.approx(NOW + rules.LOOK_EVERY)
 
@@ -204,9 +204,9 @@ def test_workers_that_do_not_end_are_killed() -> None:
 def test_what_is_said_of_workers_that_were_stopped(
     parked: wire.Failure | None, stopped: wire.Failure | None, told: wire.Failure | None
 ) -> None:
-    state, _ = play(make_state(Stage.RUNNING), heard(regroup()), events.Parked(parked), events.Stopped(stopped))
+    state, _ = play(make_state(Stage.RUNNING), hub_changed(regroup()), events.Parked(parked), events.Stopped(stopped))
     state, _ = play(state, events.Wanted(FAILURE), events.Listening(STORE))
-    assert state.said.failure == told
+    assert state.published.failure == told
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_is_said_of_workers_that_ended(
 ) -> None:
     state, _ = play(make_state(Stage.RUNNING, hub=HubView(directive=directive)), events.Wanted(found))
     state, _ = play(state, events.Listening(STORE))
-    assert (state.said.phase, state.said.failure) == (wire.READY, told)
+    assert (state.published.phase, state.published.failure) == (wire.READY, told)
 
 
 # Hangs.
@@ -233,17 +233,17 @@ def test_what_is_said_of_workers_that_ended(
 def test_a_hang_is_told_and_the_world_ends_when_all_have_looked() -> None:
     state, done = play(make_state(Stage.RUNNING), events.Hung(), events.Examined(HANG))
     assert kinds(done) == ["Examine", wire.RUNNING]
-    assert state.said.failure == HANG
-    state, done = play(state, heard(regroup(reason=wire.HUNG)), events.Parked())
+    assert state.published.failure == HANG
+    state, done = play(state, hub_changed(regroup(reason=wire.HUNG)), events.Parked())
     assert (state.stage, done) == (Stage.HOLDING, [])
     state, done = play(state, events.Tick(), now=NOW + stages.HOLD)
     assert kinds(done) == [wire.STOPPING, "Kill"]
     state, _ = play(state, events.Stopped(), events.Wanted(FAILURE), events.Listening(STORE))
-    assert state.said.failure == HANG
+    assert state.published.failure == HANG
 
 
 def test_a_hang_of_others_is_examined_here_too() -> None:
-    state, done = play(make_state(Stage.RUNNING), heard(regroup(reason=wire.HUNG)))
+    state, done = play(make_state(Stage.RUNNING), hub_changed(regroup(reason=wire.HUNG)))
     assert (state.stage, kinds(done)) == (Stage.EXAMINING, ["Examine"])
 
 
@@ -257,37 +257,37 @@ def test_a_hub_that_does_not_answer_a_hang_is_not_waited_for(sessions: bool, doe
 
 
 def test_sessions_that_wait_in_a_hung_world_keep_their_memory() -> None:
-    state, _ = play(make_state(Stage.RUNNING, sessions=True, nproc=2), heard(regroup(reason=wire.HUNG)))
+    state, _ = play(make_state(Stage.RUNNING, sessions=True, nproc=2), hub_changed(regroup(reason=wire.HUNG)))
     state, _ = play(state, events.Examined(HANG, frozenset({7})))
     state, done = play(state, events.Tick(), now=NOW + stages.HOLD)
     assert done[0] == events.KillProcesses(frozenset({7}))
-    assert (state.stage, state.said.failure) == (Stage.PAUSING, HANG)
+    assert (state.stage, state.published.failure) == (Stage.PAUSING, HANG)
 
 
 # Sessions.
 
 
 def test_sessions_go_from_world_to_world() -> None:
-    state, done = play(make_state(Stage.RUNNING, sessions=True, nproc=2), heard(regroup(checkpoint=True)))
+    state, done = play(make_state(Stage.RUNNING, sessions=True, nproc=2), hub_changed(regroup(checkpoint=True)))
     assert kinds(done) == [wire.STOPPING, "AskPause"]
     assert done[-1] == events.AskPause(3, announced=True)
-    state, done = play(state, heard(regroup()))
+    state, done = play(state, hub_changed(regroup()))
     assert kinds(done) == ["CloseStores", "AskPause"], "somebody was lost meanwhile"
     state, done = play(state, events.Idle(1))
     assert done == []
-    state, done = play(state, events.Idle(2), events.Listening(STORE), heard(world(4)), events.Entered(4))
+    state, done = play(state, events.Idle(2), events.Listening(STORE), hub_changed(world(4)), events.Entered(4))
     assert kinds(done) == ["CloseStores", "OpenStore", wire.READY, "Enter", wire.RUNNING, "Begin"]
     assert done[-1] == events.Begin(world(4), to_sessions=True)
     assert (state.stage, state.idle) == (Stage.RUNNING, ())
 
 
 def test_a_session_that_waits_for_a_lost_member_is_freed_although_another_has_left() -> None:
-    _, done = play(make_state(Stage.RUNNING, sessions=True, nproc=2), events.Idle(1, "closed"), heard(regroup()))
+    _, done = play(make_state(Stage.RUNNING, sessions=True, nproc=2), events.Idle(1, "closed"), hub_changed(regroup()))
     assert kinds(done) == [wire.STOPPING, "CloseStores", "AskPause"]
 
 
 def test_a_session_that_stays_is_killed() -> None:
-    state, _ = play(make_state(Stage.RUNNING, sessions=True, nproc=2), heard(regroup()), events.Idle(1))
+    state, _ = play(make_state(Stage.RUNNING, sessions=True, nproc=2), hub_changed(regroup()), events.Idle(1))
     patience = NOW + 30.0 + stages.PATIENCE
     assert play(state, events.Tick(), now=patience - 0.1)[1] == []
     state, done = play(state, events.Tick(), now=patience)
@@ -298,35 +298,35 @@ def test_a_session_that_stays_is_killed() -> None:
 def test_what_broke_the_world_is_told_where_the_hub_did_not_order_it() -> None:
     running = make_state(Stage.RUNNING, sessions=True)
     state, _ = play(running, events.Idle(1, "connection closed"), events.Listening(STORE))
-    assert state.said.failure == wire.Failure(3, message="connection closed")
-    state, _ = play(running, heard(regroup()), events.Idle(1, "connection closed"), events.Listening(STORE))
-    assert state.said.failure is None
+    assert state.published.failure == wire.Failure(3, message="connection closed")
+    state, _ = play(running, hub_changed(regroup()), events.Idle(1, "connection closed"), events.Listening(STORE))
+    assert state.published.failure is None
 
 
 def test_a_worker_that_dies_while_its_pod_is_ready_takes_the_word_back() -> None:
-    state, done = play(make_state(Stage.READY, sessions=True), events.Gone(1), heard(world(4)))
+    state, done = play(make_state(Stage.READY, sessions=True), events.Gone(1), hub_changed(world(4)))
     assert (state.stage, kinds(done)) == (Stage.LAUNCHED, [wire.STARTING])
 
 
 def test_a_session_that_dies_is_started_anew_and_the_world_hears_why() -> None:
     state, done = play(make_state(Stage.RUNNING, sessions=True), events.Gone(1), events.Wanted(FAILURE))
     assert kinds(done) == [wire.STARTING, "Launch"]
-    assert state.said.failure == FAILURE
-    state, done = play(state, heard(regroup()))
+    assert state.published.failure == FAILURE
+    state, done = play(state, hub_changed(regroup()))
     assert kinds(done) == ["CloseStores"], "nobody is to wait in our store"
     state, done = play(state, events.Idle(2), events.Listening(STORE))
-    assert (state.said.phase, state.said.failure) == (wire.READY, FAILURE)
+    assert (state.published.phase, state.published.failure) == (wire.READY, FAILURE)
 
 
 def test_a_script_that_makes_no_session_is_started_in_a_world() -> None:
     state = State(wire.AgentState(), 30.0)
-    state, done = play(state, heard(welcome=wire.Welcome(1, 3, in_process=True)), events.Wanted())
+    state, done = play(state, hub_changed(welcome=wire.Welcome(1, 3, in_process=True)), events.Wanted())
     assert kinds(done) == [wire.STARTING, "Launch"]
     assert state.keeps_memory
     state, done = play(state, events.Wanted(FAILURE))
     assert kinds(done) == [wire.STARTING, "Log", "CloseStores", "OpenStore"]
     state, _ = play(state, events.Listening(STORE))
-    assert (state.said.phase, state.said.failure, state.keeps_memory) == (wire.READY, None, False)
+    assert (state.published.phase, state.published.failure, state.keeps_memory) == (wire.READY, None, False)
 
 
 @pytest.mark.parametrize(
@@ -355,14 +355,14 @@ def test_when_made_sessions_are_kept(stage: Stage, generation: int, wants: bool 
 
 def test_sessions_that_nobody_continues_save_first() -> None:
     running = make_state(Stage.RUNNING, sessions=True)
-    state, done = play(running, heard(wire.Stop("over", checkpoint=True, grace_seconds=10.0)))
+    state, done = play(running, hub_changed(wire.Stop("over", checkpoint=True, grace_seconds=10.0)))
     assert (state.stage, kinds(done)) == (Stage.SAVING, ["Save"])
     state, done = play(state, events.Saved())
     assert kinds(done) == [wire.STOPPING, "AskPause"]
     state, done = play(state, events.Idle(1))
     assert (state.stage, state.end) == (Stage.OVER, events.Exit(0, "over"))
     state, done = play(state, events.Parked())
-    assert kinds(done) == ["Terminate", "Look"]
+    assert kinds(done) == ["Terminate", "CheckStopped"]
     assert play(state, events.Stopped(), events.Wanted())[1] == [events.Exit(0, "over")]
 
 
@@ -374,7 +374,7 @@ def test_sigterm_trains_on_until_the_others_go_on() -> None:
     assert phases(done) == [wire.LEAVING]
     assert rules.find_wake(state, NOW) == state.leave_at == NOW + 25.0
     assert play(state, events.Tick(), now=NOW + 24.9)[1] == []
-    for event, now in ((heard(regroup()), NOW), (heard(rejected=True), NOW), (events.Tick(), NOW + 25.0)):
+    for event, now in ((hub_changed(regroup()), NOW), (hub_changed(rejected=True), NOW), (events.Tick(), NOW + 25.0)):
         assert phases(play(state, event, now=now)[1]) == [wire.STOPPING]
     assert play(state, events.Terminated()) == (state, [])
 
@@ -383,9 +383,9 @@ def test_sigterm_trains_on_until_the_others_go_on() -> None:
     ("event", "end"),
     [
         pytest.param(events.Terminated(), (0, False), id="SIGTERM"),
-        pytest.param(heard(wire.Stop("done")), (0, False), id="stop"),
-        pytest.param(heard(wire.Stop("broken", ok=False)), (1, False), id="stop after a failure"),
-        pytest.param(heard(fatal="no such pod"), (1, True), id="refused"),
+        pytest.param(hub_changed(wire.Stop("done")), (0, False), id="stop"),
+        pytest.param(hub_changed(wire.Stop("broken", ok=False)), (1, False), id="stop after a failure"),
+        pytest.param(hub_changed(fatal="no such pod"), (1, True), id="refused"),
     ],
 )
 def test_what_ends_the_waiting_for_a_world(event: Event, end: tuple[int, bool]) -> None:
@@ -399,4 +399,4 @@ def test_what_ends_the_waiting_for_a_world(event: Event, end: tuple[int, bool]) 
 def test_the_last_word_is_said_once() -> None:
     state, done = play(make_state(Stage.RUNNING), events.Finished(), events.Ended(wire.SUCCEEDED))
     assert phases(done) == [wire.SUCCEEDED]
-    assert play(state, heard(regroup()))[1] == [], "what succeeded is not disturbed"
+    assert play(state, hub_changed(regroup()))[1] == [], "what succeeded is not disturbed"

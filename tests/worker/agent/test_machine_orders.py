@@ -32,8 +32,8 @@ def perform(before: Around, state: State, actions: tuple[Action, ...]) -> Around
     after = replace(before, state=state)
     for action in actions:
         match action:
-            case events.Say(said):
-                check_said(after, before, said)
+            case events.Publish(published):
+                check_published(after, before, published)
             case events.OpenStore():
                 assert after.running == 0, "a store for the next world while workers run in this one"
                 after = replace(after, opened=after.opened + 1)
@@ -47,12 +47,12 @@ def perform(before: Around, state: State, actions: tuple[Action, ...]) -> Around
     return after
 
 
-def check_said(around: Around, before: Around, said: wire.AgentState) -> None:
-    assert said.generation >= before.state.generation, "it goes back"
-    if said.phase == wire.READY:
+def check_published(around: Around, before: Around, published: wire.AgentState) -> None:
+    assert published.generation >= before.state.generation, "it goes back"
+    if published.phase == wire.READY:
         assert around.running == 0, "ready, and workers run"
-        assert said.store is not None
-        assert said.store.port > around.spent, "ready with the store of an old world"
+        assert published.store is not None
+        assert published.store.port > around.spent, "ready with the store of an old world"
 
 
 def happenings(around: Around, sessions: bool) -> Iterator[tuple[Event, Around]]:
@@ -64,7 +64,7 @@ def happenings(around: Around, sessions: bool) -> Iterator[tuple[Event, Around]]
             wire.Regroup(generation, "x"),
         ):
             if directive != state.hub.directive:
-                yield events.Heard(HubView(directive=directive)), around
+                yield events.HubChanged(HubView(directive=directive)), around
     if state.stage is Stage.PREPARING and around.opened < STORES:
         yield events.Listening(wire.Store("a", around.opened)), around
     if around.entering:

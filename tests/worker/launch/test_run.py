@@ -195,7 +195,7 @@ def test_without_its_standby_it_starts_workers_cold(hub: FakeHub, pods: Pods, tm
     hub.remove(world.pods[1])
     smaller = hub.wait_for_world(1, newer_than=world.generation)
     Steps(out).wait_for_world(1, smaller.generation)
-    assert "workers start cold from now on" in next(p for p in members if p.name == smaller.pods[0]).log
+    assert "from now on workers start cold" in next(p for p in members if p.name == smaller.pods[0]).log
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -89,7 +89,7 @@ def test_a_script_without_a_session_is_started_in_a_world(hub: FakeHub, pods: Po
     pod = pods.start("pod-0", str(STEPS), "--out", str(steps.folder))
     world = hub.wait_for_world(1, timeout=120)
     steps.wait_for_world(1, world.generation)
-    assert "before it made an elasticjob.Session" in pod.log
+    assert "before it created an elasticjob.Session" in pod.log
     assert not hub.failures(), "it costs nothing of the restart budget"
     assert not hub.agents["pod-0"].state["inProcess"]
 

@@ -1,6 +1,6 @@
-"""What happens to an agent (events), and what it does (actions). All of them are frozen events.
+"""The inputs (events) and outputs (actions) of the agent's machine. All of them are frozen dataclasses.
 
-`machine` decides with them; `executor` reports events and carries out actions.
+`executor` posts events and carries out actions; `machine` maps the one to the other.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from elasticjob.protocol import wire
 
 @dataclass(frozen=True)
 class HubView:
-    """What is known of the hub."""
+    """The agent's current knowledge of the hub."""
 
-    directive: wire.Directive | None = None  # the last one counts, also while the hub is away
+    directive: wire.Directive | None = None  # the latest; it stays in force while the hub is away
     welcome: wire.Welcome | None = None  # the latest
     connected: bool = False
-    rejected: bool = False  # when we last came to it, it did not know this pod
-    fatal: str | None = None  # why the connection is over for good
-    problem: str | None = None  # why there is no connection now
+    rejected: bool = False  # the latest attempt to connect was refused: the hub does not know this pod
+    fatal: str | None = None  # why the client stopped reconnecting
+    problem: str | None = None  # why there is no connection at the moment
 
 
 # Events.
@@ -31,27 +31,27 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """The hub said something, came or went. Always the whole of what is known."""
+class HubChanged:
+    """A message arrived from the hub, or the connection was made or lost. Carries the complete view."""
 
     hub: HubView
 
 
 @dataclass(frozen=True)
 class Terminated:
-    """SIGTERM."""
+    """The agent received SIGTERM."""
 
 
 @dataclass(frozen=True)
 class Sized:
-    """How many workers this pod has."""
+    """torch's agent has set the number of workers in this pod."""
 
     nproc: int
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """torch wants to start workers; none runs. `found` is how the last ones failed, as torch knows it."""
+    """torch asks for a world to start workers in; none runs. `found`: the failure of the last ones that torch noted."""
 
     found: wire.Failure | None = None
 
@@ -65,58 +65,60 @@ class Listening:
 
 @dataclass(frozen=True)
 class Entered:
-    """The store of this generation answers."""
+    """The agent has connected to the store of this generation."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Missed:
-    """This generation ended before its store answered."""
+    """This generation ended before the agent had connected to its store."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Parked:
-    """torch's loop waits until the workers have stopped."""
+    """torch's loop is blocked until the workers have stopped."""
 
     found: wire.Failure | None = None
 
 
 @dataclass(frozen=True)
 class Hung:
-    """The workers make no steps."""
+    """The workers reported no step within the hang timeout."""
 
 
 @dataclass(frozen=True)
 class Examined:
+    """The stacks of the hung workers were collected. `waiting`: pids of those blocked in a collective."""
+
     evidence: wire.Failure
     waiting: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Every script that was asked to save has done so, or has ended."""
+    """Every script that was asked for a checkpoint has saved one, or has exited."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """No worker runs any more."""
+    """All workers have exited."""
 
     found: wire.Failure | None = None
 
 
 @dataclass(frozen=True)
 class SessionsMade:
-    """All workers of this generation have made a session."""
+    """All workers of this generation have created a Session."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Idle:
-    """A session has left its world and waits for the next; `error` says what broke the last one."""
+    """A session has left its world and waits for the next one. `error`: the exception that ended the last one."""
 
     pid: int
     error: str | None = None
@@ -124,19 +126,19 @@ class Idle:
 
 @dataclass(frozen=True)
 class Gone:
-    """A worker has hung up."""
+    """A worker has closed its control connection."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The workers ended well."""
+    """All workers exited with code 0."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The agent is about to end: its last word."""
+    """The agent is about to exit, in this final phase."""
 
     phase: str
     failure: wire.Failure | None = None
@@ -144,7 +146,7 @@ class Ended:
 
 Event = (
     Tick
-    | Heard
+    | HubChanged
     | Terminated
     | Sized
     | Wanted
@@ -168,20 +170,20 @@ Event = (
 
 
 @dataclass(frozen=True)
-class Say:
-    """Tell the hub."""
+class Publish:
+    """Send this state to the hub."""
 
     state: wire.AgentState
 
 
 @dataclass(frozen=True)
 class CloseStores:
-    """Nobody is to wait in the store of the last generation any longer."""
+    """Close the stores of the last generation, which releases everything that blocks in them."""
 
 
 @dataclass(frozen=True)
 class OpenStore:
-    """Listen with a new store; answered by Listening."""
+    """Open a new store; answered by Listening."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class Enter:
 
 @dataclass(frozen=True)
 class Begin:
-    """Start the workers in this world, or send it to the sessions that wait."""
+    """Start the workers in this world, or send the world to the waiting sessions."""
 
     world: wire.World
     to_sessions: bool
@@ -201,12 +203,12 @@ class Begin:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start the workers before there is a world: they make sessions and wait."""
+    """Start the workers before a world exists: they create sessions and wait."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """Let torch's loop end: this pod is let go, or (`is_error`) cannot take part."""
+    """End torch's loop: the hub released this pod or, with `is_error`, the pod cannot take part."""
 
     code: int
     reason: str
@@ -220,36 +222,36 @@ class Save:
 
 @dataclass(frozen=True)
 class Terminate:
-    """SIGTERM to the workers."""
+    """Send SIGTERM to the workers."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """Answered by Stopped where no worker runs."""
+class CheckStopped:
+    """Check whether the workers have exited; answered by Stopped if they have."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL to the workers; answered by Stopped."""
+    """Send SIGKILL to the workers; answered by Stopped."""
 
 
 @dataclass(frozen=True)
 class KillProcesses:
-    """SIGKILL to all workers but these (pids), which can be freed and keep their memory."""
+    """Send SIGKILL to all workers except these (pids), which can leave the collective and keep their memory."""
 
     but: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class KillSessions:
-    """SIGKILL to the sessions that did not leave their world in time: all but these (pids)."""
+    """Send SIGKILL to the sessions that did not leave their world in time: all except these (pids)."""
 
     but: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class AskPause:
-    """Ask the sessions to leave the world; with notice they agree on the last step."""
+    """Ask the sessions to leave the world. If `announced`, they first agree on a common last step."""
 
     generation: int
     announced: bool
@@ -257,7 +259,7 @@ class AskPause:
 
 @dataclass(frozen=True)
 class Examine:
-    """Find out where the workers are; answered by Examined."""
+    """Collect the stacks of the workers; answered by Examined."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ class Log:
 
 
 Action = (
-    Say
+    Publish
     | CloseStores
     | OpenStore
     | Enter
@@ -276,7 +278,7 @@ Action = (
     | Exit
     | Save
     | Terminate
-    | Look
+    | CheckStopped
     | Kill
     | KillProcesses
     | KillSessions

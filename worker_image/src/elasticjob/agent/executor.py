@@ -1,8 +1,8 @@
-"""Carries out what `machine` decides: owns the connection to the hub, the stores and the workers' signals.
+"""Carries out what `machine` decides. Owns the connection to the hub, the stores and the signals to workers.
 
-Whatever happens is an event in one queue. One thread takes them one by one, steps the machine, and acts. What may take
-long (to connect to a store, to examine hung workers) has a thread of its own and ends in another event. torch's loop
-in the main thread only asks: for a world, and whether it has to stop looking at its workers.
+All events go through one queue. One thread takes them in order, steps the machine and performs its actions. An action
+that can block for long (connecting to a store, examining hung workers) runs in its own thread and posts an event at its
+end. torch's loop, in the main thread, only asks for a world and whether it must restart its workers.
 """
 
 from __future__ import annotations
@@ -30,46 +30,50 @@ from elasticjob.protocol import directives, store, wire
 
 logger = logging.getLogger("elasticjob")
 
-_ADVICE = 30.0  # seconds between two lines about a hub that does not answer
-_SETTLE = 10.0  # seconds that the end waits for the hub's answer
+_ADVICE = 30.0  # seconds between two warnings about a hub that does not answer
+_SETTLE = 10.0  # seconds that `end` waits for the hub's answer
 _STORE_PATIENCE = 30.0
 
 Answer = events.Begin | events.Launch | events.Exit
 
 
 class JoinError(Exception):
-    """The pod cannot become a member; the text says why and what to do."""
+    """The pod cannot become a member. The message names the cause and the remedy."""
 
 
 class Executor:
-    """The agent of one pod. `connect` it once; `end` it at the end."""
+    """The agent of one pod. Call `connect` once at the start, and `end` once at the end."""
 
     def __init__(self, settings: Settings, join_timeout: float = 600.0) -> None:
         self.settings = settings
-        said = wire.AgentState(address=settings.pod_ip)
-        self.state = State(said, settings.grace_seconds, settings.in_process)
-        self._carried_out = self.state  # the latest of which all actions are done
-        self.agent: SimpleElasticAgent | None = None  # torch's, which has the worker processes
+        published = wire.AgentState(address=settings.pod_ip)
+        self.state = State(published, settings.grace_seconds, settings.in_process)
+        self._carried_out = self.state  # the latest state whose actions have all been performed
+        self.agent: SimpleElasticAgent | None = None  # torch's agent, which owns the worker processes
         self._join_timeout = join_timeout
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # a signal handler may put
-        self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()  # to torch, which wants workers
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # reentrant: a signal handler may put
+        self._answers: queue.SimpleQueue[Answer | Exception] = (
+            queue.SimpleQueue()
+        )  # replies to torch's requests for a world
         self._changed = threading.Condition()
         self._crash: Exception | None = None
-        self._server: TCPStore | None = None  # ours, before a world
-        self._stores: dict[int, store.GenerationStore] = {}  # by generation: one may come when its world is over
+        self._server: TCPStore | None = None  # the store that this agent offers while it is ready
+        self._stores: dict[
+            int, store.GenerationStore
+        ] = {}  # by generation: a connection may complete after its world is over
         self._examining = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="elasticjob-agent", daemon=True)
-        self.hub = hub_client.Hub(settings, _versions(), said, lambda view: self.post(events.Heard(view)))
+        self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
         self.workers = LocalWorkers(self.hub, settings.hang_timeout, self._find_place, self._on_message)
 
     # For torch's loop, in the main thread.
 
     def post(self, event: Event) -> None:
-        """Something happened. From any thread, and from a signal handler."""
+        """Queue an event. Safe from any thread and from a signal handler."""
         self._events.put(event)
 
     def wait(self, predicate: Callable[[State], bool], timeout: float | None = None) -> bool:
-        """Block until the state is so, and what follows from it is done. Raises what has ended the machine."""
+        """Block until `predicate` holds (False after `timeout` seconds). Raises what ended the machine's thread."""
         with self._changed:
             found = self._changed.wait_for(lambda: self._crash is not None or predicate(self._carried_out), timeout)
             if self._crash is not None:
@@ -77,7 +81,7 @@ class Executor:
             return found
 
     def connect(self) -> None:
-        """Connect to the hub; returns when it has said welcome, or why there is no world. Raises JoinError."""
+        """Connect to the hub; return when it has welcomed or rejected this pod. Raises JoinError at the timeout."""
         if not self._thread.is_alive():
             self._thread.start()
             self.hub.start()
@@ -92,7 +96,7 @@ class Executor:
             logger.warning("Still waiting for the hub %s: %s", self.settings.hub_url, problem)
 
     def await_workers_world(self) -> Answer:
-        """torch wants to start workers: in which world, if any."""
+        """Request a world for new workers; block until there is one, or a reason to exit."""
         self.post(events.Wanted(self._find_failure()))
         answer = self._answers.get()
         if isinstance(answer, Exception):
@@ -100,7 +104,7 @@ class Executor:
         return answer
 
     def is_to_stop(self) -> bool:
-        """Whether torch has to start its workers anew. Where they are being ended, this waits for it."""
+        """Whether torch must restart its workers. While they are being stopped, block until they have exited."""
         if self.workers.is_hung():
             self.post(events.Hung())
         if not self.wait(rules.holds_torch, 0.0):
@@ -109,23 +113,23 @@ class Executor:
         return self.wait(lambda state: state.stage is Stage.STOPPED)
 
     def finish(self, all_finished: Callable[[], bool], timeout: float) -> None:
-        """The workers ended well: say so, and wait until the hub or all other members agree."""
+        """Report success, and wait up to `timeout` seconds until the hub or all other members have agreed."""
         self.post(events.Finished())
         deadline = time.monotonic() + timeout
         while not self.wait(lambda state: state.stage is Stage.FINISHED and rules.is_released(state), 0.2):
-            # Workers that keep their memory have left the store behind that torch's agent asks.
+            # For workers that keep their memory, the store that `all_finished` reads is an outdated one.
             if (all_finished() and not self.state.keeps_memory) or time.monotonic() >= deadline:
                 return
 
-    def say_last(self, phase: str, failure: wire.Failure | None = None) -> None:
-        """The hub is told how the agent ends."""
+    def publish_end(self, phase: str, failure: wire.Failure | None = None) -> None:
+        """Publish the final phase of the agent."""
         self.post(events.Ended(phase, failure))
-        self.wait(lambda state: state.stage is Stage.FINISHED and state.said.phase == phase)
+        self.wait(lambda state: state.stage is Stage.FINISHED and state.published.phase == phase)
 
     def end(self, phase: str, failure: wire.Failure | None = None) -> None:
-        """Say the last word, give the hub a moment to hear and answer it, and hang up."""
+        """Publish the final phase, give the hub a moment to receive and answer it, and disconnect."""
         if self._thread.is_alive():
-            self.say_last(phase, failure)
+            self.publish_end(phase, failure)
             patience = _SETTLE if self.state.hub.connected else 1.0
             self.hub.flush(patience)
             if phase == wire.SUCCEEDED:
@@ -136,7 +140,7 @@ class Executor:
         self.workers.close()
 
     def store_of(self, world: wire.World) -> store.GenerationStore:
-        """The store of a world that was entered."""
+        """The store of a world that this agent has entered. Raises KeyError for any other."""
         return self._stores[world.generation]
 
     # The machine's thread.
@@ -145,8 +149,8 @@ class Executor:
         try:
             while (event := self._next_event()) is not None:
                 self._step(event)
-        except Exception as error:  # torch must hear of it: it would wait for ever
-            logger.exception("The agent failed.")
+        except Exception as error:  # pass it on: torch's thread would wait for ever
+            logger.exception("The agent's machine failed.")
             with self._changed:
                 self._crash = error
                 self._changed.notify_all()
@@ -170,8 +174,8 @@ class Executor:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case events.Say(said):
-                self.hub.say(said)
+            case events.Publish(published):
+                self.hub.publish(published)
             case events.CloseStores():
                 self._close_stores()
             case events.OpenStore():
@@ -192,14 +196,14 @@ class Executor:
                 self._signal(action)
 
     def _signal(self, action: Action) -> None:
-        """The actions on worker processes."""
+        """Perform the actions that concern worker processes."""
         match action:
             case events.Save():
                 self.workers.save(lambda: self.post(events.Saved()))
             case events.Terminate():
                 self.workers.end_saving()
                 torch_agent.signal_workers(self.agent, signal.SIGTERM)
-            case events.Look():
+            case events.CheckStopped():
                 if not torch_agent.has_workers(self.agent):
                     self.post(events.Stopped(self._find_failure()))
             case events.Kill():
@@ -225,7 +229,7 @@ class Executor:
             assert self._server is not None
             self._use_store(self._server, world)
             return
-        self._server = None  # ours is not needed in this generation
+        self._server = None  # rank 0 hosts the store of this generation
         threading.Thread(target=self._connect_store, args=(world,), name="elasticjob-enter", daemon=True).start()
 
     def _connect_store(self, world: wire.World) -> None:
@@ -237,7 +241,9 @@ class Executor:
             try:
                 inner = store.connect(world.store, missed, time.monotonic() + _STORE_PATIENCE)
             except OSError as error:
-                logger.warning("Generation %d: %s. Trying on until the hub says otherwise.", world.generation, error)
+                logger.warning(
+                    "Generation %d: %s. Retrying until the hub ends this generation.", world.generation, error
+                )
         if inner is None:
             self.post(events.Missed(world.generation))
         else:
@@ -255,12 +261,12 @@ class Executor:
     # Workers.
 
     def _find_place(self) -> tuple[int, int]:
-        """The present generation, and the global rank of this pod's first worker in it."""
+        """The current generation, and the global rank of this pod's first worker in it."""
         state = self.state
         return state.generation, 0 if state.world is None else directives.base_rank(state.world)
 
     def _on_message(self, peer: control.Peer, message: control.Message | None) -> None:
-        """In the thread that reads from this worker."""
+        """Post the event that this message stands for. Called in the reader thread of the worker's connection."""
         kind = None if message is None else message.get("type")
         if message is None:
             self.post(events.Gone(peer.pid))
@@ -270,16 +276,17 @@ class Executor:
         elif kind == "hello":
             generation = self.state.generation
             made = {one.pid for one in self.workers.server.peers(control.SESSION) if one.generation == generation}
-            if len(made) >= self.state.said.nproc:
+            if len(made) >= self.state.published.nproc:
                 self.post(events.SessionsMade(generation))
 
     def _examine(self) -> None:
         with self._examining:
             try:
                 evidence = self.workers.examine()
-            except Exception as error:  # the world ends all the same
-                logger.exception("The hung workers could not be examined.")
-                evidence = wire.Failure(self.state.generation, message=f"no step is made ({error!r})", kind=wire.HANG)
+            except Exception as error:  # the world has to end in any case
+                logger.exception("Could not examine the hung workers.")
+                text = f"no step was reported; the workers could not be examined: {error!r}"
+                evidence = wire.Failure(self.state.generation, message=text, kind=wire.HANG)
         self.post(events.Examined(evidence, frozenset(self.workers.waiting)))
 
 

@@ -1,8 +1,8 @@
-"""The rendezvous backend `elasticjob`: torch's agent as a member of an ElasticJob.
+"""The rendezvous backend `elasticjob`, which makes torch's agent a member of an ElasticJob.
 
-The hub says who is in the world, so there is no waiting for stragglers and nothing to agree on. torch's loop asks two
-things: `next_rendezvous`, for a world; and `num_nodes_waiting`, between two looks at its workers, whether to start them
-anew. The answers are the machine's; nothing is decided here.
+The hub decides who is in the world, so agents neither wait for stragglers nor negotiate. torch's loop has two
+questions: `next_rendezvous` returns a world; `num_nodes_waiting`, called between two polls of the workers, returns
+whether to restart them. The machine makes both decisions; this module only translates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ logger = logging.getLogger("elasticjob")
 
 
 def open_handler(params: RendezvousParameters) -> ElasticJobRendezvous:
-    """The handler of this pod, from its environment."""
+    """The handler of this pod, configured from its environment.
+
+    Raises SystemExit, with one line on stderr, if the environment is not valid.
+    """
     if not elastic_store.knows_rank_keys():
         os.environ[env.IN_PROCESS] = "0"  # the workers inherit it: their sessions are restarted at each change
     try:
@@ -48,13 +51,13 @@ def open_handler(params: RendezvousParameters) -> ElasticJobRendezvous:
 
 
 def fail(message: str) -> NoReturn:
-    """End with one line for the user: a traceback would hide it."""
+    """Exit with code 1 and one line on stderr, without a traceback that would hide it. Raises SystemExit."""
     print(f"elasticjob: error: {message}", file=sys.stderr, flush=True)
     raise SystemExit(1)
 
 
 def _exit(end: events.Exit) -> NoReturn:
-    """Leave torch's loop: quietly where the hub lets us go."""
+    """Leave torch's loop; without an error message if the hub released this pod."""
     if end.is_error:
         fail(end.reason)
     logger.info("Leaving: %s", end.reason)
@@ -62,7 +65,7 @@ def _exit(end: events.Exit) -> NoReturn:
 
 
 class ElasticJobRendezvous(RendezvousHandler):
-    """torch's view of our membership."""
+    """Implements torch's rendezvous interface on top of the operator's membership."""
 
     def __init__(self, executor: Executor, run_id: str) -> None:
         self.executor = executor
@@ -76,9 +79,11 @@ class ElasticJobRendezvous(RendezvousHandler):
         self.catch_sigterm()
 
     def adopt(self, server: fork_server.ForkServer) -> None:
-        """Let the workers come from this one."""
+        """Start workers from this fork server."""
         self._server = server
-        fork_server.serve_torch(server, self.catch_sigterm)  # torch takes the signal before it starts them
+        fork_server.serve_torch(
+            server, self.catch_sigterm
+        )  # torch installs its own SIGTERM handler before it starts workers
 
     def get_backend(self) -> str:
         return env.BACKEND
@@ -96,8 +101,8 @@ class ElasticJobRendezvous(RendezvousHandler):
             self._checked = True
             self._check()
         state = self.executor.state
-        is_newcomer = not state.ran and not rules.starts_early(state)
-        if is_newcomer and state.hub.welcome is not None and state.hub.welcome.training:
+        is_joiner = not state.ran and not rules.starts_early(state)
+        if is_joiner and state.hub.welcome is not None and state.hub.welcome.training:
             self._server.await_imports()
         match self.executor.await_workers_world():
             case events.Exit() as end:
@@ -115,7 +120,7 @@ class ElasticJobRendezvous(RendezvousHandler):
             self.executor.post(events.Sized(torch_agent.local_world_size(agent)))
 
     def _check(self) -> None:
-        """The preflight: a pod that could only hold the others up says so, and never becomes ready."""
+        """Run the preflight: a pod with a broken device or network reports a failure and never becomes ready."""
         try:
             self.executor.connect()
         except JoinError as error:
@@ -126,11 +131,11 @@ class ElasticJobRendezvous(RendezvousHandler):
         problem = doctor.find_problem(doctor.preflight(self.executor.settings.preflight, os.environ))
         if problem is not None:
             message = f"preflight: {problem}"
-            self.executor.say_last(wire.FAILED, wire.Failure(0, message=message))
+            self.executor.publish_end(wire.FAILED, wire.Failure(0, message=message))
             fail(message)
 
     def _start_workers(self, world: wire.World) -> RendezvousInfo:
-        """The workers are started in this world."""
+        """Let torch start the workers in this world."""
         self._set_restarts(world.restarts)
         os.environ[env.GENERATION] = str(world.generation)  # the workers inherit it
         self.executor.workers.begin()
@@ -138,10 +143,10 @@ class ElasticJobRendezvous(RendezvousHandler):
         return RendezvousInfo(self.executor.store_of(world), world.rank, len(world.nprocs), where)
 
     def _start_sessions(self) -> RendezvousInfo:
-        """The workers are in no world; the executor will bring them worlds."""
+        """Let torch start the workers without a world; the executor sends them worlds later."""
         self._set_restarts(0)
         os.environ[env.GENERATION] = "0"  # the workers inherit it
-        store = PodStore(self.executor.state.said.nproc, self.executor.finish, lambda: False)
+        store = PodStore(self.executor.state.published.nproc, self.executor.finish, lambda: False)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self.executor.settings.pod_ip, env.NO_PORT))
 
     def _set_restarts(self, restarts: int) -> None:
@@ -160,7 +165,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._closed = True
 
     def shutdown(self) -> bool:
-        """torchrun's last call. The exception on its way tells how it ended."""
+        """Called last by torchrun. The exception being handled, if any, tells why the run ended."""
         self._closed = True
         self._server.close()
         error, state = sys.exc_info()[1], self.executor.state
@@ -169,8 +174,8 @@ class ElasticJobRendezvous(RendezvousHandler):
         elif isinstance(error, ChildFailedError):
             rank, failure = error.get_first_failure()
             self.executor.end(wire.FAILED, torch_agent.describe(failure, state.generation, rank))
-        elif self._terminated or (isinstance(error, SystemExit) and state.said.phase != wire.RUNNING):
-            self.executor.end(state.said.phase)
+        elif self._terminated or (isinstance(error, SystemExit) and state.published.phase != wire.RUNNING):
+            self.executor.end(state.published.phase)
         else:
             self.executor.end(wire.FAILED, wire.Failure(state.generation, message=f"torchrun failed: {error!r}"))
         return True
@@ -178,7 +183,7 @@ class ElasticJobRendezvous(RendezvousHandler):
     # SIGTERM.
 
     def catch_sigterm(self) -> None:
-        """Leave gracefully on SIGTERM. torch installs its own handler with each start of workers: come back."""
+        """Install our SIGTERM handler, again after every start of workers, because torch replaces it then."""
         if threading.current_thread() is not threading.main_thread():
             return
         current = signal.getsignal(signal.SIGTERM)
@@ -192,7 +197,7 @@ class ElasticJobRendezvous(RendezvousHandler):
             self._terminated = True
             self.executor.post(events.Terminated())
             return
-        # The second one means now.
+        # A second SIGTERM ends the process at once.
         if callable(self._previous_handler):
             self._previous_handler(number, frame)
         else:

@@ -1,9 +1,8 @@
-"""The connection to the operator's hub: one background thread that says our state and hears directives.
+"""The connection to the operator's hub: one background thread sends this agent's state and receives directives.
 
-It promises that the hub always hears the latest whole state, that a broken connection is made again (at once,
-then with a growing back-off), and that whoever listens is given the whole of what is known of the hub, whenever that
-changes. It decides nothing about training: when the hub is away the last directive simply stands. Every method may be
-called from any thread.
+It guarantees that the hub gets the latest complete state, that a broken connection is reopened (at once, then with
+exponential back-off), and that `on_change` gets a complete `HubView` after every change. It decides nothing about
+training: while the hub is away, the last directive stays in force. Every method is safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from elasticjob.protocol import directives, wire
 logger = logging.getLogger("elasticjob")
 
 _TIMEOUT = asyncio.TimeoutError  # Python 3.10 has one of its own
-_REFUSED_FOR_GOOD = 3.0  # seconds; the API server may be slow to know a new token
-_GOOD_CONNECTION = 1.0  # seconds after which a connection that ends is no failed attempt
+_REFUSED_FOR_GOOD = 3.0  # seconds of refusals before giving up; the API server may be slow to accept a new token
+_GOOD_CONNECTION = 1.0  # seconds after which a lost connection does not count as a failed attempt
 
 
 class Hub:
-    """Speaks for this agent. `start` it once, `say` what changes, `close` it at the end."""
+    """Represents this agent at the hub. Call `start` once, `publish` at every change, and `close` at the end."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Hub:
         state: wire.AgentState,
         on_change: Callable[[HubView], None],
     ) -> None:
-        """`on_change` is called in the hub's thread."""
+        """`on_change` is called in the background thread."""
         self._settings = settings
         self._runtime = runtime
         self._on_change = on_change
@@ -49,8 +48,8 @@ class Hub:
         self._view = HubView()
         self._changed = threading.Condition()
         self._state = state
-        self._said = 0  # counts the states we were given ...
-        self._heard = -1  # ... and the last one that went out
+        self._published = 0  # number of states published so far ...
+        self._sent = -1  # ... and the number of the last one sent
         self._progress: wire.Progress | None = None
         self._diagnoses: list[str] = []
         self._closing = False
@@ -58,55 +57,58 @@ class Hub:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="elasticjob-hub", daemon=True)
 
-    # What the rest of the agent uses.
+    # Used by the rest of the agent.
 
     def start(self) -> None:
         self._thread.start()
 
-    def say(self, state: wire.AgentState) -> None:
-        """This is what we do now. It is sent at once, or when the hub is back."""
+    def publish(self, state: wire.AgentState) -> None:
+        """Set the state of this agent. It is sent at once, or after the next reconnect."""
         with self._changed:
             self._state = state
-            self._said += 1
+            self._published += 1
             self._changed.notify_all()
-        self._poke()
+        self._wake_loop()
 
     def report(self, progress: wire.Progress) -> None:
-        """The latest progress; at most one a second is sent."""
+        """Set the latest progress. At most one message a second is sent."""
         with self._changed:
             self._progress = progress
-        self._poke()
+        self._wake_loop()
 
     def diagnose(self, generation: int, kind: str, text: str) -> None:
+        """Send a diagnosis for the operator's log. Only the last four that could not be sent yet are kept."""
         with self._changed:
             self._diagnoses.append(wire.diagnosis(generation, kind, text))
             del self._diagnoses[:-4]
-        self._poke()
+        self._wake_loop()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the hub has been sent what was said last."""
+        """Wait up to `timeout` seconds until the latest published state has been sent; False if it was not."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._heard >= self._said or self._view.fatal is not None, timeout)
+            return self._changed.wait_for(
+                lambda: self._sent >= self._published or self._view.fatal is not None, timeout
+            )
 
     def close(self) -> None:
-        """Hang up. What was said and not sent is lost: `flush` first."""
+        """Disconnect. A published state that has not been sent is lost: call `flush` first."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._poke()
+        self._wake_loop()
         if self._thread.is_alive():
             self._thread.join(5.0)
 
-    # The thread.
+    # The background thread.
 
-    def _learn(self, **changes: Any) -> None:
-        """Something is known of the hub."""
+    def _update_view(self, **changes: Any) -> None:
+        """Change fields of the view, and notify `on_change`."""
         with self._changed:
             self._view = replace(self._view, **changes)
             self._changed.notify_all()
         self._on_change(self._view)
 
-    def _poke(self) -> None:
+    def _wake_loop(self) -> None:
         loop, wake = self._loop, self._wake
         if loop is None or wake is None:
             return
@@ -118,7 +120,7 @@ class Hub:
     def _run(self) -> None:
         try:
             asyncio.run(self._keep_connected())
-        except Exception as error:  # the agent must hear of it: it would wait for ever
+        except Exception as error:  # pass it on: the agent would wait for ever
             logger.exception("The hub thread failed.")
             self._give_up(f"the hub connection failed: {error!r}")
 
@@ -128,10 +130,10 @@ class Hub:
         while not self._closing:
             began = time.monotonic()
             try:
-                await self._speak()
+                await self._run_connection()
             except HubError as error:
                 refused_since = refused_since or began
-                self._learn(rejected=True)
+                self._update_view(rejected=True)
                 if self._view.welcome is not None or time.monotonic() - refused_since < _REFUSED_FOR_GOOD:
                     self._note_problem(str(error))
                 else:
@@ -147,13 +149,13 @@ class Hub:
             attempt += 1
 
     async def _pause(self, seconds: float) -> None:
-        """Wait before the next attempt; closing ends it."""
+        """Wait before the next attempt; return early on `close`."""
         until = time.monotonic() + seconds
         while not self._closing and (left := until - time.monotonic()) > 0:
             await self._woken(left)
 
     async def _woken(self, timeout: float | None) -> None:
-        """Wait until something is to be sent, or for `timeout` seconds."""
+        """Wait until there is something to send, or for `timeout` seconds."""
         assert self._wake is not None
         try:
             await asyncio.wait_for(self._wake.wait(), timeout)
@@ -163,14 +165,14 @@ class Hub:
 
     def _note_problem(self, text: str) -> None:
         if text != self._view.problem:
-            logger.warning("elasticjob: %s; trying again. Training goes on meanwhile.", text)
-        self._learn(problem=text)
+            logger.warning("elasticjob: %s; retrying. Training continues meanwhile.", text)
+        self._update_view(problem=text)
 
     def _give_up(self, text: str) -> None:
-        self._learn(fatal=text, connected=False)
+        self._update_view(fatal=text, connected=False)
 
-    async def _speak(self) -> None:
-        """One connection, from the upgrade to its end."""
+    async def _run_connection(self) -> None:
+        """Open one connection and serve it until it ends."""
         from websockets.exceptions import WebSocketException
 
         try:
@@ -178,18 +180,18 @@ class Hub:
         except WebSocketException as error:
             raise explain(error, self._settings) from None
         try:
-            welcome = await self._introduce(socket)
-            self._learn(welcome=welcome, connected=True, problem=None, rejected=False)
-            await self._converse(socket, welcome)
+            welcome = await self._exchange_hello(socket)
+            self._update_view(welcome=welcome, connected=True, problem=None, rejected=False)
+            await self._serve_connection(socket, welcome)
         except WebSocketException as error:
-            raise ConnectionError(f"the hub hung up ({error})") from None
+            raise ConnectionError(f"the hub closed the connection ({error})") from None
         finally:
-            self._learn(connected=False)
+            self._update_view(connected=False)
             await asyncio.wait_for(socket.close(), 2.0)
 
-    async def _introduce(self, socket: Any) -> wire.Welcome:
+    async def _exchange_hello(self, socket: Any) -> wire.Welcome:
         with self._changed:
-            said, state = self._said, self._state
+            published, state = self._published, self._state
         await socket.send(wire.hello(self._agent, self._runtime, state))
         message = parse(await asyncio.wait_for(socket.recv(), OPEN_SECONDS))
         if isinstance(message, wire.Refusal):
@@ -197,18 +199,18 @@ class Hub:
         if not isinstance(message, wire.Welcome):
             raise HubError("the hub did not answer `hello` with `welcome`; is ELASTICJOB_HUB_URL a hub?")
         with self._changed:
-            self._heard = max(self._heard, said)
+            self._sent = max(self._sent, published)
         return message
 
     def _refused(self, refusal: wire.Refusal) -> None:
         self._give_up(f"the hub refuses this pod ({refusal.code}): {refusal.message}")
         raise HubError(refusal.message)
 
-    async def _converse(self, socket: Any, welcome: wire.Welcome) -> None:
+    async def _serve_connection(self, socket: Any, welcome: wire.Welcome) -> None:
         tasks = [
-            asyncio.ensure_future(self._listen(socket)),
-            asyncio.ensure_future(self._talk(socket)),
-            asyncio.ensure_future(self._beat(socket, welcome)),
+            asyncio.ensure_future(self._receive(socket)),
+            asyncio.ensure_future(self._send_changes(socket)),
+            asyncio.ensure_future(self._ping(socket, welcome)),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -219,21 +221,21 @@ class Hub:
         for task in done:
             task.result()
 
-    async def _listen(self, socket: Any) -> None:
+    async def _receive(self, socket: Any) -> None:
         async for text in socket:
             message = parse(text)
             if isinstance(message, wire.Refusal):
                 self._refused(message)
             elif isinstance(message, wire.World | wire.Regroup | wire.Stop):
-                self._learn(directive=message)
+                self._update_view(directive=message)
 
-    async def _talk(self, socket: Any) -> None:
+    async def _send_changes(self, socket: Any) -> None:
         next_progress = 0.0
         while not self._closing:
             now = time.monotonic()
             with self._changed:
-                said, state = self._said, self._state
-                changed = said > self._heard
+                published, state = self._published, self._state
+                changed = published > self._sent
                 diagnoses, self._diagnoses = self._diagnoses, []
                 progress = self._progress if now >= next_progress else None
                 if progress is not None:
@@ -241,7 +243,7 @@ class Hub:
             if changed:
                 await socket.send(wire.state(state))
                 with self._changed:
-                    self._heard = max(self._heard, said)
+                    self._sent = max(self._sent, published)
                     self._changed.notify_all()
             for text in diagnoses:
                 await socket.send(text)
@@ -250,12 +252,12 @@ class Hub:
                 next_progress = now + 1.0
             await self._woken(max(0.01, next_progress - now) if self._progress is not None else None)
 
-    async def _beat(self, socket: Any, welcome: wire.Welcome) -> None:
-        """Ping, and notice a hub that went silent, or that we ourselves were paused."""
+    async def _ping(self, socket: Any, welcome: wire.Welcome) -> None:
+        """Ping the hub. Raises ConnectionError or TimeoutError if the hub is silent or this process was paused."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(welcome.heartbeat_seconds)
             if directives.was_paused(time.monotonic() - before, welcome.timeout_seconds):
-                raise ConnectionError("this process was paused; asking the hub again")
+                raise ConnectionError("this process was paused; reconnecting to the hub")
             pong = await socket.ping()
             await asyncio.wait_for(pong, welcome.timeout_seconds)

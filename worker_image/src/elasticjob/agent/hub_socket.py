@@ -1,4 +1,4 @@
-"""One WebSocket to the hub: how it is opened, and what a refusal means."""
+"""Opens a WebSocket to the hub, and interprets a refusal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ OPEN_SECONDS = 10.0
 
 
 class HubError(Exception):
-    """The hub refused us for a reason that trying again does not mend."""
+    """The hub refused this pod for a reason that a retry does not resolve."""
 
 
 async def open_socket(settings: Settings) -> Any:
-    """A connection that the hub has accepted. Raises HubError, OSError, or what `explain` explains."""
+    """A connection that the hub has accepted.
+
+    Raises HubError if the token cannot be read, OSError if there is no connection, and WebSocketException, which
+    `explain` translates, if the hub refuses the upgrade.
+    """
     from websockets.asyncio import client
 
     try:
@@ -29,12 +33,12 @@ async def open_socket(settings: Settings) -> Any:
     options: dict[str, Any] = {
         "additional_headers": {"Authorization": f"Bearer {token}"},
         "open_timeout": OPEN_SECONDS,
-        "ping_interval": None,  # ours follow the hub's heartbeatSeconds
+        "ping_interval": None,  # `hub_client` pings at the hub's heartbeatSeconds
         "max_size": wire.MAX_HUB_MESSAGE_BYTES,
         "compression": None,
     }
     if "proxy" in inspect.signature(client.connect.__init__).parameters:
-        options["proxy"] = None  # the hub is in the cluster; a proxy for the outside must not see this
+        options["proxy"] = None  # the hub is inside the cluster; a proxy for outside traffic must not see the token
     if settings.hub_url.startswith("wss://"):
         ca_file = settings.ca_file
         options["ssl"] = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
@@ -42,7 +46,7 @@ async def open_socket(settings: Settings) -> Any:
 
 
 def parse(text: str | bytes) -> wire.Welcome | wire.Directive | wire.Refusal:
-    """What the hub says. Raises HubError where it speaks another language."""
+    """Parse a message of the hub. Raises HubError if this version does not understand it."""
     try:
         return wire.parse(text)
     except wire.WireError as error:
@@ -50,7 +54,7 @@ def parse(text: str | bytes) -> wire.Welcome | wire.Directive | wire.Refusal:
 
 
 def explain(error: Exception, settings: Settings) -> Exception:
-    """What a refused upgrade means. Only 401 and 403 may be for good; the rest is worth another try."""
+    """The exception for a refused upgrade: HubError for 401 and 403, ConnectionError (to be retried) for the rest."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:
         return HubError(

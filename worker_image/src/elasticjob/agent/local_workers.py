@@ -1,7 +1,6 @@
-"""The workers of this pod, as far as their scripts talk to the agent: progress, checkpoints, hangs.
+"""The agent's end of the control channel to this pod's workers: progress, checkpoints, sessions, hangs.
 
-A script that uses nothing of ours is a silent one: it reports no steps, gets no checkpoint signal and is never called
-hung.
+A script that does not use the library reports no steps, gets no checkpoint signal and is never considered hung.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ logger = logging.getLogger("elasticjob")
 
 
 class LocalWorkers:
-    """Hosts the agent's end of the control channel."""
+    """Serves the control channel, and signals the workers that are connected to it."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class LocalWorkers:
         find_place: Callable[[], tuple[int, int]],
         on_message: Callable[[control.Peer, control.Message | None], None],
     ) -> None:
-        """`find_place`: the present generation and the global rank of local rank 0 in it."""
+        """`find_place` returns the current generation and the global rank of local rank 0 in it."""
         self._hub = hub
         self._hang_timeout = hang_timeout
         self._find_place = find_place
@@ -42,10 +41,10 @@ class LocalWorkers:
         self._on_saved: Callable[[], None] | None = None
         self._watch = hang.Watch(hang_timeout)
         self._evidence: wire.Failure | None = None
-        self.killed: set[int] = set()  # workers (pids) that were ended by us, which is no failure of theirs
-        self.waiting: set[int] = set()  # workers (pids) that were found waiting for others
+        self.killed: set[int] = set()  # workers (pids) that this agent killed, which is not their failure
+        self.waiting: set[int] = set()  # workers (pids) that were found blocked in a collective
         self.find_workers: Callable[[], dict[int, int]] = self._find_peers  # pids by local rank
-        self._server = control.Server(self._hear)
+        self._server = control.Server(self._on_control_message)
 
     @property
     def path(self) -> str:
@@ -59,7 +58,7 @@ class LocalWorkers:
         self._server.close()
 
     def begin(self) -> None:
-        """New workers, or old ones in a new world: nothing is known of their pace."""
+        """Reset what was observed: the workers are new, or have entered a new world."""
         with self._lock:
             self._unsaved.clear()
             self._watch = hang.Watch(self._hang_timeout)
@@ -68,7 +67,7 @@ class LocalWorkers:
     def _find_peers(self) -> dict[int, int]:
         return {peer.local_rank: peer.pid for peer in self._server.peers(control.STACKS)}
 
-    def _hear(self, peer: control.Peer, message: control.Message | None) -> None:
+    def _on_control_message(self, peer: control.Peer, message: control.Message | None) -> None:
         kind = None if message is None else message.get("type")
         if message is None or kind == "saved":
             self._note_saved(peer.pid)
@@ -102,24 +101,24 @@ class LocalWorkers:
     # Sessions.
 
     def send_world(self, world: wire.World) -> None:
-        """The sessions enter this world."""
+        """Send this world to the sessions, which enter it."""
         for peer in self._server.peers(control.SESSION):
             peer.send(find_place(world, peer.local_rank).as_message())
 
     def ask_pause(self, generation: int, announced: bool) -> None:
-        """The sessions leave this world; where it is announced they agree on the last step."""
+        """Ask the sessions to leave this world. If `announced`, they first agree on a common last step."""
         for peer in self._server.peers(control.SESSION):
             peer.send({"type": "regroup", "generation": generation, "announced": announced})
 
     def kill_late(self, but: Collection[int]) -> None:
-        """SIGKILL to the sessions that did not leave their world in time: all but these (pids)."""
+        """Send SIGKILL to the sessions that did not leave their world in time: all except these (pids)."""
         for peer in self._server.peers(control.SESSION):
             if peer.pid not in but:
-                logger.error("Worker %d did not leave its world in time: restarting it.", peer.pid)
+                logger.error("Worker %d did not leave its world in time; killing it, torch restarts it.", peer.pid)
                 self._kill(peer.pid)
 
     def kill_all(self, but: Collection[int]) -> None:
-        """SIGKILL to all workers but these (pids)."""
+        """Send SIGKILL to all workers except these (pids)."""
         for pid in self.find_workers().values():
             if pid not in but:
                 self._kill(pid)
@@ -132,7 +131,7 @@ class LocalWorkers:
     # Checkpoints.
 
     def save(self, on_saved: Callable[[], None]) -> None:
-        """Signal the scripts that asked for it. `on_saved` is called when all have saved or have ended."""
+        """Send SIGUSR1 to the scripts that registered for it. `on_saved` is called when all have saved or exited."""
         peers = self._server.peers(control.CHECKPOINT)
         with self._lock:
             self._unsaved, self._on_saved = {peer.pid for peer in peers}, on_saved
@@ -145,12 +144,12 @@ class LocalWorkers:
             on_saved()
 
     def end_saving(self) -> None:
-        """Nobody waits for a checkpoint any longer."""
+        """Stop waiting for checkpoints, and log how many are missing."""
         with self._lock:
             late = len(self._unsaved)
             self._unsaved.clear()
         if late:
-            logger.warning("%d workers did not save in time; their last checkpoint counts.", late)
+            logger.warning("%d workers did not save in time; training resumes from their previous checkpoint.", late)
 
     def _note_saved(self, pid: int) -> None:
         with self._lock:
@@ -163,11 +162,12 @@ class LocalWorkers:
     # Hangs.
 
     def is_hung(self) -> bool:
+        """Whether the workers reported no step within the hang timeout, and were not examined yet."""
         with self._lock:
             return self._evidence is None and hang.is_hung(self._watch, time.monotonic())
 
     def examine(self) -> wire.Failure:
-        """Find out where the local ranks are; tell the log and the hub. What was found out stays until `begin`."""
+        """Collect the stacks of the local ranks, log them and send them to the hub. Cached until `begin`."""
         with self._lock:
             if self._evidence is not None:
                 return self._evidence
@@ -185,7 +185,7 @@ class LocalWorkers:
         stacks = hang.collect_stacks(self._server.folder, workers)
         places = {rank: hang.find_places(hang.find_main_stack(text)) for rank, text in stacks.items()}
         self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
-        # The one that holds the others up, else the first that says anything.
+        # Prefer a rank that is not blocked in a collective: it holds the others up.
         chosen = min(places, key=lambda rank: (hang.is_waiting(places[rank]), rank), default=None)
         text = "no step was reported" if stalled is None else f"no step for {stalled:.0f} s after step {step}"
         place = None if chosen is None else hang.find_own_place(places[chosen])
@@ -199,9 +199,9 @@ class LocalWorkers:
             waits=None if chosen is None else hang.is_waiting(places[chosen]),
             stalled_seconds=stalled,
         )
-        told = "\n".join(f"local rank {rank}:\n{text}" for rank, text in sorted(stacks.items()))
-        logger.error("elasticjob: hang: %s\n%s", failure.message, told)
-        self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{told}")
+        report = "\n".join(f"local rank {rank}:\n{text}" for rank, text in sorted(stacks.items()))
+        logger.error("elasticjob: hang: %s\n%s", failure.message, report)
+        self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{report}")
         return failure
 
 
@@ -210,7 +210,7 @@ def _count(value: object) -> int | None:
 
 
 def find_place(world: wire.World, local_rank: int) -> Place:
-    """The place of this worker of ours in a world."""
+    """The place of this pod's worker `local_rank` in a world."""
     return Place(
         generation=world.generation,
         rank=directives.base_rank(world) + local_rank,

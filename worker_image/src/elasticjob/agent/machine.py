@@ -1,12 +1,12 @@
-"""Decides what an agent does next: `step(state, event, now) -> (state, actions)`. Pure; `executor` carries it out.
+"""Decides what an agent does next: `step(state, event, now) -> (state, actions)`. Pure; `executor` acts on it.
 
-No two worlds may train at once, and this is the agent's half of it:
+Two worlds must never train at the same time. The agent contributes these guarantees:
 
-- A world is entered only from `ready`, and only if it is newer than every generation that this agent has named.
-- `ready` is said only with a store that was opened after the last workers had stopped or had left their world.
-- An agent that hears that its generation is over stops its workers, or has its sessions leave, before anything else.
+- It enters a world only from `ready`, and only if it is newer than every generation that this agent has published.
+- It publishes `ready` only with a store opened after the last workers had stopped or left their world.
+- When its generation is over, it first stops its workers or has its sessions leave, before it does anything else.
 
-An event is taken in first, then the ladder of the present stage (`stages`) says what follows from the new state.
+A handler first updates the state from the event. Then the rules of the current stage (`stages`) decide what follows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from elasticjob.agent.stages import Result
 from elasticjob.agent.state import Stage, State
 from elasticjob.protocol import directives, wire
 
-HUNG_PATIENCE = 5.0  # seconds that a hub has to answer an agent that sees a hang
+HUNG_PATIENCE = 5.0  # seconds that the hub has to react when this agent reports a hang
 
 
 def step(state: State, event: Event, now: float) -> Result:
-    """What the agent knows after this event, and what it does. `now`: seconds of any monotonic clock."""
+    """The state after this event, and the actions to perform. `now`: seconds of any monotonic clock."""
     handler = _HANDLERS.get(type(event))
     state, actions = (state, ()) if handler is None else handler(state, event, now)
     while (ladder := stages.LADDERS.get(state.stage)) is not None:
@@ -37,7 +37,7 @@ def step(state: State, event: Event, now: float) -> Result:
     return state, actions
 
 
-def _heard(state: State, event: events.Heard, now: float) -> Result:
+def _hub_changed(state: State, event: events.HubChanged, now: float) -> Result:
     return replace(state, hub=event.hub), ()
 
 
@@ -45,30 +45,38 @@ def _terminated(state: State, event: events.Terminated, now: float) -> Result:
     if state.leave_at is not None:
         return state, ()
     state = replace(state, leave_at=now + directives.leave_after(state.grace_seconds))
-    return stages.say(state, phase=wire.LEAVING, failure=None) if state.said.phase == wire.RUNNING else (state, ())
+    return (
+        stages.publish(state, phase=wire.LEAVING, failure=None)
+        if state.published.phase == wire.RUNNING
+        else (state, ())
+    )
 
 
 def _sized(state: State, event: events.Sized, now: float) -> Result:
-    return (state, ()) if event.nproc == state.said.nproc else stages.say(state, nproc=event.nproc)
+    return (state, ()) if event.nproc == state.published.nproc else stages.publish(state, nproc=event.nproc)
 
 
 def _wanted(state: State, event: events.Wanted, now: float) -> Result:
     if state.end is not None:
         return state, (state.end,)
     if rules.starts_early(state):
-        state, said = stages.say(replace(state, ran=True, proven=state.wants_sessions is True), in_process=True)
-        return stages.launch(state, now), (*said, events.Launch())
+        state, published = stages.publish(
+            replace(state, ran=True, proven=state.wants_sessions is True), in_process=True
+        )
+        return stages.launch(state, now), (*published, events.Launch())
     failure = rules.find_why(state, event.found, now)
     if not state.keeps_memory:
         return stages.prepare(state, failure)
     state = replace(state, idle=())
     if state.proven:
-        state, said = stages.say(replace(state, failure=failure), phase=wire.STARTING, failure=failure)
-        return stages.launch(state, now), (*said, events.Launch())
-    text = "The script ended before it made an elasticjob.Session: from now on it is started in a world."
-    state, said = stages.say(replace(state, ran=False), in_process=False)
+        state, published = stages.publish(replace(state, failure=failure), phase=wire.STARTING, failure=failure)
+        return stages.launch(state, now), (*published, events.Launch())
+    text = (
+        "The script exited before it created an elasticjob.Session; from now on it is started only once a world exists."
+    )
+    state, published = stages.publish(replace(state, ran=False), in_process=False)
     state, actions = stages.prepare(state, None)
-    return state, (*said, events.Log(text), *actions)
+    return state, (*published, events.Log(text), *actions)
 
 
 def _listening(state: State, event: events.Listening, now: float) -> Result:
@@ -78,7 +86,7 @@ def _listening(state: State, event: events.Listening, now: float) -> Result:
     if end is not None:
         return stages.give_up(state, end)
     state = replace(state, stage=Stage.READY)
-    return stages.say(state, phase=wire.READY, store=event.store, failure=state.failure)
+    return stages.publish(state, phase=wire.READY, store=event.store, failure=state.failure)
 
 
 def _entered(state: State, event: events.Entered, now: float) -> Result:
@@ -87,21 +95,21 @@ def _entered(state: State, event: events.Entered, now: float) -> Result:
         return state, ()
     state = replace(state, stage=Stage.RUNNING, ran=True, parked=False, until=None, granted=0.0, idle=())
     state = replace(state, evidence=None, failure=None, waiting=frozenset())
-    state, said = stages.say(state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None)
-    return state, (*said, events.Begin(world, state.keeps_memory))
+    state, published = stages.publish(state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None)
+    return state, (*published, events.Begin(world, state.keeps_memory))
 
 
 def _missed(state: State, event: events.Missed, now: float) -> Result:
     world = _entering(state, event.generation)
     if world is None:
         return state, ()
-    state, said = stages.say(state, phase=wire.STOPPING, generation=world.generation, store=None)
+    state, published = stages.publish(state, phase=wire.STOPPING, generation=world.generation, store=None)
     state, actions = stages.prepare(state, None)
-    return state, (*said, *actions)
+    return state, (*published, *actions)
 
 
 def _entering(state: State, generation: int) -> wire.World | None:
-    """The world that this answer is about; None: the answer is late."""
+    """The world of this generation, if the agent is entering it; None if the event came too late."""
     if state.stage is not Stage.ENTERING or state.world is None or state.world.generation != generation:
         return None
     return state.world
@@ -127,7 +135,7 @@ def _examined(state: State, event: events.Examined, now: float) -> Result:
     else:
         return state, ()
     state = replace(state, evidence=event.evidence, waiting=event.waiting)
-    return stages.say(state, failure=event.evidence) if state.stage is Stage.RUNNING else (state, ())
+    return stages.publish(state, failure=event.evidence) if state.stage is Stage.RUNNING else (state, ())
 
 
 def _saved(state: State, event: events.Saved, now: float) -> Result:
@@ -139,17 +147,17 @@ def _stopped(state: State, event: events.Stopped, now: float) -> Result:
         return state, ()
     failure = state.failure
     if failure is None and state.granted == 0 and event.found is not None and event.found.traceback:
-        failure = event.found  # it was about to end by an exception of its own
+        failure = event.found  # it was already exiting with an exception of its own
     return replace(state, stage=Stage.STOPPED, failure=failure, until=None), ()
 
 
 def _sessions_made(state: State, event: events.SessionsMade, now: float) -> Result:
     runs = state.stage is Stage.RUNNING and event.generation == state.generation
     if state.keeps_memory or state.wants_sessions is False or not runs:
-        return state, ()  # its workers are stopped as others are
-    text = f"Generation {state.generation}: the workers keep their memory from now on."
-    state, said = stages.say(replace(state, proven=True, idle=()), in_process=True)
-    return state, (*said, events.Log(text, is_warning=False))
+        return state, ()  # too late: these workers are stopped like any others
+    text = f"Generation {state.generation}: all workers have a session and keep their memory from now on."
+    state, published = stages.publish(replace(state, proven=True, idle=()), in_process=True)
+    return state, (*published, events.Log(text, is_warning=False))
 
 
 def _idle(state: State, event: events.Idle, now: float) -> Result:
@@ -162,18 +170,20 @@ def _gone(state: State, event: events.Gone, now: float) -> Result:
 
 
 def _finished(state: State, event: events.Finished, now: float) -> Result:
-    return stages.say(replace(state, stage=Stage.FINISHED, until=None), phase=wire.SUCCEEDED, failure=None)
+    return stages.publish(replace(state, stage=Stage.FINISHED, until=None), phase=wire.SUCCEEDED, failure=None)
 
 
 def _ended(state: State, event: events.Ended, now: float) -> Result:
     state = replace(state, stage=Stage.FINISHED, until=None)
     return (
-        (state, ()) if event.phase == state.said.phase else stages.say(state, phase=event.phase, failure=event.failure)
+        (state, ())
+        if event.phase == state.published.phase
+        else stages.publish(state, phase=event.phase, failure=event.failure)
     )
 
 
 _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
-    events.Heard: _heard,
+    events.HubChanged: _hub_changed,
     events.Terminated: _terminated,
     events.Sized: _sized,
     events.Wanted: _wanted,

@@ -1,6 +1,6 @@
-"""What follows from an agent's state: for each stage a ladder, read from the top. Pure.
+"""The transitions of the agent: for each stage a ladder of rules, the first that applies wins. Pure.
 
-A ladder changes the stage or leaves it; `machine` goes on until it stays.
+`machine` applies ladders until the stage no longer changes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from elasticjob.agent.events import Actions
 from elasticjob.agent.state import Stage, State
 from elasticjob.protocol import directives, wire
 
-LOSS_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nothing can be saved
-HOLD = 1.0  # seconds that workers of a hung world are left as they are: other agents look at theirs
-PATIENCE = 8.0  # seconds beyond the script's grace to leave a world; the operator waits longer for the pod
+LOSS_GRACE = 1.0  # seconds between SIGTERM and SIGKILL if nothing can be saved
+HOLD = 1.0  # seconds that hung workers are kept running while the other agents examine theirs
+PATIENCE = 8.0  # seconds beyond the grace period to leave a world; the operator's own limit is longer
 ADVICE = 60.0  # seconds between two warnings about workers without a session
 
 Result = tuple[State, Actions]
@@ -24,14 +24,14 @@ Result = tuple[State, Actions]
 # Transitions.
 
 
-def say(state: State, **changes: object) -> Result:
-    """The hub is told of a change."""
-    state = replace(state, said=replace(state.said, **changes))  # type: ignore[arg-type]
-    return state, (events.Say(state.said),)
+def publish(state: State, **changes: object) -> Result:
+    """Change fields of the published state, and send it to the hub."""
+    state = replace(state, published=replace(state.published, **changes))  # type: ignore[arg-type]
+    return state, (events.Publish(state.published),)
 
 
 def prepare(state: State, failure: wire.Failure | None) -> Result:
-    """No worker runs in a world. A new store is opened, so that nobody of an old world finds this one."""
+    """No worker is in a world: open a new store, which no member of an old world can know."""
     end = rules.find_end(state)
     if end is not None:
         return give_up(state, end)
@@ -40,32 +40,32 @@ def prepare(state: State, failure: wire.Failure | None) -> Result:
 
 
 def give_up(state: State, end: events.Exit) -> Result:
-    """There will be no world. Where workers wait for one, torch hears it when it wants to start them anew."""
+    """There will be no further world. If workers wait for one, torch gets the exit at its next request."""
     state = replace(state, stage=Stage.OVER, end=end, until=None)
     return state, () if state.keeps_memory else (end,)
 
 
 def launch(state: State, now: float) -> State:
-    """The workers are in no world; all of them have to make their sessions first."""
+    """The workers run without a world; all of them must create their sessions first."""
     return replace(state, stage=Stage.LAUNCHED, until=now + ADVICE, asked=None)
 
 
 def stop(state: State, now: float) -> Result:
-    """End the workers. torch's own stop comes later; it would wait 30 s for a script that does not end."""
+    """Terminate the workers, earlier than torch would: it waits 30 s for a script that ignores SIGTERM."""
     grace = LOSS_GRACE if state.end is not None else max(rules.find_grace(state, now), LOSS_GRACE)
     return replace(state, stage=Stage.STOPPING, until=now + grace), (events.Terminate(),)
 
 
 def pause(state: State, now: float) -> Result:
-    """Have the sessions leave their world."""
+    """Ask the sessions to leave their world."""
     until = now + state.grace_seconds + PATIENCE
-    return say(
+    return publish(
         replace(state, stage=Stage.PAUSING, until=until, asked=None), phase=wire.STOPPING, failure=state.evidence
     )
 
 
 def end_hang(state: State, now: float) -> Result:
-    """Nothing can be saved in this world. What holds it up is found out first, by all agents."""
+    """End a hung world, in which nothing can be saved. First all agents collect the stacks of their workers."""
     if state.evidence is not None:
         return replace(state, stage=Stage.HOLDING, until=now + HOLD), ()
     return replace(state, stage=Stage.EXAMINING, until=None), (events.Examine(),)
@@ -81,10 +81,10 @@ def _while_launched(state: State, now: float) -> Result:
     if state.asked is None and rules.is_over(state, state.generation, now):
         state, actions = replace(state, asked=False), (events.CloseStores(),)
     if state.until is not None and now >= state.until:
-        missing = state.said.nproc - len(state.idle)
+        missing = state.published.nproc - len(state.idle)
         text = (
-            f"Still waiting for elasticjob.Session in {missing} of {state.said.nproc} workers."
-            " They were started before there is a world; ELASTICJOB_IN_PROCESS=0 forbids it."
+            f"{missing} of {state.published.nproc} workers have not created an elasticjob.Session; no world can start."
+            " Workers are started before a world exists; set ELASTICJOB_IN_PROCESS=0 to prevent it."
         )
         state, actions = replace(state, until=now + ADVICE), (*actions, events.Log(text))
     return state, actions
@@ -94,14 +94,14 @@ def _while_ready(state: State, now: float) -> Result:
     end = rules.find_end(state)
     if end is not None:
         return give_up(state, end)
-    if state.keeps_memory and not state.all_idle:  # a worker died: who is left cannot enter the world
-        return say(replace(launch(state, now), asked=False), phase=wire.STARTING)
+    if state.keeps_memory and not state.all_idle:  # a worker died: the others cannot enter the world without it
+        return publish(replace(launch(state, now), asked=False), phase=wire.STARTING)
     directive = state.hub.directive
-    world = directives.find_world(state.generation, state.said.store, directive)
+    world = directives.find_world(state.generation, state.published.store, directive)
     if world is not None:
         return replace(state, stage=Stage.ENTERING, world=world), (events.Enter(world),)
     if isinstance(directive, wire.Regroup) and directives.is_given_up(state.generation, directive):
-        return say(state, generation=directive.generation)
+        return publish(state, generation=directive.generation)
     return state, ()
 
 
@@ -111,13 +111,13 @@ def _while_running(state: State, now: float) -> Result:
     if over and (directives.is_hung(directive) or (state.evidence is not None and not state.keeps_memory)):
         return end_hang(state, now)
     if over and not state.keeps_memory:
-        return say(replace(state, stage=Stage.ENDING, until=None), phase=wire.STOPPING, failure=None)
+        return publish(replace(state, stage=Stage.ENDING, until=None), phase=wire.STOPPING, failure=None)
     if over and isinstance(directive, wire.Stop) and directive.checkpoint:
-        # Nobody keeps this memory: the scripts save while the world still works.
+        # The workers' memory is about to be lost: let the scripts save while the world still works.
         return replace(state, stage=Stage.SAVING, until=now + directive.grace_seconds), (events.Save(),)
     if over:
         return pause(state, now)
-    if state.until is not None and now >= state.until:  # a hang, and the hub does not answer
+    if state.until is not None and now >= state.until:  # the hub did not react to the reported hang
         return (replace(state, until=None), (events.Kill(),)) if state.keeps_memory else end_hang(state, now)
     if state.keeps_memory and state.all_idle:
         return prepare(state, state.evidence or rules.find_breakage(state, now))
@@ -135,12 +135,12 @@ def _while_ending(state: State, now: float) -> Result:
 def _while_holding(state: State, now: float) -> Result:
     if state.until is not None and now < state.until:
         return state, ()
-    if state.keeps_memory:  # those that wait can be freed and keep their memory
+    if state.keeps_memory:  # workers blocked in a collective can be released and keep their memory
         state, actions = pause(state, now)
         return state, (events.KillProcesses(state.waiting), *actions)
     if not state.parked:
         return state, ()
-    return say(replace(state, stage=Stage.STOPPING, until=now), phase=wire.STOPPING, failure=state.evidence)
+    return publish(replace(state, stage=Stage.STOPPING, until=now), phase=wire.STOPPING, failure=state.evidence)
 
 
 def _while_saving(state: State, now: float) -> Result:
@@ -152,7 +152,7 @@ def _while_saving(state: State, now: float) -> Result:
 
 def _while_stopping(state: State, now: float) -> Result:
     late = state.until is not None and now >= state.until
-    return state, (events.Kill(),) if late or rules.must_hurry(state, now) else (events.Look(),)
+    return state, (events.Kill(),) if late or rules.must_hurry(state, now) else (events.CheckStopped(),)
 
 
 def _while_pausing(state: State, now: float) -> Result:
@@ -165,7 +165,7 @@ def _while_pausing(state: State, now: float) -> Result:
     if announced is state.asked:
         return state, ()
     ask = events.AskPause(state.generation, announced)
-    # A closed store frees those who wait in it for members that are gone.
+    # Closing the store releases workers that wait in it for lost members.
     return replace(state, asked=announced), (ask,) if announced else (events.CloseStores(), ask)
 
 

@@ -1,4 +1,4 @@
-"""What an agent knows: the state that `machine` decides on. Frozen."""
+"""The state of an agent, on which `machine` decides. Frozen."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from elasticjob.protocol import wire
 
 
 class Stage(Enum):
-    """What the agent is doing. The hub is told the coarser `phase`."""
+    """What the agent is doing. The hub gets only the coarser `phase`."""
 
-    IDLE = "idle"  # nobody has asked for a world yet
-    LAUNCHED = "launched"  # workers that keep their memory are in no world, and not all of them wait for one
+    IDLE = "idle"  # torch has not asked for a world yet
+    LAUNCHED = "launched"  # workers that keep their memory run without a world, and not all of them wait for one yet
     PREPARING = "preparing"  # no worker runs in a world; a new store is being opened
-    READY = "ready"  # waits for a world
-    ENTERING = "entering"  # connects to the store of a world
+    READY = "ready"  # waiting for a world
+    ENTERING = "entering"  # connecting to the store of a world
     RUNNING = "running"  # the workers are in a world
-    ENDING = "ending"  # the world is over; torch's loop may still look at the workers
-    EXAMINING = "examining"  # the world is over because it makes no steps: where are the workers?
-    HOLDING = "holding"  # ... and now they are left as they are, while other agents look at theirs
-    SAVING = "saving"  # the scripts save a checkpoint
+    ENDING = "ending"  # the world is over; torch's loop may still poll the workers
+    EXAMINING = "examining"  # the world hangs; the workers' stacks are being collected
+    HOLDING = "holding"  # the world hangs; the workers are kept running while other agents examine theirs
+    SAVING = "saving"  # the scripts are saving a checkpoint
     STOPPING = "stopping"  # the workers are being stopped
-    STOPPED = "stopped"  # no worker runs
-    PAUSING = "pausing"  # sessions are asked to leave the world
-    FINISHED = "finished"  # the workers ended well
+    STOPPED = "stopped"  # all workers have exited
+    PAUSING = "pausing"  # the sessions have been asked to leave the world
+    FINISHED = "finished"  # the workers succeeded
     OVER = "over"  # there will be no further world for this pod
 
 
 @dataclass(frozen=True)
 class State:
-    """All that the machine decides on."""
+    """Everything that the machine decides on."""
 
-    said: wire.AgentState  # what the hub has been told
-    grace_seconds: float  # what the script may take to save, from SIGTERM on
-    wants_sessions: bool | None = None  # the author's word on it; None: learn it from the script and the hub
+    published: wire.AgentState  # as last sent to the hub
+    grace_seconds: float  # from SIGTERM on, what the script may take to save
+    wants_sessions: bool | None = None  # ELASTICJOB_IN_PROCESS; None: learn it from the script and the hub
     stage: Stage = Stage.IDLE
     hub: HubView = field(default_factory=HubView)
     world: wire.World | None = None  # the one to enter, or entered
-    ran: bool = False  # workers were started
-    proven: bool = False  # the script makes a session
-    parked: bool = False  # torch's loop waits for us and looks at no worker
-    leave_at: float | None = None  # SIGTERM came: when to stop without an answer
-    until: float | None = None  # when the patience of this stage ends
-    granted: float = 0.0  # seconds that the scripts were given to save when the end began
-    asked: bool | None = None  # how the sessions were asked to pause: with notice or without
-    idle: tuple[Idle, ...] = ()  # sessions that wait for a world
-    waiting: frozenset[int] = frozenset()  # workers (pids) of a hung world that wait for others
-    evidence: wire.Failure | None = None  # where a hung world stands
-    failure: wire.Failure | None = None  # why the workers ended
+    ran: bool = False  # workers have been started at least once
+    proven: bool = False  # the script has created a session
+    parked: bool = False  # torch's loop is blocked in the handler and polls no worker
+    leave_at: float | None = None  # after SIGTERM: when to stop without an answer from the hub
+    until: float | None = None  # when this stage times out
+    granted: float = 0.0  # seconds that the scripts were given to save when the world ended
+    asked: bool | None = None  # whether the latest request to leave the world was announced; None: not asked
+    idle: tuple[Idle, ...] = ()  # sessions that are waiting for a world
+    waiting: frozenset[int] = frozenset()  # workers (pids) of a hung world that are blocked in a collective
+    evidence: wire.Failure | None = None  # the stacks of a hung world
+    failure: wire.Failure | None = None  # why the workers exited
     end: Exit | None = None
 
     @property
     def generation(self) -> int:
-        return self.said.generation
+        return self.published.generation
 
     @property
     def keeps_memory(self) -> bool:
         """Whether the workers outlive their world."""
-        return self.said.in_process
+        return self.published.in_process
 
     @property
     def all_idle(self) -> bool:
-        return len(self.idle) >= self.said.nproc
+        return len(self.idle) >= self.published.nproc

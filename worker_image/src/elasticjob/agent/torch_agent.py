@@ -1,7 +1,7 @@
-"""What torch's own elastic agent knows and does not tell its rendezvous: its workers, and why one failed.
+"""Reads from torch's elastic agent what its rendezvous interface does not provide: the workers, and why one failed.
 
-torch asks a rendezvous handler for the next world and nothing else. The handler finds the agent that called it
-on the stack, so an unmodified `torchrun` reports failures too.
+torch only asks a rendezvous handler for the next world. The handler finds the calling agent on the stack, so that an
+unmodified `torchrun` reports failures too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from elasticjob.torchcompat import elastic_agent
 
 
 def local_world_size(agent: SimpleElasticAgent) -> int:
+    """The number of workers of this agent."""
     return int(agent.get_worker_group().spec.local_world_size)
 
 
 def has_workers(agent: SimpleElasticAgent | None) -> bool:
-    """Whether a worker still runs."""
+    """Whether at least one worker is still running."""
     return agent is not None and any(process.poll() is None for process in elastic_agent.find_processes(agent).values())
 
 
 def signal_workers(agent: SimpleElasticAgent | None, number: signal.Signals) -> None:
-    """Send the signal to the process group of every worker that runs."""
+    """Send the signal to the process group of every running worker."""
     for process in elastic_agent.find_processes(agent).values() if agent is not None else ():
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -38,9 +39,9 @@ def signal_workers(agent: SimpleElasticAgent | None, number: signal.Signals) -> 
 
 
 def find_failure(agent: SimpleElasticAgent, generation: int, killed: Collection[int] = ()) -> wire.Failure | None:
-    """The failure among the agent's last workers that caused the others, whether torch has noted it yet or not.
+    """The first failure among the agent's latest workers, whether torch has noted it yet or not; None if none failed.
 
-    Those that were `killed` (pids) by us have not failed.
+    Workers in `killed` (pids), which this agent ended, do not count.
     """
     failures = elastic_agent.find_noted_failures(agent) or _find_dead(agent)
     failures = [failure for failure in failures if failure.pid not in killed]
@@ -55,7 +56,7 @@ def find_failure(agent: SimpleElasticAgent, generation: int, killed: Collection[
 
 
 def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:
-    """Workers that have ended badly since torch last looked."""
+    """Workers that have failed since torch last polled them."""
     files = elastic_agent.find_error_files(agent)
     processes = elastic_agent.find_processes(agent)
     ended = [(local_rank, process, process.poll()) for local_rank, process in processes.items()]
@@ -63,7 +64,7 @@ def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:
 
 
 def describe(failure: Any, generation: int, rank: int | None) -> wire.Failure:
-    """torch's ProcessFailure as the hub wants to hear it."""
+    """Convert torch's ProcessFailure to a wire failure. Signals become exit codes of 128 + number."""
     exit_code = int(failure.exitcode)
     message, traceback = _read_error(failure)
     if message == elastic_agent.NO_ERROR_FILE:
@@ -87,7 +88,7 @@ def _signal_name(number: int) -> str:
 
 
 def _read_error(failure: Any) -> tuple[str | None, str | None]:
-    """Message and traceback of an entry point under torch's `@record`."""
+    """Message and traceback from the error file that torch's `@record` writes."""
     data = getattr(failure, "error_file_data", None)
     if not isinstance(data, dict):
         return None, None

@@ -1,1 +1,1 @@
-"""How worker processes start: a fork server that has torch imported already, and the standby processes it forks."""
+"""Warm start of worker processes: a fork server with torch already imported, and the workers that it forks."""

@@ -1,7 +1,7 @@
-"""The agent's side of warm start: a process forked from the agent, with torch imported, from which workers are forked.
+"""The agent's side of warm start: workers are forked from a standby, a child of the agent with torch imported.
 
-A worker then does not pay for `import torch`, the first one neither: the agent has imported it already.
-ELASTICJOB_WARM_START=0 turns it off; Linux only.
+No worker, not even the first one, pays for `import torch`: the agent has imported it already.
+Linux only; ELASTICJOB_WARM_START=0 turns it off.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from elasticjob.launch import standby
 
 logger = logging.getLogger("elasticjob")
 
-ANSWER_SECONDS = 60.0  # an import of torch on a busy machine, and more
+ANSWER_SECONDS = 60.0  # long enough for an import of torch on a busy machine
 IMPORT_SECONDS = 30.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(Protocol):
-    """What torch's agent does with a worker; `subprocess.Popen` is one."""
+    """The interface that torch's agent needs of a worker process; `subprocess.Popen` satisfies it."""
 
     pid: int
 
@@ -40,15 +40,15 @@ class Process(Protocol):
 
 
 class Child:
-    """A child of this process that somebody else forked. Exit codes as `subprocess.Popen` gives them."""
+    """A child of this process that another process forked. Exit codes are those of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._waiting = threading.Lock()  # torch's loop and the agent's own thread both look
+        self._waiting = threading.Lock()  # torch's loop and the agent's own thread both poll
 
     def poll(self) -> int | None:
-        """The exit code, None while it runs. From any thread."""
+        """The exit code, or None while the process runs. Safe from any thread."""
         with self._waiting:
             if self.returncode is None:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -57,7 +57,7 @@ class Child:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         if self.poll() is None:
             ended = os.pidfd_open(self.pid)
             try:
@@ -75,9 +75,9 @@ class Child:
 
 
 class ForkServer:
-    """Where the workers of one agent come from. All methods belong to the main thread, whose children they are.
+    """Starts the workers of one agent. Call all methods in the main thread, which is the parent of the workers.
 
-    `fork` must come before the agent has threads. A server that was not forked starts every worker cold.
+    Call `fork` before the agent starts threads. Without `fork`, every worker starts cold.
     """
 
     def __init__(self) -> None:
@@ -85,16 +85,16 @@ class ForkServer:
         self._channel: socket.socket | None = None
         self._workers: dict[int, Process] = {}
         self._has_imported = False
-        self._adopts = False  # the kernel makes orphans of our workers our children
+        self._adopts = False  # this process is a subreaper: orphans of our workers become its children
 
     @property
     def is_forked(self) -> bool:
         return self._standby is not None
 
     def fork(self) -> None:
-        """Fork the standby. In it, and in its workers, this call does not return."""
+        """Fork the standby. In the standby and in its workers, this call does not return."""
         if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-            return  # the workers could not become our children
+            return  # not a subreaper: the workers could not become children of this process
         self._adopts = True
         sys.stdout.flush()
         sys.stderr.flush()
@@ -109,12 +109,12 @@ class ForkServer:
         self._standby = Child(pid)
 
     def await_imports(self) -> None:
-        """Wait until the standby has imported all that it means to: a worker that is ordered earlier waits for it."""
+        """Wait until the standby has finished its imports; a worker ordered earlier would wait for them."""
         if self._channel is not None and not self._has_imported:
             self._has_imported = bool(select.select([self._channel], [], [], IMPORT_SECONDS)[0])
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
-        """Start a worker: from the standby, else cold but with the same manners, else as the plain command."""
+        """Start a worker: from the standby; else cold but with the same behaviour; else as the plain command."""
         worker: Process | None = None
         if can_warm(command):
             worker = self._start_warm(command[2:], env, stdout, stderr)
@@ -139,13 +139,13 @@ class ForkServer:
                 pid = int(ours.makefile("rb").readline())
                 ours.sendall(standby.GO)
             except (OSError, ValueError) as error:
-                logger.warning("The standby started no worker (%s); workers start cold from now on.", error)
+                logger.warning("The standby failed to start a worker (%s); from now on workers start cold.", error)
                 self.close()
                 return None
         return Child(pid)
 
     def reap(self) -> None:
-        """Take the exit codes of orphans that became our children, such as the data loaders of a killed worker."""
+        """Reap orphans that became children of this process, such as the data loaders of a killed worker."""
         if not self._adopts:
             return
         with contextlib.suppress(ChildProcessError):
@@ -158,15 +158,15 @@ class ForkServer:
                     os.waitpid(pid, 0)
 
     def disown(self) -> None:
-        """Start no workers. Those that somebody else starts are none of ours: `reap` leaves their exit codes alone."""
+        """Stop starting workers, and adopt no more orphans: `reap` leaves workers that torch starts alone."""
         self.close()
         if self._adopts:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
             self._adopts = False
 
     def close(self) -> None:
-        """End the standby. Workers go on."""
-        if self._standby is not None:  # before it sees that nobody listens
+        """End the standby. Running workers continue."""
+        if self._standby is not None:  # before it notices the closed channel
             self._standby.kill()
             self._standby.wait()
         if self._channel is not None:
@@ -175,12 +175,12 @@ class ForkServer:
 
 
 def can_warm(command: tuple[str, ...]) -> bool:
-    """Whether this command is a script for the interpreter that we run ourselves."""
+    """Whether this command runs a script or module with the interpreter of this process."""
     return len(command) >= 3 and command[:2] == (sys.executable, "-u")
 
 
 def serve_torch(server: ForkServer, on_start: Callable[[], None]) -> None:
-    """From now on torch's agent gets its worker processes from the fork server, on a torch that lets it.
+    """Make torch's agent start its worker processes from the fork server, if this version of torch allows it.
 
     `on_start` is called after each start.
     """
@@ -193,12 +193,12 @@ def serve_torch(server: ForkServer, on_start: Callable[[], None]) -> None:
         return worker
 
     if not workers.replace_start(start):
-        logger.warning("This version of torch does not let its workers come from a standby: they start cold.")
+        logger.warning("This version of torch does not allow a warm start; workers start cold.")
         server.disown()
 
 
 def is_wanted(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether workers can come from a standby, by the arguments of torchrun before torch has read them."""
+    """Whether to use a warm start, judged by torchrun's command line (not parsed yet) and the environment."""
     options = [argument.replace("_", "-") for argument in arguments if argument.startswith("--")]
     plain = any(option in ("--standalone", "--no-python", "--help") for option in options) or "-h" in arguments[:1]
     on = environ.get("ELASTICJOB_WARM_START", "1") not in ("0", "false", "no") and sys.platform == "linux"

@@ -1,11 +1,11 @@
-"""A process that waits with torch imported, and forks a worker for every order.
+"""A process that has imported torch, and forks a worker for every order of the agent.
 
-A worker then starts in hundredths of a second and shares the memory of torch's code with its siblings. It becomes
-the user's script as if an interpreter had been started with it: same arguments, environment and output files, its
-own session, the same exit code. It is a child of the agent, not of this process, and dies with the agent. It notes
-an uncaught exception where torch's agent looks for it.
-`python -u -m elasticjob.launch.standby run …` runs a script with these manners in this interpreter, without waiting.
-Nothing of elasticjob that needs torch may be imported before torch is meant to be.
+A worker starts in hundredths of a second and shares the memory of torch's code with its siblings. It then runs the
+user's script as a fresh interpreter would: same arguments, environment and output files, its own process session, the
+same exit code. It is a child of the agent, not of the standby, and dies with the agent. It writes an uncaught exception
+to torch's error file.
+`python -u -m elasticjob.launch.standby run …` runs a script with the same behaviour, without a fork.
+Import no module here that needs torch: torch must be imported at a chosen time only.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from elasticjob.torchcompat import forking
 
 _PR_SET_PDEATHSIG = 1
 _MAX_ORDER = 4 * 1024 * 1024
-GO = b"g"  # to a worker: begin
-READY = b"r"  # to the agent: nothing is left to import
+GO = b"g"  # to a worker: start the script
+READY = b"r"  # to the agent: all imports are done
 
 
 @dataclass
 class Order:
-    """What the agent wants to run, and where the worker answers."""
+    """A worker to start: arguments, environment, and the file descriptors of its output and of its answer."""
 
     argv: list[str]
     env: dict[str, str]
@@ -57,21 +57,21 @@ def main() -> None:
 
 
 def serve(channel: socket.socket, agent: int) -> NoReturn:
-    """Fork a worker for every order until the agent is gone. Each worker leaves this function as the user's script."""
+    """Fork a worker for every order until the agent is gone. In each worker, the user's script takes over."""
     die_with_parent(agent)
-    import torch.distributed  # noqa: F401 - this is what the agent saves
+    import torch.distributed  # noqa: F401 - the import that workers are spared
 
     if not select.select([channel], [], [], 0)[0]:
         _import_what_optimizers_need()
     gc.collect()
-    gc.freeze()  # a collection in a worker must not copy what it shares with us
-    with contextlib.suppress(OSError):  # the agent has ended meanwhile, and has said why
+    gc.freeze()  # garbage collection in a worker must not copy the pages that it shares with the standby
+    with contextlib.suppress(OSError):  # the agent has exited meanwhile, and has logged why
         channel.sendall(READY)
     while (order := _receive(channel)) is not None:
         if _fork_child_of(agent):
             channel.close()
             if forking.has_lost_devices():
-                os._exit(1)  # nobody answers: the agent starts its workers cold
+                os._exit(1)  # without an answer, the agent starts its workers cold
             _take_over(order)
             become(order.argv)
         for file in (order.stdout, order.stderr, order.answer):
@@ -80,9 +80,9 @@ def serve(channel: socket.socket, agent: int) -> NoReturn:
 
 
 def _import_what_optimizers_need() -> None:
-    """The first optimizer of a process imports torch's compiler, used or not: a second, free while we wait."""
+    """Import torch's compiler, which the first optimizer of a process does anyway: it takes a second, free here."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
-        "1"  # a look for devices must not start CUDA: it does not survive a fork
+        "1"  # looking for devices must not initialize CUDA, which does not survive a fork
     )
     forking.import_compiler()
 
@@ -94,7 +94,7 @@ def _receive(channel: socket.socket) -> Order | None:
     while not text.endswith(b"\n"):
         try:
             part, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, space)
-        except ConnectionError:  # it closed its end without having read that we are ready
+        except ConnectionError:  # the agent closed its end before it read READY
             return None
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -107,7 +107,7 @@ def _receive(channel: socket.socket) -> Order | None:
 
 
 def _fork_child_of(agent: int) -> bool:
-    """Fork a process whose parent is the agent, which adopts orphans; True in that process."""
+    """Fork a process that the agent, a subreaper, adopts. Returns True in that process, False in the standby."""
     between = os.fork()
     if between:
         os.waitpid(between, 0)
@@ -117,7 +117,7 @@ def _fork_child_of(agent: int) -> bool:
         if os.fork():
             os._exit(0)
     except OSError:
-        os._exit(1)  # no process to be had: the agent sees that nobody answers
+        os._exit(1)  # no process available: the agent notices the missing answer
     os.setsid()
     while os.getppid() == between:
         time.sleep(0.0005)
@@ -126,17 +126,17 @@ def _fork_child_of(agent: int) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Without its agent a worker is a process of a world that nobody watches any more."""
+    """Make the kernel kill this process when `parent` dies: a worker must not outlive its agent."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
         return  # not Linux
     if os.getppid() != parent:
-        os._exit(0)  # it died before the call
+        os._exit(0)  # it died before the prctl call
 
 
 def _take_over(order: Order) -> None:
-    """Become what a fresh interpreter with this environment and these files would be, and ask for leave to begin."""
+    """Set up this process like a fresh interpreter with these files and environment, then wait for GO."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for given, standard in ((nothing, 0), (order.stdout, 1), (order.stderr, 2)):
         os.dup2(given, standard)
@@ -150,15 +150,15 @@ def _take_over(order: Order) -> None:
     if threads.isdigit() and threads != os.environ.get("OMP_NUM_THREADS"):
         import torch
 
-        torch.set_num_threads(int(threads))  # the variable itself was read when torch was loaded
+        torch.set_num_threads(int(threads))  # torch read the variable when it was imported
     os.environ.clear()
     os.environ.update(order.env)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # else all workers would draw the same numbers
+        sys.modules["numpy"].random.seed()  # otherwise all workers would draw the same numbers
     with socket.socket(fileno=order.answer) as answer:
         answer.sendall(b"%d\n" % os.getpid())
         if answer.recv(1) != GO:
-            os._exit(0)  # the agent has given us up
+            os._exit(0)  # the agent has stopped waiting for this worker
 
 
 def _standard(number: int, mode: str) -> io.FileIO:
@@ -168,7 +168,7 @@ def _standard(number: int, mode: str) -> io.FileIO:
 
 
 def become(argv: list[str]) -> NoReturn:
-    """Run a script or `-m module` as `__main__`, as the interpreter itself would."""
+    """Run a script or `-m module` as `__main__`, as the interpreter would, and exit with its code."""
     control = os.environ.get("ELASTICJOB_CONTROL")
     if control:
         hang.offer_stacks(Path(control).parent)
@@ -205,11 +205,11 @@ def _run_script(argv: list[str]) -> None:
     sys.modules["__main__"] = module
     sys.argv = argv
     sys.path[0] = str(Path(script).resolve().parent)
-    exec(code, module.__dict__)  # noqa: S102 - this is what an interpreter does
+    exec(code, module.__dict__)  # noqa: S102 - as the interpreter does
 
 
 def note_error(error: BaseException) -> None:
-    """Write the error where torch's agent looks for it, as its `@record` does, unless the script did so."""
+    """Write the error to torch's error file, as `@record` does, unless the script has written one."""
     target = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not target or Path(target).exists():
         return
