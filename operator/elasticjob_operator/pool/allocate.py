@@ -1,0 +1,211 @@
+"""Who gets how many pods. Pure; a page that can be checked with a pencil.
+
+1. Everyone keeps the smallest size; jobs that wait are admitted in their order as far as there is room.
+2. Free devices go, one step in size at a time, to the job whose price times speed grows most a device: the ideal.
+3. From what is, towards the ideal: buyers (jobs that would grow) take what is free, then what sellers (jobs that would
+   shrink) give up, as long as the buyer gains more than the seller loses and both changes cost. What has to shrink to
+   make room shrinks whatever it costs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from elasticjob_operator.pool.prices import find_prices
+from elasticjob_operator.pool.values import HORIZON_SECONDS, Grant, Limit, Objective, Request
+
+# What a job has to gain before it is changed, beside what the change costs.
+MARGIN: Final = 0.03  # of its present value
+DOUBT: Final = 0.5  # standard deviations of the gain, by its model
+
+
+def allocate(
+    requests: Sequence[Request],
+    capacity: int,
+    objective: Objective = Objective.GOODPUT,
+    *,
+    horizon: float = HORIZON_SECONDS,
+) -> dict[Hashable, Grant]:
+    """What each job gets of so many devices. The same requests in another order get the same."""
+    ordered = sorted(requests, key=lambda one: (one.size == 0, one.order, str(one.key)))
+    lines, left = _admit(ordered, capacity)
+    admitted = [line for line in lines if line.ideal >= 0]
+    if objective is Objective.EQUAL:
+        _share(admitted, capacity)
+        return {line.request.key: line.grant() for line in lines}
+    for line, price in zip(
+        admitted, find_prices([line.request for line in admitted], capacity, objective), strict=True
+    ):
+        line.price = price
+    _fill(admitted, left)
+    _trade(admitted, capacity, horizon)
+    return {line.request.key: line.grant() for line in lines}
+
+
+@dataclass(slots=True)
+class _Line:
+    """A job on the page. `now`, `ideal` and `size` are indices of its sizes; -1 is no pod at all."""
+
+    request: Request
+    now: int
+    price: float = 0.0
+    ideal: int = -1
+    size: int = -1
+
+    def devices(self, index: int) -> int:
+        return self.request.sizes[index] * self.request.curve.devices if index >= 0 else 0
+
+    def next_devices(self) -> int:
+        """Of the next step above the ideal; 0 where there is none."""
+        sizes, i = self.request.curve.sizes, self.ideal
+        return (sizes[i + 1] - sizes[i]) * self.request.curve.devices if i + 1 < len(sizes) else 0
+
+    def slope(self) -> float:
+        """What the next step above the ideal adds to price times speed, a device."""
+        curve, i = self.request.curve, self.ideal
+        if i + 1 >= len(curve.sizes):
+            return 0.0
+        return (
+            self.price
+            * (curve.speeds[i + 1] - curve.speeds[i])
+            / ((curve.sizes[i + 1] - curve.sizes[i]) * curve.devices)
+        )
+
+    def value(self, index: int) -> float:
+        return self.price * self.request.curve.speeds[index] if index >= 0 else 0.0
+
+    def cost(self, horizon: float) -> float:
+        """Of a change: training that stands still, spread over the time for which the change is expected to last."""
+        rest = self.request.remaining_seconds
+        if rest is not None and self.now >= 0:
+            horizon = min(horizon, rest / max(self.request.curve.speeds[self.now], 1e-9))
+        return self.value(self.now) * self.request.change_seconds / max(horizon, 1e-9)
+
+    def doubt(self, one: int, two: int) -> float:
+        """What the model may be off by in the difference of two sizes."""
+        model, sizes = self.request.model, self.request.sizes
+        if model is None or min(one, two) < 0 or one == two:
+            return 0.0
+        return self.value(one) * model.fit.doubt(sizes[one], than=sizes[two])
+
+    def grant(self) -> Grant:
+        curve, index = self.request.curve, self.size
+        if index < 0:
+            return Grant(0, 0, Limit.ROOM)
+        size, ideal, is_last = curve.sizes[index], curve.sizes[self.ideal], index == len(curve.sizes) - 1
+        before = curve.speeds[self.now] if self.now >= 0 else 0.0
+        gain = curve.speeds[index] / before - 1.0 if before > 0 else 0.0
+        add = 0.0 if is_last else curve.speeds[index + 1] / max(curve.speeds[index], 1e-9) - 1.0
+        limit = Limit.CHANGE if size != ideal else Limit.NONE if is_last else Limit.OTHERS
+        return Grant(size, ideal, limit, gain, add)
+
+
+def _admit(ordered: Sequence[Request], capacity: int) -> tuple[list[_Line], int]:
+    """The smallest sizes: of jobs that run always, of others in their order as long as they fit."""
+    lines, left, is_full = [], capacity, False
+    for request in ordered:
+        now = bisect_right(request.sizes, request.size) - 1 if request.size else -1
+        if request.size and now < 0:
+            now = 0
+        line = _Line(request, now)
+        need = request.sizes[0] * request.curve.devices
+        if now >= 0 or (need <= left and not is_full):
+            left -= need
+            line.ideal = 0
+        else:
+            is_full = True  # those behind it wait too, or a big job would wait for ever
+        lines.append(line)
+    return lines, left
+
+
+def _fill(lines: Sequence[_Line], left: int) -> None:
+    """The ideal: the steepest step first, as long as it makes a job faster."""
+    heap = [(-slope, i) for i, line in enumerate(lines) if (slope := line.slope()) > 0]
+    heapq.heapify(heap)
+    while heap and left > 0:
+        line = lines[heap[0][1]]
+        need = line.next_devices()
+        if need <= left:
+            left -= need
+            line.ideal += 1
+            slope = line.slope()
+            if slope > 0:
+                heapq.heapreplace(heap, (-slope, heap[0][1]))
+                continue
+        heapq.heappop(heap)
+
+
+def _share(lines: Sequence[_Line], capacity: int) -> None:
+    """Equal shares by weight: the highest level at which what everyone may have of it fits, and the rest in order."""
+    low, high = 0.0, float(capacity)
+    for _ in range(40):
+        level = (low + high) / 2
+        if sum(line.devices(_at_level(line, level)) for line in lines) <= capacity:
+            low = level
+        else:
+            high = level
+    for line in lines:
+        line.ideal = _at_level(line, low)
+    left = capacity - sum(line.devices(line.ideal) for line in lines)
+    for line in lines:
+        need = line.next_devices()
+        if 0 < need <= left:
+            left -= need
+            line.ideal += 1
+    for line in lines:
+        line.size = line.ideal
+
+
+def _at_level(line: _Line, level: float) -> int:
+    return max(0, _largest(line, int(level * line.request.weight)))
+
+
+def _largest(line: _Line, devices: int) -> int:
+    """The index of the largest size within so many devices."""
+    return bisect_right(line.request.sizes, devices // line.request.curve.devices) - 1
+
+
+def _trade(lines: Sequence[_Line], capacity: int, horizon: float) -> None:
+    """From what is towards the ideal, as far as it pays."""
+    for line in lines:
+        line.size = max(line.now, 0)
+    free = capacity - sum(line.devices(line.size) for line in lines)
+    sellers = sorted(((_ask(line, horizon), i) for i, line in enumerate(lines) if line.ideal < line.size), reverse=True)
+    while free < 0 and sellers:
+        _, i = sellers.pop()
+        free += _move(lines[i], lines[i].ideal)
+    buyers = [(_bid(line, line.ideal, horizon), i) for i, line in enumerate(lines) if line.ideal > line.size]
+    for bid, i in sorted(buyers, key=lambda pair: (-pair[0], pair[1])):
+        line = lines[i]
+        need = line.devices(line.ideal) - line.devices(line.size)
+        while free < need and sellers and sellers[-1][0] < bid:
+            _, seller = sellers.pop()
+            free += _move(lines[seller], lines[seller].ideal)
+        target = line.ideal if need <= free else _largest(line, line.devices(line.size) + free)
+        if target > line.size and _bid(line, target, horizon) > 0:
+            free += _move(line, target)
+
+
+def _move(line: _Line, index: int) -> int:
+    """The devices that this sets free, which are less than none where the job grows."""
+    freed = line.devices(line.size) - line.devices(index)
+    line.size = index
+    return freed
+
+
+def _ask(line: _Line, horizon: float) -> float:
+    """What a seller loses for each device that it gives up, down to its ideal."""
+    loss = line.value(line.size) - line.value(line.ideal)
+    return (loss + line.cost(horizon)) / (line.devices(line.size) - line.devices(line.ideal))
+
+
+def _bid(line: _Line, index: int, horizon: float) -> float:
+    """What a buyer gains with each device, when its change is paid for. A job that has no pods yet pays nothing."""
+    gain = line.value(index) - line.value(line.size)
+    if line.now >= 0:
+        gain -= MARGIN * line.value(line.size) + DOUBT * line.doubt(index, line.size) + line.cost(horizon)
+    return gain / (line.devices(index) - line.devices(line.size))

@@ -1,0 +1,69 @@
+"""What progress of each job is worth: the objective by name. Pure.
+
+The allocator maximises the sum of price times speed. All that an objective says is in the prices.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from elasticjob_operator.pool.values import PATIENCE_SECONDS, Objective, Request
+
+ELASTICITY: Final = 0.7  # of speed in devices, over all jobs: n devices are as fast as n**0.7
+
+
+def find_prices(requests: Sequence[Request], capacity: int, objective: Objective) -> list[float]:
+    """One price a request, in their order; every one is finite and above zero."""
+    if objective is Objective.COMPLETION:
+        prices = _price_completion(requests)
+    elif objective is Objective.GOODPUT:
+        prices = [
+            1.0 / speed_at_share(one, share) for one, share in zip(requests, _shares(requests, capacity), strict=True)
+        ]
+    else:
+        prices = [1.0] * len(requests)
+    return [
+        price * max(one.weight, 1e-6) * (1.0 + max(0.0, one.behind_seconds) / PATIENCE_SECONDS)
+        for price, one in zip(prices, requests, strict=True)
+    ]
+
+
+def _shares(requests: Sequence[Request], capacity: int) -> list[float]:
+    """Devices of each in equal shares, by weight."""
+    total = sum(max(one.weight, 1e-6) for one in requests)
+    return [capacity * max(one.weight, 1e-6) / total for one in requests]
+
+
+def speed_at_share(request: Request, share: float) -> float:
+    """The speed of a job that has its share of the devices: of the largest legal size within it, or of the smallest."""
+    curve = request.curve
+    index = bisect_right(curve.sizes, share / curve.devices) - 1
+    return max(curve.speeds[max(0, index)], 1e-9)
+
+
+def _price_completion(requests: Sequence[Request]) -> list[float]:
+    """heSRPT (Berg, Vesilo and Harchol-Balter, 2020): what a second less of the i-th longest job saves all of them.
+
+    The shortest job of m has the highest price, about that of m jobs which wait for it, and the longest has 1. Where
+    the rest of a job is not known, what it has had stands in for it: most jobs that have run for long run for long.
+    """
+    power = 1.0 / (1.0 - ELASTICITY)
+    order = sorted(range(len(requests)), key=lambda i: (-_rest(requests[i]), requests[i].order, str(requests[i].key)))
+    prices = [1.0] * len(requests)
+    for rank, index in enumerate(order, start=1):
+        prices[index] = (rank**power - (rank - 1) ** power) ** (1.0 / power)
+    return prices
+
+
+def _rest(request: Request) -> float:
+    rest = request.served_seconds if request.remaining_seconds is None else request.remaining_seconds
+    return max(0.0, rest) if math.isfinite(rest) else math.inf
+
+
+def next_lag(before: float, request: Request, speed: float, share: float, seconds: float) -> float:
+    """The seconds of its share that a job lacks, after it had this speed for so long; never below zero."""
+    missing = 1.0 - speed / speed_at_share(request, share)
+    return max(0.0, before + missing * max(0.0, seconds))

@@ -1,0 +1,31 @@
+"""Why a job has its size, in a sentence. Pure."""
+
+from __future__ import annotations
+
+from elasticjob_operator.pool.values import Grant, Limit, Objective, Request
+
+
+def tell(grant: Grant, request: Request, objective: Objective = Objective.GOODPUT) -> str:
+    """Without numbers that change from second to second: an undisturbed job causes no writes."""
+    match grant.limit:
+        case Limit.ROOM:
+            need = request.sizes[0] * request.curve.devices
+            return f"waits for {need} free {_devices(need)}, which its smallest size needs"
+        case Limit.CHANGE:
+            return f"stays at {_pods(grant.size)}: going to {grant.ideal} would gain less than the change costs"
+        case Limit.OTHERS if objective is Objective.EQUAL:
+            return f"{_pods(grant.size)}, its share of the pool"
+        case Limit.OTHERS if grant.next_gain <= 0.005:
+            return f"{_pods(grant.size)}: more would not make it faster"
+        case Limit.OTHERS:
+            return f"{_pods(grant.size)}: other jobs gain more from the devices of the pool"
+        case _:
+            return f"{_pods(grant.size)}, the most that it may have"
+
+
+def _pods(count: int) -> str:
+    return f"{count} pod" if count == 1 else f"{count} pods"
+
+
+def _devices(count: int) -> str:
+    return "device" if count == 1 else "devices"

@@ -1,0 +1,102 @@
+"""What a job's reports say of sizes that it has never had."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticjob_operator.pool import throughput
+from elasticjob_operator.pool.throughput import Model
+
+
+def learned(*reports: tuple[int, float], times: int = 20, now: float = 0.0) -> Model:
+    model = Model()
+    for size, seconds in reports:
+        for _ in range(times):
+            model = model.learn(size, seconds, now)
+    return model
+
+
+def test_before_anything_is_measured_more_pods_are_faster_and_nothing_is_certain() -> None:
+    model = Model()
+    assert 1.0 < model.speed(2) / model.speed(1) < 2.0
+    assert model.fit.doubt(16, than=1) > 0.1
+
+
+def test_the_first_report_sets_the_scale() -> None:
+    model = learned((2, 40.0))
+    assert 1 / model.speed(2) == pytest.approx(40.0, rel=0.02)
+    assert 40.0 < 1 / model.speed(1) < 80.0
+
+
+@pytest.mark.parametrize(
+    ("shared", "fixed", "growth"),
+    [
+        pytest.param(1.0, 0.0, 0.0, id="perfect"),
+        pytest.param(0.8, 0.2, 0.0, id="a part that is not shared"),
+        pytest.param(0.9, 0.05, 0.02, id="communication that grows"),
+    ],
+)
+def test_reports_at_three_sizes_tell_of_a_fourth(shared: float, fixed: float, growth: float) -> None:
+    def truth(size: int) -> float:
+        return shared / size + fixed + growth * (size - 1)
+
+    model = learned(*((size, truth(size)) for size in (1, 2, 8)))
+    for size in (4, 12):
+        assert 1 / model.speed(size) == pytest.approx(truth(size), rel=0.12)
+
+
+def test_old_reports_are_forgotten() -> None:
+    """The job has become twice as slow: it reads other data now."""
+    old = learned((4, 1.0), now=0.0)
+    half_lives = 8 * throughput.HALF_LIFE_SECONDS
+    assert 1 / old.learn(4, 2.0, half_lives).speed(4) == pytest.approx(2.0, rel=0.15)
+    assert 1 / old.learn(4, 2.0, 1.0).speed(4) == pytest.approx(1.05, rel=0.05)
+
+
+def test_silence_forgets_nothing() -> None:
+    assert learned((4, 1.0), now=0.0).speed(4) == learned((4, 1.0), now=1e9).speed(4)
+
+
+def test_doubt_shrinks_with_reports() -> None:
+    few, many = learned((1, 1.0), (4, 0.3), times=1), learned((1, 1.0), (4, 0.3), times=50)
+    assert many.fit.doubt(8, than=4) < few.fit.doubt(8, than=4)
+    assert many.fit.doubt(4, than=4) == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e-12, 1e12])
+def test_nonsense_teaches_nothing(seconds: float) -> None:
+    model = learned((2, 1.0))
+    assert model.learn(4, seconds, 1.0) is model
+
+
+@pytest.mark.parametrize(("size", "weight"), [(0, 1.0), (-3, 1.0), (2, 0.0), (2, -1.0), (2, math.nan)])
+def test_a_report_of_no_size_or_no_weight_teaches_nothing(size: int, weight: float) -> None:
+    model = learned((2, 1.0))
+    assert model.learn(size, 1.0, 1.0, weight) is model
+
+
+reports = st.lists(
+    st.tuples(
+        st.integers(1, 200),
+        st.floats(allow_nan=True, allow_infinity=True),
+        st.floats(0, 1e6),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(reports)
+def test_whatever_a_job_reports_no_model_promises_more_than_its_share(said: list[tuple[int, float, float]]) -> None:
+    """Twice the pods are at most twice as fast, and every speed is finite and above zero."""
+    model = Model()
+    for size, seconds, now in said:
+        model = model.learn(size, seconds, now)
+    for size in (1, 2, 3, 7, 50, 1000):
+        assert 0 < model.speed(size) < math.inf
+        assert model.speed(2 * size) <= 2 * model.speed(size) * (1 + 1e-6)
+        assert 0 <= model.fit.doubt(2 * size, than=size) < math.inf
