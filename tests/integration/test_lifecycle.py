@@ -129,7 +129,7 @@ def test_a_job_with_sidecars(jobs: Jobs, cluster: Cluster, native: bool) -> None
     os.kill(trainer, signal.SIGKILL)
     status = jobs.await_world("side", 2, above=first["generation"])
     assert status["lastFailure"]["exitCode"] == 137
-    assert jobs.await_condition("side", "Complete")["message"] == "all 2 members ended well"
+    assert jobs.await_condition("side", "Complete")["message"] == "all 2 members succeeded"
     wait_for(lambda: not jobs.pods("side"), "sidecars that run on are ended with the job")
 
 

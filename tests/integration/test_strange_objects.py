@@ -72,10 +72,10 @@ def list_jobs(cluster: Cluster, namespace: str) -> str:
 
 
 STRANGE: dict[str, tuple[dict[str, Any], str]] = {
-    "deep": (in_template(nested(600)), "spec.template: is nested 603 deep"),
-    "deepest": (in_template(nested(9000)), "spec.template: is nested 9003 deep"),
-    "wide": (in_template([0] * 500_000), "spec.template: holds more than 20000 values"),
-    "big": (in_template("x" * 1_200_000), "bytes; at most 262144 are allowed"),
+    "deep": (in_template(nested(600)), "spec.template: is nested 603 levels deep"),
+    "deepest": (in_template(nested(9000)), "spec.template: is nested 9003 levels deep"),
+    "wide": (in_template([0] * 500_000), "spec.template: has more than 20000 values"),
+    "big": (in_template("x" * 1_200_000), "bytes; the limit is 262144"),
     "many": (light_spec(elasticPolicy={"maxReplicas": 90_000}, replicas=90_000), "asks for 90000 pods"),
 }
 

@@ -49,7 +49,7 @@ class State(NamedTuple):
     agents: tuple[Agent, ...]
     generation: int = 0  # the latest that was persisted
     up: bool = True
-    grace: bool = False  # agents not heard of since the operator started may still come
+    grace: bool = False  # agents its agent has not connected since the operator started may still come
     announcing: bool = False  # persisted, and not told yet
     unwritten: bool = False  # told before it was persisted: a mistake
     faults: int = 0

@@ -1,8 +1,8 @@
-"""The ElasticJob API, `elasticjob.dev/v1alpha1`: the only place a field is declared.
+"""The ElasticJob API, `elasticjob.dev/v1alpha1`: the only place where its fields are declared.
 
-`crd.py` prints the CustomResourceDefinition from these models and `observe.py` validates what the API server
-returns with them. A rule across fields stands here twice, side by side: as a CEL rule for the API server and as a
-validator for servers without CEL; one test feeds both the same bad examples. Values are frozen; nothing here does I/O.
+`crd.py` generates the CustomResourceDefinition from these models, and `model/observe.py` validates API objects with
+them. A rule across fields is written twice, side by side: as a CEL rule for the API server, and as a validator for
+servers without CEL; one test feeds both the same invalid examples. Values are frozen; this folder does no I/O.
 """
 
 from elasticjob_operator.api.base import Model, Replicas, Seconds

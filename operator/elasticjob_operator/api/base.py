@@ -1,4 +1,4 @@
-"""What every model of the API is made of. Values are frozen; nothing here does I/O."""
+"""The base class of the API models. Values are frozen; this module does no I/O."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def _camel(name: str) -> str:
 
 
 class Model(BaseModel):
-    """A frozen API object: snake_case in Python, camelCase in YAML, unknown fields refused."""
+    """A frozen API object: snake_case in Python, camelCase in YAML, unknown fields rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_camel, populate_by_name=True)
 
-    # CEL rules of this object: (rule, message). The validator beside it says the same.
+    # CEL rules of this object: (rule, message). A validator implements the same rule.
     CEL: ClassVar[tuple[tuple[str, str], ...]] = ()
-    # CEL rules of a change, which see `oldSelf` as well. Where CEL is not served, `reading` keeps what is in force.
+    # CEL rules of a change, which also see `oldSelf`. On servers without CEL, `reading` keeps what is in force.
     CEL_OF_CHANGES: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def dump(self) -> dict[str, Any]:
-        """The JSON object as the API server stores it: absent rather than null."""
+        """The JSON object as the API server stores it: fields without a value are absent, not null."""
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 

@@ -1,7 +1,7 @@
-"""How big a JSON value may be before anything looks into it.
+"""Limits of depth and size for JSON values, checked before any recursive parsing. Pure.
 
-An API server stores objects of 1.5 MB that are nested ten thousand deep; a parser that calls itself would end with
-them. So depth, number of values and bytes are measured first, in a loop, and the message names the limit. Pure.
+An API server stores objects of 1.5 MB with ten thousand nested levels, on which a recursive parser would crash. Depth,
+number of values and bytes are therefore measured iteratively, and the error message names the limit.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MOST_DEPTH = 64  # the deepest field of a pod template is some 15 deep
+MOST_DEPTH = 64  # the deepest field of a pod template has a depth of about 15
 MOST_VALUES = 20_000
-MOST_SPEC_BYTES = 64 * 1024  # of the spec beside its template
+MOST_SPEC_BYTES = 64 * 1024  # of the spec without its template
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the operator's administrator lets one job ask for.
+    """What the operator's administrator allows one job to request.
 
-    With 5,000 pods the operator needs some 70 MB for them, and the list of members in the status some 1 MB, where the
-    API server stores no more than 1.5 MB an object. A template is copied for each of the pods that are being made.
+    5,000 pods take about 70 MB in the operator, and their list of members about 1 MB of the status, of the 1.5 MB that
+    the API server stores per object. The template is copied for each pod that is being created.
     """
 
     replicas: int = 5_000
@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a JSON value: how deep, how many values, how many bytes as compact JSON (about)."""
+    """Of a JSON value: depth, number of values, and approximate bytes as compact JSON."""
 
     depth: int
     values: int
@@ -37,9 +37,9 @@ class Size:
 
 
 def measure(value: Any, most_values: int = MOST_VALUES) -> Size:
-    """Level by level, until there are more values than that: then the rest of the size means nothing.
+    """Measure a value level by level. Stops at `most_values` values; the other numbers are then too small.
 
-    It never calls itself, and it ends for what contains itself.
+    The function is iterative, and terminates for a value that contains itself.
     """
     depth = values = size = 0
     level = [value]
@@ -57,7 +57,7 @@ def measure(value: Any, most_values: int = MOST_VALUES) -> Size:
                 below.extend(one)
             else:
                 size += 4
-            if values + len(below) > most_values:  # in YAML, one list may be meant a thousand times
+            if values + len(below) > most_values:  # with YAML aliases, one list may occur a thousand times
                 return Size(depth, values + len(below), size)
         depth += any(isinstance(one, (Mapping, list)) for one in level)
         level = below
@@ -69,12 +69,12 @@ def _bytes(text: object) -> int:
 
 
 def find_excess(value: Any, most_bytes: int, remedy: str) -> str:
-    """What is too much about a value, with the limit and the remedy; empty where nothing is."""
+    """The first exceeded limit as a message with the remedy; empty if the value is within all limits."""
     size = measure(value)
     if size.values > MOST_VALUES:
-        return f"holds more than {MOST_VALUES} values: take out what is not needed"
+        return f"has more than {MOST_VALUES} values: remove what is not needed"
     if size.depth > MOST_DEPTH:
-        return f"is nested {size.depth} deep; at most {MOST_DEPTH} are read: make it flatter"
+        return f"is nested {size.depth} levels deep; the limit is {MOST_DEPTH}: flatten it"
     if size.bytes > most_bytes:
-        return f"takes {size.bytes} bytes; at most {most_bytes} are allowed: {remedy}"
+        return f"has {size.bytes} bytes; the limit is {most_bytes}: {remedy}"
     return ""

@@ -1,9 +1,9 @@
-"""Prints the CustomResourceDefinition from the models in `api`.
+"""Generates the CustomResourceDefinition from the models in `api`.
 
-pydantic's JSON schema is rewritten into a *structural* schema (Kubernetes' rules): references are inlined, optional
-means absent, unions are refused unless they are int-or-string. A schema we cannot express raises here, at build time,
-rather than at the API server. Defaults are left out: the models apply them, so that what a user wrote stays what is
-stored and a default can change with the operator.
+pydantic's JSON schema is rewritten into a *structural* schema, as Kubernetes requires: references are inlined, optional
+fields are absent, and unions are refused unless they are int-or-string. A schema that cannot be expressed raises
+ValueError here, at build time, instead of failing at the API server. Defaults are left out: the models apply them, so
+that the stored object is what the user wrote, and a default can change with the operator.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _KEPT = (
 
 
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI v3 structural schema of a model."""
+    """The OpenAPI v3 structural schema of a model. Raises ValueError if the model cannot be expressed as one."""
     schema = model.model_json_schema(by_alias=True)
     return _rewrite(schema, schema.get("$defs", {}), _rules(model))
 
 
 def _rules(model: type[BaseModel]) -> dict[str, list[dict[str, str]]]:
-    """CEL rules by model name, for the model and everything declared beside it."""
+    """CEL rules by model name, for the model and all models in the same package."""
     found: dict[str, list[dict[str, str]]] = {}
     for name, value in inspect.getmembers(api, inspect.isclass):
         if issubclass(value, api.Model) and (value.CEL or value.CEL_OF_CHANGES):
@@ -76,7 +76,7 @@ def _rewrite(node: dict[str, Any], defs: dict[str, Any], rules: dict[str, list[d
     if isinstance(extra, dict):
         result["additionalProperties"] = _rewrite(extra, defs, rules)
     if "type" not in result:
-        raise ValueError(f"no structural schema for {title or node}")
+        raise ValueError(f"{title or node} cannot be expressed as a structural schema")
     if title in rules and result["type"] == "object":
         result["x-kubernetes-validations"] = rules[title]
     return result
@@ -87,7 +87,7 @@ def _union(node: dict[str, Any], defs: dict[str, Any], rules: dict[str, list[dic
     if {b.get("type") for b in branches} == {"integer", "string"}:
         return {"x-kubernetes-int-or-string": True, "description": node.get("description", "")}
     if len(branches) != 1:
-        raise ValueError(f"a union has no structural schema: {node}")
+        raise ValueError(f"a union cannot be expressed as a structural schema: {node}")
     outer = {k: v for k, v in node.items() if k in ("description", "minItems", "maxItems")}
     return _rewrite({**branches[0], **outer}, defs, rules)
 
@@ -165,6 +165,6 @@ def build_crd() -> dict[str, Any]:
 
 
 def render_crd() -> str:
-    """The YAML text that is committed in `crds/`."""
+    """The CustomResourceDefinition as YAML text, as committed in `crds/`."""
     header = "# Generated from operator/elasticjob_operator/api/ by `make generate`. Do not edit.\n"
     return header + yaml.safe_dump(build_crd(), sort_keys=False, width=110, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""The names of the fields of a spec, and what to do about one that does not exist."""
+"""The field names of a spec, and the advice for an unknown field."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from elasticjob_operator.api.base import Model
 from elasticjob_operator.api.spec import Spec
 
-Path = tuple[str | int, ...]  # of a field, below the spec
-Fields = Mapping[str, "Fields | None"]  # the fields of an object; None where nothing of ours is below
+Path = tuple[str | int, ...]  # the path of a field below the spec
+Fields = Mapping[str, "Fields | None"]  # the fields of an object; None if the operator does not define its content
 
 
 def spell(root: str, path: Path) -> str:
@@ -34,7 +34,7 @@ FIELDS: Fields = list_fields(Spec)
 
 
 def find_unknown(raw: Mapping[str, Any], fields: Fields = FIELDS, path: Path = ()) -> list[Path]:
-    """The fields of a spec that this version does not know. It goes no deeper than the models do."""
+    """The paths of fields that this version does not know. Content that the models do not define is skipped."""
     found: list[Path] = []
     for name, value in raw.items():
         here = (*path, name)
@@ -49,7 +49,7 @@ def find_unknown(raw: Mapping[str, Any], fields: Fields = FIELDS, path: Path = (
 
 
 def without(raw: Any, paths: Iterable[Path]) -> Any:
-    """The value without what lies at these paths; what is not on one of them is shared."""
+    """A copy of the value without these paths. Parts that are not on a path are shared."""
     by_head: dict[str | int, list[Path]] = {}
     for head, *rest in paths:
         by_head.setdefault(head, []).append(tuple(rest))
@@ -61,7 +61,7 @@ def without(raw: Any, paths: Iterable[Path]) -> Any:
 
 
 def advise(path: Path) -> str:
-    """What to do about a field that does not exist: the one that was meant, where it can be guessed."""
+    """Advice for an unknown field: the likely intended field, if there is one."""
     name = str(path[-1])
     fields: Fields | None = FIELDS
     for part in path[:-1]:

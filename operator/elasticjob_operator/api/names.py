@@ -1,7 +1,7 @@
 """Every name that crosses a boundary: API group, labels, annotations, environment variables, object names.
 
-No logic lives here beyond joining strings. The worker runtime keeps its own copy of the environment
-variables (it must not import the operator); a test holds both lists together.
+This module contains no logic beyond joining strings. The worker runtime has its own copy of the environment
+variables, because it must not import the operator; a test keeps both lists consistent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLURAL: Final = "elasticjobs"
 SINGULAR: Final = "elasticjob"
 SHORT_NAME: Final = "ej"
 
-MANAGED_BY: Final = f"{GROUP}/operator"  # value of spec.managedBy that means "us"
+MANAGED_BY: Final = f"{GROUP}/operator"  # the value of spec.managedBy that selects this operator
 TOKEN_AUDIENCE: Final = GROUP
 
 # Labels on every object the operator creates.
@@ -31,7 +31,7 @@ LABEL_APP_VALUE: Final = "elasticjob-operator"
 
 # Annotations.
 ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: which container trains
-ANNOTATION_DIGEST: Final = f"{GROUP}/digest"  # on everything but pods: what it was built from
+ANNOTATION_DIGEST: Final = f"{GROUP}/digest"  # on every object except pods: a digest of its inputs
 ANNOTATION_TEMPLATE_HASH: Final = f"{GROUP}/template-hash"
 
 # Environment of the trainer container.
@@ -61,12 +61,12 @@ RUNTIME_PATH: Final = "/opt/elasticjob/runtime"
 C10D_PORT: Final = 29400
 
 GONE: Final = "the job is gone"
-RANK_HUNG: Final = "RankHung"  # the reason of a failure: one rank holds the others up
-WORLD_HUNG: Final = "WorldHung"  # the same, where nobody is known to
+RANK_HUNG: Final = "RankHung"  # the reason of a failure: one known rank holds the others up
+WORLD_HUNG: Final = "WorldHung"  # the reason of a hang if no such rank is known
 
 
 class Cause(StrEnum):
-    """Why a world was formed, or why a pod leaves it: what the status says, and what a person reads."""
+    """Why a world was formed, or why a pod leaves it: the status value, and a sentence for events and reports."""
 
     sentence: str
 
@@ -77,29 +77,29 @@ class Cause(StrEnum):
         return made
 
     START = "start", "the job starts"
-    SCALE_UP = "scale-up", "newcomers are ready"
-    SCALE_DOWN = "scale-down", "fewer replicas are wanted"
-    DRAIN = "drain", "a node is drained"
-    NODE_LEAVING = "node-leaving", "a node is about to go"
+    SCALE_UP = "scale-up", "new pods are ready to join"
+    SCALE_DOWN = "scale-down", "fewer replicas are requested"
+    DRAIN = "drain", "a node is being drained"
+    NODE_LEAVING = "node-leaving", "a node is about to be removed"
     DISRUPTION = "disruption", "a pod is about to be disrupted"
     POD_DELETED = "pod-deleted", "a pod is being deleted"
     POD_LEAVING = "pod-leaving", "a pod was asked to stop"
     SUSPENDED = "suspended", "the job was suspended and resumed"
     LOST = "lost", "a member was lost"
     FAILED = "failed", "a worker failed"
-    HUNG = "hung", "no rank made a step any more"
-    REGROUP = "regroup", "members left the world and are ready again"
-    PODS_CHANGED = "pods-changed", "other pods run than before"
-    UNRESPONSIVE = "unresponsive", "the agent of a pod does not answer"
+    HUNG = "hung", "the world hung: no rank completed a step"
+    REGROUP = "regroup", "members left the world without a failure and are ready again"
+    PODS_CHANGED = "pods-changed", "the set of running pods changed"
+    UNRESPONSIVE = "unresponsive", "the agent of a pod does not respond"
 
 
-def tell_cause(reason: str | None) -> str:
-    """The sentence of a cause; of one that a newer operator wrote, its word."""
+def describe_cause(reason: str | None) -> str:
+    """The sentence for a cause; for an unknown cause, written by a newer operator, the value itself."""
     return next((cause.sentence for cause in Cause if cause == reason), reason or "")
 
 
 def pod_name(job: str, index: int) -> str:
-    """The name of the worker pod with this replica index; a pure function, so a stale cache only causes a 409."""
+    """The name of the worker pod with this replica index. It is deterministic, so a stale cache only causes a 409."""
     return f"{job}-worker-{index}"
 
 
@@ -117,7 +117,7 @@ def network_policy_name(job: str) -> str:
 
 
 def ca_config_map_name(job: str) -> str:
-    """Holds `ca.crt`, by which the job's agents know the hub."""
+    """The name of the ConfigMap with `ca.crt`, by which the job's agents verify the hub."""
     return f"{job}-elasticjob-ca"
 
 
@@ -126,5 +126,5 @@ def pod_group_name(job: str) -> str:
 
 
 def selector(job: str) -> str:
-    """The label selector behind the scale subresource."""
+    """The label selector for the scale subresource."""
     return f"{LABEL_JOB}={job}"

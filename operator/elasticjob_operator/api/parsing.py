@@ -1,4 +1,4 @@
-"""Reads a spec, and names every field that is wrong with it."""
+"""Parses a spec, and reports every invalid field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticjob_operator.api.spec import Spec
 
 
 class Problem(Model):
-    """One thing wrong with a job: the field, as a user would write its path, and what to do."""
+    """One validation error of a job: the path of the field as a user would write it, and the remedy."""
 
     field: str
     message: str
@@ -22,7 +22,7 @@ class Problem(Model):
 
 
 class InvalidJobError(ValueError):
-    """A job that can never run."""
+    """The spec of a job is invalid; `problems` lists all errors."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -33,9 +33,9 @@ _MESSAGES = {"missing": "is required"}
 
 
 def parse_spec(raw: object) -> Spec:
-    """Validates the `spec` of a job as read from YAML or the API; raises InvalidJobError naming every bad field."""
+    """Validate the `spec` of a job as read from YAML or the API. Raises InvalidJobError, which lists every problem."""
     if not isinstance(raw, dict):
-        raise InvalidJobError([Problem(field="spec", message="is required: give at least spec.template")])
+        raise InvalidJobError([Problem(field="spec", message="is required: set at least spec.template")])
     try:
         return Spec.model_validate(raw)
     except ValidationError as error:
@@ -43,7 +43,7 @@ def parse_spec(raw: object) -> Spec:
 
 
 def find_problems(error: ValidationError, root: str) -> list[Problem]:
-    """What pydantic found, in the words of a user; one problem a field."""
+    """The errors that pydantic found, with field paths as a user would write them; one problem per field."""
     found: dict[str, Problem] = {}
     for item in error.errors(include_url=False, include_input=False):
         # The names of union branches ("int", "function-after[...]") are pydantic's, not the user's.

@@ -1,6 +1,6 @@
-"""The few things about a pod template that only we can know; the API server judges the rest. Pure.
+"""The checks of a pod template that only the operator can make; the API server validates the rest. Pure.
 
-A template is never changed and never copied here: what is null in it is left out of new, shallow objects.
+A template is never modified. Null fields are dropped in new, shallow copies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticjob_operator.api import names
 
-# The parts of a pod template that the operator reads or adds to: text, object, list of objects, list of texts.
+# The types of the template fields that the operator reads or extends.
 _OBJECTS, _TEXTS = "a list of objects", "a list of texts"
 _POD_SHAPES = {"schedulerName": "a text", "affinity": "an object", "nodeSelector": "an object"}
 _POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topologySpreadConstraints"), _OBJECTS)
@@ -23,13 +23,13 @@ _RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
 
 
 def check_template(template: dict[str, Any]) -> dict[str, Any]:
-    """The template without its nulls; ValueError names the field that has another shape."""
+    """The template without null fields. Raises ValueError naming a field of the wrong type."""
     spec = template.get("spec")
     if not isinstance(spec, dict):
-        raise ValueError("spec is missing: give a pod template with spec.containers")  # noqa: TRY004 - for pydantic
+        raise ValueError("spec is missing: set a pod template with spec.containers")  # noqa: TRY004 - for pydantic
     containers = spec.get("containers")
     if not isinstance(containers, list) or not containers:
-        raise ValueError("spec.containers is empty: give at least one container, the first one trains")
+        raise ValueError("spec.containers is empty: add at least one container; the first one trains")
     if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
         raise ValueError("spec.containers[].name is missing: every container needs a name")
     spec = _shaped(spec, _POD_SHAPES, "spec")
@@ -52,7 +52,7 @@ def _container(container: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _shaped(what: dict[str, Any], shapes: dict[str, str], path: str) -> dict[str, Any]:
-    """A shallow copy without nulls; refuses what has another shape."""
+    """A shallow copy without null fields. Raises ValueError naming a field of the wrong type."""
     shaped = {name: value for name, value in what.items() if value is not None or name not in shapes}
     for name, shape in shapes.items():
         value = shaped.get(name)
@@ -70,27 +70,27 @@ def _shaped(what: dict[str, Any], shapes: dict[str, str], path: str) -> dict[str
 def _check_metadata(template: dict[str, Any], containers: list[str]) -> None:
     metadata = template.get("metadata") or {}
     if not isinstance(metadata, dict):
-        raise ValueError("metadata must be an object: give labels and annotations in it, or leave it out")  # noqa: TRY004
+        raise ValueError("metadata must be an object with labels and annotations, or be left out")  # noqa: TRY004
     for field in ("labels", "annotations"):
         texts = metadata.get(field) or {}
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError(f"metadata.{field} must be texts by name: put numbers and true or false in quotes")
+            raise ValueError(f"metadata.{field} must map names to strings: quote numbers, true and false")
     trainer = (metadata.get("annotations") or {}).get(names.ANNOTATION_TRAINER)
     if trainer and trainer not in containers:
         raise ValueError(
-            f"metadata.annotations[{names.ANNOTATION_TRAINER}] names {trainer!r}, which is no container: "
+            f"metadata.annotations[{names.ANNOTATION_TRAINER}] names {trainer!r}, which is not a container: "
             f"use one of {', '.join(containers)}"
         )
 
 
 def template_hash(template: Mapping[str, Any]) -> str:
-    """A short hash of the pod template; equal templates have equal hashes whatever the order of keys."""
+    """A short hash of the pod template, independent of the order of keys."""
     text = json.dumps(template, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def trainer_container(template: Mapping[str, Any]) -> str:
-    """The name of the container that trains: the annotated one, else the first."""
+    """The name of the trainer container: the annotated one, by default the first."""
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     first: str = template["spec"]["containers"][0]["name"]
     return annotations.get(names.ANNOTATION_TRAINER) or first
@@ -120,12 +120,12 @@ def count_cpus(template: Mapping[str, Any]) -> int:
     try:
         cores = float(value[:-1]) / 1000 if value.endswith("m") else float(value)
         return max(1, int(cores))
-    except (ValueError, OverflowError):  # the API server says what is wrong with it
+    except (ValueError, OverflowError):  # the API server reports the invalid quantity
         return 1
 
 
 def resolve_nproc(wanted: int | str, template: Mapping[str, Any]) -> int:
-    """Worker processes per pod, from `spec.nprocPerNode` and what the trainer's container has."""
+    """Worker processes per pod, from `spec.nprocPerNode` and the resources of the trainer container."""
     if isinstance(wanted, int):
         return wanted
     if wanted == "cpu":

@@ -11,12 +11,12 @@ from elasticjob_operator.api.base import Model, Replicas, Seconds
 
 
 class ElasticPolicy(Model):
-    """How many pods train, which sizes are legal and how patient the operator is."""
+    """How many pods train, which sizes are legal, and the timeouts of the operator."""
 
     min_replicas: Replicas | None = Field(
         default=None,
-        description="Training runs whenever at least this many pods are up. Default: 1 where maxReplicas is "
-        "given, else replicas.",
+        description="Training runs whenever at least this many pods are ready. Default: 1 if maxReplicas is "
+        "set, else replicas.",
     )
     max_replicas: Replicas | None = Field(default=None, description="Never more pods than this. Default: replicas.")
     replica_increment_step: Replicas | None = Field(
@@ -42,17 +42,16 @@ class ElasticPolicy(Model):
     )
     graceful_shutdown_timeout_seconds: Seconds = Field(
         default=30,
-        description="Time a script has to checkpoint before it is stopped: the pods' grace period, the agent's "
-        "patience and the script's signal all follow it.",
+        description="Time that a script has to save a checkpoint before it is stopped. It sets the grace period of the "
+        "pods and the timeouts of the agent.",
     )
     scaling_timeout_seconds: Seconds = Field(
         default=60,
-        description="How long a pod above minReplicas may be unschedulable before it is withdrawn and tried "
-        "again later.",
+        description="How long a pod above minReplicas may be unschedulable before it is withdrawn and retried later.",
     )
     faulty_pod_timeout_seconds: Seconds = Field(
         default=30,
-        description="How long a pod on a dead node, or one that ignores its deletion, is waited for before it "
+        description="How long to wait for a pod on a dead node, or one that ignores its deletion, before it "
         "is deleted by force.",
     )
 
@@ -84,12 +83,13 @@ class RendezvousBackend(StrEnum):
 
 
 class Rendezvous(Model):
-    """Who tells the workers about the world: the operator, or one of torch's own backends."""
+    """How the workers rendezvous: by the operator, or by one of torch's own backends."""
 
     backend: RendezvousBackend = Field(
         default=RendezvousBackend.OPERATOR,
-        description="operator: membership by the operator. c10d, etcd-v2, static: torch's own, for images "
-        "that cannot take the runtime; the operator then only keeps pods and environment.",
+        description="operator: the operator manages membership. c10d, etcd-v2, static: torch's own backends, "
+        "for images "
+        "without the runtime; the operator then manages only pods and their environment.",
     )
     endpoint: str | None = Field(
         default=None,
@@ -122,30 +122,30 @@ class CleanPodPolicy(StrEnum):
 
 
 class RunPolicy(Model):
-    """When the job runs, how long it may take and what is left of it."""
+    """When the job runs, how long it may take, and what is cleaned up afterwards."""
 
     suspend: bool = Field(default=False, description="Checkpoint, remove the pods, wait. False resumes.")
     active_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="The job fails when it ran longer than this; suspended time does not count."
+        default=None, description="The job fails if it runs longer than this. Suspended time does not count."
     )
     startup_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="The job fails when no world was formed this long after its start."
+        default=None, description="The job fails if no world has been formed this long after its start."
     )
     fault_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="The job fails when it could not train for this long after a fault."
+        default=None, description="The job fails if it could not train for this long after a failure."
     )
     ttl_seconds_after_finished: Seconds | None = Field(
-        default=None, description="The finished job is deleted after this time. Default: kept."
+        default=None, description="The finished job is deleted after this time. Default: it is kept."
     )
     clean_pod_policy: CleanPodPolicy = Field(
         default=CleanPodPolicy.RUNNING,
-        description="Which pods are deleted when the job has finished: All, Running (finished ones stay for "
-        "their logs; one whose sidecar runs on is not finished) or None.",
+        description="Which pods are deleted when the job has finished: All, Running (finished pods are kept for "
+        "their logs; a pod with a running sidecar is not finished) or None.",
     )
     managed_by: str | None = Field(
         default=None,
         max_length=63,
-        description="The old place of spec.managedBy, still accepted.",
+        description="The former name of spec.managedBy, still accepted.",
     )
 
 
@@ -168,11 +168,11 @@ class OnPodCondition(Model):
 
 
 class FailureRule(Model):
-    """What to do about a failure; the first rule that matches counts."""
+    """What to do about a failure. The first matching rule applies."""
 
     action: RuleAction = Field(description="Restart, RestartIgnoreBudget or FailJob.")
     on_exit_codes: OnExitCodes | None = Field(
-        default=None, description="Matches the trainer's exit code or that of its worker process."
+        default=None, description="Matches the exit code of the trainer container or of its worker process."
     )
     on_pod_conditions: list[OnPodCondition] | None = Field(
         default=None, min_length=1, max_length=20, description="Matches a condition of the failed pod."
@@ -193,7 +193,9 @@ class FailureRule(Model):
 
 
 class FailurePolicy(Model):
-    rules: list[FailureRule] = Field(default_factory=list, max_length=20, description="First match counts.")
+    rules: list[FailureRule] = Field(
+        default_factory=list, max_length=20, description="The first matching rule applies."
+    )
 
 
 class SuccessPolicy(StrEnum):
@@ -223,8 +225,9 @@ class Health(Model):
     )
     hang_timeout_seconds: Annotated[int | str, AfterValidator(_auto_or_seconds)] = Field(
         default="auto",
-        description="A rank that reports no step for this long is dumped and restarted: 'auto' (from observed "
-        "step time), seconds, or 0 for off.",
+        description="If no step is reported for this long, stacks are dumped and the workers restarted: 'auto' "
+        "(from the "
+        "observed step time), seconds, or 0 for off.",
     )
 
 
@@ -235,8 +238,8 @@ class Network(Model):
     )
     service: bool = Field(
         default=False,
-        description="A headless Service, so that `<job>-worker-<index>.<job>-workers` resolves to the pod. "
-        "Torch's own rendezvous backends have it anyway; with `operator` nothing but a script may need it.",
+        description="Create a headless Service, so that `<job>-worker-<index>.<job>-workers` resolves to the pod. "
+        "Torch's own rendezvous backends always get it; with `operator`, only a script may need it.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The spec: what the user wants."""
+"""The spec of an ElasticJob: the desired state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elasticjob_operator.api.policies import (
 
 
 def _or_default(root: str, path: str, default: str) -> str:
-    """CEL for a field of the spec, or its default where it or its parent is left out."""
+    """CEL for the value of a spec field, or its default if the field or its parent is absent."""
     parts = path.split(".")
     there = " && ".join(f"has({'.'.join((root, *parts[:i]))})" for i in range(1, len(parts) + 1))
     value = f"{root}.{path}"
@@ -31,7 +31,7 @@ def _or_default(root: str, path: str, default: str) -> str:
 
 
 class Spec(Model):
-    """What the user wants."""
+    """The desired state."""
 
     replicas: Replicas | None = Field(
         default=None,
@@ -53,18 +53,20 @@ class Spec(Model):
     run_policy: RunPolicy = Field(default_factory=RunPolicy, description=(RunPolicy.__doc__ or ""))
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy,
-        description="What failures mean. Without a rule: exit codes restart at the budget's cost, lost pods are free.",
+        description="What to do about failures. Without a rule, exit codes are charged to the restart budget "
+        "and lost pods are free.",
     )
     success_policy: SuccessPolicy = Field(
         default=SuccessPolicy.ALL,
-        description="All: every member of the last world ended well. Rank0: rank 0 did.",
+        description="All: the job succeeds if every member of the last world succeeds. Rank0: if rank 0 does.",
     )
-    health: Health = Field(default_factory=Health, description="Preflight and hang watch.")
-    network: Network = Field(default_factory=Network, description="Who may reach the workers.")
+    health: Health = Field(default_factory=Health, description="Preflight and hang detection.")
+    network: Network = Field(default_factory=Network, description="Network access to the workers.")
     runtime_injection: RuntimeInjection = Field(
         default=RuntimeInjection.AUTO,
-        description="Whether an init container brings the elasticjob runtime into the trainer: Auto (where the "
-        "operator has a runtime image and the trainer is not our own image), Always, Never.",
+        description="Whether an init container copies the elasticjob runtime into the trainer: Auto (if the "
+        "operator has a "
+        "a runtime image and the trainer does not use the elasticjob worker image), Always, Never.",
     )
     template: Annotated[dict[str, Any], AfterValidator(check_template)] = Field(
         description="A pod template (core/v1 PodTemplateSpec). The first container trains, or the one named by "
@@ -130,12 +132,12 @@ class Spec(Model):
 
     @cached_property
     def template_hash(self) -> str:
-        """Computed once a spec: a template may have a quarter of a megabyte."""
+        """Cached, since a template may have a quarter of a megabyte."""
         return template_hash(self.template)
 
     @property
     def manager(self) -> str:
-        """The controller that manages the job, wherever it is written; "" where none is named."""
+        """The controller that manages the job, from either field; "" if none is named."""
         return self.managed_by or self.run_policy.managed_by or ""
 
     @property
@@ -149,5 +151,5 @@ class Spec(Model):
 
     @property
     def wanted(self) -> int:
-        """Wanted pods in the world, without spares."""
+        """Requested pods in the world, without spares."""
         return self.replicas or self.max_replicas

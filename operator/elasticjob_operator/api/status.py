@@ -1,4 +1,4 @@
-"""The status: what the operator writes."""
+"""The status of an ElasticJob, which the operator writes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from elasticjob_operator.api.policies import RendezvousBackend
 
 
 class StatusModel(Model):
-    """What is not known in it was written by a newer operator: it is kept with the object that it belongs to."""
+    """A status object. Unknown fields, written by a newer operator, are kept."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class Phase(StrEnum):
-    """One word for people and printer columns; the conditions are the contract."""
+    """A summary for users and printer columns. Programs should use the conditions."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -45,7 +45,7 @@ class Member(StatusModel):
     rank: int
     address: str | None = None
     nproc: int = 1
-    leaving: str | None = Field(default=None, description="Why the next generation will be formed without it.")
+    leaving: str | None = Field(default=None, description="Why the next generation will not contain it.")
 
 
 class StoreAddress(StatusModel):
@@ -58,45 +58,47 @@ class RendezvousStatus(StatusModel):
     world_size: int = Field(default=0, description="Pods in the world; 0 while none is formed.")
     processes: int = Field(default=0, description="Worker processes in the world.")
     members: list[Member] = Field(default_factory=list, description="Ordered by rank.")
-    store: StoreAddress | None = Field(default=None, description="Where this generation's store listens.")
+    store: StoreAddress | None = Field(default=None, description="The address of this generation's store.")
     formed_time: str | None = None
     reason: str | None = Field(default=None, description="Why this generation was formed.")
     succeeded: list[str] = Field(
-        default_factory=list, description="Pods (UIDs) that ended well in an earlier generation of the last world."
+        default_factory=list, description="Pods (UIDs) that succeeded in an earlier generation of the last world."
     )
 
 
 class BackoffStatus(StatusModel):
-    """What has failed in a row without progress, and how long it waits before it is tried again."""
+    """Consecutive failures without progress, and when the next attempt is due."""
 
     reason: str = Field(default="", description="CrashLoop, BackOff (pods were lost) or PreflightFailed.")
-    repeats: int = Field(default=0, description="Failures in a row.")
-    held: int = Field(default=0, description="Pods that wait; 0: the whole job does.")
-    since: str | None = Field(default=None, description="When the last one in the row was seen.")
-    until: str | None = Field(default=None, description="When it is tried again.")
-    step: int | None = Field(default=None, description="Highest step seen then.")
-    error: str | None = Field(default=None, description="The program's mistake, where it has not come to a step yet.")
-    alike: int = Field(default=0, description="How often in a row that was the error.")
-    nodes: list[str] = Field(default_factory=list, description="Where; two are enough to acquit the nodes.")
+    repeats: int = Field(default=0, description="Consecutive failures.")
+    held: int = Field(default=0, description="Pods whose creation waits; 0 means that the whole job waits.")
+    since: str | None = Field(default=None, description="When the last of these failures was seen.")
+    until: str | None = Field(default=None, description="When the next attempt is due.")
+    step: int | None = Field(default=None, description="Highest step seen at that time.")
+    error: str | None = Field(default=None, description="The program's error, if it failed before its first step.")
+    alike: int = Field(default=0, description="How many times in a row this error occurred.")
+    nodes: list[str] = Field(
+        default_factory=list, description="Nodes on which it occurred. Two different nodes rule out a broken node."
+    )
 
 
 class RestartStatus(StatusModel):
-    user: int = Field(default=0, description="Worker-caused restarts in the present window.")
+    user: int = Field(default=0, description="Worker-caused restarts in the current window.")
     infrastructure: int = Field(default=0, description="Restarts because of lost pods or nodes; free.")
-    total: int = Field(default=0, description="Worker-caused restarts ever.")
+    total: int = Field(default=0, description="All worker-caused restarts of the job.")
     window_start: str | None = None
-    last_time: str | None = Field(default=None, description="When the last worker-caused one was charged.")
+    last_time: str | None = Field(default=None, description="When the last worker-caused restart was charged.")
     generation: int = Field(default=0, description="The last generation that was charged.")
     step: int | None = Field(default=None, description="Highest step seen when it was charged.")
-    counted: list[str] = Field(default_factory=list, description="Failed pods that are accounted for (UIDs).")
+    counted: list[str] = Field(default_factory=list, description="Failed pods (UIDs) that have been accounted for.")
     backoff: BackoffStatus | None = None
     unasked_until: str | None = Field(
-        default=None, description="When the worlds that members left without a failure will be forgotten."
+        default=None, description="When the worlds that members left without a failure stop counting."
     )
 
 
 class FailureStatus(StatusModel):
-    """The last failure, kept when the pod is gone."""
+    """The last failure; it outlives the failed pod."""
 
     time: str | None = None
     pod: str | None = None
@@ -107,7 +109,7 @@ class FailureStatus(StatusModel):
     signal: str | None = None
     reason: str | None = None
     message: str | None = None
-    traceback: str | None = Field(default=None, description="The traceback; where it is long, the middle is left out.")
+    traceback: str | None = Field(default=None, description="The traceback. The middle of a long one is omitted.")
     log_tail: str | None = Field(default=None, description="Last lines of the log, without the traceback.")
 
 
@@ -126,28 +128,29 @@ class ProgressStatus(StatusModel):
 
 
 class Measured(StrEnum):
-    """From when on a world counts as one that trains."""
+    """The moment from which a world counts as training."""
 
     FORMATION = "Formation"
     STEPS = "Steps"
 
 
 class GoodputStatus(StatusModel):
-    training_seconds: float = Field(default=0, description="Seconds in which worlds trained.")
-    lost_seconds: float = Field(default=0, description="Seconds in which none did, since the first world.")
+    training_seconds: float = Field(default=0, description="Seconds during which a world trained.")
+    lost_seconds: float = Field(default=0, description="Seconds since the first world during which none trained.")
     measured: Measured = Field(
         default=Measured.FORMATION,
-        description="From when on a world counts as one that trains. Steps: from its first reported step, to its last"
-        " one where it hung. Formation: from when it was formed, since the script reports no steps; how long it loads,"
-        " waits or hangs is not known then, and is counted as training.",
+        description="The moment from which a world counts as training. Steps: from its first reported step, "
+        "until its last one"
+        " if it hung. Formation: from when it was formed, because the script reports no steps; time in which it loads,"
+        " waits or hangs then counts as training.",
     )
     step_generation: int = Field(default=0, description="The last generation in which a step was reported.")
     last_recovery_seconds: float | None = Field(
-        default=None, description="From the last fault or announced change to when the next world trained."
+        default=None, description="From the last failure or announced change until the next world trained."
     )
     rescales: int = Field(default=0, description="Worlds formed after the first one.")
-    training: bool = Field(default=False, description="Whether a world trains now, as far as it is measured.")
-    since: str | None = Field(default=None, description="Since when.")
+    training: bool = Field(default=False, description="Whether a world is training now, as far as that is measured.")
+    since: str | None = Field(default=None, description="Since when `training` has had this value.")
 
 
 class NodeFault(StatusModel):
@@ -157,7 +160,7 @@ class NodeFault(StatusModel):
 
 
 class CapacityStatus(StatusModel):
-    """Extras that could not be scheduled: how many were withdrawn, and when the next try is due."""
+    """Extra pods that could not be scheduled: how many were withdrawn, and when they are retried."""
 
     withdrawn: int = 0
     attempts: int = 0
@@ -171,21 +174,21 @@ class RendezvousInForce(StatusModel):
 
 
 class InForceStatus(StatusModel):
-    """What cannot change while the job runs, as it was when the job started or was resumed."""
+    """Fields that cannot change while the job runs, as of its start or its last resumption."""
 
     nproc_per_node: Annotated[int, Field(ge=1)] = Field(default=1, description="Worker processes per pod.")
     rendezvous: RendezvousInForce = Field(default_factory=RendezvousInForce, description="As in the spec.")
 
 
 class Status(StatusModel):
-    """What is. Written by the operator alone, in one patch a pass."""
+    """The observed state. Only the operator writes it, in one patch per pass."""
 
     phase: Phase | None = None
     conditions: list[Condition] = Field(default_factory=list)
-    replicas: int = Field(default=0, description="Pods that exist and are not on their way out.")
+    replicas: int = Field(default=0, description="Pods that exist and are not terminating.")
     ready_replicas: int = Field(default=0, description="Pods in the running world.")
     selector: str | None = None
-    nproc_per_node: int | None = Field(default=None, description="Worker processes per pod, in numbers.")
+    nproc_per_node: int | None = Field(default=None, description="Worker processes per pod, as a number.")
     in_force: InForceStatus | None = None
     rendezvous: RendezvousStatus = Field(default_factory=RendezvousStatus)
     restarts: RestartStatus = Field(default_factory=RestartStatus)
@@ -200,7 +203,7 @@ class Status(StatusModel):
     completion_time: str | None = None
 
     def dump(self) -> dict[str, Any]:
-        """As stored: an empty text is left out, since some API servers take it for null."""
+        """The JSON object as stored. Empty strings are omitted, since some API servers treat them as null."""
         stored = _without_empty_texts(super().dump())
         assert isinstance(stored, dict), "a model dumps to an object"
         return stored
@@ -214,7 +217,7 @@ class Status(StatusModel):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether no pod of the job can be there: it never ran, or it is suspended and its pods are gone."""
+        """Whether the job cannot have pods: it never ran, or it is suspended and its pods are gone."""
         return self.start_time is None or self.is_true("Suspended")
 
     @property

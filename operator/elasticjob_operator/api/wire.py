@@ -1,8 +1,8 @@
-"""The messages between agents and hub, version 1. Described for implementers in `docs/protocol.md`.
+"""The messages between agents and the hub, version 1. `docs/protocol.md` describes them for implementers.
 
-Both sides always say their *whole* state, never a change to it: a message may be lost with its connection,
-repeated or overtaken, and the latest one is still the truth. Everything that arrives is validated here and
-frozen; limits on sizes are part of the model, so that a message is either understood or refused.
+Both sides always send their *complete* state, never a difference: a message may be lost with its connection, repeated
+or overtaken, and the latest one is still correct. Every received message is validated here and frozen. Size limits are
+part of the models, so that a message is either understood or refused.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 PATH: Final = "/v1/agent"
 HANG: Final = "hang"  # a kind of failure
-HUNG: Final = "hung"  # the reason of a regroup before which every agent says where its workers are
+HUNG: Final = "hung"  # the reason of a regroup before which every agent reports the stacks of its workers
 
 
 class _Wire(BaseModel):
     model_config = ConfigDict(
         frozen=True,
-        extra="ignore",  # a newer peer may say more; what it says must not break an older one
+        extra="ignore",  # a newer peer may send more fields, which must not break an older one
         alias_generator=lambda name: "".join(
             part if i == 0 else part.capitalize() for i, part in enumerate(name.split("_"))
         ),
@@ -41,23 +41,23 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class AgentPhase(StrEnum):
-    """What an agent is doing now."""
+    """What an agent is currently doing."""
 
-    STARTING = "starting"  # connected, not ready for a world: preflight, or its script has not asked yet
-    READY = "ready"  # waits for a world; its store is listening
-    RUNNING = "running"  # its workers run in `generation`
-    STOPPING = "stopping"  # its workers are being stopped or are checkpointing
-    LEAVING = "leaving"  # asked to go (SIGTERM): wants a world without itself, keeps training until then
-    SUCCEEDED = "succeeded"  # its workers ended well in `generation`
-    FAILED = "failed"  # it gives up; `failure` says why
+    STARTING = "starting"  # connected, but not ready for a world: in the preflight, or torch has not asked for one yet
+    READY = "ready"  # waiting for a world; its store is listening
+    RUNNING = "running"  # its workers are running in `generation`
+    STOPPING = "stopping"  # its workers are being stopped or are saving a checkpoint
+    LEAVING = "leaving"  # terminating (SIGTERM): keeps training until there is a world without it
+    SUCCEEDED = "succeeded"  # its workers succeeded in `generation`
+    FAILED = "failed"  # it has given up; `failure` has the cause
 
 
-IN_WORLD: Final = frozenset({AgentPhase.RUNNING, AgentPhase.LEAVING})  # its workers train
-BUSY: Final = IN_WORLD | {AgentPhase.STOPPING}  # it has workers, which train or are on their way out
+IN_WORLD: Final = frozenset({AgentPhase.RUNNING, AgentPhase.LEAVING})  # its workers are training
+BUSY: Final = IN_WORLD | {AgentPhase.STOPPING}  # its workers are training or being stopped
 
 
 class Store(_Wire):
-    """Where the TCPStore of a generation listens."""
+    """The address at which the TCPStore of a generation listens."""
 
     address: Short
     port: Port
@@ -73,30 +73,30 @@ class Failure(_Wire):
     signal: Short | None = None
     message: Text | None = None
     traceback: Annotated[str, Field(max_length=16384)] | None = None
-    kind: Short | None = None  # HANG, where nothing failed and nothing goes on
-    waits: bool | None = None  # in a hang: whether this rank waits for others
+    kind: Short | None = None  # HANG if no process failed, but no step is completed
+    waits: bool | None = None  # in a hang: whether this rank is blocked in a collective
     stalled_seconds: float | None = Field(default=None, ge=0, le=2**31)  # in a hang: since the last step
 
 
 class AgentState(_Wire):
-    """The whole state of an agent, sent in `hello` and whenever it changes."""
+    """The complete state of an agent, sent in `hello` and after every change."""
 
     phase: AgentPhase
-    generation: Count = 0  # the one it runs, last ran or gave up; it enters only newer ones
+    generation: Count = 0  # the generation that it runs, last ran or gave up; it enters only newer ones
     store: Store | None = None  # with `ready`: the store it would host as rank 0
     nproc: Annotated[int, Field(ge=1, le=1024)] = 1  # local world size
-    address: Short | None = None  # where peers reach it; default: the pod's IP
-    in_process: bool = False  # its workers keep their memory over a regroup
-    step: Count | None = None  # last committed step, where the script reports one
-    failure: Failure | None = None  # why it left `generation`, where a worker failed
+    address: Short | None = None  # the address for its peers; default: the pod's IP
+    in_process: bool = False  # its workers keep their memory across a regroup
+    step: Count | None = None  # the last committed step, if the script reports steps
+    failure: Failure | None = None  # why it left `generation`, if a worker failed
 
 
 class Hello(_Wire):
     v: Literal[1] = 1
     type: Literal["hello"] = "hello"
-    agent: Short  # one value per agent process: a restarted container is another agent
+    agent: Short  # unique per agent process: a restarted container is another agent
     runtime: dict[Short, Short] = Field(default_factory=dict, max_length=16)  # versions
-    sizes: bool = False  # it understands a world that says `sizes` in place of `members`
+    sizes: bool = False  # it understands a `world` message with `sizes` in place of `members`
     state: AgentState
 
 
@@ -107,7 +107,7 @@ class State(_Wire):
 
 
 class Progress(_Wire):
-    """What the script reports; the latest one counts, throttled by the agent to one a second."""
+    """The progress that the script reports. The latest message counts; the agent sends at most one a second."""
 
     v: Literal[1] = 1
     type: Literal["progress"] = "progress"
@@ -120,7 +120,7 @@ class Progress(_Wire):
 
 
 class Diagnosis(_Wire):
-    """A hang report: stacks of the local ranks. Logged, never stored in the API."""
+    """A hang report with the stacks of the local ranks. It is logged, never stored in the API."""
 
     v: Literal[1] = 1
     type: Literal["diagnosis"] = "diagnosis"
@@ -141,10 +141,11 @@ class Member(_Wire):
 
 
 class World(_Wire):
-    """You are in generation `generation` with this rank: start (or re-form) your workers.
+    """The receiver is in generation `generation` with this rank: start the workers, or send the world to the sessions.
 
-    An agent needs to know how many processes each rank has, not who they are. One that says so hears `sizes`: (members,
-    processes of each), in the order of ranks. For a thousand members that is 10 bytes where their names are 70 KB.
+    An agent needs the number of processes of each rank, not the names of the members. One that supports it gets
+    `sizes`: pairs (members, processes of each), in the order of ranks. For a thousand equal members that is 10 bytes,
+    not 70 KB.
     """
 
     action: Literal["world"] = "world"
@@ -157,12 +158,12 @@ class World(_Wire):
 
 
 class Regroup(_Wire):
-    """Generation `generation` and all before it are over: stop the workers and become ready.
+    """Generation `generation` and all earlier ones are over: stop the workers and become ready.
 
-    An agent that is ready already says so again with this generation: it will not enter it any more.
+    An agent that is already ready publishes `ready` again with this generation, to confirm that it will not enter it.
 
-    `checkpoint` is true for an announced change, where every member is alive: signal the script, give it
-    `grace_seconds`. It is false after a loss: nothing can be saved, stop at once.
+    `checkpoint` is true for an announced change, where all members are alive: signal the script and give it
+    `grace_seconds`. It is false after a loss, where nothing can be saved: stop at once.
     """
 
     action: Literal["regroup"] = "regroup"
@@ -173,7 +174,7 @@ class Regroup(_Wire):
 
 
 class Stop(_Wire):
-    """Leave: stop the workers and exit. `ok` is true where that is no failure of the job."""
+    """Stop the workers and exit. `ok` is false if the job has failed."""
 
     action: Literal["stop"] = "stop"
     reason: Short
@@ -189,9 +190,9 @@ class Welcome(_Wire):
     v: Literal[1] = 1
     type: Literal["welcome"] = "welcome"
     heartbeat_seconds: float  # the agent sends a WebSocket ping this often
-    timeout_seconds: float  # silence after which the hub calls it lost
-    in_process: bool = False  # the workers of the others keep their memory: start the script before there is a world
-    training: bool = False  # others are in a world and stop for a joiner: prepare before you are ready
+    timeout_seconds: float  # after this much silence the hub considers the connection lost
+    in_process: bool = False  # the other members' workers keep their memory: start the script before a world exists
+    training: bool = False  # a world is training and must stop for a joiner: finish all imports before becoming ready
 
 
 class DirectiveMessage(_Wire):
@@ -201,7 +202,7 @@ class DirectiveMessage(_Wire):
 
 
 class Error(_Wire):
-    """Said once before the hub closes a connection for a reason that trying again does not mend."""
+    """Sent once before the hub closes a connection for a reason that a retry does not resolve."""
 
     v: Literal[1] = 1
     type: Literal["error"] = "error"

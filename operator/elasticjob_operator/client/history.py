@@ -89,7 +89,7 @@ def take_sample(job: Job, now: float) -> Sample:
         processes=world.processes,
         training=goodput.training,
         formed=parse_time(world.formed_time),
-        cause=names.tell_cause(world.reason),
+        cause=names.describe_cause(world.reason),
         step=progress.step if progress else None,
         total_steps=progress.total_steps if progress else None,
         progress_time=parse_time(progress.last_update_time) if progress else None,

@@ -1,4 +1,4 @@
-"""What failed, whose failure it is, and how long to wait before the next try.
+"""Classification of failures, the restart budget, back-off, and faulty nodes.
 
-Pure functions of what was seen. Nothing here writes the status or chooses pods.
+Pure functions of the observed state. Nothing here writes the status or chooses pods.
 """

@@ -1,11 +1,11 @@
-"""Back-off: what keeps failing is tried ever more rarely, whoever pays for it. Pure.
+"""Back-off: repeated failures are retried less and less often, whether or not the budget is charged for them. Pure.
 
-A restart that costs nothing could be repeated for ever. So what ends soon after it began counts as one more failure in
-a row, and from the first few on each one is waited for twice as long as the one before. What ran for a while, or made
-steps for a moment, has not failed at its start and begins a new row.
+A restart that is free of charge could be repeated for ever. Therefore a pod or world that ends soon after its start
+counts as one more consecutive failure, and after the first few, the delay doubles with each one. A pod or world that
+ran for a while, or completed steps for a moment, did not fail at its start and resets the count.
 
-Where pods end and the rest of the job can go on, only as many pods as have ended are held back; where the job itself
-fails, all of it waits.
+If pods end and the rest of the job can continue, only the replacements of those pods wait; if the job itself fails, the
+whole job waits.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.model.observe import format_time, parse_time
 from elasticjob_operator.model.revise import revise
 
-STABLE_SECONDS = 30.0  # what ran this long did not fail at its start
-WORKED_SECONDS = 10.0  # the same, where steps were reported
-FREE_TRIES = 3  # a pod that is killed is replaced at once, and so are the next two
+STABLE_SECONDS = 30.0  # after running this long, a failure is not one at the start
+WORKED_SECONDS = 10.0  # the same, if steps were reported
+FREE_TRIES = 3  # the first three failures are retried at once
 CHARGED_TRIES = 1
 MAX_SECONDS = 300.0
 FORGET_SECONDS = 60.0
-HOPELESS_TRIES = 3  # an error of the program's own text is the same at every start
+HOPELESS_TRIES = 3  # attempts after which an error in the program's source is considered permanent
 ACQUITTING_NODES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """Something that has to be tried again: a pod, or a world."""
+    """A pod or a world that has to be retried."""
 
-    began: float  # when it was made
+    began: float  # when it was created
     lived: float  # seconds that it ran
 
 
@@ -47,10 +47,10 @@ def note(
     step: int | None,
     now: float,
 ) -> api.BackoffStatus | None:
-    """The back-off after these failures, which were seen together.
+    """The back-off status after these failures, which were observed together.
 
-    `whole`: the job is tried again, not only the pods. `charged`: failures that the budget counts, 0 for free ones.
-    `fresh`: this is certainly more than a consequence of the failure before; else the ages of what failed tell.
+    `whole`: the whole job is retried, not only the pods. `charged`: failures charged to the budget, 0 for free ones.
+    `fresh`: this failure is certainly not a consequence of the previous one; otherwise their ages decide.
     """
     known = before or api.BackoffStatus()
     worked = step is not None and (known.step is None or step > known.step)
@@ -66,7 +66,7 @@ def note(
     tries = CHARGED_TRIES if charged else FREE_TRIES
     until = start + delay_of(max(repeats, charged) - tries)
     held = len(early) + (known.held if wait_until(known, now) else 0)
-    if not whole and is_whole(known, now):  # pods that end while the job waits anyway change nothing about that
+    if not whole and is_whole(known, now):  # pods that end while the whole job waits do not change the back-off
         whole, until = True, max(until, wait_until(known, now))
     return revise(
         known,
@@ -80,7 +80,7 @@ def note(
 
 
 def note_error(backoff: api.BackoffStatus, error: str, nodes: Collection[str]) -> api.BackoffStatus:
-    """The same with the program's mistake, "" where it was none."""
+    """The back-off status with the program's error recorded; "" if the program was not the cause."""
     same = bool(error) and error == backoff.error
     seen = sorted({*(backoff.nodes if same else ()), *nodes})[:ACQUITTING_NODES]
     return revise(
@@ -92,49 +92,51 @@ def note_error(backoff: api.BackoffStatus, error: str, nodes: Collection[str]) -
 
 
 def is_hopeless(backoff: api.BackoffStatus, nodes: Collection[str]) -> bool:
-    """Whether the same mistake came often enough. `nodes`: those of the job, of which one alone could be broken."""
+    """Whether the same program error occurred so often that retrying is pointless.
+
+    `nodes`: the nodes of the job. If there are several, the error must have occurred on two, as one could be broken."""
     return backoff.alike >= HOPELESS_TRIES and len(backoff.nodes) >= min(ACQUITTING_NODES, len(set(nodes)))
 
 
 def delay_of(failures: int) -> float:
-    """1, 2, 4 … 300 s for the first, second, third … failure that is waited for."""
+    """Delay in seconds: 1, 2, 4 … 300 for the first, second, third … failure after the free ones."""
     return find_pause(failures, first=1.0, most=MAX_SECONDS) if failures > 0 else 0.0
 
 
 def wait_until(backoff: api.BackoffStatus | None, now: float) -> float:
-    """Until when something waits; 0 where nothing does."""
+    """The end of the back-off in seconds since the epoch; 0 if there is none."""
     until = parse_time(backoff.until) if backoff else None
-    if until is None or until <= now or until > now + MAX_SECONDS:  # the last: the clock was set back
+    if until is None or until <= now or until > now + MAX_SECONDS:  # last condition: the clock was set back
         return 0.0
     return until
 
 
 def is_whole(backoff: api.BackoffStatus | None, now: float) -> bool:
-    """Whether all of the job waits."""
+    """Whether the whole job is backing off."""
     return backoff is not None and not backoff.held and wait_until(backoff, now) > 0
 
 
 def count_held(backoff: api.BackoffStatus | None, missing: int, now: float) -> int:
-    """How many of the missing pods are not made yet."""
+    """How many of the missing pods must not be created yet."""
     if backoff is None or not wait_until(backoff, now):
         return 0
     return missing if is_whole(backoff, now) else min(missing, backoff.held)
 
 
 def forget(backoff: api.BackoffStatus | None, now: float) -> api.BackoffStatus | None:
-    """None when nothing has failed for much longer than was waited."""
+    """The back-off status, or None if the last failure is much older than its delay."""
     since = parse_time(backoff.since) if backoff else None
-    if backoff is None or since is None or since > now + 1:  # the last: the clock was set back
+    if backoff is None or since is None or since > now + 1:  # last condition: the clock was set back
         return None
     waited = (parse_time(backoff.until) or since) - since
     return None if now - since > FORGET_SECONDS + 2 * waited else backoff
 
 
-def tell(status: api.Status) -> tuple[str, str] | None:
-    """(reason, message) for conditions, where something has failed more than once in a row."""
+def describe(status: api.Status) -> tuple[str, str] | None:
+    """(reason, message) of a condition; None unless there were several consecutive failures."""
     backoff = status.restarts.backoff
     if backoff is None or (backoff.repeats < 2 and backoff.until is None):
         return None
     last = f"; last: {status.last_failure.message}" if status.last_failure else ""
-    again = f"; tried again at {backoff.until}" if backoff.until else ""
-    return backoff.reason, f"{backoff.repeats} failures in a row without progress{again}{last}"[:4096]
+    again = f"; next attempt at {backoff.until}" if backoff.until else ""
+    return backoff.reason, f"{backoff.repeats} consecutive failures without progress{again}{last}"[:4096]

@@ -1,4 +1,4 @@
-"""The restart budget of a job: windowed, kept in the status, charged once per failure of the job. Pure."""
+"""The restart budget of a job: counted in a window, stored in the status, charged once per job failure. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from elasticjob_operator import api
 from elasticjob_operator.model.observe import format_time, parse_time
 from elasticjob_operator.model.revise import revise
 
-COALESCE_SECONDS = 2.0  # failures this close together without a world are one failure of the job
+COALESCE_SECONDS = 2.0  # failures within this time, without a world between them, count as one job failure
 
 
 def charge(
@@ -22,9 +22,9 @@ def charge(
     now: float,
     began: float | None = None,
 ) -> api.RestartStatus:
-    """The budget after one failure of the job. Idempotent: a generation and a pod are charged once.
+    """The budget after one job failure. Idempotent: each generation and each pod is charged at most once.
 
-    `began`: when what failed was made; a pod made after the last charge fails for itself.
+    `began`: when the failed pod or world was created. A pod created after the last charge is a separate failure.
     """
     base = revise(restarts, counted=sorted({*restarts.counted, *counted}))
     if free:
@@ -48,7 +48,7 @@ def charge(
 
 
 def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
-    """Progress beyond the step of the last charged failure gives the budget back."""
+    """Reset the budget once training has progressed beyond the step of the last charged failure."""
     if restarts.user and restarts.step is not None and step is not None and step > restarts.step:
         return revise(restarts, user=0, window_start=None)
     return restarts

@@ -1,4 +1,4 @@
-"""What a failure is: who failed, how, whose fault it is and what the rules say of it. Pure."""
+"""Classifies failures: which pod and rank failed, how, who is responsible, and which rule applies. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticjob_operator.model import errortext
 from elasticjob_operator.model.observe import Agent, Node, Pod
 
 _NEVER_MENDS = frozenset({"StartError", "ContainerCannotRun", "InvalidImageName"})
-# What runtimes and kubelets say of a container that was gone when they came back: the node has booted anew.
+# Reasons that runtimes and kubelets give for a container that has disappeared: the node was rebooted.
 _VANISHED = frozenset({"Unknown", "ContainerStatusUnknown"})
 LOST = "Lost"
 
@@ -24,13 +24,13 @@ class Blame(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A failure as the rules see it, whether a pod or an agent told of it."""
+class Failure:
+    """A failure as the rules see it, whether a pod or an agent reported it."""
 
     pod: str
     node: str = ""
     pod_uid: str = ""
-    exit_code: int | None = None  # a signal n counts as 128 + n
+    exit_code: int | None = None  # 128 + n for signal n
     reason: str = ""
     message: str = ""
     traceback: str = ""
@@ -39,20 +39,20 @@ class Fault:
     signal: str = ""
     blame: Blame = Blame.USER
     conditions: tuple[tuple[str, str], ...] = ()
-    fatal: bool = False  # trying again cannot help
-    waits: bool | None = None  # in a hang: whether this rank waits for others
+    fatal: bool = False  # a retry cannot succeed
+    waits: bool | None = None  # in a hang: whether this rank is blocked in a collective
 
     @property
     def hung(self) -> bool:
         return self.reason in (names.RANK_HUNG, names.WORLD_HUNG)
 
 
-def fault_of_pod(pod: Pod, node: Node | None, rank: int | None = None) -> Fault:
-    """What a pod that failed tells about the failure."""
+def failure_of_pod(pod: Pod, node: Node | None, rank: int | None = None) -> Failure:
+    """The failure of a failed pod."""
     code = pod.exit.code if pod.exit else None
     reason = pod.reason or (pod.exit.reason if pod.exit else "")
-    said = _last_words(pod, reason)
-    return Fault(
+    said = _read_last_output(pod, reason)
+    return Failure(
         pod=pod.name,
         pod_uid=pod.uid,
         node=pod.node,
@@ -69,29 +69,29 @@ def fault_of_pod(pod: Pod, node: Node | None, rank: int | None = None) -> Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What a pod left behind: each text once."""
+class _Output:
+    """Message, traceback and log of a failed pod, without repetition."""
 
     message: str = ""
     traceback: str = ""
     log_tail: str = ""
 
 
-def _last_words(pod: Pod, reason: str) -> _Said:
-    """What the end of a pod's log, or the cluster, says of its failure."""
+def _read_last_output(pod: Pod, reason: str) -> _Output:
+    """The cause of a pod's failure, from the end of its log or from the cluster."""
     log = pod.exit.message if pod.exit else ""
     if pod.message or not log:
-        return _Said(first_line(pod.message or pod.waiting_message), log_tail=errortext.tail(log))
-    assert pod.exit is not None, "it has a message"
-    if reason in _NEVER_MENDS:  # the runtime's words: the program had none
-        return _Said(first_line(log))
+        return _Output(first_line(pod.message or pod.waiting_message), log_tail=errortext.tail(log))
+    assert pod.exit is not None, "only an exit has a message"
+    if reason in _NEVER_MENDS:  # the message is the container runtime's; the program never ran
+        return _Output(first_line(log))
     if pod.exit.code in _KILLED or reason == "OOMKilled":
-        # It was doing something else when it was killed: what it last said is no error.
+        # The program was killed: the last line of its log is not an error.
         killed = signal_name(pod.exit.code)
-        return _Said(f"it was killed ({killed})" if killed else "", log_tail=errortext.tail(log))
+        return _Output(f"it was killed ({killed})" if killed else "", log_tail=errortext.tail(log))
     found = errortext.split(log)
     message = errortext.exception_of(found.traceback) or signal_name(pod.exit.code) or errortext.last_word(log)
-    return _Said(message, errortext.shorten(found.traceback), errortext.tail(found.rest))
+    return _Output(message, errortext.shorten(found.traceback), errortext.tail(found.rest))
 
 
 _KILLED = (137, 143)  # SIGKILL and SIGTERM
@@ -99,12 +99,12 @@ _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 1
 
 
 def signal_name(exit_code: int) -> str:
-    """The signal that an exit code stands for; "" where it stands for none."""
+    """The name of the signal that an exit code stands for; "" if it is not a signal."""
     return _SIGNALS.get(exit_code - 128, "")
 
 
 def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
-    """Whether the cluster or the program ended this pod."""
+    """Whether the cluster or the program caused the end of this pod."""
     if pod.disruption or pod.deleting is not None:
         return Blame.INFRASTRUCTURE
     if pod.reason in ("Evicted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"):
@@ -119,42 +119,42 @@ def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
         return Blame.USER
     if pod.exit.reason in _VANISHED:
         return Blame.INFRASTRUCTURE
-    # 137 and 143: killed from outside. A program that breaks ends otherwise.
+    # 137 and 143: killed from outside. A program that fails by itself has another exit code.
     return Blame.INFRASTRUCTURE if pod.exit.code in _KILLED else Blame.USER
 
 
-def fault_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) -> Fault:
-    """What an agent tells about a worker process that failed."""
+def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) -> Failure:
+    """The failure of a worker process that an agent reported."""
     code = failure.exit_code
     if code is not None and code < 0:
         code = 128 - code
-    return Fault(
+    return Failure(
         pod=agent.pod,
         node=node,
         exit_code=code,
         reason=names.RANK_HUNG if failure.kind == wire.HANG else failure.signal or "WorkerFailed",
         signal=failure.signal or "",
-        message=failure.message or "its workers failed; see its log",
+        message=failure.message or "its workers failed; see the pod's log",
         traceback=errortext.shorten(errortext.clean(failure.traceback or "")),
         rank=failure.rank if failure.rank is not None else rank,
         waits=failure.waits,
     )
 
 
-def fault_of_loss(pod: str, node: str, rank: int, why: str) -> Fault:
-    """A member that vanished without a word."""
-    return Fault(pod=pod, node=node, rank=rank, reason=LOST, message=why, blame=Blame.INFRASTRUCTURE)
+def failure_of_loss(pod: str, node: str, rank: int, why: str) -> Failure:
+    """The failure of a member that was lost without a report."""
+    return Failure(pod=pod, node=node, rank=rank, reason=LOST, message=why, blame=Blame.INFRASTRUCTURE)
 
 
-def with_pod(fault: Fault, uid: str) -> Fault:
-    """The same, told for the pod as well: when the pod fails too, that is no second failure."""
-    return replace(fault, pod_uid=uid)
+def with_pod(failure: Failure, uid: str) -> Failure:
+    """The same failure, also attributed to the pod, so that the pod's own end is not a second failure."""
+    return replace(failure, pod_uid=uid)
 
 
-def never_joined(fault: Fault, *, again: bool) -> Fault:
-    """Its program ended well and never asked for a world; where that happens again and again, it always will."""
-    message = "it ended with exit code 0 and never joined: start the script with torchrun or elasticjob-run"
-    return replace(fault, reason="NeverJoined", message=message, blame=Blame.USER, fatal=again)
+def never_joined(failure: Failure, *, again: bool) -> Failure:
+    """The failure of a pod whose program exited with 0 without joining a world; fatal if that is repeated."""
+    message = "it exited with code 0 without joining a world: start the script with torchrun or elasticjob-run"
+    return replace(failure, reason="NeverJoined", message=message, blame=Blame.USER, fatal=again)
 
 
 PREFLIGHT = "PreflightFailed"
@@ -162,7 +162,7 @@ _PREFLIGHT_WORDS = "preflight: "
 
 
 def preflight_of(pod: Pod, agent: Agent | None) -> str:
-    """What the preflight found in this pod, "" where it found nothing: told by its agent, or by the end of its log."""
+    """The preflight problem of this pod, reported by its agent or at the end of its log; "" if there is none."""
     failure = agent.state.failure if agent else None
     if failure is not None and agent is not None and agent.state.phase is wire.AgentPhase.FAILED:
         told = failure.message or ""
@@ -172,10 +172,10 @@ def preflight_of(pod: Pod, agent: Agent | None) -> str:
     return told.removeprefix(_PREFLIGHT_WORDS) if told.startswith(_PREFLIGHT_WORDS) else ""
 
 
-def failed_preflight(fault: Fault, found: str) -> Fault:
-    """Its node or its network is not fit for a world. The program has not run, so no rule about exit codes is meant."""
+def failed_preflight(failure: Failure, found: str) -> Failure:
+    """A failed preflight: the node or its network is unfit. Rules about exit codes do not apply; no program ran."""
     return replace(
-        fault,
+        failure,
         reason=PREFLIGHT,
         message=first_line(found),
         traceback="",
@@ -185,8 +185,8 @@ def failed_preflight(fault: Fault, found: str) -> Fault:
     )
 
 
-# The program's own text is wrong, so that it fails at every start: errors of names and syntax, a script that is not
-# there, arguments that it does not take.
+# Errors in the program's source or command, which recur at every start: names, syntax, a missing script, unknown
+# arguments.
 _MISTAKES = re.compile(
     r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|UnboundLocalError): "
     r"|(AttributeError|TypeError): (?!.*NoneType)"
@@ -195,23 +195,23 @@ _MISTAKES = re.compile(
 )
 
 
-def mistake_of(faults: Sequence[Fault]) -> str:
-    """The one mistake of the program that all of these tell of, leaving out their consequences; else ""."""
-    told = {_last_mistake(f) for f in faults if f.blame is Blame.USER and not is_secondary(f)}
+def mistake_of(failures: Sequence[Failure]) -> str:
+    """The program error that all primary failures have in common; "" if there is none."""
+    told = {_last_mistake(f) for f in failures if f.blame is Blame.USER and not is_secondary(f)}
     return told.pop() if len(told) == 1 else ""
 
 
-def _last_mistake(fault: Fault) -> str:
-    for text in (fault.traceback, fault.message, fault.log_tail):
+def _last_mistake(failure: Failure) -> str:
+    for text in (failure.traceback, failure.message, failure.log_tail):
         last = text.strip().rpartition("\n")[2].strip()
         if _MISTAKES.match(last):
             return last[:256]
     return ""
 
 
-def blame_node(fault: Fault) -> Fault:
-    """The same, as a fault of the node on which it happened."""
-    return replace(fault, blame=Blame.INFRASTRUCTURE, fatal=False)
+def blame_node(failure: Failure) -> Failure:
+    """The same failure, attributed to the node on which it happened."""
+    return replace(failure, blame=Blame.INFRASTRUCTURE, fatal=False)
 
 
 _SECONDARY = (
@@ -227,67 +227,67 @@ _SECONDARY = (
 )
 
 
-# Signals that no peer's end can cause. SIGABRT is not one of them: NCCL's watchdog ends a process by it.
+# Signals that the loss of a peer cannot cause. SIGABRT is not among them: NCCL's watchdog aborts a process with it.
 _OWN_SIGNALS = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 
 
-def first_fault(faults: Sequence[Fault]) -> Fault:
-    """The fault that caused the others: workers whose peer died fail too, with an error of the network.
+def first_failure(failures: Sequence[Failure]) -> Failure:
+    """The failure that caused the others: workers whose peer died fail too, with network errors.
 
-    How a process ended says more than who told of it first: those that lose a peer may be the faster ones.
+    How a process ended matters more than who reported first: workers that lost a peer can be faster.
     """
 
-    def distance(fault: Fault) -> int:
-        if fault.signal in _OWN_SIGNALS:
+    def distance(failure: Failure) -> int:
+        if failure.signal in _OWN_SIGNALS:
             return 0
-        if is_secondary(fault):
+        if is_secondary(failure):
             return 3
-        return 1 if fault.exit_code is not None else 2  # 2: told by a process that did not end by it
+        return 1 if failure.exit_code is not None else 2  # 2: reported by a process that did not exit because of it
 
-    hung = [fault for fault in faults if fault.hung]
-    return blame_hang(hung) if hung else min(faults, key=distance)
+    hung = [failure for failure in failures if failure.hung]
+    return blame_hang(hung) if hung else min(failures, key=distance)
 
 
-def blame_hang(hung: Sequence[Fault]) -> Fault:
-    """The rank that holds the others up: it is elsewhere, while they wait in a collective."""
-    late = [fault for fault in hung if fault.waits is False]
+def blame_hang(hung: Sequence[Failure]) -> Failure:
+    """The rank that holds up the others: they wait in a collective that it has not entered."""
+    late = [failure for failure in hung if failure.waits is False]
     if late and (len(late) < len(hung) or len(hung) == 1):
         return late[0]
     return replace(hung[0], reason=names.WORLD_HUNG)
 
 
-def is_secondary(fault: Fault) -> bool:
-    """Workers whose peer died fail too, with an error of the network or by NCCL's watchdog."""
-    if fault.signal in _OWN_SIGNALS:
+def is_secondary(failure: Failure) -> bool:
+    """Whether a failure looks like the consequence of a lost peer: a network error, or NCCL's watchdog."""
+    if failure.signal in _OWN_SIGNALS:
         return False
-    return fault.signal == "SIGABRT" or any(word in fault.message + fault.traceback for word in _SECONDARY)
+    return failure.signal == "SIGABRT" or any(word in failure.message + failure.traceback for word in _SECONDARY)
 
 
 class Verdict(StrEnum):
-    RESTART = "Restart"  # and charge the budget
+    RESTART = "Restart"  # restart, and charge the budget
     RESTART_FREE = "RestartIgnoreBudget"
     FAIL = "FailJob"
 
 
-def apply_rules(rules: Sequence[api.FailureRule], fault: Fault) -> Verdict:
-    """The first rule that matches; without one: blame decides whether the budget is charged."""
-    ruled = find_rule(rules, fault)
+def apply_rules(rules: Sequence[api.FailureRule], failure: Failure) -> Verdict:
+    """The verdict of the first matching rule; without one, the blame decides whether the budget is charged."""
+    ruled = find_rule(rules, failure)
     if ruled is not None:
         return ruled
-    if fault.fatal:
+    if failure.fatal:
         return Verdict.FAIL
-    return Verdict.RESTART if fault.blame is Blame.USER else Verdict.RESTART_FREE
+    return Verdict.RESTART if failure.blame is Blame.USER else Verdict.RESTART_FREE
 
 
-def find_rule(rules: Sequence[api.FailureRule], fault: Fault) -> Verdict | None:
-    """What the user's first rule that matches says."""
+def find_rule(rules: Sequence[api.FailureRule], failure: Failure) -> Verdict | None:
+    """The verdict of the first matching rule of the user; None if no rule matches."""
     for rule in rules:
-        if rule.on_exit_codes is not None and fault.exit_code is not None:
-            inside = fault.exit_code in rule.on_exit_codes.values
+        if rule.on_exit_codes is not None and failure.exit_code is not None:
+            inside = failure.exit_code in rule.on_exit_codes.values
             if inside == (rule.on_exit_codes.operator == "In"):
                 return Verdict(rule.action.value)
         if rule.on_pod_conditions is not None and any(
-            (c.type, c.status) in fault.conditions for c in rule.on_pod_conditions
+            (c.type, c.status) in failure.conditions for c in rule.on_pod_conditions
         ):
             return Verdict(rule.action.value)
     return None

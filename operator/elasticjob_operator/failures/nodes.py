@@ -1,4 +1,4 @@
-"""Nodes that fail: which ones to avoid, and which pods on them to delete by force. Pure."""
+"""Faulty nodes: which ones new pods should avoid, and which pods on them to delete by force. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ OFFENCES = 2
 NEW_NODE_SECONDS = 5.0
 
 
-def note_fault(faults: Sequence[api.NodeFault], node: str, now: float, offences: int = 1) -> list[api.NodeFault]:
-    """The node faults with so many more, old ones forgotten."""
-    kept = [f for f in faults if now - (parse_time(f.last_time) or 0.0) < OFFENCE_WINDOW_SECONDS]
+def note_failure(failures: Sequence[api.NodeFault], node: str, now: float, offences: int = 1) -> list[api.NodeFault]:
+    """Add `offences` to the node's record, and drop records that are too old."""
+    kept = [f for f in failures if now - (parse_time(f.last_time) or 0.0) < OFFENCE_WINDOW_SECONDS]
     before = next((f.count for f in kept if f.node == node), 0)
     others = [f for f in kept if f.node != node]
     return [*others, api.NodeFault(node=node, count=before + offences, last_time=format_time(now))][-20:]
 
 
-def nodes_to_avoid(faults: Sequence[api.NodeFault], now: float) -> tuple[str, ...]:
-    """Repeat offenders: new pods prefer other nodes."""
+def nodes_to_avoid(failures: Sequence[api.NodeFault], now: float) -> tuple[str, ...]:
+    """Nodes with repeated failures; new pods prefer other nodes."""
     return tuple(
         sorted(
             f.node
-            for f in faults
+            for f in failures
             if f.count >= OFFENCES and now - (parse_time(f.last_time) or 0.0) < OFFENCE_WINDOW_SECONDS
         )
     )
@@ -34,10 +34,10 @@ def nodes_to_avoid(faults: Sequence[api.NodeFault], now: float) -> tuple[str, ..
 def overdue_deletions(
     pods: Sequence[Pod], nodes: Mapping[str, Node], answering: Collection[str], *, timeout: float, now: float
 ) -> tuple[frozenset[str], float | None]:
-    """Pods to delete by force, and when the next one is due.
+    """Pods to delete by force, and when the next one is due (seconds since the epoch).
 
-    On a node that is gone or does not answer nobody confirms a deletion; a pod that ignores its grace is no better.
-    A pod whose agent still answers is alive, whatever is said of its node.
+    A deletion is never confirmed on a node that is gone or unresponsive, nor by a pod that ignores its grace period.
+    A pod whose agent still responds is alive, whatever the state of its node.
     """
     due: set[str] = set()
     later: list[float] = []
@@ -55,7 +55,7 @@ def overdue_deletions(
 def _force_at(pod: Pod, node: Node | None, timeout: float) -> float | None:
     if not pod.node or (pod.terminal and not pod.lingers):
         return None
-    if node is None:  # or one so new that we have not heard of it
+    if node is None:  # gone, or so new that its watch event has not arrived
         return (pod.scheduled or pod.created) + (NEW_NODE_SECONDS if pod.started else timeout)
     if node is not None and not node.ready and node.not_ready_since is not None:
         return node.not_ready_since + timeout

@@ -1,6 +1,6 @@
-"""What a job does not say: pods that run without an agent, and worlds that run without a step. Pure.
+"""Detects missing signals: pods that run without an agent, and worlds that run without reporting a step. Pure.
 
-Both look like training to everybody else, and may be it: what is told is what is known, and what to look at.
+Both may be training normally, so the messages state only what is known and what to check.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from elasticjob_operator import api
 from elasticjob_operator.model.observe import Pod, parse_time
 
-AGENT_SECONDS = 60.0  # that a trainer may run before its agent connects
-STEP_SECONDS = 600.0  # that a world may run before its first step: loading and compiling take their time
+AGENT_SECONDS = 60.0  # time for the agent to connect after its trainer container has started
+STEP_SECONDS = 600.0  # time for the first step of a world, including loading and compiling
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is to be told now, and when to look again."""
+    """The reason and message of a condition, and when to check again."""
 
     reason: str = ""
     message: str = ""
@@ -27,7 +27,7 @@ class Finding:
 def find_agentless(
     pods: Iterable[Pod], heard: Collection[str], status: api.Status, *, hub_started: float, now: float
 ) -> Finding:
-    """Pods of a job without a world whose trainers run, and from which (by UID) no agent was ever heard."""
+    """Pods of a job without a world whose trainer is running and whose agent has never connected (by UID)."""
     if status.rendezvous.generation:
         return Finding()
     silent = [p for p in pods if p.live and p.started and p.began is not None and p.uid not in heard]
@@ -37,16 +37,16 @@ def find_agentless(
         return Finding(at=min(due.values(), default=None))
     names = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
     message = (
-        f"{names}: the command runs, and no elastic agent has connected from it for {AGENT_SECONDS:.0f} s."
-        " If it trains, each pod does so alone. Where its log shows no trouble with the operator's hub, start the"
-        " script with torchrun or elasticjob-run in place of python or another launcher; scripts that use accelerate,"
-        " Lightning or transformers run under torchrun as they are"
+        f"{names}: the command has been running for {AGENT_SECONDS:.0f} s, but no elastic agent has connected."
+        " If it is training, each pod trains alone. Check the pod's log for problems with the operator's hub;"
+        " otherwise start the script with torchrun or elasticjob-run instead of python or another launcher."
+        " Scripts that use accelerate, Lightning or transformers run under torchrun without changes"
     )
     return Finding("NoAgent", message, min((at for at in due.values() if at > now), default=None))
 
 
 def find_no_progress(status: api.Status, now: float) -> Finding:
-    """A world that has run for long and has reported no step. `status` is that of this pass."""
+    """A world that has been running for a long time without reporting a step. `status`: that of this pass."""
     running, generation = status.condition("Running"), status.rendezvous.generation
     if running is None or running.status != "True" or status.goodput.step_generation == generation:
         return Finding()
@@ -55,8 +55,10 @@ def find_no_progress(status: api.Status, now: float) -> Finding:
     due = max(since, formed) + STEP_SECONDS
     if now < due:
         return Finding(at=due)
-    minutes = f"generation {generation} has run for {STEP_SECONDS / 60:.0f} minutes"
+    minutes = f"generation {generation} has been running for {STEP_SECONDS / 60:.0f} minutes"
     if status.goodput.measured is api.Measured.STEPS:
-        return Finding("NoStep", f"{minutes} and has reported no step, which earlier ones did: see the workers' logs")
-    unknown = "whether it makes steps is not known, since the script does not call elasticjob.report"
+        return Finding(
+            "NoStep", f"{minutes} without reporting a step, although earlier generations did: see the workers' logs"
+        )
+    unknown = "its progress is unknown because the script does not call elasticjob.report"
     return Finding("NotReported", f"{minutes}; {unknown}")

@@ -1,5 +1,5 @@
-"""The one history of a job: what happened to its worlds as small records, and what is computed of them.
+"""The history of a job: small records of what happened to its worlds, and what is computed from them.
 
-Decisions and statuses give records, and pure reducers make of them the goodput with the categories of lost time, the
-events, the counters of the metrics and the worlds of a report. Nothing else computes any of these.
+Statuses are compared to give records. Pure reducers turn the records into goodput with its categories of lost time,
+events, counters for metrics, and the worlds of a report. Nothing else computes any of these.
 """

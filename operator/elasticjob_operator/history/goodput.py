@@ -1,7 +1,7 @@
-"""Goodput: what the time since the first world went into. Pure.
+"""Goodput: how the time since the first world was spent. Pure.
 
-`watch` says what has happened since the last look, `reduce` books it: the time since the last change goes to training
-or to one category of loss at the moment when it changes. Nothing is booked before the first world.
+`watch` returns what has happened since the last update, and `reduce` accounts for it: at each change, the time since
+the previous change is added to training or to one category of loss. Time before the first world does not count.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from elasticjob_operator.model.revise import GoodputFields, revise
 
 
 class Loss(StrEnum):
-    """What time was lost to."""
+    """Categories of lost time."""
 
     START = "start"  # until the first world trained
     RESCALE = "rescale"  # changes that were announced
     RESTART = "restart"  # failures and lost members
-    STALL = "stall"  # worlds that ran and made no step
+    STALL = "stall"  # worlds that ran without completing a step
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What is booked. The status keeps `goodput`; the rest says more about the same time."""
+    """The accumulated times. The status stores `goodput`; the other fields divide the same time further."""
 
     goodput: api.GoodputStatus = field(default_factory=api.GoodputStatus)
     lost: Mapping[Loss, float] = field(default_factory=dict)  # seconds; they add up to goodput.lost_seconds
-    recoveries: int = 0  # worlds after the first one that came to train
+    recoveries: int = 0  # worlds after the first one that trained
     recovery_seconds: float = 0.0  # of all of them
 
     @property
@@ -51,10 +51,10 @@ def watch(
     stepped: bool = False,
     stalled: float = 0.0,
 ) -> tuple[Record, ...]:
-    """What has happened to the clock. It compares with what is booked, so that it mends what it finds wrong there.
+    """The records since the last update. They are derived from the account, so that errors in it are corrected.
 
-    `running`: a whole world runs, of generation `formed`, which `cause` has made. `stepped`: it has reported a step.
-    `stalled`: seconds that a world made no steps before it ended.
+    `running`: a complete world runs, of generation `formed`, created for `cause`. `stepped`: it has reported a step.
+    `stalled`: seconds without a step before a world ended.
     """
     found: list[Record] = []
     measured, step_generation = before.measured, before.step_generation
@@ -72,12 +72,12 @@ def watch(
 
 
 def update(before: api.GoodputStatus, records: Iterable[Record]) -> api.GoodputStatus:
-    """What the status keeps, after these."""
+    """The goodput to store in the status after these records."""
     return fold(reduce, records, Account(before)).goodput
 
 
 def reduce(before: Account, record: Record) -> Account:
-    """The account after one more record; those that do not concern it change nothing."""
+    """The account after one more record; unrelated records change nothing."""
     goodput = before.goodput
     match record.kind:
         case Kind.STEPPED:
@@ -95,7 +95,7 @@ def reduce(before: Account, record: Record) -> Account:
 
 
 def _book_step(before: Account, record: Record) -> Account:
-    """With the first step of all, what was taken for training turns out to be lost."""
+    """At the very first step, time that was counted as training turns out to be lost."""
     goodput = before.goodput
     changes: GoodputFields = {"step_generation": record.generation, "measured": api.Measured.STEPS}
     if goodput.measured is not api.Measured.FORMATION:
@@ -143,7 +143,7 @@ _RESTARTS = frozenset({names.Cause.FAILED, names.Cause.LOST, names.Cause.HUNG, n
 
 
 def loss_of(cause: str) -> Loss:
-    """What the time before a world is lost to, by the cause of that world."""
+    """The category of the time lost before a world, by the cause of that world."""
     if cause == names.Cause.START:
         return Loss.START
     return Loss.RESTART if cause in _RESTARTS else Loss.RESCALE
@@ -159,7 +159,7 @@ def _elapsed(goodput: api.GoodputStatus, now: float) -> float:
 
 
 def open_since(status: api.Status) -> float | None:
-    """Since when the stretch lasts that is not booked yet; None where no time counts: a job that has ended or rests."""
+    """The start of the time that is not accounted for yet; None for a job that has finished or is suspended."""
     if status.finished or status.phase is api.Phase.SUSPENDED:
         return None
     return parse_time(status.goodput.since)

@@ -1,4 +1,4 @@
-"""What happened to a job: one small frozen record each."""
+"""The records of a job's history: small frozen values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from enum import StrEnum
 class Kind(StrEnum):
     FORMED = "Formed"  # a world was formed
     LOST = "Lost"  # a member of it was lost
-    RUNS = "Runs"  # all of it runs, and time counts from now on
+    RUNS = "Runs"  # all of its members run, and time counts from now on
     STEPPED = "Stepped"  # its first step was reported
-    TRAINS = "Trains"  # it trains, as far as that is measured
-    BROKE = "Broke"  # it trains no more
-    EMPTIED = "Emptied"  # no pod is left, and time counts no more
+    TRAINS = "Trains"  # it is training, as far as that is measured
+    BROKE = "Broke"  # it no longer trains
+    EMPTIED = "Emptied"  # no pod is left, and time stops counting
     FAILED = "Failed"  # a failure was charged to the budget
-    FORGIVEN = "Forgiven"  # a failure that costs nothing
+    FORGIVEN = "Forgiven"  # a failure that was not charged
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     COMPLETED = "Completed"
     GAVE_UP = "GaveUp"  # the job has failed
-    STUCK = "Stuck"  # no step is made where steps were made before
+    STUCK = "Stuck"  # no step is reported, although steps were reported before
     DEGRADED = "Degraded"  # the job has less than it wants
 
 
@@ -29,10 +29,10 @@ class Record:
     kind: Kind
     time: float  # seconds since the epoch
     generation: int = 0
-    cause: str = ""  # of the world; of a failure or a condition, its reason
+    cause: str = ""  # cause of the world, or reason of the failure or condition
     ranks: tuple[int, ...] = ()
     size: int = 0  # pods of the world
     before: int = 0  # pods of the world before it, or 0
-    seconds: float | None = None  # what a recovery took, or how long a world that broke had made no step
+    seconds: float | None = None  # duration of a recovery, or time without a step before a world broke
     count: int = 1  # how many such things happened
     message: str = ""

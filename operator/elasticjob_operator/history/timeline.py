@@ -1,4 +1,4 @@
-"""What happened between two statuses of a job: the records that events, metrics and reports are made of. Pure."""
+"""Compares two statuses of a job, and returns the records for events, metrics and reports. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _ENDS = (("Suspended", Kind.SUSPENDED), ("Complete", Kind.COMPLETED), ("Failed",
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What one status says of the history; small, so that it can be kept for every job."""
+    """The part of a status that matters for the history; small, so that it can be kept for every job."""
 
     phase: str = api.Phase.PENDING.value
     generation: int = 0
-    size: int = 0  # pods of the world; 0 while none is there
+    size: int = 0  # pods of the world; 0 while there is none
     members: int = 0  # pods of the last world
     cause: str = ""
     formed: float | None = None
     training: bool = False
     training_seconds: float = 0.0
     lost_seconds: float = 0.0
-    since: float | None = None  # since when it trains, or does not; None while no time counts
+    since: float | None = None  # since when it has been training or not; None while time does not count
     recovery_seconds: float | None = None  # the last one
-    charged: int = 0  # failures, ever
-    free: int = 0  # of infrastructure
+    charged: int = 0  # charged failures, in total
+    free: int = 0  # free failures, of infrastructure
     budget: int = 0  # failures that count against maxRestarts now
     failure: tuple[str, str, int | None] = ("", "", None)  # reason, message and rank of the last one
     conditions: tuple[tuple[str, str, str], ...] = ()  # (type, reason, message) of those that are true
 
     def seconds_until(self, now: float) -> tuple[float, float]:
-        """(trained, lost) up to now: the status books time only when something changes."""
+        """(trained, lost) in seconds up to now; the status itself is updated only at changes."""
         return goodput.add_stretch(self.training, self.training_seconds, self.lost_seconds, self.since, now)
 
     def find(self, type: str) -> tuple[str, str] | None:
@@ -66,7 +66,7 @@ def read(status: api.Status) -> Moment:
 
 
 def compare(before: Moment, after: Moment, now: float) -> tuple[Record, ...]:
-    """What has happened from one to the other, in the order in which people hear of it."""
+    """The records between two moments, in the order in which they are reported."""
     found: list[Record] = []
     grown = after.generation - before.generation
     if grown > 0:

@@ -89,11 +89,11 @@ def _marks(history: History, start: float) -> list[Mark]:
             continue
         cost = f", {words.seconds_exact(world.seconds)}" if world.seconds is not None else ""
         text = f"{clock(world.time - start)} generation {world.generation}: {world.size} pods: {world.cause}{cost}"
-        found.append(Mark(world.time, text, "fault" if is_fault(world) else "mark"))
+        found.append(Mark(world.time, text, "fault" if is_failure(world) else "mark"))
     return found
 
 
-def is_fault(world: World) -> bool:
+def is_failure(world: World) -> bool:
     """Whether something broke, as opposed to a change that was wanted."""
     return any(word in world.cause for word in ("lost", "failed"))
 
@@ -124,7 +124,7 @@ def _worlds(worlds: Sequence[World], start: float) -> str:
         return '<p class="soft">No world was formed yet.</p>'
     rows = []
     for world in worlds:
-        style = ' class="bad"' if is_fault(world) else ""
+        style = ' class="bad"' if is_failure(world) else ""
         when = clock(world.time - start) if world.time is not None else "-"
         rows.append(
             f'<tr><td class="n">{world.generation}</td><td class="n">{when}</td><td class="n">{world.size}</td>'

@@ -75,7 +75,7 @@ class Connection:
             compress=False,  # costs memory for each connection, and a small frame could become a huge one
             # A little above the limit, so that the usual offender hears why; far above, aiohttp closes (1009).
             max_msg_size=2 * settings.max_message_bytes,
-            writer_limit=sys.maxsize,  # never wait for the peer: `find_fault` sees those who do not read
+            writer_limit=sys.maxsize,  # never wait for the peer: `find_failure` sees those who do not read
         )
         self.heartbeat = heartbeat
         self.timeout = limits.timeout_seconds(heartbeat, settings)
@@ -110,7 +110,7 @@ class Connection:
             return 0  # a TLS transport that is gone cannot even be asked
         return self._transport.get_write_buffer_size()
 
-    def find_fault(self, now: float) -> str | None:
+    def find_failure(self, now: float) -> str | None:
         """`silent` or `slow` where the peer has to be cut off, else None. Each call also notes how it is now."""
         if self.unsent() == 0:
             self._stuck_since = None

@@ -272,10 +272,10 @@ class AgentRegistry:
     def sweep(self, now: float, *, judge: bool) -> None:
         """Looks at every connection once. `judge` is false where the hub itself was away."""
         for link, entry in list(self._links.items()):
-            fault = link.find_fault(now)
-            if judge and fault is not None:
+            failure = link.find_failure(now)
+            if judge and failure is not None:
                 self.leave(link, "silent")
-                self._abort(link, connection.CloseReason(fault, connection.CLOSE_GOING_AWAY))
+                self._abort(link, connection.CloseReason(failure, connection.CLOSE_GOING_AWAY))
             elif entry.wanted is not None and not link.has_sent(entry.wanted):
                 self.send_soon(entry)
         for job in list(self._jobs.values()):

@@ -1,4 +1,4 @@
-"""Who is in the world: the health of each member, the next generation, and what each agent is told.
+"""Membership: the health of each member, the next generation, and the directive of each agent.
 
-Pure functions of what was seen. Pods, budgets and the API server are not known here.
+Pure functions of the observed state. They do not choose pods, charge budgets or call the API server.
 """

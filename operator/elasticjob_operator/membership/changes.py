@@ -1,4 +1,4 @@
-"""Whether a whole world should become another one: for members that leave, or joiners that are ready. Pure."""
+"""Whether to replace an intact world, because members leave or joiners are ready. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from elasticjob_operator.membership.member_health import MemberHealth, MemberVer
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Why a whole world is to end, "" where it is not, and when to look again."""
+    """Why an intact world should end ("" if it should not), and when to check again."""
 
     cause: str = ""
     wake_at: float | None = None
 
 
 def find_change(situation: Situation, verdicts: Sequence[MemberVerdict]) -> Change:
-    """Whether a whole world should become another one."""
+    """Whether to replace an intact world."""
     sizes, coming = situation.sizes, joiners.find_joiners(situation, verdicts)
     leaving = [j.worker for j in verdicts if j.worker and j.worker.leaving]
     urgent = next((w for w in leaving if not w.patient), None)
@@ -30,8 +30,8 @@ def find_change(situation: Situation, verdicts: Sequence[MemberVerdict]) -> Chan
     if sizes.legal(len(verdicts)) not in (0, len(verdicts)):
         return Change(Cause.SCALE_DOWN)
     if any(j.health in (MemberHealth.SUSPECT, MemberHealth.STARTING) for j in verdicts):
-        # Do not grow a world of which a member may just be lost, nor one that a member may be entering: if it were cut
-        # off then, it would train on in the old world while the new one goes on without it.
+        # Do not grow a world while a member may be lost or may still be entering it: if it lost its connection then,
+        # it would keep training in the old world while the new one runs without it.
         return Change()
     return _find_growth(situation, verdicts, coming)
 
@@ -44,7 +44,7 @@ def _find_growth(situation: Situation, verdicts: Sequence[MemberVerdict], coming
     if target <= len(verdicts):
         return Change(wake_at=held)
     possible = sizes.legal(len(verdicts) + len(admissible) + joiners.count_coming(situation, verdicts))
-    if possible > target:  # others come soon: one change for all of them
+    if possible > target:  # others will be ready soon: make one change for all of them
         until = min(w.agent.state_since for w in admissible if w.agent) + situation.settings.admit
         if now < until:
             return Change(wake_at=until)

@@ -1,12 +1,12 @@
-"""Who is in the world. Pure: agents' states + pods + wanted sizes + now → what every agent is told.
+"""Decides who is in the world. Pure: agents, pods, wanted sizes and the time → a directive for every agent.
 
-A *generation* is a numbered world: ordered members, ranks and the address of rank 0's store. It lives in the job's
-status and is written there before anybody hears of it, so an operator that starts anew reads it and goes on.
-`decide` is level-triggered: it looks at how each member stands towards the present generation, never at what happened
-before, and calling it twice with the same values gives the same answer.
+A *generation* is a numbered world: ordered members, ranks and the address of rank 0's store. It is written to the job's
+status before any agent gets it, so that a restarted operator reads it and continues.
+`decide` is level-triggered: it depends on the health of each member in the current generation, never on past events,
+and is idempotent.
 
-The rules, from the top: a success freezes the world; a broken world regroups at once with whoever is left; a whole
-world changes only for members that leave or joiners that are ready; everything else is left alone.
+The rules, in order: a success freezes the world; a broken world regroups at once with the remaining members; an intact
+world changes only for members that leave or joiners that are ready; otherwise nothing changes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from elasticjob_operator.sizing.legal import Sizes
 
 
 class State(StrEnum):
-    WAITING = "waiting"  # too few are ready
-    STARTING = "starting"  # announced, not all run yet
+    WAITING = "waiting"  # too few pods are ready
+    STARTING = "starting"  # announced, but not all members run yet
     RUNNING = "running"
     REGROUPING = "regrouping"
     ENDING = "ending"  # a member succeeded; the world is frozen
@@ -46,7 +46,7 @@ class Decision:
     directives: Mapping[str, wire.Directive] = field(default_factory=dict)  # by pod UID
     world: api.RendezvousStatus | None = None  # a new generation, to be persisted before it is announced
     verdicts: tuple[MemberVerdict, ...] = ()
-    cause: str = ""  # why the present generation is over: scale-up, scale-down, lost, failed, ...
+    cause: str = ""  # why the current generation is over: scale-up, scale-down, lost, failed, ...
     wake_at: float | None = None
 
     def health(self, *standings: MemberHealth) -> tuple[MemberVerdict, ...]:
@@ -57,15 +57,15 @@ _BROKEN = (MemberHealth.STOPPED, MemberHealth.STOPPING, MemberHealth.LOST)
 
 
 def decide(situation: Situation, verdicts: tuple[MemberVerdict, ...] | None = None) -> Decision:
-    """What holds now: keep, regroup, form the next generation, or wait.
+    """Decide whether to keep the world, regroup, form the next generation, or wait.
 
-    `verdicts`: what `judge` says of this situation, where it has been asked already.
+    `verdicts`: the result of `judge` for this situation, if it has been computed already.
     """
-    if situation.world.succeeded:  # only those that have not finished yet go on
+    if situation.world.succeeded:  # only members that have not finished yet continue
         situation = replace(situation, sizes=Sizes(min=1, wanted=len(situation.world.members)))
     if verdicts is None:
         verdicts = judge(situation)
-    if not verdicts:  # the first world, or the first after a pause
+    if not verdicts:  # the first world, or the first one after a suspension
         return _form(situation, verdicts, cause=Cause.START)
     if any(j.health is MemberHealth.SUCCEEDED for j in verdicts):
         return _finish(situation, verdicts)
@@ -78,13 +78,13 @@ def decide(situation: Situation, verdicts: tuple[MemberVerdict, ...] | None = No
 
 
 def _finish(situation: Situation, verdicts: tuple[MemberVerdict, ...]) -> Decision:
-    """A member has succeeded: the world is frozen. Members that cannot end any more run again without the others."""
+    """A member has succeeded: the world is frozen. Members that can no longer finish run again without the others."""
     rest = tuple(j for j in verdicts if j.health is not MemberHealth.SUCCEEDED)
     if any(j.health in _BROKEN for j in rest):
         alone = replace(situation, sizes=Sizes(min=1, wanted=len(rest)))
         return _regroup(alone, verdicts, cause=_breaking_cause(situation, rest), checkpoint=False)
     kept = _keep(situation, verdicts, None)
-    return replace(kept, state=State.ENDING, reason="members finish")
+    return replace(kept, state=State.ENDING, reason="members are finishing")
 
 
 # --- why a world ends ------------------------------------------------------------------------------------
@@ -96,14 +96,14 @@ def _has_failed(verdicts: MemberVerdict) -> bool:
 
 
 def _is_hung(verdicts: MemberVerdict, situation: Situation) -> bool:
-    """Whether its agent says that this world makes no steps any more."""
+    """Whether the member's agent reports that this world hangs."""
     agent = verdicts.worker.agent if verdicts.worker else None
     failure = agent.state.failure if agent is not None else None
     return failure is not None and failure.kind == wire.HANG and failure.generation == situation.world.generation
 
 
 def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> str:
-    """Looked at anew in every pass, so it says what holds now: who failed, who is gone, who goes, who comes."""
+    """Why the world must end: failed, lost, leaving or joining members, evaluated anew in every pass."""
     if any(_is_hung(j, situation) for j in verdicts):
         return Cause.HUNG
     broken = [j for j in verdicts if j.health in _BROKEN]
@@ -118,7 +118,7 @@ def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> 
 
 
 def _can_save(verdicts: Sequence[MemberVerdict]) -> bool:
-    """Whether the members that still run can checkpoint: nobody failed, and only those are gone who were to go."""
+    """Whether the running members can save a checkpoint: none has failed, and only leaving members are gone."""
     return not any(_has_failed(j) or (j.health is MemberHealth.LOST and not j.leaving) for j in verdicts)
 
 
@@ -133,7 +133,7 @@ def _keep(situation: Situation, verdicts: tuple[MemberVerdict, ...], wake_at: fl
         if agent is None or not agent.connected:
             continue
         if agent.state.generation < situation.world.generation and agent.state.phase is not AgentPhase.READY:
-            # It missed the end of an older generation; the present one is not over.
+            # It missed the end of an older generation; the current one is not over.
             late = directives.build_regroup(situation, "late", checkpoint=False, generation=agent.state.generation)
             told[j.member.uid] = late
         else:
@@ -142,22 +142,22 @@ def _keep(situation: Situation, verdicts: tuple[MemberVerdict, ...], wake_at: fl
     told |= directives.fence(situation, situation.world.members)
     suspect = next((j for j in verdicts if j.health is MemberHealth.SUSPECT), None)
     starting = any(j.health is MemberHealth.STARTING for j in verdicts)
-    reason = f"{suspect.member.pod}: {suspect.why}" if suspect else ("members start" if starting else "running")
+    reason = f"{suspect.member.pod}: {suspect.why}" if suspect else ("members are starting" if starting else "running")
     state = State.STARTING if starting else State.RUNNING
     return Decision(state, reason, told, verdicts=verdicts, wake_at=_earliest(verdicts, wake_at))
 
 
 def _regroup(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: str, checkpoint: bool) -> Decision:
-    """The generation is over: everybody stops; when all that live have stopped, the next one is formed."""
+    """The generation is over: all members stop. Once all live ones have stopped, the next generation is formed."""
     pending = [j for j in verdicts if fencing.has_to_stop(j, situation)]
     until = fencing.stop_deadline(situation, verdicts)
-    if until is not None and situation.now >= until:  # their store and their peers are gone, and they do not listen
+    if until is not None and situation.now >= until:  # their store and peers are gone, and they do not react
         why = "it did not stop its workers"
         verdicts = tuple(replace(j, health=MemberHealth.LOST, why=why) if j in pending else j for j in verdicts)
         pending = []
     if not pending:
         return _form(situation, verdicts, cause=cause)
-    told = _tell_end(
+    told = _end_directives(
         situation, [j for j in verdicts if not fencing.is_late(j, situation)], cause, checkpoint=checkpoint
     )
     told |= directives.fence(situation, situation.world.members)
@@ -167,7 +167,7 @@ def _regroup(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause
     return Decision(State.REGROUPING, reason, told, verdicts=verdicts, cause=cause, wake_at=wake_at)
 
 
-def _tell_end(
+def _end_directives(
     situation: Situation, verdicts: Sequence[MemberVerdict], cause: str, *, checkpoint: bool
 ) -> dict[str, wire.Directive]:
     return {
@@ -178,14 +178,14 @@ def _tell_end(
 
 
 def _form(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: str) -> Decision:
-    """The next generation, from whoever is ready: survivors keep their order, joiners are appended."""
+    """Form the next generation from the ready agents: survivors keep their order, joiners are appended."""
     survivors = [j.worker for j in verdicts if j.worker and _may_go_on(j)]
     candidates = [*survivors, *joiners.find_joiners(situation, verdicts)]
     size = situation.sizes.legal(len(candidates))
     wait = _why_wait(situation, verdicts, survivors, candidates, size)
     if wait is not None:
         told = directives.fence(situation, ())
-        told |= _tell_end(
+        told |= _end_directives(
             situation, [j for j in verdicts if not fencing.is_out(j, situation.world)], cause, checkpoint=False
         )
         return Decision(State.WAITING, wait.reason, told, verdicts=verdicts, cause=cause, wake_at=wait.until)
@@ -221,24 +221,24 @@ def _why_wait(
     candidates: Sequence[Worker],
     size: int,
 ) -> _Wait | None:
-    """Why no world is formed now, and when to look again; None where one is."""
+    """Why no world is formed now, and when to check again; None if one is formed."""
     sizes, now, settings = situation.sizes, situation.now, situation.settings
     if size == 0:
-        return _Wait(f"{len(candidates)} of at least {sizes.min} ready")
+        return _Wait(f"{len(candidates)} of at least {sizes.min} pods are ready")
     if now < situation.hold_until:
         return _Wait("backing off after a failure", situation.hold_until)
     doubtful = [j for j in verdicts if not fencing.is_out(j, situation.world)]
-    # It may still train in the old world: never two worlds at once. A world that misses one member for good has ended.
+    # It may still train in the old world: there must never be two. A world that lost a member for good has ended.
     ended = bool(survivors) and len(doubtful) < len(verdicts)
     if doubtful and not ended:
-        return _Wait(f"{doubtful[0].member.pod} of the old world is not confirmed dead")
+        return _Wait(f"{doubtful[0].member.pod} of the old world may still be training")
     if len(survivors) >= sizes.min or size >= sizes.legal(sizes.wanted):
         return None
     if not joiners.count_coming(situation, verdicts):
         return None
     since = sorted(w.agent.state_since for w in candidates if w.agent)
     patience = since[sizes.min - 1] + settings.join_patience
-    return _Wait(f"{len(candidates)} ready, others are on their way", patience) if now < patience else None
+    return _Wait(f"{len(candidates)} ready, others are starting", patience) if now < patience else None
 
 
 def _next_world(situation: Situation, chosen: Sequence[Worker], cause: str) -> api.RendezvousStatus:
@@ -255,7 +255,7 @@ def _next_world(situation: Situation, chosen: Sequence[Worker], cause: str) -> a
     ]
     first = chosen[0].agent
     store = first.state.store if first else None
-    assert store is not None, "only ready agents are chosen, and they host a store"
+    assert store is not None, "only ready agents are chosen, and each has a store"
     return api.RendezvousStatus(
         generation=situation.world.generation + 1,
         world_size=len(members),

@@ -1,4 +1,4 @@
-"""What the agents of a job are told. Pure; a directive holds until another one replaces it."""
+"""Builds the directives for the agents of a job. Pure; a directive stays in force until another one replaces it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from elasticjob_operator.model.observe import Agent
 
 
 def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, wire.Directive]:
-    """You are in the present generation, and so are these: for each of `members`, by pod UID.
+    """The `world` directives of the current generation for each of `members`, by pod UID.
 
-    The list of members is built once for all of them: a world of a thousand would be a million objects.
+    All of them share one list of members: otherwise a world of a thousand would create a million objects.
     """
     if not members:
         return {}
@@ -30,13 +30,13 @@ def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, w
 
 
 def build_regroup(situation: Situation, cause: str, *, checkpoint: bool, generation: int | None = None) -> wire.Regroup:
-    """This generation (the present one, unless another is given) and all before it are over."""
+    """The directive that this generation (by default the current one) and all earlier ones are over."""
     over = situation.world.generation if generation is None else generation
     return wire.Regroup(generation=over, reason=cause, checkpoint=checkpoint, grace_seconds=situation.grace)
 
 
 def fence(situation: Situation, members: Iterable[Member]) -> dict[str, wire.Directive]:
-    """An agent outside the world that runs an old generation stops before anything else."""
+    """Directives that stop agents outside the world that still run an old generation."""
     inside = {m.uid for m in members}
     return {
         w.pod.uid: wire.Regroup(generation=situation.world.generation, reason="fenced")
@@ -46,10 +46,10 @@ def fence(situation: Situation, members: Iterable[Member]) -> dict[str, wire.Dir
 
 
 def release(agents: Mapping[str, Agent], served: Collection[str]) -> dict[str, wire.Directive]:
-    """Agents that were asked to go, and whose pods (by UID) no job of ours serves any more: nobody forms a world
-    without them, so they need not wait for one.
+    """Stop directives for terminating agents whose pods (by UID) no job manages any more.
 
-    One that was not asked trains on: whoever deletes a job and leaves its pods means it.
+    No world will be formed without them, so they need not wait for one. An agent that is not terminating keeps
+    training: whoever deletes a job with orphaned pods intends that.
     """
     stop = wire.Stop(reason=names.GONE, checkpoint=True)
     return {

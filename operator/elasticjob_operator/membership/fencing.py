@@ -1,6 +1,6 @@
-"""Whether the old world is over: who is out of it, who still has to say so, and how long that is waited for. Pure.
+"""Fencing: which members have left the old world, which must still confirm it, and the deadline for that. Pure.
 
-A world trains only with all its members. One member that is out of it for good ends it, wherever the others are.
+A world can train only with all its members, so a single member that has left it for good ends it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from elasticjob_operator.model.observe import parse_time
 
 
 def is_out(verdicts: MemberVerdict, world: api.RendezvousStatus) -> bool:
-    """Proof that this member trains in the present generation neither now nor later.
+    """Whether it is certain that this member does not train in the current generation, now or later.
 
-    That it is ready and has not started is none: the word that it may start can be on its way. What it said once holds
-    when it is away, too: an agent never enters a generation that it has left or given up.
+    `ready` is no proof: a `world` directive may be in flight. A confirmation stays valid after a disconnect: an agent
+    never enters a generation that it has left or given up.
     """
     worker = verdicts.worker
     if worker is None or worker.pod.terminal or verdicts.health is MemberHealth.SUCCEEDED:
@@ -32,13 +32,13 @@ def is_out(verdicts: MemberVerdict, world: api.RendezvousStatus) -> bool:
 
 
 def is_late(verdicts: MemberVerdict, situation: Situation) -> bool:
-    """It could not start, and rank 0 is blamed for it. It is told nothing meanwhile: its answer would be no blame."""
+    """Whether the member could not start because of rank 0. Send it nothing: its reply would hide rank 0's failure."""
     return verdicts.health is MemberHealth.STOPPED and not is_out(verdicts, situation.world)
 
 
 def has_to_stop(verdicts: MemberVerdict, situation: Situation) -> bool:
-    """Whether the next world waits for this member. One that is ready has to say that it gives this one up."""
-    if verdicts.health is MemberHealth.LOST:  # blamed for the others' trouble, and it still runs or may start to
+    """Whether the next world waits for this member. A ready member must confirm that it gives up this one."""
+    if verdicts.health is MemberHealth.LOST:  # blamed for the other members' failure, but it may still run or start
         agent = verdicts.worker.agent if verdicts.worker else None
         if agent is None or not agent.connected:
             return False
@@ -49,7 +49,7 @@ def has_to_stop(verdicts: MemberVerdict, situation: Situation) -> bool:
 
 
 def stop_deadline(situation: Situation, verdicts: Sequence[MemberVerdict]) -> float | None:
-    """When the patience with members that do not stop is over: counted from the last thing that happened."""
+    """The deadline (seconds since the epoch) for members to stop, counted from the latest change."""
     if situation.broken_since is None:
         return None
     agents = [j.worker.agent for j in verdicts if j.worker and j.worker.agent]

@@ -1,4 +1,4 @@
-"""Who may come into the world: agents that are ready outside it, and how many more will be so soon. Pure."""
+"""Joiners: agents that are ready outside the world, and how many more will be ready soon. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_operator.model.observe import Pod
 
 
 def find_joiners(situation: Situation, verdicts: Sequence[MemberVerdict]) -> list[Worker]:
-    """Ready agents outside the world that may come in, in the order of their index."""
+    """Ready agents outside the world that may join, ordered by replica index."""
     members = {j.member.uid for j in verdicts}
     return [
         w
@@ -30,7 +30,7 @@ def is_ready(worker: Worker) -> bool:
 
 
 def count_coming(situation: Situation, verdicts: Sequence[MemberVerdict]) -> int:
-    """How many more may be ready soon: not those that wait for room, for an image or for a mended command."""
+    """How many more pods may be ready soon, without those waiting for capacity, an image or a corrected command."""
     members = {j.member.uid for j in verdicts}
     others = [w for w in situation.workers if w.pod.uid not in members and w.pod.live and not w.leaving]
     return situation.missing + sum(1 for w in others if not is_ready(w) and _is_on_its_way(w.pod, situation))

@@ -1,7 +1,7 @@
-"""How every member stands towards the present generation, judged by evidence. Pure.
+"""Derives the health of every member in the current generation from evidence. Pure.
 
-The evidence is what the agents say of themselves, what the hub knows of their connections and what the API server
-knows of their pods. `judge` looks at values and never at what happened before.
+The evidence is the state that agents publish, the state of their connections, and the state of their pods. `judge`
+depends only on current values, never on past events.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from elasticjob_operator.sizing.legal import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Patience, in seconds. None of these is on the path of an undisturbed event."""
+    """Timeouts in seconds. None of them delays a change without failures."""
 
-    reconnect: float = 1.0  # a closed connection has this long to come back
-    restart_grace: float = 10.0  # the same, for agents that this hub has not seen yet since it started
-    join_patience: float = 10.0  # once min are ready: how long others on their way are waited for
-    admit: float = 3.0  # joiners this close together are admitted together
-    stop: float = 15.0  # beyond the script's grace: an agent that does not stop its workers is lost
+    reconnect: float = 1.0  # time for an agent to reconnect
+    restart_grace: float = 10.0  # the same, for agents that have not connected since this hub started
+    join_patience: float = 10.0  # once minReplicas are ready: how long to wait for others that are starting
+    admit: float = 3.0  # joiners that become ready within this time are admitted together
+    stop: float = 15.0  # beyond the grace period: an agent that does not stop its workers is lost
     start: float = 30.0  # an announced member that does not start is lost
-    creating: float = 5.0  # a container that is created for longer than this pulls its image
+    creating: float = 5.0  # a container that takes longer to create is assumed to pull its image
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One live or ended pod of the job, with what is known and wanted of it."""
+    """One live or terminated pod of the job, with its agent and what is planned for it."""
 
     pod: Pod
     agent: Agent | None = None
-    leaving: str = ""  # why it has to leave the world: scale-down, drain, ...; "" where it may stay
-    patient: bool = False  # it leaves only when at least min are left without it
+    leaving: str = ""  # why it has to leave the world: scale-down, drain, ...; "" if it may stay
+    patient: bool = False  # it leaves only if at least minReplicas remain without it
     held_until: float = 0.0  # a joiner is not admitted to a running world before this
 
 
 class MemberHealth(StrEnum):
-    """How a member stands towards the present generation."""
+    """The health of a member in the current generation."""
 
     RUNNING = "running"
-    STARTING = "starting"  # it was told, or will be, and is not known to have started
-    STOPPING = "stopping"  # it left the generation and is not ready again
-    STOPPED = "stopped"  # it left the generation and is ready for the next
+    STARTING = "starting"  # the world was or will be sent to it; it is not known to have started
+    STOPPING = "stopping"  # it has left the generation and is not ready yet
+    STOPPED = "stopped"  # it has left the generation and is ready for the next one
     SUCCEEDED = "succeeded"
     SUSPECT = "suspect"  # its connection closed a moment ago
     LOST = "lost"
-    LATE = "late"  # it was told long ago; `judge` turns this into a verdict
+    LATE = "late"  # the world was sent long ago; `judge` replaces this by another value
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,17 @@ class MemberVerdict:
     health: MemberHealth
     worker: Worker | None = None
     why: str = ""
-    until: float | None = None  # when to look again
+    until: float | None = None  # when to check again
 
     @property
     def leaving(self) -> str:
-        """Why it was to go anyhow: its loss is no surprise and disturbs nobody's checkpoint."""
+        """Why it was leaving anyway; its loss is expected and does not prevent a checkpoint."""
         return self.member.leaving or (self.worker.leaving if self.worker else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Everything `decide` looks at."""
+    """The input of `decide`."""
 
     world: api.RendezvousStatus
     workers: tuple[Worker, ...]
@@ -89,17 +89,17 @@ class Situation:
 
 
 def judge(situation: Situation) -> tuple[MemberVerdict, ...]:
-    """How every member of the present generation stands, by evidence."""
+    """The verdict for every member of the current generation."""
     workers = situation.by_uid()
     first = _blame_store([_judge_member(m, workers.get(m.uid), situation) for m in situation.world.members])
     if not any(j.health in (MemberHealth.STOPPED, MemberHealth.STOPPING, MemberHealth.LOST) for j in first):
         return tuple(first)
-    # A closed connection together with workers of others failing needs no second look.
+    # A closed connection together with failed workers of other members is sufficient evidence.
     return tuple(_confirm(j) if j.health is MemberHealth.SUSPECT else j for j in first)
 
 
 def _blame_store(verdicts: list[MemberVerdict]) -> list[MemberVerdict]:
-    """Where most members could not start, it is rank 0's store that they did not reach."""
+    """If most members could not start, blame rank 0, whose store they could not reach."""
     late = [j for j in verdicts if j.health is MemberHealth.LATE]
     if len(verdicts) == 1 or 2 * len(late) <= len(verdicts):
         return [replace(j, health=MemberHealth.LOST) if j.health is MemberHealth.LATE else j for j in verdicts]
@@ -112,7 +112,7 @@ def _blame_store(verdicts: list[MemberVerdict]) -> list[MemberVerdict]:
 
 def _confirm(verdicts: MemberVerdict) -> MemberVerdict:
     agent = verdicts.worker.agent if verdicts.worker else None
-    if agent is None:  # this hub has not heard of it yet: that says nothing
+    if agent is None:  # it has not connected to this hub yet, which is no evidence
         return verdicts
     return MemberVerdict(verdicts.member, MemberHealth.LOST, verdicts.worker, "its connection closed and others failed")
 
@@ -134,12 +134,12 @@ def _judge_member(member: api.Member, worker: Worker | None, situation: Situatio
 
 
 def ended_well(member: api.Member, pod: Pod, agent: Agent | None, generation: int) -> bool:
-    """Whether this member's work is done. Exit code 0 alone is no proof: an agent that leaves ends with it too."""
+    """Whether this member has succeeded. Exit code 0 is no proof: a leaving agent exits with 0, too."""
     if agent is not None and agent.state.phase is AgentPhase.SUCCEEDED:
         return agent.state.generation == generation
     if pod.phase is not PodPhase.SUCCEEDED or pod.deleting is not None:
         return False
-    if agent is None or member.leaving == names.Cause.SUSPENDED:  # one that was sent home may end without another word
+    if agent is None or member.leaving == names.Cause.SUSPENDED:  # a released agent may exit without publishing a phase
         return not member.leaving
     return agent.state.phase is AgentPhase.RUNNING and agent.state.generation == generation
 
@@ -154,19 +154,23 @@ def _judge_absent(member: api.Member, worker: Worker, situation: Situation) -> M
     agent, now, settings = worker.agent, situation.now, situation.settings
     ran = agent is None or (agent.state.phase in wire.IN_WORLD and agent.state.generation == situation.world.generation)
     if ran and worker.pod.live and not any(w.agent and w.agent.connected for w in situation.workers):
-        # Where nobody answers it is more likely we who are cut off; a dead pod or node will show.
-        return MemberVerdict(member, MemberHealth.SUSPECT, worker, "no agent of the job answers")
+        # If no agent responds, the hub is more likely cut off. A dead pod or node is noticed by other means.
+        return MemberVerdict(member, MemberHealth.SUSPECT, worker, "no agent of the job responds")
     if agent is None:
         until = situation.hub_started + settings.restart_grace
         if now < until:
-            return MemberVerdict(member, MemberHealth.SUSPECT, worker, "not heard of since the operator started", until)
-        return MemberVerdict(member, MemberHealth.LOST, worker, "not heard of since the operator started")
+            return MemberVerdict(
+                member, MemberHealth.SUSPECT, worker, "its agent has not connected since the operator started", until
+            )
+        return MemberVerdict(
+            member, MemberHealth.LOST, worker, "its agent has not connected since the operator started"
+        )
     if worker.pod.deleting is not None:
         return MemberVerdict(member, MemberHealth.LOST, worker, "its pod is being deleted and its connection closed")
     if agent.lost_by == "silent":
-        return MemberVerdict(member, MemberHealth.LOST, worker, "it fell silent")
+        return MemberVerdict(member, MemberHealth.LOST, worker, "its agent stopped responding")
     until = agent.since + settings.reconnect
-    if agent.since <= now < until:  # a time to come: the clock was set back
+    if agent.since <= now < until:  # a time in the future means that the clock was set back
         return MemberVerdict(member, MemberHealth.SUSPECT, worker, "its connection closed", until)
     return MemberVerdict(member, MemberHealth.LOST, worker, "its connection closed and did not come back")
 
@@ -175,18 +179,18 @@ def _judge_present(member: api.Member, worker: Worker, agent: Agent, situation: 
     world, state, settings = situation.world, agent.state, situation.settings
     if state.phase in wire.IN_WORLD and state.generation == world.generation:
         return MemberVerdict(member, MemberHealth.RUNNING, worker)
-    if state.generation >= world.generation:  # it was in this generation and left it
+    if state.generation >= world.generation:  # it was in this generation and has left it
         if state.phase is AgentPhase.READY:
             return MemberVerdict(member, MemberHealth.STOPPED, worker, "its workers stopped")
-        if state.phase is AgentPhase.STARTING:  # in process: its worker died and is started anew; the others go on
-            return MemberVerdict(member, MemberHealth.STOPPED, worker, "its worker is started anew")
+        if state.phase is AgentPhase.STARTING:  # in process: its worker died and is restarted; the others continue
+            return MemberVerdict(member, MemberHealth.STOPPED, worker, "its worker is being restarted")
         until = agent.state_since + situation.grace + settings.stop
         if situation.now < until:
-            return MemberVerdict(member, MemberHealth.STOPPING, worker, "its workers stop", until)
+            return MemberVerdict(member, MemberHealth.STOPPING, worker, "its workers are stopping", until)
         return MemberVerdict(member, MemberHealth.LOST, worker, "it did not stop its workers")
     if lost_its_store(member, state, world):
         return MemberVerdict(member, MemberHealth.STOPPED, worker, "the store of this generation is gone")
-    # Nobody can be late for what nobody could tell it.
+    # An agent cannot be late if the directive could not be sent to it.
     until = max(parse_time(world.formed_time) or 0.0, agent.since, situation.hub_started) + settings.start
     if situation.now < until:
         return MemberVerdict(member, MemberHealth.STARTING, worker, "it has not started yet", until)
@@ -194,7 +198,7 @@ def _judge_present(member: api.Member, worker: Worker, agent: Agent, situation: 
 
 
 def lost_its_store(member: api.Member, state: wire.AgentState, world: api.RendezvousStatus) -> bool:
-    """Whether rank 0 can never start in this generation, since it is ready with another store by now."""
+    """Whether rank 0 can never start in this generation, because it is ready with another store by now."""
     return state.phase is AgentPhase.READY and member.rank == 0 and not _hosts(state, world)
 
 

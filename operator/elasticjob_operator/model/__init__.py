@@ -1,5 +1,5 @@
-"""What was seen of the cluster, as frozen values: jobs, pods, nodes and agents, parsed from what the API server sent.
+"""Frozen values for jobs, pods, nodes and agents, parsed from the objects that the API server returns.
 
-Nothing here raises for what an object holds, and nothing here decides. Objects of the API server go no further than
-this folder; everything above works with its values.
+Parsing never raises because of an object's content, and decides nothing. Raw API objects stay inside this folder; the
+rest of the operator works with these values.
 """

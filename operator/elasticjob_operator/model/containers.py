@@ -1,7 +1,7 @@
-"""How a pod's trainer stands, whatever its other containers do. Pure.
+"""The state of a pod's trainer container, independent of its other containers. Pure.
 
-A pod's phase speaks for all of its containers: beside a sidecar that runs on, a trainer that has crashed leaves it
-`Running` for ever. So a pod counts as what its trainer is. Other containers matter only where they hold the trainer up.
+A pod's phase covers all of its containers: if a sidecar keeps running, a pod whose trainer has crashed stays `Running`.
+Therefore the operator uses the trainer's phase. Other containers matter only if they block the trainer.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the trainer container ended."""
+    """The termination of the trainer container."""
 
     code: int
     reason: str = ""
-    message: str = ""  # the termination message: the log's tail where the policy falls back to it
+    message: str = ""  # the termination message, or the end of the log (FallbackToLogsOnError)
     container: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """The container that trains, or the init container that keeps it from doing so."""
+    """The state of the trainer container, or of the init container that blocks it."""
 
     phase: PodPhase
-    began: str | None = None  # as the kubelet writes it
+    began: str | None = None  # RFC 3339, as written by the kubelet
     waiting: str = ""
     waiting_message: str = ""
     exit: Exit | None = None
     runs: bool = False
-    lingers: bool = False  # it has ended, and its pod has not
+    lingers: bool = False  # the container has terminated, but its pod has not
 
 
 def find_trainer(spec: Raw, status: Raw, name: str) -> Trainer:
-    """How the container of this name stands in a pod with this spec and status."""
+    """The state of the container `name` in a pod with this spec and status."""
     phase = PodPhase(status.get("phase") or "Pending")
     states = {c.get("name"): c.get("state") or {} for c in status.get("containerStatuses") or ()}
     state = states.get(name, {})
@@ -72,15 +72,15 @@ def find_trainer(spec: Raw, status: Raw, name: str) -> Trainer:
 
 
 def _phase_of_ended(phase: PodPhase, found: Exit, status: Raw) -> PodPhase:
-    if phase is PodPhase.FAILED and status.get("reason"):  # evicted, for example: the kubelet's word counts
+    if phase is PodPhase.FAILED and status.get("reason"):  # for example Evicted: the kubelet's reason takes precedence
         return phase
     return PodPhase.FAILED if found.code else PodPhase.SUCCEEDED
 
 
 def _look_at_init_containers(spec: Raw, status: Raw) -> tuple[Exit | None, Raw]:
-    """The init container that has failed, and why one that holds the trainer up waits.
+    """The exit of a failed init container, and the waiting state of one that blocks the trainer.
 
-    One with `restartPolicy: Always` is a sidecar: it is started again when it ends, so that is no failure of the pod.
+    An init container with `restartPolicy: Always` is a sidecar: it is restarted when it exits, which is no pod failure.
     """
     sidecars = {c.get("name") for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
     for container in status.get("initContainerStatuses") or ():

@@ -1,6 +1,6 @@
-"""What people are shown of an error: the traceback in a log, shortened where that hurts least, and its last word. Pure.
+"""Extracts the error from a log: the traceback, shortened in the middle, or else the last line. Pure.
 
-The exception and the frames next to it say most, so they are never what is left out.
+The exception and the innermost frames matter most, so they are never omitted.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-LINES = 24  # of a traceback; what is left out is in the middle
+LINES = 24  # of a traceback; lines in the middle are omitted
 LINE_LENGTH = 512
-HEAD = 3  # lines that are kept at the top: the heading and the outermost call
-MESSAGE_LINES = 5  # an exception may say more than one line; what follows in a log is not told apart from it
+HEAD = 3  # lines kept at the top: the heading and the outermost frame
+MESSAGE_LINES = 5  # of an exception's message, which cannot be told apart from the log lines after it
 TAIL_CHARACTERS = 4096
-KUBELET_BYTES = 2048  # of a log that a kubelet keeps
+KUBELET_BYTES = 2048  # of a log that the kubelet stores in a termination message
 
 _HEADING = "Traceback (most recent call last)"
 _FRAME = re.compile(r'\s+File ".*", line \d+')
@@ -25,29 +25,29 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u20
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A log without the traceback in it, and the traceback."""
+    """A log split into its traceback and the rest."""
 
     rest: str
     traceback: str
 
 
 def clean(text: str) -> str:
-    """Lines as a terminal would show them in the end: bars that were drawn over are gone, and so are escapes."""
+    """The text as a terminal would finally show it: without overwritten progress bars and escape sequences."""
     lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
     return "\n".join(_CONTROL.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in lines)
 
 
 def tail(text: str) -> str:
-    """The last lines of a log, bounded; a line of which only a part is left is none."""
+    """The last lines of a log, bounded in number. A line that was cut off is dropped."""
     is_whole = len(text.encode(errors="replace")) < KUBELET_BYTES
     text = clean(text).strip("\n")[-TAIL_CHARACTERS:]
     return text if is_whole or "\n" not in text else text.partition("\n")[2]
 
 
 def split(log: str) -> Split:
-    """The first traceback in a log, with those of the exceptions that followed from it.
+    """Split off the first traceback in a log, together with the exceptions chained to it.
 
-    A log that was cut may begin within it.
+    A truncated log may begin inside the traceback.
     """
     lines = clean(log).splitlines()
     start = next((i for i, line in enumerate(lines) if _HEADING in line), None)
@@ -60,7 +60,7 @@ def split(log: str) -> Split:
 
 
 def _end_of_chain(lines: list[str], start: int) -> int:
-    """The index behind the last traceback that is chained to the one that starts here."""
+    """The index after the last traceback that is chained to the one that starts at `start`."""
     end = _end_of_one(lines, start)
     following = end
     while following < len(lines) and (not lines[following].strip() or lines[following].startswith(_CHAINED)):
@@ -82,7 +82,7 @@ def _end_of_one(lines: list[str], start: int) -> int:
 
 
 def exception_of(traceback: str) -> str:
-    """Type and message of the last exception, in one line."""
+    """Type and message of the last exception, as one line."""
     lines = [line for line in traceback.splitlines() if line.strip() and not line.startswith("Traceback (")]
     inside = [i for i, line in enumerate(lines) if line[:1].isspace()]
     after = lines[inside[-1] + 1 :] if inside else lines
@@ -90,15 +90,15 @@ def exception_of(traceback: str) -> str:
 
 
 def shorten(traceback: str) -> str:
-    """At most `LINES` lines of a traceback, the middle left out."""
+    """The traceback with at most `LINES` lines; lines in the middle are omitted."""
     lines = [line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…" for line in traceback.splitlines()]
     if len(lines) > LINES:
         left_out = len(lines) - LINES + 1
-        lines = [*lines[:HEAD], f"  … {left_out} lines left out …", *lines[HEAD + left_out :]]
+        lines = [*lines[:HEAD], f"  … {left_out} lines omitted …", *lines[HEAD + left_out :]]
     return "\n".join(lines)
 
 
 def last_word(log: str) -> str:
-    """The last line of a log that says something; a rule drawn with dashes does not."""
+    """The last line of a log that contains words; a rule of dashes does not count."""
     lines = [line.strip() for line in clean(log).splitlines()]
     return next((line for line in reversed(lines) if any(c.isalnum() for c in line)), "")[:LINE_LENGTH]

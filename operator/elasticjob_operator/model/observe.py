@@ -1,7 +1,7 @@
-"""Raw API objects → frozen snapshots. The only module that knows how Kubernetes spells things.
+"""Converts raw API objects to frozen snapshots. The only module that knows the field names of Kubernetes objects.
 
-The records are slim on purpose: the operator keeps one per pod and node of the cluster, not the whole object.
-Times are seconds since the epoch. Nothing here decides.
+The snapshots are deliberately small: the operator keeps one for each pod and node of the cluster.
+Times are in seconds since the epoch. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Raw = Mapping[str, Any]
 
 
 def parse_time(text: object) -> float | None:
-    """RFC 3339, as the API server writes it → seconds since the epoch; None for what is no time."""
+    """Parse an RFC 3339 timestamp to seconds since the epoch; None if `text` is not a timestamp."""
     if not isinstance(text, str) or not text:
         return None
     try:
@@ -30,7 +30,7 @@ def parse_time(text: object) -> float | None:
 
 
 def format_time(seconds: float) -> str:
-    """Seconds since the epoch → RFC 3339 with milliseconds."""
+    """Format seconds since the epoch as RFC 3339 with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -41,18 +41,18 @@ class Pod:
     job: str
     job_uid: str
     index: int
-    phase: PodPhase = PodPhase.PENDING  # the trainer's: see `containers`
+    phase: PodPhase = PodPhase.PENDING  # of the trainer container: see `containers`
     node: str = ""
     ip: str = ""
     created: float = 0.0
     scheduled: float | None = None
-    unschedulable: float | None = None  # since when the scheduler says so
+    unschedulable: float | None = None  # since when the scheduler reports it
     unschedulable_message: str = ""
-    deleting: float | None = None  # when it has to be gone by
-    started: bool = False  # the trainer runs
-    began: float | None = None  # when it started
-    lingers: bool = False  # the trainer has ended, and other containers run on
-    waiting: str = ""  # why the trainer waits: ImagePullBackOff, CreateContainerConfigError, ...
+    deleting: float | None = None  # when its grace period ends
+    started: bool = False  # the trainer is running
+    began: float | None = None  # when the trainer started
+    lingers: bool = False  # the trainer has terminated, but other containers are running
+    waiting: str = ""  # why the trainer is waiting: ImagePullBackOff, CreateContainerConfigError, ...
     waiting_message: str = ""
     exit: Exit | None = None
     disruption: str = ""  # reason of the DisruptionTarget condition
@@ -68,7 +68,7 @@ class Pod:
 
     @property
     def live(self) -> bool:
-        """It exists, has not ended and nobody has asked it to go."""
+        """Whether the pod has not terminated and is not being deleted."""
         return not self.terminal and self.deleting is None
 
 
@@ -78,12 +78,12 @@ class Node:
     ready: bool = True
     not_ready_since: float | None = None
     cordoned: bool = False
-    leaving: str = ""  # key of the taint that says it goes away
+    leaving: str = ""  # key of the taint that announces its removal
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What the hub knows of one worker pod's agent."""
+    """The hub's knowledge of one worker pod's agent."""
 
     pod: str
     pod_uid: str
@@ -101,16 +101,16 @@ class Job:
     namespace: str
     name: str
     uid: str
-    spec: api.Spec | None  # None where it is invalid beyond mending: see `problems`
+    spec: api.Spec | None  # None if it is invalid: see `problems`
     status: api.Status
     generation: int = 1
     created: float = 0.0
     deleting: bool = False
-    problems: tuple[api.Problem, ...] = ()  # with a spec: it was mended, and the user is told
+    problems: tuple[api.Problem, ...] = ()  # together with a spec: it was corrected, and the problems are reported
     has_replicas: bool = True
     status_raw: Raw = field(default_factory=dict, compare=False)
-    unread: tuple[str, ...] = ()  # fields of the status that cannot be understood, and on which much depends
-    notices: tuple[reading.Notice, ...] = ()  # what is to be told and keeps nothing from running
+    unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
+    notices: tuple[reading.Notice, ...] = ()  # warnings for the user that do not stop the job
 
     @property
     def key(self) -> names.JobKey:
@@ -118,13 +118,13 @@ class Job:
 
     @property
     def problems_text(self) -> str:
-        """All that is wrong with the spec, for its user; empty where nothing is."""
+        """All validation errors as one message; empty if the spec is valid."""
         return "; ".join(str(problem) for problem in self.problems)[:4096]
 
 
 LONGEST_INDEX = 9  # digits
 
-# Taints by which clouds, autoscalers and people say that a node is about to go.
+# Taints by which clouds, autoscalers and administrators announce that a node is about to be removed.
 LEAVING_TAINTS = frozenset(
     {
         "ToBeDeletedByClusterAutoscaler",
@@ -141,12 +141,12 @@ LEAVING_TAINTS = frozenset(
         "elasticjob.dev/leaving",
     }
 )
-# NoExecute taints that the node controller sets for a node that does not answer: loss, not leave.
+# NoExecute taints that the node controller sets on an unresponsive node: its pods are lost, not leaving.
 _DEAD_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 
 
 def observe_node(raw: Raw) -> Node:
-    """A core/v1 Node → what matters about it."""
+    """The snapshot of a core/v1 Node."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     ready, since = True, None
     for condition in status.get("conditions") or ():
@@ -171,7 +171,7 @@ def observe_node(raw: Raw) -> Node:
 
 
 def observe_pod(raw: Raw) -> Pod | None:
-    """A core/v1 Pod → what matters about it; None where it is not a worker of an ElasticJob."""
+    """The snapshot of a core/v1 Pod; None if it is not a worker of an ElasticJob."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels = metadata.get("labels") or {}
     index = labels.get(names.LABEL_INDEX, "")
@@ -216,9 +216,9 @@ def observe_pod(raw: Raw) -> Pod | None:
 
 
 def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
-    """An ElasticJob → what is understood of it: see `Job.problems`, `Job.unread` and `Job.notices`.
+    """The snapshot of an ElasticJob. What could not be parsed is in `Job.problems`, `Job.unread` and `Job.notices`.
 
-    It never raises for what is in an object. KeyError where that has no name: nobody can be told of it.
+    Raises KeyError if the object has no name, and never because of anything else in the object.
     """
     metadata = raw["metadata"]
     generation = metadata.get("generation")
@@ -227,7 +227,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
     asked = reading.read_spec(raw.get("spec"), limits, has_started=said.status.start_time is not None)
     spec, waiting = reading.keep_in_force(asked.spec, said.status) if asked.spec else (None, ())
     storeless = None if said.unread else reading.find_missing_store(said.status, spec)
-    unread, told = (storeless.unread, storeless.notices) if storeless else (said.unread, said.notices)
+    unread, extra = (storeless.unread, storeless.notices) if storeless else (said.unread, said.notices)
     return Job(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -241,7 +241,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         has_replicas=_object(raw.get("spec")).get("replicas") is not None,
         status_raw=said.raw,
         unread=unread,
-        notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *told),
+        notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *extra),
     )
 
 
@@ -250,5 +250,5 @@ def _object(value: object) -> Raw:
 
 
 def resolve_nproc(spec: api.Spec) -> int:
-    """Worker processes per pod: the one number in environment, hub and status."""
+    """Worker processes per pod; the same number goes into the environment, the hub and the status."""
     return podtemplate.resolve_nproc(spec.nproc_per_node, spec.template)

@@ -1,4 +1,4 @@
-"""Whose object is this? Labels can be copied by anybody; a job's object names the job's UID as its controller. Pure."""
+"""Determines which job owns an object: by its controller reference, since anybody can copy labels. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Raw = Mapping[str, Any]
 
 
 def owner_of(metadata: Raw) -> tuple[str, str]:
-    """(name, UID) of the ElasticJob that controls this object; empty where none does."""
+    """(name, UID) of the ElasticJob that controls this object; empty strings if none does."""
     for reference in metadata.get("ownerReferences") or ():
         group = str(reference.get("apiVersion", "")).partition("/")[0]
         if reference.get("controller") and reference.get("kind") == names.KIND and group == names.GROUP:
@@ -20,7 +20,7 @@ def owner_of(metadata: Raw) -> tuple[str, str]:
 
 
 def why_no_worker(metadata: Raw) -> str:
-    """What keeps a pod with the operator's label from being a worker; "" where it is one."""
+    """Why a pod with the operator's label is not a worker; "" if it is one."""
     job, uid = owner_of(metadata)
     if not uid:
         return f"no {names.KIND} controls it"

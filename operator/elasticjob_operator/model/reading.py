@@ -1,8 +1,8 @@
-"""The spec and status of one ElasticJob, whatever somebody has stored in them → values, and what to tell its user.
+"""Parses the spec and status of one ElasticJob, whatever is stored in them, and collects warnings for its user. Pure.
 
-Nothing here raises for what is in an object. In a spec, what is wrong is a problem (the job cannot run), and what this
-version does not know is left out and told. In a status, a field that only describes falls back to its default; one that
-decides is named in `unread`, and the job is left as it is: a world that trains must not be taken for none. Pure.
+Nothing here raises because of an object's content. In a spec, an invalid field is a problem (the job cannot run), and
+an unknown field is ignored with a warning. In a status, an invalid field that is only informative gets its default; one
+that decisions depend on is listed in `unread`, and the job is left untouched, because it may have a running world.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pydantic import ValidationError
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, podtemplate
 
-# Status fields on which it depends who is in the world, what is charged and whether the job has ended.
+# Status fields that decide who is in the world, what is charged to the budget, and whether the job has finished.
 DECIDING = frozenset({"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce"})
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-MOST_TOLD = 5  # unknown fields that are named
+MOST_NAMED = 5  # fields that one warning names
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to tell that keeps nothing from running."""
+    """A warning for the user that does not stop the job."""
 
     reason: str
     message: str
@@ -33,7 +33,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class SpecRead:
-    spec: api.Spec | None  # None where it is wrong beyond mending
+    spec: api.Spec | None  # None if it is invalid
     problems: tuple[api.Problem, ...] = ()
     notices: tuple[Notice, ...] = ()
 
@@ -42,7 +42,7 @@ class SpecRead:
 class StatusRead:
     status: api.Status
     raw: Mapping[str, Any]
-    unread: tuple[str, ...] = ()  # deciding fields that cannot be understood
+    unread: tuple[str, ...] = ()  # fields that decisions depend on and that could not be parsed
     notices: tuple[Notice, ...] = ()
 
 
@@ -50,13 +50,13 @@ class StatusRead:
 
 
 def read_spec(raw: object, limits: bounds.Limits, *, has_started: bool) -> SpecRead:
-    """The spec as far as this version understands it."""
+    """Parse a spec, as far as this version knows its fields."""
     problems = _find_excess(raw, limits)
     if problems or not isinstance(raw, dict):
-        return SpecRead(None, problems or (api.Problem(field="spec", message="is required: give spec.template"),))
+        return SpecRead(None, problems or (api.Problem(field="spec", message="is required: set spec.template"),))
     unknown = api.find_unknown(raw)
     known = api.without(raw, unknown)
-    notices = _tell_unknown(unknown)
+    notices = _warn_of_unknown(unknown)
     try:
         spec = api.parse_spec(known)
     except api.InvalidJobError as error:
@@ -68,20 +68,20 @@ def read_spec(raw: object, limits: bounds.Limits, *, has_started: bool) -> SpecR
 
 
 def _find_excess(raw: object, limits: bounds.Limits) -> tuple[api.Problem, ...]:
-    """Depth and size, before anything looks deeper."""
+    """Check depth and size before any recursive parsing."""
     if not isinstance(raw, dict):
         return ()
-    advice = "move large texts into a ConfigMap, or ask the operator's administrator for more (--max-template-bytes)"
+    advice = "move large texts into a ConfigMap, or ask the administrator to raise the limit (--max-template-bytes)"
     template = bounds.find_excess(raw.get("template"), limits.template_bytes, advice)
     if template:
         return (api.Problem(field="spec.template", message=template),)
     rest = {name: value for name, value in raw.items() if name != "template"}
-    excess = bounds.find_excess(rest, bounds.MOST_SPEC_BYTES, "make its texts and lists shorter")
+    excess = bounds.find_excess(rest, bounds.MOST_SPEC_BYTES, "shorten its texts and lists")
     return (api.Problem(field="spec", message=excess),) if excess else ()
 
 
 def find_too_many(spec: api.Spec, limits: bounds.Limits) -> api.Problem | None:
-    """Whether the job asks for more pods than one job may have."""
+    """The problem if the job asks for more pods than one job may have."""
     spares = spec.elastic_policy.spares
     if spec.wanted + spares <= limits.replicas:
         return None
@@ -90,14 +90,14 @@ def find_too_many(spec: api.Spec, limits: bounds.Limits) -> api.Problem | None:
     return api.Problem(
         field=field,
         message=f"asks for {spec.wanted} pods{also}; one job may have at most {limits.replicas}: "
-        "lower it, or ask the operator's administrator for more (--max-replicas-per-job)",
+        "lower it, or ask the administrator to raise the limit (--max-replicas-per-job)",
     )
 
 
 def _with_bounded_replicas(raw: Mapping[str, Any], limits: bounds.Limits) -> api.Spec | None:
-    """The spec with `replicas` moved into its bounds, where nothing else is wrong with it.
+    """The spec with `replicas` clamped to its bounds, if that is the only thing wrong with it.
 
-    A server without CEL lets `kubectl scale` write any number; that is no reason to end a job.
+    An API server without CEL lets `kubectl scale` write any number, which must not fail a job.
     """
     wanted = raw.get("replicas")
     if not isinstance(wanted, int):
@@ -116,15 +116,15 @@ def _bounded(spec: api.Spec, wanted: int, limits: bounds.Limits) -> api.Spec | N
     return spec.model_copy(update={"replicas": min(most, max(spec.min_replicas, wanted))})
 
 
-def _tell_unknown(unknown: list[api.Path]) -> tuple[Notice, ...]:
+def _warn_of_unknown(unknown: list[api.Path]) -> tuple[Notice, ...]:
     if not unknown:
         return ()
-    told = [
-        f"{api.spell('spec', path)[:200]} is not known to this version and is ignored: {api.advise(path)}"
-        for path in unknown[:MOST_TOLD]
+    named = [
+        f"{api.spell('spec', path)[:200]} is unknown to this version and ignored: {api.advise(path)}"
+        for path in unknown[:MOST_NAMED]
     ]
-    more = [f"and {len(unknown) - MOST_TOLD} more"] if len(unknown) > MOST_TOLD else []
-    return (Notice("UnknownField", "; ".join(told + more)),)
+    more = [f"and {len(unknown) - MOST_NAMED} more"] if len(unknown) > MOST_NAMED else []
+    return (Notice("UnknownField", "; ".join(named + more)),)
 
 
 def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
@@ -139,34 +139,34 @@ def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
 
 
 def find_pruned(annotations: Mapping[str, Any], spec: object) -> tuple[Notice, ...]:
-    """What `kubectl apply` sent and the API server has dropped, since the schema does not know it."""
+    """Fields that `kubectl apply` sent and the API server dropped because they are not in the schema."""
     text = annotations.get(LAST_APPLIED)
     if not isinstance(text, str):
         return ()
     try:
         applied = json.loads(text)["spec"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        return ()  # it is kubectl's, not ours
+        return ()  # the annotation is kubectl's; another tool may have changed it
     if not isinstance(applied, dict) or not isinstance(spec, dict) or bounds.find_excess(applied, len(text), ""):
         return ()
     stored = set(api.find_unknown(spec))
     gone = [path for path in api.find_unknown(applied) if path not in stored]
     if not gone:
         return ()
-    told = [f"{api.spell('spec', path)[:200]}: {api.advise(path)}" for path in gone[:MOST_TOLD]]
-    more = [f"and {len(gone) - MOST_TOLD} more"] if len(gone) > MOST_TOLD else []
-    return (Notice("FieldDropped", "the API server does not know and has dropped " + "; ".join(told + more)),)
+    named = [f"{api.spell('spec', path)[:200]}: {api.advise(path)}" for path in gone[:MOST_NAMED]]
+    more = [f"and {len(gone) - MOST_NAMED} more"] if len(gone) > MOST_NAMED else []
+    return (Notice("FieldDropped", "the API server dropped unknown fields: " + "; ".join(named + more)),)
 
 
 # --- status ----------------------------------------------------------------------------------------------
 
 
 def read_status(raw: object) -> StatusRead:
-    """The status field by field: one that cannot be understood takes no other with it."""
+    """Parse the status field by field, so that an invalid field does not affect the others."""
     if raw is None:
         return StatusRead(api.Status(), {})
     if not isinstance(raw, dict):
-        return StatusRead(api.Status(), {}, tuple(sorted(DECIDING)), _tell_unread({"": "is no object"}))
+        return StatusRead(api.Status(), {}, tuple(sorted(DECIDING)), _warn_of_unread({"": "is not an object"}))
     wrong = {
         name: "is nested too deep"
         for name, value in raw.items()
@@ -174,7 +174,7 @@ def read_status(raw: object) -> StatusRead:
     }
     status, more = _validate({name: value for name, value in raw.items() if name not in wrong})
     wrong |= more
-    return StatusRead(status, raw, tuple(sorted(DECIDING & wrong.keys())), _tell_unread(wrong))
+    return StatusRead(status, raw, tuple(sorted(DECIDING & wrong.keys())), _warn_of_unread(wrong))
 
 
 def _validate(raw: Mapping[str, Any]) -> tuple[api.Status, dict[str, str]]:
@@ -187,29 +187,29 @@ def _validate(raw: Mapping[str, Any]) -> tuple[api.Status, dict[str, str]]:
 
 
 def find_missing_store(status: api.Status, spec: api.Spec | None) -> StatusRead | None:
-    """What is wrong with a world of the operator's rendezvous whose store nobody wrote down; None if nothing is."""
+    """The problem with a world of the operator's rendezvous that has members but no store; None if there is none."""
     world = status.rendezvous
     native = spec is not None and spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
     if native or not world.members or world.store is not None:
         return None
-    wrong = {"rendezvous": "has members, but no store that they could meet at"}
-    return StatusRead(status, {}, ("rendezvous",), _tell_unread(wrong))
+    wrong = {"rendezvous": "has members, but no store for them to connect to"}
+    return StatusRead(status, {}, ("rendezvous",), _warn_of_unread(wrong))
 
 
-def _tell_unread(wrong: Mapping[str, str]) -> tuple[Notice, ...]:
+def _warn_of_unread(wrong: Mapping[str, str]) -> tuple[Notice, ...]:
     if not wrong:
         return ()
-    told = "; ".join(
-        f"status{'.' if n else ''}{n[:64]}: {message[:200]}" for n, message in sorted(wrong.items())[:MOST_TOLD]
+    named = "; ".join(
+        f"status{'.' if n else ''}{n[:64]}: {message[:200]}" for n, message in sorted(wrong.items())[:MOST_NAMED]
     )
-    return (Notice("StatusNotUnderstood", f"{told}; was it written by another version?"),)
+    return (Notice("StatusNotUnderstood", f"{named}; it may have been written by another version"),)
 
 
 # --- what cannot change while the job runs ----------------------------------------------------------------
 
 
 def keep_in_force(spec: api.Spec, status: api.Status) -> tuple[api.Spec, tuple[Notice, ...]]:
-    """The spec with which the running world goes on: some fields wait until the job is suspended and resumed."""
+    """The spec in force for the running world: changes of some fields wait until the job is suspended and resumed."""
     held = status.in_force
     if held is None or status.is_fresh:
         return spec, ()
@@ -224,12 +224,12 @@ def keep_in_force(spec: api.Spec, status: api.Status) -> tuple[api.Spec, tuple[N
     kept = spec.model_copy(update={"nproc_per_node": held.nproc_per_node, "rendezvous": rendezvous})
     if not changed:
         return kept, ()
-    message = f"spec: a change of {', '.join(changed)} waits: suspend the job (runPolicy.suspend) and resume it"
+    message = f"spec: the change of {', '.join(changed)} waits: suspend the job (runPolicy.suspend) and resume it"
     return kept, (Notice("ChangeWaits", message),)
 
 
 def in_force(spec: api.Spec) -> api.InForceStatus:
-    """What the status keeps of a spec that comes into force."""
+    """The part of a spec that the status keeps while it is in force."""
     return api.InForceStatus(
         nproc_per_node=podtemplate.resolve_nproc(spec.nproc_per_node, spec.template),
         rendezvous=api.RendezvousInForce.model_validate(spec.rendezvous.model_dump()),

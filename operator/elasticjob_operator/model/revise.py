@@ -1,7 +1,7 @@
-"""A status with some of its fields changed, so that the names and the types of those fields are checked. Pure.
+"""Copies a status with some fields changed; mypy checks the names and types of these fields. Pure.
 
-`model_copy(update=...)` takes any text for a field and any value for it. Here each model of the status has its fields
-in a `TypedDict`; a test holds the two together. Only the fields that are ever changed are listed.
+`model_copy(update=...)` accepts any key and any value. Here each status model has a `TypedDict` of the fields that the
+operator changes; a test keeps the two consistent.
 """
 
 from __future__ import annotations
@@ -121,5 +121,5 @@ def revise(before: api.GoodputStatus, **changes: Unpack[GoodputFields]) -> api.G
 @overload
 def revise(before: api.CapacityStatus, **changes: Unpack[CapacityFields]) -> api.CapacityStatus: ...
 def revise(before: _Model, **changes: Any) -> _Model:
-    """The same with these fields; what a newer operator wrote into it stays."""
+    """A copy with these fields changed. Fields that a newer operator wrote are kept."""
     return before.model_copy(update=changes)

@@ -1,4 +1,4 @@
-"""What is to be done for one job: `plan(seen, config) -> Plan`, and what it is made of.
+"""Computes what to do for one job: `plan(seen, config) -> Plan`.
 
-Pure: no clock, no I/O, no randomness. `plan.values` declares what goes in and what comes out.
+Pure: no clock, no I/O, no randomness. `plan.values` declares the input and the output.
 """

@@ -1,7 +1,7 @@
-"""Failures are accounted for once: which are new, whose fault they are, and what they cost the budget. Pure.
+"""Failure accounting: finds new failures, who is responsible for each, and what it costs the budget. Pure.
 
-Three witnesses tell of failures: pods that ended badly, agents whose workers failed, and members that are lost. A world
-that breaks is one failure of the job, so members are looked at when all of them have stopped.
+There are three sources of failures: failed pods, agents that report failed workers, and lost members. A broken world is
+one failure of the job, so members are examined only after all of them have stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from elasticjob_operator import api
 from elasticjob_operator.failures import backoff_rules, budget, classify, nodes
 from elasticjob_operator.failures.backoff_rules import Setback
-from elasticjob_operator.failures.classify import Blame, Fault, Verdict
+from elasticjob_operator.failures.classify import Blame, Failure, Verdict
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod, parse_time
@@ -20,13 +20,13 @@ from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.values import Seen
 
-NEVER_JOINED_TRIES = 2  # one may be a pod that was sent home by an operator that died
+NEVER_JOINED_TRIES = 2  # a single case may be a pod that was released by an operator that has since died
 _UNSETTLED = (MemberHealth.RUNNING, MemberHealth.STARTING, MemberHealth.STOPPING, MemberHealth.SUSPECT)
 
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """The status with the failures of this pass booked, and why the job has to fail, where it has."""
+    """The status including the failures of this pass, and the reason if the job has to fail."""
 
     status: api.Status
     reason: str = ""
@@ -34,31 +34,31 @@ class Accounting:
 
 
 def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict], missing: int) -> Accounting:
-    """Charges what failed since the last pass. `missing`: pods that are to be made."""
-    found = find_faults(seen, spec, status, verdicts)
+    """Account for all failures since the last pass. `missing`: number of pods to create."""
+    found = find_failures(seen, spec, status, verdicts)
     if not found:
         status, found = _note_restless(seen, spec, status, verdicts)
     if not found:
         if missing:
             status = _note_departed(seen, status, verdicts)
         return Accounting(_forget_counted(seen, status))
-    fault = classify.first_fault(found)
-    verdict = classify.apply_rules(spec.failure_policy.rules, fault)
+    failure = classify.first_failure(found)
+    verdict = classify.apply_rules(spec.failure_policy.rules, failure)
     if verdict is Verdict.RESTART and any(f.blame is Blame.INFRASTRUCTURE for f in found):
         verdict = Verdict.RESTART_FREE
     charged_before = status.restarts.total
-    status = _charge(seen, spec, status, found, fault, verdict)
+    status = _charge(seen, spec, status, found, failure, verdict)
     fresh = status.restarts.total > charged_before
-    status = _note_failures(seen, status, found, fault, verdict, fresh=fresh)
-    told = reporting.tell_fault(fault)
-    is_ruled = classify.find_rule(spec.failure_policy.rules, fault) is not None
+    status = _note_failures(seen, status, found, failure, verdict, fresh=fresh)
+    told = reporting.describe_failure(failure)
+    is_ruled = classify.find_rule(spec.failure_policy.rules, failure) is not None
     if verdict is Verdict.RESTART and not is_ruled and _is_hopeless(seen, status):
         tries = backoff_rules.HOPELESS_TRIES
         return Accounting(
-            status, "CrashLoop", f"the same error {tries} times in a row, before a first step; last: {told}"
+            status, "CrashLoop", f"the same error {tries} times in a row before the first step; last: {told}"
         )
     if verdict is Verdict.FAIL:
-        return Accounting(status, fault.reason if fault.fatal else "FailurePolicy", told)
+        return Accounting(status, failure.reason if failure.fatal else "FailurePolicy", told)
     if verdict is Verdict.RESTART and status.restarts.user > spec.elastic_policy.max_restarts:
         limit = spec.elastic_policy.max_restarts
         return Accounting(
@@ -69,18 +69,18 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
 
 def _note_restless(
     seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict]
-) -> tuple[api.Status, list[Fault]]:
-    """A world that members left for nothing that is known: free a few times, then the failure of the first of them."""
+) -> tuple[api.Status, list[Failure]]:
+    """Account for a world that members left without a known failure: free a few times, then charged to the first."""
     generation = status.rendezvous.generation
     first = flapping.find_first(seen, spec, verdicts) if generation > status.restarts.generation else None
     if first is None:
         return status, []
     restarts, is_free = flapping.note(status.restarts, generation, seen.now)
-    return revise(status, restarts=restarts), [] if is_free else [flapping.fault_of(first)]
+    return revise(status, restarts=restarts), [] if is_free else [flapping.failure_of(first)]
 
 
 def _charge(
-    seen: Seen, spec: api.Spec, status: api.Status, found: Sequence[Fault], fault: Fault, verdict: Verdict
+    seen: Seen, spec: api.Spec, status: api.Status, found: Sequence[Failure], failure: Failure, verdict: Verdict
 ) -> api.Status:
     world = status.rendezvous
     restarts = budget.charge(
@@ -95,28 +95,28 @@ def _charge(
     )
     offenders = status.node_faults
     for node in sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE}):
-        # What a preflight says of a node needs no second witness.
+        # A failed preflight is sufficient evidence against a node.
         unfit = any(f.node == node and f.reason == classify.PREFLIGHT for f in found)
-        offenders = nodes.note_fault(offenders, node, seen.now, nodes.OFFENCES if unfit else 1)
-    record = reporting.failure_status(fault, world.generation, seen.now)
+        offenders = nodes.note_failure(offenders, node, seen.now, nodes.OFFENCES if unfit else 1)
+    record = reporting.failure_status(failure, world.generation, seen.now)
     return revise(status, restarts=restarts, last_failure=record, node_faults=offenders)
 
 
-# --- how long it is waited for ---------------------------------------------------------------------------
+# --- back-off --------------------------------------------------------------------------------------------
 
 
 def _note_failures(
-    seen: Seen, status: api.Status, found: Sequence[Fault], fault: Fault, verdict: Verdict, *, fresh: bool
+    seen: Seen, status: api.Status, found: Sequence[Failure], failure: Failure, verdict: Verdict, *, fresh: bool
 ) -> api.Status:
     pods = {p.uid: p for p in seen.pods}
     charged = status.restarts.user if verdict is Verdict.RESTART else 0
-    # An agent that lives on has a worker that failed: no pod is made anew, so it is the world that is tried again.
+    # If the agent of the failed worker is alive, no pod is replaced: it is the world that is retried.
     inside = any(f.rank is not None and f.reason != classify.LOST and f.pod_uid not in pods for f in found)
     whole = bool(charged) or inside
     noted = backoff_rules.note(
         status.restarts.backoff,
         [_setback(pods.get(f.pod_uid), status, seen.now) for f in found],
-        reason=classify.PREFLIGHT if fault.reason == classify.PREFLIGHT else "CrashLoop" if whole else "BackOff",
+        reason=classify.PREFLIGHT if failure.reason == classify.PREFLIGHT else "CrashLoop" if whole else "BackOff",
         whole=whole,
         charged=charged,
         fresh=fresh,
@@ -133,7 +133,7 @@ def _note_failures(
 
 
 def _note_departed(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdict]) -> api.Status:
-    """Pods that somebody deletes, or that end well outside of a world: no failures, and made again ever more rarely."""
+    """Back off for pods that others delete or that succeed outside of a world. Neither is a failure."""
     members = {j.member.uid for j in verdicts} | set(status.rendezvous.succeeded)
     gone = [
         p
@@ -162,7 +162,7 @@ def _note_departed(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerd
 
 
 def _members_sent_away(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdict]) -> list[Setback]:
-    """Members whose pods somebody deletes; noted once for a world, since its first passing is enough to end it."""
+    """Members whose pods others delete; noted once per world, since the first deletion ends it."""
     gone = [j for j in verdicts if j.leaving in policy.SENT_AWAY]
     setback = _setback(None, status, seen.now)
     known = parse_time(status.restarts.backoff.since) if status.restarts.backoff else None
@@ -187,38 +187,38 @@ def _is_hopeless(seen: Seen, status: api.Status) -> bool:
     return noted is not None and backoff_rules.is_hopeless(noted, {p.node for p in seen.pods if p.node})
 
 
-# --- what has failed -------------------------------------------------------------------------------------
+# --- new failures ----------------------------------------------------------------------------------------
 
 
-def find_faults(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict]) -> list[Fault]:
-    """What has failed and is not accounted for yet."""
+def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict]) -> list[Failure]:
+    """Failures that have not been accounted for yet."""
     ranks = {j.member.uid: j.member.rank for j in verdicts}
     settled = not any(j.health in _UNSETTLED for j in verdicts)
     found = [
-        _fault_of(pod, seen, status, ranks.get(pod.uid))
+        _failure_of(pod, seen, status, ranks.get(pod.uid))
         for pod in sorted(seen.pods, key=lambda p: p.index)
-        if (settled if pod.uid in ranks else pod.deleting is None)  # one that was sent away may end as it likes
+        if (settled if pod.uid in ranks else pod.deleting is None)  # the exit of a pod being deleted does not matter
         and pod.uid not in status.restarts.counted
         and (pod.phase is PodPhase.FAILED or _never_joined(pod, seen, spec, status))
     ]
     if settled and status.rendezvous.generation > status.restarts.generation:
-        found += _faults_of_members(seen, status, verdicts)
+        found += _failures_of_members(seen, status, verdicts)
     return found
 
 
-def _fault_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None) -> Fault:
-    fault = classify.fault_of_pod(pod, seen.nodes.get(pod.node), rank)
+def _failure_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None) -> Failure:
+    failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank)
     unfit = classify.preflight_of(pod, seen.agents.get(pod.uid))
     if unfit and rank is None:
-        return classify.failed_preflight(fault, unfit)
+        return classify.failed_preflight(failure, unfit)
     if pod.phase is PodPhase.SUCCEEDED:
-        return classify.never_joined(fault, again=status.restarts.user >= NEVER_JOINED_TRIES)
-    # A command that once ran is not broken: then it is the node.
-    return classify.blame_node(fault) if fault.fatal and status.rendezvous.generation else fault
+        return classify.never_joined(failure, again=status.restarts.user >= NEVER_JOINED_TRIES)
+    # A command that has run before is not broken, so the node is to blame.
+    return classify.blame_node(failure) if failure.fatal and status.rendezvous.generation else failure
 
 
 def _never_joined(pod: Pod, seen: Seen, spec: api.Spec, status: api.Status) -> bool:
-    """Its program ended well without having asked for a world."""
+    """Whether the pod's program succeeded without ever joining a world."""
     return (
         spec.rendezvous.backend is api.RendezvousBackend.OPERATOR
         and status.rendezvous.generation == 0
@@ -228,33 +228,33 @@ def _never_joined(pod: Pod, seen: Seen, spec: api.Spec, status: api.Status) -> b
     )
 
 
-def _faults_of_members(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdict]) -> list[Fault]:
-    """Members that vanished; where none did, failures that agents tell of, in the order of time.
+def _failures_of_members(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdict]) -> list[Failure]:
+    """Members that vanished or, if none did, the failures that agents reported, ordered by time.
 
-    Workers whose peer died fail too: where a member is lost without a word, what the others tell is a consequence.
+    Workers whose peer died fail too: if a member vanished, the failures that others report are consequences.
     """
-    told: list[tuple[float, Fault]] = []
+    told: list[tuple[float, Failure]] = []
     lost: list[MemberVerdict] = []
     for j in verdicts:
         agent = j.worker.agent if j.worker else None
         if agent and agent.state.failure and agent.state.failure.generation == status.rendezvous.generation:
-            fault = classify.fault_of_agent(agent, j.member.node, agent.state.failure, j.member.rank)
-            if j.health is MemberHealth.LOST:  # its pod ends next; that is the same failure
-                fault = classify.with_pod(fault, agent.pod_uid)
-            told.append((agent.state_since, fault))
+            failure = classify.failure_of_agent(agent, j.member.node, agent.state.failure, j.member.rank)
+            if j.health is MemberHealth.LOST:  # its pod will fail next, which is the same failure
+                failure = classify.with_pod(failure, agent.pod_uid)
+            told.append((agent.state_since, failure))
         elif j.health is MemberHealth.LOST and not (j.worker and j.worker.pod.terminal):
             lost.append(j)
     if not lost:
-        return [fault for _, fault in sorted(told, key=lambda t: t[0])]
+        return [failure for _, failure in sorted(told, key=lambda t: t[0])]
     return [
-        classify.fault_of_loss(j.member.pod, j.member.node, j.member.rank, j.why)
+        classify.failure_of_loss(j.member.pod, j.member.node, j.member.rank, j.why)
         for j in lost
         if not j.leaving and _is_vanished(j, seen)
     ]
 
 
 def _is_vanished(verdicts: MemberVerdict, seen: Seen) -> bool:
-    """Lost in a way that no pod will give account of: gone, silent, or on a dead node."""
+    """Whether a member was lost without a failed pod: deleted, silent, or on a dead node."""
     worker = verdicts.worker
     if worker is None:
         return True
@@ -264,7 +264,7 @@ def _is_vanished(verdicts: MemberVerdict, seen: Seen) -> bool:
 
 
 def _forget_counted(seen: Seen, status: api.Status) -> api.Status:
-    """Pods that are gone need no account any more."""
+    """Drop the records of pods that no longer exist."""
     present = {p.uid for p in seen.pods}
     kept = [uid for uid in status.restarts.counted if uid in present]
     if kept == status.restarts.counted:

@@ -1,4 +1,4 @@
-"""The objects beside the pods: Service, disruption budget, network policy, certificate, pod group. Pure."""
+"""The child objects other than pods: Service, disruption budget, network policy, certificate, pod group. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticjob_operator.plan.values import Child, Config, Kind
 
 
 def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ...]:
-    """The objects beside the pods that a running job has."""
+    """The child objects that a running job should have, other than pods."""
     children: list[Child] = []
     if needs_service(spec):
         children.append(Child(Kind.SERVICE, names.service_name(job.name)))
@@ -29,7 +29,7 @@ def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ..
 
 
 def unwanted_children(wanted: Sequence[Child], existing: Mapping[tuple[str, str], str], job: Job) -> tuple[Child, ...]:
-    """Those that exist and that the spec has turned off since. The certificate stays: pods that run have it mounted."""
+    """Existing objects that the spec no longer asks for, except the certificate, which running pods have mounted."""
     switched = (
         Child(Kind.SERVICE, names.service_name(job.name)),
         Child(Kind.NETWORK_POLICY, names.network_policy_name(job.name)),
@@ -39,22 +39,24 @@ def unwanted_children(wanted: Sequence[Child], existing: Mapping[tuple[str, str]
 
 
 def needs_service(spec: api.Spec) -> bool:
-    """Whether somebody finds the pods by name. With our rendezvous they meet by address.
+    """Whether pods must be resolvable by name. With the operator's rendezvous they connect by address.
 
-    A Service costs more than its one write: the cluster lists all addresses of the job in two objects, and writes both
-    anew whenever a pod comes, goes or becomes ready.
+    A Service costs more than one write: the cluster keeps all addresses of the job in two more objects, and rewrites
+    both whenever a pod is created, deleted or becomes ready.
     """
     return spec.network.service or spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
 
 
 def needs_write(child: Child, existing: Mapping[tuple[str, str], str]) -> bool:
-    """Whether it is missing or outdated. Pod groups are not watched, since most clusters do not have the kind: of those
-    only what this operator has written itself exists for it, so each is written once more after its start."""
+    """Whether the object is missing or outdated.
+
+    Pod groups are not watched, since most clusters do not have the kind. The operator knows only those that it wrote
+    itself, so it writes each of them once after its start."""
     return existing.get((child.kind.value, child.name)) != child.digest
 
 
 def gang_flavour(spec: api.Spec) -> str:
-    """Which PodGroup the template's scheduler knows: "volcano", "scheduler-plugins" or ""."""
+    """The PodGroup kind that the template's scheduler supports: "volcano", "scheduler-plugins" or ""."""
     scheduler = spec.template["spec"].get("schedulerName", "")
     if scheduler == "volcano":
         return "volcano"

@@ -1,4 +1,4 @@
-"""Pausing and ending: a suspended job, the moment of its end, and what is left to do afterwards. Pure."""
+"""Plans for jobs that are suspended, invalid, ending or finished. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, f
 
 
 def suspend(seen: Seen, spec: api.Spec) -> Plan:
-    """Checkpoint signal, then the pods go; the generation stays, so that a resumed job continues its count."""
+    """Let the scripts save, then delete the pods. The generation is kept, so that a resumed job continues its count."""
     status, now = seen.job.status, seen.now
     grace = float(spec.elastic_policy.graceful_shutdown_timeout_seconds)
     conditions = reporting.with_condition(status.conditions, "Running", False, "Suspended", "", now)
@@ -38,19 +38,19 @@ def suspend(seen: Seen, spec: api.Spec) -> Plan:
         reason=names.Cause.SUSPENDED,
         delete=(*forced, *(Deletion(p.name, p.uid, "the job is suspended") for p in pods if p not in waiting)),
         directives={uid: stop for uid, a in seen.agents.items() if a.connected},
-        announces=True,  # agents that are sent home end as those do that are done: the status has to know better
-        events=reporting.tell_changes(status, after, None, now),
+        announces=True,  # released agents exit like finished ones; the status must tell them apart
+        events=reporting.describe_changes(status, after, None, now),
         set_replicas=None if seen.job.has_replicas else spec.wanted,
         wake_at=first(patience if waiting else None, force_at),
     )
 
 
 def _force(seen: Seen, spec: api.Spec) -> tuple[tuple[Deletion, ...], float | None]:
-    """Pods whose deletion nobody confirms, because their node is dead; and when the next one is due."""
+    """Forced deletions of pods on dead nodes, and when the next one is due."""
     going = [p for p in seen.pods if p.deleting is not None]
     timeout = spec.elastic_policy.faulty_pod_timeout_seconds
     due, later = nodes.overdue_deletions(going, seen.nodes, (), timeout=timeout, now=seen.now)
-    why = "its node or its processes do not answer"
+    why = "its node or its processes do not respond"
     return tuple(Deletion(p.name, p.uid, why, force=True) for p in going if p.uid in due), later
 
 
@@ -66,7 +66,7 @@ def _suspended_status(seen: Seen, status: api.Status, conditions: list[api.Condi
     going = [revise(m, leaving=names.Cause.SUSPENDED) for m in world.members]
     rest: RendezvousFields = {"world_size": 0, "processes": 0, "members": going}
     if not seen.pods:
-        # Only now nobody trains any more: before, a job that is resumed has to know its old members.
+        # Only now is nobody training. Until then a resumed job needs to know its old members.
         rest = {**rest, "members": [], "store": None, "succeeded": []}
         message = "runPolicy.suspend is true; no pod is left"
         conditions = reporting.with_condition(conditions, "Suspended", True, "Suspended", message, now)
@@ -86,30 +86,30 @@ def _suspended_status(seen: Seen, status: api.Status, conditions: list[api.Condi
 
 
 def refuse(seen: Seen, reason: str, message: str) -> Plan:
-    """A job that can never run fails. One that runs already goes on as it is: a typo must not end a training."""
+    """Fail an invalid job that has not started. A running job continues with its old spec: a typo must not end it."""
     status = seen.job.status
     if status.start_time is None:
         return end(seen, status, api.Phase.FAILED, reason, message)
     conditions = reporting.with_condition(status.conditions, "Degraded", True, reason, message[:4096], seen.now)
     after = revise(status, conditions=conditions, observed_generation=seen.job.generation)
-    return Plan(after, reason, events=reporting.tell_changes(status, after, None, seen.now))
+    return Plan(after, reason, events=reporting.describe_changes(status, after, None, seen.now))
 
 
 def hold(seen: Seen) -> Plan:
-    """A job whose status cannot be understood where it decides: nothing is made, deleted or announced for it.
+    """Leave a job untouched if status fields that decisions depend on cannot be parsed.
 
-    A world that trains must not be taken for none. Suspending is the way out: when the pods are gone nobody trains, and
-    a new count is safe.
+    The job may have a running world. To recover, suspend it: once the pods are gone nothing trains, and starting with a
+    new count of generations is safe.
     """
     job, status, spec = seen.job, seen.job.status, seen.job.spec
     message = (
-        f"status.{', status.'.join(job.unread)} cannot be understood, so the job is left as it is: run the operator's "
-        "version that wrote it, or suspend the job and resume it, which starts its count anew"
+        f"status.{', status.'.join(job.unread)} cannot be parsed, so the operator leaves the job untouched: run the "
+        "operator version that wrote it, or suspend and resume the job, which resets its status"
     )
     conditions = reporting.with_condition(status.conditions, "Degraded", True, "StatusNotUnderstood", message, seen.now)
     held = revise(status, conditions=conditions, observed_generation=job.generation)
-    events = () if "conditions" in job.unread else reporting.tell_changes(status, held, None, seen.now)
-    stay = Plan(held, "its status cannot be understood", events=events, keep=job.unread)
+    events = () if "conditions" in job.unread else reporting.describe_changes(status, held, None, seen.now)
+    stay = Plan(held, "its status cannot be parsed", events=events, keep=job.unread)
     if spec is None or not spec.run_policy.suspend:
         return stay
     leave = suspend(seen, spec)
@@ -119,7 +119,7 @@ def hold(seen: Seen) -> Plan:
 
 
 def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: str) -> Plan:
-    """The job is over. What is left of it is looked after by `after_end` in the passes to come."""
+    """Finish the job. `after_end` cleans up in later passes."""
     now = seen.now
     type = "Complete" if phase is api.Phase.COMPLETE else "Failed"
     conditions = reporting.with_condition(status.conditions, "Running", False, reason, "", now)
@@ -141,8 +141,8 @@ def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: 
         status=after,
         reason=reason,
         directives=_final_stops(seen, phase is api.Phase.COMPLETE),
-        events=reporting.tell_changes(seen.job.status, after, None, now),
-        announces=True,  # nobody is sent home before the end is on record
+        events=reporting.describe_changes(seen.job.status, after, None, now),
+        announces=True,  # release agents only after the end is recorded
         wake_at=now,
     )
 
@@ -152,13 +152,13 @@ def _final_stops(seen: Seen, ok: bool) -> dict[str, wire.Directive]:
     return {uid: wire.Stop(reason=reason, ok=ok) for uid, a in seen.agents.items() if a.connected}
 
 
-LINGER_SECONDS = 30.0  # agents that were told of the end, end by themselves
+LINGER_SECONDS = 30.0  # agents that received the final stop exit by themselves
 
 
 def after_end(seen: Seen) -> Plan:
-    """A finished job: clean its pods by policy, delete it when its time to live is over, touch nothing else.
+    """Plan a finished job: delete pods according to cleanPodPolicy, and the job itself when its TTL has passed.
 
-    Pods are given the time to end by themselves: those that end keep their logs, those that are deleted do not.
+    Pods first get time to exit by themselves: pods that exit keep their logs, deleted pods do not.
     """
     job, status, now = seen.job, seen.job.status, seen.now
     spec = job.spec
@@ -191,17 +191,17 @@ def after_end(seen: Seen) -> Plan:
 
 
 def _ends_by_itself(pod: Pod, seen: Seen) -> bool:
-    """Whether there is an agent in this pod that ends with the job."""
+    """Whether an agent in this pod will end it when the job ends."""
     status = seen.job.status
     has_succeeded = status.is_true("Complete") and any(m.uid == pod.uid for m in status.rendezvous.members)
     return not pod.terminal and (pod.uid in seen.agents or has_succeeded)
 
 
-_LOGGED = ("Error", "OOMKilled")  # with these the kubelet's message is the end of the log
+_LOGGED = ("Error", "OOMKilled")  # for these reasons the termination message is the end of the log
 
 
 def _with_log(failure: api.FailureStatus | None, seen: Seen) -> api.FailureStatus | None:
-    """The last failure with the end of its pod's log, which is known when the pod has ended."""
+    """The last failure with the end of its pod's log, which is available once the pod has terminated."""
     if failure is None or failure.log_tail:
         return failure
     ended = next((p.exit for p in seen.pods if p.name == failure.pod and p.terminal), None)

@@ -1,7 +1,7 @@
-"""Keeps one object from filling the cluster with events: a burst at once, then one a minute, equal ones as one. Pure.
+"""Limits the events of each object: a burst, then one per minute, with equal events combined. Pure.
 
-What has to wait is kept by its reason, with a count and the latest text, so that a job costs a bounded amount of memory
-whatever its workers do.
+Events that have to wait are stored by reason, with a count and the latest message, so that the memory per job is
+bounded.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.ratelimit import Bucket
 
-BURST = 50.0  # events of one object at once; a job that is rescaled by hand never gets there
+BURST = 50.0  # events of one object at once; a job that is rescaled by hand stays below
 PER_SECOND = 1 / 60
-REASONS = 20  # that wait, for one object
+REASONS = 20  # reasons that may wait, for one object
 OBJECTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event as it is to be written."""
+    """An event to write, possibly combined from several."""
 
     event: Event
     count: int
@@ -38,13 +38,13 @@ class _Source:
 
 
 class SpamFilter:
-    """Remembers the objects that were told of last, by UID."""
+    """Token buckets for the objects with the most recent events, by UID."""
 
     def __init__(self) -> None:
         self._sources: OrderedDict[str, _Source] = OrderedDict()
 
     def offer(self, uid: str, event: Event, now: float) -> Told | None:
-        """What to write now; None where the event has to wait."""
+        """The event to write now; None if it has to wait."""
         source = self._sources.setdefault(uid, _Source(Bucket(BURST, now)))
         self._sources.move_to_end(uid)
         while len(self._sources) > OBJECTS:
@@ -59,7 +59,7 @@ class SpamFilter:
         return None
 
     def release(self, uid: str, now: float) -> Told | None:
-        """One that has waited and may be written now."""
+        """A waiting event that may be written now; None if there is none."""
         source = self._sources.get(uid)
         if source is None or not source.held or not source.bucket.take(PER_SECOND, BURST, now):
             return None

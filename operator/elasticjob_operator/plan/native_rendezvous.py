@@ -1,4 +1,4 @@
-"""Jobs with torch's own rendezvous: no agents to ask, so the phases of the pods are all there is to know. Pure."""
+"""Membership of jobs with torch's own rendezvous. They have no agents, so only pod phases are known. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticjob_operator.plan.values import Seen
 
 
 def judge(seen: Seen, status: api.Status) -> tuple[MemberVerdict, ...]:
-    """How the pods of the last world stand."""
+    """The health of the members of the last world."""
     pods = {p.uid: p for p in seen.pods}
     return tuple(_judge_member(m, pods.get(m.uid)) for m in status.rendezvous.members)
 
@@ -24,19 +24,19 @@ def _judge_member(member: api.Member, pod: Pod | None) -> MemberVerdict:
         return MemberVerdict(member, MemberHealth.SUCCEEDED, Worker(pod))
     if pod.phase is PodPhase.FAILED:
         return MemberVerdict(member, MemberHealth.LOST, Worker(pod), "its pod failed")
-    return MemberVerdict(member, MemberHealth.STOPPED, Worker(pod))  # nobody to wait for: it has no agent
+    return MemberVerdict(member, MemberHealth.STOPPED, Worker(pod))  # it has no agent whose stop must be awaited
 
 
 def decide(seen: Seen, spec: api.Spec, status: api.Status) -> Decision:
-    """The workers find each other; the world is the set of pods that run."""
+    """The world is the set of running pods; the workers find each other."""
     before = status.rendezvous
     done = [p for p in seen.pods if p.phase is PodPhase.SUCCEEDED]
     running = [p for p in seen.pods if p.phase is PodPhase.RUNNING and p.live]
     chosen = sorted([*running, *done], key=lambda p: p.index)
     if done and before.members:
-        return Decision(State.ENDING, "members finish")
+        return Decision(State.ENDING, "members are finishing")
     if len(chosen) < spec.min_replicas:
-        return Decision(State.WAITING, f"{len(chosen)} of at least {spec.min_replicas} run")
+        return Decision(State.WAITING, f"{len(chosen)} of at least {spec.min_replicas} pods are running")
     if [m.uid for m in before.members] == [p.uid for p in chosen]:
         return Decision(State.RUNNING, "torch's own rendezvous")
     nproc = resolve_nproc(spec)

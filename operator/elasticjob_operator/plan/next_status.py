@@ -1,4 +1,4 @@
-"""The status that a pass of a running job writes: its world, conditions, goodput and progress. Pure."""
+"""Builds the status of a running job: its world, conditions, goodput and progress. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticjob_operator.sizing.values import Size
 
 
 def build_rendezvous(status: api.Status, pods: PodSelection, decision: Decision) -> api.RendezvousStatus:
-    """The world that there is after this decision."""
+    """The world after this decision."""
     before = status.rendezvous
     world = decision.world or before
     if decision.world is not None:
@@ -27,7 +27,7 @@ def build_rendezvous(status: api.Status, pods: PodSelection, decision: Decision)
 
 
 def progress_due(seen: Seen, status: api.Status) -> float | None:
-    """When a report that was held back is written."""
+    """When a progress report that was held back is due to be written."""
     if status.progress is None or seen.step in (None, status.progress.step):
         return None
     last = parse_time(status.progress.last_update_time)
@@ -35,7 +35,7 @@ def progress_due(seen: Seen, status: api.Status) -> float | None:
 
 
 def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, decision: Decision) -> api.Status:
-    """The status of a job that runs, computed whole from the last one and from what was decided."""
+    """The status of a running job, computed completely from the previous status and the decision."""
     now, world = seen.now, status.rendezvous
     training = reporting.is_training(decision)
     members = {m.uid for m in world.members}
@@ -54,7 +54,7 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
     if training and len(world.members) >= pods.size.world:
         room = api.CapacityStatus()
     running, reason, message = reporting.running_condition(decision, world.generation, len(world.members))
-    failing = None if running else backoff_rules.tell(status)
+    failing = None if running else backoff_rules.describe(status)
     if failing:
         reason, message = failing
     conditions = reporting.with_condition(status.conditions, "Running", running, reason, message, now)
@@ -77,7 +77,7 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
 
 
 def _note_progress(status: api.Status, now: float) -> list[api.Condition]:
-    """The conditions with NoProgress where it says something: True, or Unknown where the script reports nothing."""
+    """The conditions, with NoProgress set to True, or to Unknown if the script reports no steps."""
     found = silence.find_no_progress(status, now)
     if found.reason:
         truth = True if found.reason == "NoStep" else None
@@ -96,7 +96,7 @@ def find_agentless(seen: Seen, spec: api.Spec, status: api.Status) -> silence.Fi
 def _find_problem(
     seen: Seen, spec: api.Spec, status: api.Status, size: Size, room: api.CapacityStatus
 ) -> tuple[str, str] | None:
-    """What keeps the job from having all it wants: what the user has to mend comes first, and all of it."""
+    """The reason of Degraded: problems that the user has to fix come first."""
     if seen.problem:
         reason, message = seen.problem
         return reason, "; ".join(filter(None, (message, seen.job.problems_text)))[:4096]
@@ -110,7 +110,7 @@ def _find_problem(
     if left.reason and (found is None or found[0] == "BelowWanted"):
         return left.reason, left.message
     if found is not None and found[0] == "BelowWanted":
-        return backoff_rules.tell(status) or found
+        return backoff_rules.describe(status) or found
     if found is None and status.template_hash != spec.template_hash:
-        return "TemplateChanged", "spec.template has changed: suspend and resume the job to move all its pods to it"
+        return "TemplateChanged", "spec.template has changed: suspend and resume the job to recreate all its pods"
     return found

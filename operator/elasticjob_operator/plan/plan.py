@@ -1,8 +1,8 @@
-"""`plan(seen, config)`: what to do about one job now. Pure; every watch event leads here.
+"""`plan(seen, config)`: what to do for one job now. Pure; every watch event leads here.
 
-The ladder reads from the top: jobs that are none of our business, finished ones, those that can never run, suspended
-ones, deadlines, failures, success; then the normal case: which pods, which world, which status. What a plan says is
-safe to carry out twice, and after it is carried out the next plan is empty.
+Read the ladder from the top: jobs of other managers, finished jobs, invalid jobs, suspended jobs, deadlines, failures,
+success; then the normal case: which pods, which world, which status. A plan is idempotent: carrying it out twice is
+safe, and afterwards the next plan is empty.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "pla
 
 
 def plan(seen: Seen, config: Config = Config()) -> Plan:
-    """What to do now, and what to tell."""
+    """The actions for one job, including warnings and events."""
     served = () if seen.job.deleting else {p.uid for p in seen.pods}
     released = directives.release({**seen.agents, **seen.leftover}, served)
     made = _plan(seen, config)
     if made.status is not seen.job.status and not seen.job.status.finished:
-        made = _tell_notices(seen, made)
+        made = _warn(seen, made)
     return replace(made, directives={**made.directives, **released}) if released else made
 
 
@@ -71,8 +71,8 @@ def _plan(seen: Seen, config: Config) -> Plan:
     return replace(made, wake_at=first(made.wake_at, deadline.at))
 
 
-def _tell_notices(seen: Seen, made: Plan) -> Plan:
-    """The condition `Warning` says what keeps nothing from running, as long as it is so."""
+def _warn(seen: Seen, made: Plan) -> Plan:
+    """Set the condition `Warning` while there are warnings that do not stop the job."""
     before, notices = made.status.condition("Warning"), seen.job.notices
     if not notices and (before is None or before.status == "False"):
         return made
@@ -85,7 +85,7 @@ def _tell_notices(seen: Seen, made: Plan) -> Plan:
 
 
 def _started(seen: Seen, spec: api.Spec) -> api.Status:
-    """The status of a job that runs: stamped when it starts, and again when it is resumed."""
+    """The status of a running job, with the start time set when it starts and when it is resumed."""
     status = seen.job.status
     changes: StatusFields = {
         "observed_generation": seen.job.generation,
@@ -100,7 +100,7 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
     if status.is_true("Suspended"):
         changes["conditions"] = reporting.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
     if seen.job.generation != status.observed_generation:
-        changes["capacity"] = None  # the user has changed something: try at once
+        changes["capacity"] = None  # the spec has changed: retry withdrawn pods at once
         changes["restarts"] = revise(status.restarts, backoff=None)
     return revise(status, **changes)
 
@@ -140,7 +140,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
 
 
 def _mark_leaving(seen: Seen, world: api.RendezvousStatus, pods: PodSelection) -> api.RendezvousStatus:
-    """Members that were to go are remembered as such when their pods are gone: that is no loss."""
+    """Record which members are leaving, so that the end of their pods is not a loss."""
     live = {p.uid: p for p in seen.pods if not p.terminal}
     members = [_with_leaving(m, pods.leaving(live[m.uid])) if m.uid in live else m for m in world.members]
     return revise(world, members=members)
@@ -174,7 +174,7 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
 
 
 def _broken_since(status: api.Status) -> float | None:
-    """Since when no whole world runs; None where one does."""
+    """Since when no complete world has been running; None if one is."""
     running = status.condition("Running")
     if running is None or not status.goodput.since:
         return parse_time(status.rendezvous.formed_time)
@@ -182,16 +182,16 @@ def _broken_since(status: api.Status) -> float | None:
 
 
 def _check_success(spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict]) -> str:
-    """Why the job is complete; "" where it is not."""
+    """Why the job is complete; "" if it is not."""
     succeeded = [j for j in verdicts if j.health is MemberHealth.SUCCEEDED]
     if spec.success_policy is api.SuccessPolicy.RANK0 and any(j.member.rank == 0 for j in succeeded):
-        return "rank 0 ended well"
+        return "rank 0 succeeded"
     if not succeeded or len(succeeded) < len(verdicts):
         return ""
-    return f"all {len(verdicts) + len(status.rendezvous.succeeded)} members ended well"
+    return f"all {len(verdicts) + len(status.rendezvous.succeeded)} members succeeded"
 
 
-# --- what is written -------------------------------------------------------------------------------------
+# --- writes ----------------------------------------------------------------------------------------------
 
 
 def _write(
@@ -203,14 +203,14 @@ def _write(
     calm = flapping.find_restless(status, seen.now).at
     existing = {(kind, name): digest for kind, name, digest in seen.children}
     create = _new_pods(seen, spec, status, pods)
-    # Those that are made now are counted already: one write instead of two.
+    # Pods created in this pass are counted already, which saves a second write.
     status = revise(status, replicas=status.replicas + len(create))
     wanted = children.wanted_children(seen.job, spec, config)
     return Plan(
         status=status,
         reason=decision.reason,
         create=create,
-        # Where a job is deleted its pods go after it, but what the watches tell of both may come in any order.
+        # Pods of a deleted job are garbage-collected after it, but the watch events of both may arrive in any order.
         confirm=bool(create) and seen.job.status.replicas > 0,
         delete=selection.plan_deletions(
             seen, status, pods, decision.verdicts if decision.state is not State.REGROUPING else ()
@@ -218,7 +218,7 @@ def _write(
         ensure=tuple(c for c in wanted if children.needs_write(c, existing)),
         remove=children.unwanted_children(wanted, existing, seen.job),
         directives={**decision.directives, **selection.dismiss(seen, status, pods)},
-        events=reporting.tell_changes(seen.job.status, status, decision, seen.now),
+        events=reporting.describe_changes(seen.job.status, status, decision, seen.now),
         announces=decision.world is not None,
         set_replicas=None if seen.job.has_replicas else spec.wanted,
         wake_at=first(decision.wake_at, pods.wake_at, next_status.progress_due(seen, status), silent, calm),
@@ -227,6 +227,6 @@ def _write(
 
 def _new_pods(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection) -> tuple[NewPod, ...]:
     avoid = nodes.nodes_to_avoid(status.node_faults, seen.now)
-    # Torch's own rendezvous knows pods by their index: the first one hosts the store.
+    # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
     return tuple(NewPod(i, avoid) for i in policy.free_indices(seen.pods, pods.missing, limit=limit))

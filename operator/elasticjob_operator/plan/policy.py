@@ -1,4 +1,4 @@
-"""Deadlines, and which pods stay: one function a rule. Pure; each one is a ladder with the normal case last."""
+"""Deadlines, departures and the choice of pods, one function per rule. Pure; the normal case comes last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticjob_operator.model.observe import Agent, Node, Pod, parse_time
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The nearest deadline: passed ones carry a reason for the Failed condition."""
+    """The nearest deadline. One that has passed has a reason for the Failed condition."""
 
     reason: str = ""
     message: str = ""
@@ -21,9 +21,9 @@ class Deadline:
 
 
 def check_deadlines(spec: api.Spec, status: api.Status, now: float) -> Deadline:
-    """Whether a deadline of runPolicy has passed, else when the next one does.
+    """Whether a deadline of runPolicy has passed; if not, when the next one does (seconds since the epoch).
 
-    A resumed job starts anew: `startTime` moves, so suspended time does not count.
+    Resuming a job moves `startTime`, so suspended time does not count.
     """
     policy, start = spec.run_policy, parse_time(status.start_time)
     if start is None:
@@ -36,10 +36,10 @@ def check_deadlines(spec: api.Spec, status: api.Status, now: float) -> Deadline:
         at = start + policy.startup_deadline_seconds
         checks.append((at, "StartupDeadlineExceeded", "no world was formed within runPolicy.startupDeadlineSeconds"))
     running = status.condition("Running")
-    has_run = running is not None and status.goodput.since is not None  # before, it is the start that takes long
+    has_run = running is not None and status.goodput.since is not None  # before that, the startup deadline applies
     if policy.fault_deadline_seconds is not None and has_run and running is not None and running.status == "False":
         at = (parse_time(running.last_transition_time) or now) + policy.fault_deadline_seconds
-        checks.append((at, "FaultDeadlineExceeded", "could not train for runPolicy.faultDeadlineSeconds"))
+        checks.append((at, "FaultDeadlineExceeded", "the job has not trained for runPolicy.faultDeadlineSeconds"))
     for at, reason, message in checks:
         if now >= at:
             return Deadline(reason, message)
@@ -48,19 +48,19 @@ def check_deadlines(spec: api.Spec, status: api.Status, now: float) -> Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Why a pod has to leave. `patient`: only once at least min are left without it."""
+    """Why a pod has to leave. `patient`: only if at least minReplicas remain without it."""
 
     reason: str
     patient: bool = False
 
 
-SENT_AWAY = frozenset({Cause.POD_DELETED, Cause.DISRUPTION, Cause.POD_LEAVING})  # departures that nobody can put off
+SENT_AWAY = frozenset({Cause.POD_DELETED, Cause.DISRUPTION, Cause.POD_LEAVING})  # departures that cannot be postponed
 
 
 def departure(pod: Pod, node: Node | None, agent: Agent | None) -> Departure | None:
-    """Whether the cluster, or the pod itself, wants it out of the world.
+    """Why the cluster, or the pod itself, wants the pod to leave the world; None if neither does.
 
-    A node that is about to go still trains: below min we do not end the world by our own hand.
+    Pods on a node that will be removed can still train: the operator does not go below minReplicas for them.
     """
     if pod.deleting is not None:
         return Departure(Cause.POD_DELETED)
@@ -84,9 +84,9 @@ def find_unresponsive(
     since: float,
     now: float,
 ) -> tuple[frozenset[str], float | None]:
-    """Pods that run while their agents do not answer, or do not leave a world that is over; and when the next is due.
+    """Running pods whose agents do not respond, or do not leave a world that is over; and when the next one is due.
 
-    Where no agent of the job answers at all, the fault is more likely ours: then nobody is blamed.
+    If no agent of the job responds, the problem is more likely the operator's, and no pod is blamed.
     """
     timeout = elastic.faulty_pod_timeout_seconds
     members = {m.uid for m in world.members}
@@ -104,16 +104,16 @@ def find_unresponsive(
                 found[pod.uid] = max(agent.since, agent.state_since, formed) + stopping
         elif agent is not None:
             found[pod.uid] = agent.since + timeout
-        elif pod.uid in members:  # it had an agent before this hub started
+        elif pod.uid in members:  # its agent was connected before this hub started
             found[pod.uid] = since + timeout
     later = [at for at in found.values() if now < at]
     return frozenset(uid for uid, at in found.items() if now >= at), min(later, default=None)
 
 
 def choose_kept(pods: Sequence[Pod], keep: int, *, ranks: Mapping[str, int]) -> frozenset[str]:
-    """UIDs of the pods to keep. First to go: outside the world and without a node, then the highest index.
+    """UIDs of the pods to keep. Pods outside the world without a node go first, then those with the highest index.
 
-    Rank 0 goes last: its store and its log are where people look.
+    Rank 0 goes last: it hosts the store, and users look at its log.
     """
 
     def worth(pod: Pod) -> tuple[bool, bool, bool, int]:
@@ -124,7 +124,7 @@ def choose_kept(pods: Sequence[Pod], keep: int, *, ranks: Mapping[str, int]) -> 
 
 
 def free_indices(pods: Iterable[Pod], count: int, *, limit: int | None = None) -> tuple[int, ...]:
-    """The lowest replica indices that no existing pod has, ended and leaving ones included; all below `limit`."""
+    """The lowest replica indices below `limit` that no existing pod has, including terminated and leaving ones."""
     taken = {p.index for p in pods}
     found: list[int] = []
     index = 0

@@ -1,7 +1,7 @@
-"""What people see: conditions, progress and events. Pure.
+"""Conditions, progress and events. Pure.
 
-The status is computed whole in every pass from the last one and from what was decided; the shell writes it only where
-it differs. Messages say nothing that changes from second to second, so an undisturbed job causes no writes.
+Every pass computes the complete status from the previous one and the decision; it is written only if it differs.
+Messages contain nothing that changes from second to second, so a stable job causes no writes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Literal
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.failures.classify import Fault
+from elasticjob_operator.failures.classify import Failure
 from elasticjob_operator.history import timeline
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
 from elasticjob_operator.model import errortext
 from elasticjob_operator.model.observe import Agent, Pod, format_time, parse_time
-from elasticjob_operator.sizing.room import tell_withdrawn
+from elasticjob_operator.sizing.room import describe_withdrawn
 
 PROGRESS_SECONDS = 10.0
 
@@ -28,7 +28,7 @@ Truth = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event on the job, in plain words."""
+    """A Kubernetes event for the job."""
 
     reason: str
     message: str
@@ -38,7 +38,7 @@ class Event:
 def with_condition(
     conditions: Sequence[api.Condition], type: str, truth: bool | None, reason: str, message: str, now: float
 ) -> list[api.Condition]:
-    """The conditions with this one set (None: Unknown); its transition time moves only when its status does."""
+    """The conditions with this one set (None: Unknown). Its transition time changes only with its status."""
     status: Truth = "Unknown" if truth is None else "True" if truth else "False"
     before = next((c for c in conditions if c.type == type), None)
     moved = before is None or before.status != status
@@ -53,7 +53,7 @@ def with_condition(
 
 
 def is_training(decision: Decision) -> bool:
-    """Whether a whole world runs: every member runs, ended well or is only suspected."""
+    """Whether a complete world is running: every member runs, has succeeded or is only suspected lost."""
     if decision.state not in (State.RUNNING, State.ENDING):
         return False
     return not decision.health(MemberHealth.STARTING, MemberHealth.STOPPING, MemberHealth.STOPPED, MemberHealth.LOST)
@@ -66,7 +66,7 @@ def has_stepped(agents: Iterable[Agent], generation: int) -> bool:
 
 
 def stalled_seconds(agents: Iterable[Agent], generation: int) -> float:
-    """For how long this generation made no steps before it was found to hang; 0 where it was not."""
+    """Seconds without a step before this generation was found to hang; 0 if it was not."""
     failures = (a.state.failure for a in agents if a.state.failure is not None)
     return max((f.stalled_seconds or 0.0 for f in failures if f.generation == generation), default=0.0)
 
@@ -74,7 +74,7 @@ def stalled_seconds(agents: Iterable[Agent], generation: int) -> float:
 def update_progress(
     before: api.ProgressStatus | None, agents: Iterable[Agent], *, now: float, force: bool = False
 ) -> api.ProgressStatus | None:
-    """What the furthest rank reported, at most every ten seconds: the status is no metrics stream."""
+    """The progress of the rank with the highest step, updated at most every ten seconds."""
     reports = [a.progress for a in agents if a.progress is not None and a.progress.step is not None]
     if not reports:
         return before
@@ -102,32 +102,32 @@ def update_progress(
 # --- failures --------------------------------------------------------------------------------------------
 
 
-def failure_status(fault: Fault, generation: int, now: float) -> api.FailureStatus:
-    """The record of a failure that outlives its pod."""
+def failure_status(failure: Failure, generation: int, now: float) -> api.FailureStatus:
+    """The failure as stored in the status, where it outlives its pod."""
     return api.FailureStatus(
         time=format_time(now),
-        pod=fault.pod,
-        node=fault.node or None,
+        pod=failure.pod,
+        node=failure.node or None,
         generation=generation,
-        rank=fault.rank,
-        exit_code=fault.exit_code,
-        signal=fault.signal or None,
-        reason=fault.reason or None,
-        message=tell_fault(fault),
-        traceback=fault.traceback or None,
-        log_tail=fault.log_tail or None,
+        rank=failure.rank,
+        exit_code=failure.exit_code,
+        signal=failure.signal or None,
+        reason=failure.reason or None,
+        message=describe_failure(failure),
+        traceback=failure.traceback or None,
+        log_tail=failure.log_tail or None,
     )
 
 
-def tell_fault(fault: Fault) -> str:
-    """One line for conditions and events."""
-    who = f"rank {fault.rank} ({fault.pod})" if fault.rank is not None else fault.pod
-    if fault.hung:
-        alone = "" if fault.reason == names.RANK_HUNG else "; which rank holds up the others is not known"
-        return f"{who} hung: {errortext.exception_of(fault.message)}{alone}"
-    how = f" with exit code {fault.exit_code}" if fault.exit_code is not None else ""
-    last = errortext.exception_of(fault.traceback) or errortext.exception_of(fault.message)
-    what = f" [{fault.reason}]" if fault.reason not in ("", "Error", "WorkerFailed", last) else ""
+def describe_failure(failure: Failure) -> str:
+    """Describe a failure in one line for conditions and events."""
+    who = f"rank {failure.rank} ({failure.pod})" if failure.rank is not None else failure.pod
+    if failure.hung:
+        alone = "" if failure.reason == names.RANK_HUNG else "; the rank that holds up the others is unknown"
+        return f"{who} hung: {errortext.exception_of(failure.message)}{alone}"
+    how = f" with exit code {failure.exit_code}" if failure.exit_code is not None else ""
+    last = errortext.exception_of(failure.traceback) or errortext.exception_of(failure.message)
+    what = f" [{failure.reason}]" if failure.reason not in ("", "Error", "WorkerFailed", last) else ""
     return f"{who} failed{how}{what}" + (f": {last}" if last else "")
 
 
@@ -139,7 +139,7 @@ _PULL_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrIma
 def find_problem(
     pods: Iterable[Pod], *, world_size: int, wanted: int, room: api.CapacityStatus
 ) -> tuple[str, str] | None:
-    """Why the job has less than it wants, the most telling reason first; None where it has all."""
+    """Why the job has fewer pods than it wants, the most informative reason first; None if it has all."""
     live = [p for p in pods if p.live]
     waiting = [p for p in live if p.waiting and p.waiting not in ("ContainerCreating", "PodInitializing")]
     waiting.sort(key=lambda p: (p.waiting not in _PULL_REASONS, p.index))
@@ -150,11 +150,11 @@ def find_problem(
     stuck = [p for p in live if p.unschedulable is not None]
     if stuck:
         names = ", ".join(p.name for p in sorted(stuck, key=lambda p: p.index)[:5])
-        return "Unschedulable", f"{names}: {stuck[0].unschedulable_message or 'no node has room'}"
+        return "Unschedulable", f"{names}: {stuck[0].unschedulable_message or 'no node has capacity'}"
     if room.withdrawn:
-        return "Unschedulable", tell_withdrawn(room)
+        return "Unschedulable", describe_withdrawn(room)
     if world_size < wanted:
-        return "BelowWanted", f"{world_size} of {wanted} wanted pods train"
+        return "BelowWanted", f"{world_size} of {wanted} requested pods are training"
     return None
 
 
@@ -169,7 +169,7 @@ def phase_of(decision: Decision, generation: int) -> api.Phase:
 def running_condition(decision: Decision, generation: int, size: int) -> tuple[bool, str, str]:
     """(status, reason, message) of the Running condition."""
     if is_training(decision):
-        return True, "WorldRunning", f"generation {generation} trains with {size} pods"
+        return True, "WorldRunning", f"generation {generation} is training with {size} pods"
     reasons = {
         State.WAITING: "WaitingForPods",
         State.STARTING: "WorldStarting",
@@ -184,12 +184,12 @@ def running_condition(decision: Decision, generation: int, size: int) -> tuple[b
 # --- events ----------------------------------------------------------------------------------------------
 
 
-def tell_changes(before: api.Status, after: api.Status, decision: Decision | None, now: float) -> tuple[Event, ...]:
-    """Events for every transition between two statuses."""
+def describe_changes(before: api.Status, after: api.Status, decision: Decision | None, now: float) -> tuple[Event, ...]:
+    """The events for the transitions between two statuses."""
     found = timeline.compare(timeline.read(before), timeline.read(after), now)
     if decision is not None and any(record.kind is Kind.FORMED for record in found):
         found = (*_find_lost(decision, after.rendezvous.generation, now), *found)
-    return tuple(event for record in found if (event := tell(record)) is not None)
+    return tuple(event for record in found if (event := event_of(record)) is not None)
 
 
 def _find_lost(decision: Decision, generation: int, now: float) -> list[Record]:
@@ -207,13 +207,13 @@ def _find_lost(decision: Decision, generation: int, now: float) -> list[Record]:
     ]
 
 
-def tell(record: Record) -> Event | None:
-    """The event that a record is worth; None where it is none."""
+def event_of(record: Record) -> Event | None:
+    """The event for a record; None for records that are not reported as events."""
     match record.kind:
         case Kind.FORMED:
             change = f"from {record.before} to {record.size} pods" if record.before else f"with {record.size} pods"
             reason = "WorldChanged" if record.before else "WorldFormed"
-            return Event(reason, f"generation {record.generation} {change}: {names.tell_cause(record.cause)}")
+            return Event(reason, f"generation {record.generation} {change}: {names.describe_cause(record.cause)}")
         case Kind.LOST:
             return Event("MemberLost", record.message, warning=True)
         case Kind.FAILED if record.message:
@@ -226,7 +226,7 @@ def tell(record: Record) -> Event | None:
         case Kind.GAVE_UP:
             return Event("Failed", record.message or "Failed", warning=True)
         case Kind.RESUMED:
-            return Event("Resumed", "the job goes on from its last checkpoint")
+            return Event("Resumed", "the job continues from its last checkpoint")
         case Kind.STUCK:
             return Event("NoProgress", record.message, warning=True)
         case Kind.DEGRADED:

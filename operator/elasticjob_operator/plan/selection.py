@@ -1,4 +1,4 @@
-"""The pods of a running job, sorted by what is to become of them: kept, given up, leaving, ended, missing. Pure."""
+"""Pod selection: which pods of a running job to keep, delete and create. Pure."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from elasticjob_operator.sizing.values import Size, View
 
 @dataclass(frozen=True, slots=True)
 class PodSelection:
-    """The pods, sorted by what is to become of them."""
+    """The pods of a job, grouped by what should happen to them."""
 
     kept: tuple[Pod, ...]
-    victims: frozenset[str]  # UIDs of those that are live and unwanted
+    victims: frozenset[str]  # UIDs of live pods that exceed the wanted number
     departing: Mapping[str, policy.Departure]  # by UID
-    terminated: frozenset[str]  # UIDs of those that have ended and are to be removed
+    terminated: frozenset[str]  # UIDs of terminated pods to delete
     forced: frozenset[str]  # UIDs to delete by force
-    unresponsive: frozenset[str]  # UIDs of those whose agents do not answer any more
-    succeeded: tuple[api.Member, ...]  # of the present world
+    unresponsive: frozenset[str]  # UIDs of pods whose agents no longer respond
+    succeeded: tuple[api.Member, ...]  # members of the current world that have succeeded
     missing: int
     size: Size
     capacity: api.CapacityStatus
     wake_at: float | None = None
 
     def leaving(self, pod: Pod) -> str:
-        """Why this pod has to leave the world; "" where it may stay."""
+        """Why this pod has to leave the world; "" if it may stay."""
         gone = self.departing.get(pod.uid)
         if gone:
             return gone.reason
@@ -44,7 +44,7 @@ class PodSelection:
 
 
 def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
-    """Which pods to keep, to give up and to add."""
+    """Choose which pods to keep, delete and create."""
     now, elastic = seen.now, spec.elastic_policy
     members = {m.uid for m in status.rendezvous.members}
     ranks = {m.uid: m.rank for m in status.rendezvous.members}
@@ -89,7 +89,7 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
 
 
 def _count_missing(size: Size, kept: int, *, is_ending: bool) -> int:
-    """How many pods to add. A world that ends gets new ones only when nobody is left who could finish it."""
+    """How many pods to create. A finishing world gets new pods only if no member is left to finish it."""
     if is_ending:
         return 0 if kept else min(size.pods, size.wanted)
     return max(0, size.pods - kept)
@@ -98,9 +98,9 @@ def _count_missing(size: Size, kept: int, *, is_ending: bool) -> int:
 def find_departing(
     seen: Seen, world: api.RendezvousStatus, unresponsive: frozenset[str]
 ) -> dict[str, policy.Departure]:
-    """Live pods that the cluster wants gone, or that do not answer, with the reason; by UID.
+    """Live pods that have to leave, with the reason, by UID: the cluster removes them, or they do not respond.
 
-    So do those that were sent home when the job was suspended: that it is resumed comes too late for them.
+    Pods whose agents were released for a suspension leave too, even if the job has been resumed meanwhile.
     """
     found = {}
     sent_home = {m.uid for m in world.members if m.leaving == Cause.SUSPENDED}
@@ -116,12 +116,12 @@ def find_departing(
 
 
 def _is_terminated(pod: Pod, needed: set[str]) -> bool:
-    """A pod that succeeded is kept where it belongs to the last world: it is the proof."""
+    """Whether a pod has terminated and may be deleted. Succeeded members of the last world are kept as evidence."""
     return pod.terminal and (pod.phase is PodPhase.FAILED or pod.uid not in needed)
 
 
 def find_succeeded(seen: Seen, world: api.RendezvousStatus) -> list[api.Member]:
-    """The members of this world that have ended well."""
+    """The members of this world that have succeeded."""
     pods = {p.uid: p for p in seen.pods}
     return [
         m
@@ -133,22 +133,22 @@ def find_succeeded(seen: Seen, world: api.RendezvousStatus) -> list[api.Member]:
 def plan_deletions(
     seen: Seen, status: api.Status, selection: PodSelection, verdicts: Sequence[MemberVerdict] = ()
 ) -> tuple[Deletion, ...]:
-    """Pods to delete. A member goes only after the world went on without it; a failed one only once it is counted."""
+    """Pods to delete. Members go only after the world continues without them, failed pods once accounted for."""
     stuck = {j.member.uid: j.why for j in verdicts if _is_stuck(j)}
     members = {m.uid for m in (*status.rendezvous.members, *seen.job.status.rendezvous.members)}
     found: list[Deletion] = []
     for pod in seen.pods:
         if pod.uid in selection.forced:
-            found.append(Deletion(pod.name, pod.uid, "its node or its processes do not answer", force=True))
+            found.append(Deletion(pod.name, pod.uid, "its node or its processes do not respond", force=True))
         elif pod.deleting is not None:
             continue
         elif pod.uid in selection.terminated:
             if pod.uid in status.restarts.counted or pod.phase is PodPhase.SUCCEEDED:
-                found.append(Deletion(pod.name, pod.uid, "it has ended"))
+                found.append(Deletion(pod.name, pod.uid, "it has terminated"))
         elif pod.uid in stuck:
             found.append(Deletion(pod.name, pod.uid, stuck[pod.uid]))
         elif pod.uid in selection.unresponsive:
-            found.append(Deletion(pod.name, pod.uid, "its agent does not answer"))
+            found.append(Deletion(pod.name, pod.uid, "its agent does not respond"))
         elif pod.uid in members:
             continue
         elif selection.leaving(pod):
@@ -157,7 +157,7 @@ def plan_deletions(
 
 
 def _is_stuck(verdicts: MemberVerdict) -> bool:
-    """Lost although its agent answers: it does not start or stop its workers, and will not do so another time."""
+    """Whether a member is lost although its agent responds, because it does not start or stop its workers."""
     worker = verdicts.worker
     if verdicts.health is not MemberHealth.LOST or worker is None or worker.agent is None:
         return False
@@ -165,7 +165,7 @@ def _is_stuck(verdicts: MemberVerdict) -> bool:
 
 
 def dismiss(seen: Seen, status: api.Status, selection: PodSelection) -> dict[str, wire.Directive]:
-    """Agents that are not needed any more: outside the world with pods that go, or with their work done before."""
+    """Stop directives for agents that are no longer needed: their pods are deleted, or their work is done."""
     members = {m.uid for m in (*status.rendezvous.members, *seen.job.status.rendezvous.members)}
     going = selection.victims | set(selection.departing)
     told: dict[str, wire.Directive] = {}

@@ -1,4 +1,4 @@
-"""What a pass sees of one job and what it says is to be done: frozen values.
+"""Frozen values: the observed state of one job (`Seen`), and what to do about it (`Plan`).
 
 `plan` turns a `Seen` into a `Plan`; `apply` carries the plan out.
 """
@@ -22,7 +22,7 @@ from elasticjob_operator.sizing import growth
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the operator's administrator decides."""
+    """Settings of the operator's administrator that plans depend on."""
 
     membership: member_health.Settings = field(default_factory=member_health.Settings)
     stable_seconds: float = growth.STABLE_SECONDS
@@ -30,7 +30,7 @@ class Config:
 
 
 class Kind(StrEnum):
-    """Objects beside the pods that belong to a job."""
+    """Kinds of child objects other than pods."""
 
     SERVICE = "Service"
     DISRUPTION_BUDGET = "PodDisruptionBudget"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A wanted object and a digest of what it is built from: another digest means that it has to be written."""
+    """A wanted object and the digest of its inputs. It has to be written if the digest differs."""
 
     kind: Kind
     name: str
@@ -54,23 +54,23 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Everything that is known about one job at one moment."""
+    """Everything that is known about one job at one point in time."""
 
     job: Job
     pods: tuple[Pod, ...] = ()
     agents: Mapping[str, Agent] = field(default_factory=dict)  # by pod UID
     leftover: Mapping[str, Agent] = field(
         default_factory=dict
-    )  # of an earlier job of this name: told to go, not counted
+    )  # agents of an earlier job of this name: released, not counted
     nodes: Mapping[str, Node] = field(default_factory=dict)
     children: frozenset[tuple[str, str, str]] = frozenset()  # (kind, name, digest) that exist
     now: float = 0.0
     hub_started: float = 0.0
-    problem: tuple[str, str] | None = None  # (reason, message): what the API server said of our last writes
+    problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
 
     @property
     def step(self) -> int | None:
-        """The furthest step that any rank reported."""
+        """The highest step that any rank reported."""
         steps = [a.progress.step for a in self.agents.values() if a.progress and a.progress.step is not None]
         return max(steps, default=None)
 
@@ -94,25 +94,25 @@ class Plan:
     status: api.Status
     reason: str = ""
     create: tuple[NewPod, ...] = ()
-    confirm: bool = False  # look whether the job is still there before pods are created
+    confirm: bool = False  # verify that the job still exists before creating pods
     delete: tuple[Deletion, ...] = ()
     ensure: tuple[Child, ...] = ()
     remove: tuple[Child, ...] = ()
     directives: Mapping[str, wire.Directive] = field(default_factory=dict)
     events: tuple[reporting.Event, ...] = ()
-    announces: bool = False  # the directives belong to a generation that must be persisted first
+    announces: bool = False  # send the directives only after the status is persisted
     set_replicas: int | None = None
     delete_job: bool = False
-    keep: tuple[str, ...] = ()  # fields of the status that are not to be written, though they may differ
+    keep: tuple[str, ...] = ()  # status fields that must not be written, although they may differ
     wake_at: float | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Nothing to write but possibly the status."""
+        """Whether the plan writes nothing except possibly the status."""
         return not (self.create or self.delete or self.ensure or self.remove or self.delete_job or self.set_replicas)
 
     def held_back(self, until: float) -> Plan:
-        """The same without making anything before `until`: for what the API server has just refused."""
+        """The same plan without creations before `until`, for requests that the API server has just rejected."""
         return replace(self, create=(), ensure=(), confirm=False, wake_at=first(self.wake_at, until))
 
 

@@ -1,5 +1,5 @@
-"""How big a job may be: size sources, and the one function that composes them.
+"""How many pods a job may have: size sources, and the function that composes them.
 
-A source is a pure function in a file of its own, and one line in a list of `compose`. It knows nothing of pods that are
-made, deleted or in a world. A node that goes is no source: its pod is replaced one for one, and the size stays.
+A source is a pure function in its own module and one entry in a list in `compose`. It does not create, delete or choose
+pods. A node drain is not a size source: the pod is replaced one for one, and the size stays.
 """

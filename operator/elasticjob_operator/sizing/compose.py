@@ -1,8 +1,8 @@
-"""The one answer to "how big may this job be": all size sources, in their order. Pure.
+"""Computes the size of a job by applying all size sources in order. Pure.
 
-A later source sees what the earlier ones have made of the size, and has the last word. First come those that ask for a
-size, then what limits it; legal sizes come last, since every other limit has to end in one. The pods are that many and
-the spares, as far as there is room. A world that ends takes no part in any of this.
+Each source receives the size that the earlier ones produced, and may override it. Sources that request a size come
+first, then those that limit it. Legal sizes come last, because every limit has to end in a legal size. The number of
+pods is that size plus the spares, as far as there is capacity. A world that is finishing ignores the sources.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Folded:
 
 
 def compose(view: View, of_world: Iterable[Named] = OF_WORLD, of_pods: Iterable[Named] = OF_PODS) -> Size:
-    """The size, what limits it and when it may change by itself."""
+    """The size, the source that limits it, and when it may change without an event."""
     wanted = wish.ask(view, 0).apply(0)
     world = _fold(of_world, view, wanted)
     pods = _fold(of_pods, view, world.size + view.spec.elastic_policy.spares)

@@ -1,4 +1,4 @@
-"""The size of a world that ends: members that have ended well are not replaced, and nobody joins the rest. Pure."""
+"""Size source for a finishing world: members that succeeded are not replaced, and no pod joins. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from elasticjob_operator.sizing.values import Answer, View
 
 
 def ask(view: View, size: int) -> Answer:
-    """What is left of the last world, whatever is wanted."""
+    """The members of the last world that have not succeeded yet, whatever size is wanted."""
     if not view.is_ending:
         return Answer()
-    return Answer(target=view.members - view.ended, reason="members have ended well, and the others finish")
+    return Answer(target=view.members - view.ended, reason="some members have succeeded and the others are finishing")

@@ -1,4 +1,4 @@
-"""Whether a job should grow now: what a change of size costs, and how long late room has to stay. Pure."""
+"""Whether a job should grow now: the cost of a change of size, and how long new capacity must last first. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ MAX_COST_SECONDS = 120.0
 
 
 def held_until(pod: Pod, status: api.Status, stable: float = STABLE_SECONDS) -> float:
-    """When a joiner may disturb a running world.
+    """The time (seconds since the epoch) from which a joiner may interrupt a running world.
 
-    Room that came lately may go again: growing pays only if it stays for much longer than the growth costs. One that
-    was placed at once (a replacement, a bigger `replicas`) is not held, unless it probes where others found no room.
+    Capacity that appeared late may disappear again: growing pays off only if it lasts much longer than the growth
+    costs. A pod that was scheduled at once (a replacement, a bigger `replicas`) is not held back, unless it is a retry
+    after other pods found no capacity.
     """
     if pod.scheduled is None:
         return 0.0
@@ -28,13 +29,13 @@ def held_until(pod: Pod, status: api.Status, stable: float = STABLE_SECONDS) -> 
 
 
 def cost_of_change(status: api.Status) -> float | None:
-    """What a change of size costs, as measured the last time; an outage was longer than a change takes."""
+    """The cost of a change of size in seconds, as last measured; None if unknown. Outages are not counted."""
     measured = status.goodput.last_recovery_seconds
     return None if measured is None else min(measured, MAX_COST_SECONDS)
 
 
 def is_worth_growing(status: api.Status, size: int, target: int) -> bool:
-    """Whether a bigger world saves more time than the change costs, as far as the rest of the job is known."""
+    """Whether a bigger world saves more time than the change costs, if the remaining work is known."""
     remaining = status.progress.estimated_remaining_seconds if status.progress else None
     cost = cost_of_change(status)
     if remaining is None or cost is None or target <= size:

@@ -1,4 +1,4 @@
-"""Which worlds are legal: from minReplicas in steps, or only certain sizes. Pure."""
+"""Size source: legal sizes, which are minReplicas plus multiples of a step, or a list of sizes. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_operator.sizing.values import Answer, View
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Which worlds are allowed."""
+    """The legal sizes of a world, in pods."""
 
     min: int
     wanted: int
@@ -18,7 +18,7 @@ class Sizes:
     values: tuple[int, ...] = ()
 
     def legal(self, available: int) -> int:
-        """The largest legal world of at most this many pods; 0 where there is none."""
+        """The largest legal size of at most `available` pods; 0 if there is none."""
         limit = min(available, self.wanted)
         if self.values:
             return max((v for v in self.values if self.min <= v <= limit), default=0)
@@ -28,7 +28,7 @@ class Sizes:
 
 
 def sizes_of(spec: api.Spec, wanted: int) -> Sizes:
-    """The legal worlds of a job of which at most `wanted` pods are to train."""
+    """The legal sizes of a job that wants at most `wanted` pods in its world."""
     elastic = spec.elastic_policy
     return Sizes(
         spec.min_replicas, wanted, elastic.replica_increment_step, tuple(elastic.replica_discrete_values or ())
@@ -36,6 +36,6 @@ def sizes_of(spec: api.Spec, wanted: int) -> Sizes:
 
 
 def ask(view: View, size: int) -> Answer:
-    """The largest legal world of this size; where none is legal, the pods are kept and wait."""
+    """The largest legal size of at most `size`. If none is legal, keep the pods, which then wait."""
     found = sizes_of(view.spec, size).legal(size)
     return Answer(at_most=found or None, reason=f"{found} is the largest legal size of at most {size}")

@@ -1,4 +1,4 @@
-"""Room in the cluster: which extras are withdrawn since no node takes them, and when they are tried again. Pure."""
+"""Size source: cluster capacity. Extra pods that cannot be scheduled are withdrawn, and retried later. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ MAX_PROBE_SECONDS = 600.0
 
 
 def ask(view: View, size: int) -> Answer:
-    """Without the extras that are withdrawn; what minReplicas asks for is never withdrawn."""
+    """The size without the withdrawn extra pods. Pods up to minReplicas are never withdrawn."""
     room = view.room
     if not room.withdrawn:
         return Answer()
     return Answer(
         at_most=max(view.spec.min_replicas, size - room.withdrawn),
-        reason=tell_withdrawn(room),
+        reason=describe_withdrawn(room),
         until=parse_time(room.retry_time),
     )
 
 
-def tell_withdrawn(room: api.CapacityStatus) -> str:
-    return f"{room.withdrawn} pods found no node in scalingTimeoutSeconds and are tried again later"
+def describe_withdrawn(room: api.CapacityStatus) -> str:
+    return f"{room.withdrawn} pods were not scheduled within scalingTimeoutSeconds and will be retried later"
 
 
 def retry(capacity: api.CapacityStatus, now: float) -> api.CapacityStatus:
-    """The same, with the withdrawn extras wanted again when their time has come."""
+    """The capacity status, with the withdrawn extra pods requested again once their retry is due."""
     due = parse_time(capacity.retry_time)
     if capacity.withdrawn and due is not None and now >= due:
         return revise(capacity, withdrawn=0)
@@ -41,9 +41,9 @@ def retry(capacity: api.CapacityStatus, now: float) -> api.CapacityStatus:
 def withdraw(
     capacity: api.CapacityStatus, pods: Sequence[Pod], *, spare_room: int, timeout: float, now: float
 ) -> tuple[api.CapacityStatus, frozenset[str]]:
-    """Extras that nobody could schedule for `timeout` seconds are withdrawn, at most `spare_room` of them.
+    """Withdraw at most `spare_room` extra pods that have been unschedulable for `timeout` seconds.
 
-    The next try comes with back-off: no pods that pend for ever, no autoscaler that swings.
+    They are retried with back-off, so that no pods stay pending for ever and no autoscaler oscillates.
     """
     overdue = [p for p in pods if p.unschedulable is not None and p.live and now - p.created >= timeout]
     overdue.sort(key=lambda p: -p.index)

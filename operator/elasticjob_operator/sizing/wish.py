@@ -1,4 +1,4 @@
-"""The size that the user, or an autoscaler by way of the scale subresource, asks for. Pure."""
+"""Size source: the size that the user, or an autoscaler through the scale subresource, requests. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from elasticjob_operator.sizing.values import Answer, View
 
 
 def ask(view: View, size: int) -> Answer:
-    """`spec.replicas`, or elasticPolicy.maxReplicas where it is left out."""
+    """`spec.replicas`, by default elasticPolicy.maxReplicas."""
     wanted = view.spec.wanted
     field = "replicas" if view.spec.replicas else "elasticPolicy.maxReplicas"
     return Answer(target=wanted, reason=f"spec.{field} asks for {wanted} pods")

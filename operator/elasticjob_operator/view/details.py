@@ -70,7 +70,7 @@ def _facts(job: Job, now: float) -> Table:
 def _world_text(world: api.RendezvousStatus) -> str:
     if not world.world_size:
         return "none" + (f", the last one was generation {world.generation}" if world.generation else "")
-    why = f": {names.tell_cause(world.reason)}" if world.reason else ""
+    why = f": {names.describe_cause(world.reason)}" if world.reason else ""
     return f"generation {world.generation}, {world.world_size} pods, {world.processes} processes{why}"
 
 

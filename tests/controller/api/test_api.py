@@ -125,7 +125,7 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
 @pytest.mark.parametrize(
     ("raw", "field", "message"),
     [
-        pytest.param(None, "spec", "is required: give at least spec.template", id="no-spec"),
+        pytest.param(None, "spec", "is required: set at least spec.template", id="no-spec"),
         pytest.param({}, "spec.template", "is required", id="no-template"),
         pytest.param(
             spec(elasticPolicy={"minReplica": 2}),
@@ -158,7 +158,7 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
         pytest.param(
             {"template": {}},
             "spec.template",
-            "spec is missing: give a pod template with spec.containers",
+            "spec is missing: set a pod template with spec.containers",
             id="template-without-spec",
         ),
         *(
@@ -170,9 +170,9 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             )
             for i, (metadata, message) in enumerate(
                 (
-                    (["x"], "metadata must be an object: give labels and annotations in it, or leave it out"),
+                    (["x"], "metadata must be an object with labels and annotations, or be left out"),
                     *(
-                        (bad, "metadata.labels must be texts by name: put numbers and true or false in quotes")
+                        (bad, "metadata.labels must map names to strings: quote numbers, true and false")
                         for bad in ({"labels": ["x"]}, {"labels": {"a": 1}})
                     ),
                 )
@@ -187,7 +187,7 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
         pytest.param(
             {"template": {"spec": {"containers": []}}},
             "spec.template",
-            "spec.containers is empty: give at least one container, the first one trains",
+            "spec.containers is empty: add at least one container; the first one trains",
             id="no-containers",
         ),
         pytest.param(
@@ -210,7 +210,7 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
                 }
             },
             "spec.template",
-            "metadata.annotations[elasticjob.dev/trainer-container] names 'b', which is no container: use one of a",
+            "metadata.annotations[elasticjob.dev/trainer-container] names 'b', which is not a container: use one of a",
             id="trainer-unknown",
         ),
         pytest.param(

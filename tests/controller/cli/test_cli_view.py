@@ -106,7 +106,10 @@ def test_describe_says_what_matters() -> None:
 
 
 def test_the_live_view_has_progress_loss_members_and_generations() -> None:
-    worlds = [World(2, NOW - 60, 4, "newcomers are ready", 0.8), World(3, NOW - 30, 2, "a member was lost", 1.25)]
+    worlds = [
+        World(2, NOW - 60, 4, "new pods are ready to join", 0.8),
+        World(3, NOW - 30, 2, "a member was lost", 1.25),
+    ]
     text = text_of(details.live(given.job(), [pod(0), pod(1, node="node-1")], worlds, NOW), width=100)
     assert "━" in text
     assert "loss 0.5" in text

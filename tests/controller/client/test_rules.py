@@ -165,7 +165,7 @@ def test_history_of_events_and_samples() -> None:
 def test_the_last_world_of_a_finished_job_is_drawn_without_a_recording() -> None:
     events = [
         event(100, "WorldFormed", "generation 1 with 2 pods: the job starts"),
-        event(160, "WorldChanged", "generation 2 from 2 to 3 pods: newcomers are ready"),
+        event(160, "WorldChanged", "generation 2 from 2 to 3 pods: new pods are ready to join"),
         event(300, "Completed", "all ranks ended well"),
     ]
     samples = [past.Sample(400, "Complete", 2, 0, training=False)]

@@ -76,12 +76,12 @@ def test_a_finished_job_has_no_open_stretch() -> None:
 
 @pytest.mark.parametrize("cause", names.Cause)
 def test_each_cause_is_told_in_a_sentence(cause: names.Cause) -> None:
-    told = reporting.tell(Record(Kind.FORMED, NOW, 2, cause.value, size=2, before=3))
+    told = reporting.event_of(Record(Kind.FORMED, NOW, 2, cause.value, size=2, before=3))
     assert told is not None
     assert told.message == f"generation 2 from 3 to 2 pods: {cause.sentence}"
     assert cause == cause.value, "the status keeps the word"
 
 
 def test_a_cause_that_a_newer_operator_wrote_is_shown_as_it_is() -> None:
-    assert names.tell_cause("preempted") == "preempted"
-    assert names.tell_cause(None) == ""
+    assert names.describe_cause("preempted") == "preempted"
+    assert names.describe_cause(None) == ""

@@ -25,8 +25,8 @@ START = 1_767_225_600.0
 PLAN = (
     (1, 4, "the job starts", 0, None),
     (2, 3, "a member was lost", 180, 0.9),
-    (3, 4, "newcomers are ready", 240, 1.4),
-    (4, 6, "newcomers are ready", 420, 1.8),
+    (3, 4, "new pods are ready to join", 240, 1.4),
+    (4, 6, "new pods are ready to join", 420, 1.8),
     (5, 5, "a worker failed", 560, 2.2),
 )
 
@@ -66,7 +66,10 @@ def test_the_page_holds_everything_and_needs_nothing() -> None:
     assert "<script" not in text
     assert "&lt;/pre&gt;&lt;script&gt;" in text
     assert "digits-worker-3 &lt;rank 3&gt; is lost" in text
-    for row in ('<td>newcomers are ready</td><td class="n">1.80s</td>', '<td class="bad">a member was lost</td>'):
+    for row in (
+        '<td>new pods are ready to join</td><td class="n">1.80s</td>',
+        '<td class="bad">a member was lost</td>',
+    ):
         assert row in text
     assert "97.0%" in text
 

@@ -48,12 +48,15 @@ LATELY = format_time(NOW - 10)
         ),
         pytest.param(worker(agent={"phase": "starting"}), MemberHealth.STARTING, "it has not started yet", id="boots"),
         pytest.param(
-            worker(agent={"phase": "ready", "generation": 1}), MemberHealth.STOPPED, "its workers stopped", id="stopped"
+            worker(agent={"phase": "ready", "generation": 1}),
+            MemberHealth.STOPPED,
+            "its workers stopped",
+            id="stopped",
         ),
         pytest.param(
             worker(agent={"phase": "stopping", "generation": 1, "state_since": NOW - 1}),
             MemberHealth.STOPPING,
-            "its workers stop",
+            "its workers are stopping",
             id="stopping",
         ),
         pytest.param(
@@ -122,7 +125,7 @@ LATELY = format_time(NOW - 10)
         pytest.param(
             worker(agent={"phase": "running", "generation": 1, "lost_by": "silent", "since": NOW}),
             MemberHealth.LOST,
-            "it fell silent",
+            "its agent stopped responding",
             id="silent",
         ),
         pytest.param(
@@ -135,7 +138,10 @@ LATELY = format_time(NOW - 10)
             id="deleted-and-closed",
         ),
         pytest.param(
-            worker(agent=None), MemberHealth.LOST, "not heard of since the operator started", id="never-heard-of"
+            worker(agent=None),
+            MemberHealth.LOST,
+            "its agent has not connected since the operator started",
+            id="never-heard-of",
         ),
         pytest.param(None, MemberHealth.LOST, "its pod is gone", id="gone"),
     ],
@@ -404,7 +410,7 @@ def test_decide(situation: Situation, expected: tuple[State, str, list[str], set
 def test_a_lone_member_that_is_silent_blocks_the_next_world() -> None:
     silent = worker(0, agent={"phase": "running", "generation": 1, "lost_by": "silent"})
     situation = make_situation(make_world(members=(0,)), (silent, make_worker(1)), min=1)
-    assert decide(situation).reason == "digits-worker-0 of the old world is not confirmed dead"
+    assert decide(situation).reason == "digits-worker-0 of the old world may still be training"
     gone = replace(situation, workers=(make_worker(1),))
     assert [m.uid for m in (decide(gone).world or GONE).members] == ["u1"]
 

@@ -47,7 +47,7 @@ def test_a_long_traceback_loses_its_middle() -> None:
     lines = errortext.shorten(f"Traceback (most recent call last):\n{frames}ValueError: {'x' * 9000}").splitlines()
     assert len(lines) == errortext.LINES
     assert lines[1] == '  File "a.py", line 0, in f0'
-    assert lines[3] == "  … 179 lines left out …"
+    assert lines[3] == "  … 179 lines omitted …"
     assert lines[-3:-1] == ['  File "a.py", line 99, in f99', "    f100()"]
     assert lines[-1].startswith("ValueError: xxx")
     assert len(lines[-1]) == errortext.LINE_LENGTH
@@ -69,8 +69,8 @@ def test_a_tail_begins_with_a_whole_line() -> None:
 def _told(code: int, log: str, reason: str = "Error") -> tuple[str, str, str]:
     """(message, traceback, log tail) of a worker's container that ended so."""
     pod = make_pod(0, "Failed", exit=Exit(code, reason, log, "worker"))
-    fault = classify.fault_of_pod(pod, make_node("node0"), 0)
-    return reporting.tell_fault(fault), fault.traceback, fault.log_tail
+    failure = classify.failure_of_pod(pod, make_node("node0"), 0)
+    return reporting.describe_failure(failure), failure.traceback, failure.log_tail
 
 
 def test_a_real_program_that_fails_deep_down_is_told_by_its_exception(tmp_path: Path) -> None:

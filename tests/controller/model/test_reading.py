@@ -65,43 +65,43 @@ def put_in_template(value: Any) -> dict[str, Any]:
     [
         pytest.param(
             put_in_template(nested(600)),
-            "spec.template: is nested 602 deep; at most 64 are read: make it flatter",
+            "spec.template: is nested 602 levels deep; the limit is 64: flatten it",
             id="deep-template",
         ),
         pytest.param(
             put_in_template(nested(9000)),
-            "spec.template: is nested 9002 deep; at most 64 are read: make it flatter",
+            "spec.template: is nested 9002 levels deep; the limit is 64: flatten it",
             id="as-deep-as-the-server-takes",
         ),
         pytest.param(
-            make_spec(x=nested(600)), "spec: is nested 601 deep; at most 64 are read: make it flatter", id="deep-spec"
+            make_spec(x=nested(600)), "spec: is nested 601 levels deep; the limit is 64: flatten it", id="deep-spec"
         ),
         pytest.param(
             put_in_template([0] * 700_000),
-            "spec.template: holds more than 20000 values: take out what is not needed",
+            "spec.template: has more than 20000 values: remove what is not needed",
             id="many-values",
         ),
         pytest.param(
             put_in_template("x" * 1_300_000),
-            "spec.template: takes 1300096 bytes; at most 262144 are allowed: move large texts into a ConfigMap, or ask "
-            "the operator's administrator for more (--max-template-bytes)",
+            "spec.template: has 1300096 bytes; the limit is 262144: move large texts into a ConfigMap, or ask "
+            "the administrator to raise the limit (--max-template-bytes)",
             id="big-template",
         ),
         pytest.param(
             make_spec(rendezvous={"conf": {"a": "x" * 70_000}}),
-            "spec: takes 70035 bytes; at most 65536 are allowed: make its texts and lists shorter",
+            "spec: has 70035 bytes; the limit is 65536: shorten its texts and lists",
             id="big-spec",
         ),
         pytest.param(
             make_spec(replicas=6000),
-            "spec.replicas: asks for 6000 pods; one job may have at most 5000: lower it, or ask the operator's "
-            "administrator for more (--max-replicas-per-job)",
+            "spec.replicas: asks for 6000 pods; one job may have at most 5000: lower it, or ask the "
+            "administrator to raise the limit (--max-replicas-per-job)",
             id="many-replicas",
         ),
         pytest.param(
             make_spec(elasticPolicy={"maxReplicas": 5000, "spares": 1}),
             "spec.elasticPolicy.maxReplicas: asks for 5000 pods and 1 spares; one job may have at most 5000: lower it, "
-            "or ask the operator's administrator for more (--max-replicas-per-job)",
+            "or ask the administrator to raise the limit (--max-replicas-per-job)",
             id="many-by-default",
         ),
     ],
@@ -149,9 +149,9 @@ def test_unknown_fields_are_told_and_ignored() -> None:
     assert condition(job, "Warning") == (
         "True",
         "UnknownField",
-        "spec.foo is not known to this version and is ignored: check the spelling, or remove it; "
-        "spec.elasticPolicy.minReplica is not known to this version and is ignored: did you mean "
-        "spec.elasticPolicy.minReplicas?; spec.failurePolicy.rules[0].why is not known to this version and is ignored: "
+        "spec.foo is unknown to this version and ignored: check the spelling, or remove it; "
+        "spec.elasticPolicy.minReplica is unknown to this version and ignored: did you mean "
+        "spec.elasticPolicy.minReplicas?; spec.failurePolicy.rules[0].why is unknown to this version and ignored: "
         "check the spelling, or remove it",
     )
 
@@ -172,7 +172,7 @@ def test_a_warning_is_told_once_and_taken_back() -> None:
 def test_what_the_api_server_dropped_is_told_from_what_kubectl_applied() -> None:
     applied = {"spec": make_spec(replica=3)}
     job = read(annotations={"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)})
-    message = "the API server does not know and has dropped spec.replica: did you mean spec.replicas?"
+    message = "the API server dropped unknown fields: spec.replica: did you mean spec.replicas?"
     assert condition(job, "Warning") == ("True", "FieldDropped", message)
     stored = read(
         make_spec(replica=3), annotations={"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
@@ -228,7 +228,7 @@ def test_a_world_is_left_alone_where_what_decides_cannot_be_understood(field: st
     found = made.status.condition("Degraded")
     assert found is not None
     assert found.reason == "StatusNotUnderstood"
-    assert f"status.{field} cannot be understood" in found.message
+    assert f"status.{field} cannot be parsed" in found.message
     assert field not in manifests.status_patch(job, made.status, made.keep), "what another version wrote stays"
 
 
@@ -298,7 +298,7 @@ def test_the_running_world_goes_on_with_what_it_started_with(
     assert job.spec.rendezvous.model_dump() == unchanged.spec.rendezvous.model_dump()
     made = plan(Seen(job=job, now=NOW))
     assert (made.status.nproc_per_node, made.status.in_force) == (1, job.status.in_force)
-    message = f"spec: a change of {told} waits: suspend the job (runPolicy.suspend) and resume it"
+    message = f"spec: the change of {told} waits: suspend the job (runPolicy.suspend) and resume it"
     assert condition(job, "Warning") == ("True", "ChangeWaits", message)
     environment = manifests.environment(job, job.spec, 0, manifests.Settings(hub_url="ws://hub"))
     assert {"name": "PET_NPROC_PER_NODE", "value": "1"} in environment
@@ -431,5 +431,6 @@ def test_a_world_without_a_store_is_not_understood(backend: str, store: Any, unr
     job = read(make_spec(rendezvous={"backend": backend}), {**STARTED, "rendezvous": world})
     assert job.unread == unread
     assert [n.message for n in job.notices if "no store" in n.message] == [
-        "status.rendezvous: has members, but no store that they could meet at; was it written by another version?"
+        "status.rendezvous: has members, but no store for them to connect to; it may have been written by "
+        "another version"
     ] * len(unread)

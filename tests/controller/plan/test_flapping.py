@@ -49,7 +49,7 @@ def test_a_member_that_does_nothing_else_forms_no_world_after_another() -> None:
     assert failed is not None
     assert failed.reason == "MaxRestartsExceeded"
     assert "digits-worker-1" in failed.message, "it left first"
-    assert all("[LeftWorld]: it left the world" in message for message in told)
+    assert all("[LeftWorld]: it repeatedly left the world" in message for message in told)
     assert status.last_failure is not None
     assert status.last_failure.reason == "LeftWorld"
 

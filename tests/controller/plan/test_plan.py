@@ -38,7 +38,7 @@ def test_a_fresh_job_gets_its_pods_and_objects() -> None:
     assert made.set_replicas == 4
     assert made.status.phase == "Pending"
     assert made.status.start_time == format_time(NOW)
-    assert condition(made, "Running") == ("False", "WaitingForPods", "0 of at least 2 ready")
+    assert condition(made, "Running") == ("False", "WaitingForPods", "0 of at least 2 pods are ready")
     assert not made.directives
 
 
@@ -182,7 +182,7 @@ def test_a_failed_pod_is_deleted_only_after_it_is_counted() -> None:
     failed = make_pod(0, "Failed")
     made = plan(see(make_job(status=started()), (failed,)))
     assert made.status.restarts.counted == ["u0"], "in the same patch that comes before the deletion"
-    assert made.delete == (Deletion("digits-worker-0", "u0", "it has ended"),)
+    assert made.delete == (Deletion("digits-worker-0", "u0", "it has terminated"),)
 
 
 def test_a_member_is_not_deleted_before_the_world_goes_on_without_it() -> None:
@@ -228,7 +228,7 @@ def test_torchs_own_rendezvous_completes() -> None:
     spec = make_spec(2, 2, rendezvous={"backend": "c10d"})
     pods = (make_pod(0, "Succeeded"), make_pod(1, "Succeeded"))
     made = plan(see(make_job(spec, started(rendezvous=make_world())), pods))
-    assert condition(made, "Complete") == ("True", "Completed", "all 2 members ended well")
+    assert condition(made, "Complete") == ("True", "Completed", "all 2 members succeeded")
 
 
 def test_a_quiet_plan_says_the_same_again() -> None:

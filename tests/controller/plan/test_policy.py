@@ -11,7 +11,7 @@ from controller.builders import NOW, make_agent, make_node, make_pod, make_spec,
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.failures import budget, classify, nodes
-from elasticjob_operator.failures.classify import Blame, Fault, Verdict
+from elasticjob_operator.failures.classify import Blame, Failure, Verdict
 from elasticjob_operator.model.containers import Exit
 from elasticjob_operator.model.observe import Agent, Node, Pod, format_time
 from elasticjob_operator.plan import policy
@@ -57,7 +57,7 @@ def runs(since: str) -> api.Condition:
         pytest.param(
             {"faultDeadlineSeconds": 60},
             {"start_time": ago(900), "goodput": api.GoodputStatus(since=ago(700)), "conditions": [stopped(ago(70))]},
-            Deadline("FaultDeadlineExceeded", "could not train for runPolicy.faultDeadlineSeconds"),
+            Deadline("FaultDeadlineExceeded", "the job has not trained for runPolicy.faultDeadlineSeconds"),
             id="fault-passed",
         ),
         pytest.param(
@@ -210,62 +210,64 @@ DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget"}]}
 
 
 @pytest.mark.parametrize(
-    ("rules", "fault", "expected"),
+    ("rules", "failure", "expected"),
     [
-        pytest.param([], Fault("p", exit_code=1), Verdict.RESTART, id="default-user"),
-        pytest.param([], Fault("p", blame=Blame.INFRASTRUCTURE), Verdict.RESTART_FREE, id="default-infrastructure"),
-        pytest.param([], Fault("p", fatal=True), Verdict.FAIL, id="default-fatal"),
-        pytest.param([rule("FailJob", **IN_42)], Fault("p", exit_code=42), Verdict.FAIL, id="in"),
-        pytest.param([rule("FailJob", **IN_42)], Fault("p", exit_code=1), Verdict.RESTART, id="in-no-match"),
-        pytest.param([rule("FailJob", **NOT_IN_1)], Fault("p", exit_code=42), Verdict.FAIL, id="not-in"),
-        pytest.param([rule("FailJob", **NOT_IN_1)], Fault("p"), Verdict.RESTART, id="no-exit-code"),
+        pytest.param([], Failure("p", exit_code=1), Verdict.RESTART, id="default-user"),
+        pytest.param([], Failure("p", blame=Blame.INFRASTRUCTURE), Verdict.RESTART_FREE, id="default-infrastructure"),
+        pytest.param([], Failure("p", fatal=True), Verdict.FAIL, id="default-fatal"),
+        pytest.param([rule("FailJob", **IN_42)], Failure("p", exit_code=42), Verdict.FAIL, id="in"),
+        pytest.param([rule("FailJob", **IN_42)], Failure("p", exit_code=1), Verdict.RESTART, id="in-no-match"),
+        pytest.param([rule("FailJob", **NOT_IN_1)], Failure("p", exit_code=42), Verdict.FAIL, id="not-in"),
+        pytest.param([rule("FailJob", **NOT_IN_1)], Failure("p"), Verdict.RESTART, id="no-exit-code"),
         pytest.param(
             [rule("RestartIgnoreBudget", **IN_42), rule("FailJob", **NOT_IN_1)],
-            Fault("p", exit_code=42),
+            Failure("p", exit_code=42),
             Verdict.RESTART_FREE,
             id="first-match-counts",
         ),
         pytest.param(
             [rule("FailJob", **DISRUPTED)],
-            Fault("p", conditions=(("DisruptionTarget", "True"),)),
+            Failure("p", conditions=(("DisruptionTarget", "True"),)),
             Verdict.FAIL,
             id="condition",
         ),
         pytest.param(
             [rule("FailJob", **DISRUPTED)],
-            Fault("p", conditions=(("DisruptionTarget", "False"),)),
+            Failure("p", conditions=(("DisruptionTarget", "False"),)),
             Verdict.RESTART,
             id="condition-false",
         ),
-        pytest.param([rule("Restart", **IN_42)], Fault("p", exit_code=42, fatal=True), Verdict.RESTART, id="rule-wins"),
+        pytest.param(
+            [rule("Restart", **IN_42)], Failure("p", exit_code=42, fatal=True), Verdict.RESTART, id="rule-wins"
+        ),
     ],
 )
-def test_failure_rules(rules: list[api.FailureRule], fault: Fault, expected: Verdict) -> None:
-    assert classify.apply_rules(rules, fault) is expected
+def test_failure_rules(rules: list[api.FailureRule], failure: Failure, expected: Verdict) -> None:
+    assert classify.apply_rules(rules, failure) is expected
 
 
-RESET = Fault("", message="RuntimeError: Connection reset by peer", exit_code=1)
+RESET = Failure("", message="RuntimeError: Connection reset by peer", exit_code=1)
 
 
 @pytest.mark.parametrize(
     ("found", "first"),
     [
-        pytest.param([RESET, Fault("", message="ValueError: bad", exit_code=1)], 1, id="consequence-is-told-first"),
-        pytest.param([Fault("", message="ValueError: a"), Fault("", message="ValueError: b")], 0, id="earliest"),
+        pytest.param([RESET, Failure("", message="ValueError: bad", exit_code=1)], 1, id="consequence-is-told-first"),
+        pytest.param([Failure("", message="ValueError: a"), Failure("", message="ValueError: b")], 0, id="earliest"),
         pytest.param([RESET, RESET], 0, id="only-consequences"),
         pytest.param(
-            [Fault("", message="the world broke"), Fault("", exit_code=137, signal="SIGKILL")], 1, id="killed"
+            [Failure("", message="the world broke"), Failure("", exit_code=137, signal="SIGKILL")], 1, id="killed"
         ),
-        pytest.param([Fault("", message="the world broke"), Fault("", exit_code=3)], 1, id="silent-exit"),
+        pytest.param([Failure("", message="the world broke"), Failure("", exit_code=3)], 1, id="silent-exit"),
         pytest.param(
-            [Fault("", exit_code=134, signal="SIGABRT"), Fault("", exit_code=1, message="ValueError: bad")], 1,
+            [Failure("", exit_code=134, signal="SIGABRT"), Failure("", exit_code=1, message="ValueError: bad")], 1,
             id="nccl-watchdog",
         ),
     ],
 )  # fmt: skip
-def test_first_fault(found: list[Fault], first: int) -> None:
-    named = [replace(fault, pod=str(i)) for i, fault in enumerate(found)]
-    assert classify.first_fault(named).pod == str(first)
+def test_first_failure(found: list[Failure], first: int) -> None:
+    named = [replace(failure, pod=str(i)) for i, failure in enumerate(found)]
+    assert classify.first_failure(named).pod == str(first)
 
 
 @pytest.mark.parametrize(
@@ -281,15 +283,15 @@ def test_first_fault(found: list[Fault], first: int) -> None:
 )
 def test_who_is_blamed_for_a_hang(waits: tuple[bool | None, ...], blamed: int, reason: str) -> None:
     told = [wire.Failure(generation=1, rank=i, message="no step", kind="hang", waits=w) for i, w in enumerate(waits)]
-    found = [classify.fault_of_agent(make_agent(i, "ready", 1), "node1", f, i) for i, f in enumerate(told)]
-    fault = classify.first_fault([*found, RESET])
-    assert (fault.rank, fault.reason) == (blamed, reason)
+    found = [classify.failure_of_agent(make_agent(i, "ready", 1), "node1", f, i) for i, f in enumerate(told)]
+    failure = classify.first_failure([*found, RESET])
+    assert (failure.rank, failure.reason) == (blamed, reason)
 
 
-def test_fault_of_an_agent_tells_signals_as_exit_codes() -> None:
-    failure = wire.Failure(generation=1, rank=5, exit_code=-11, signal="SIGSEGV", message="crash")
-    fault = classify.fault_of_agent(make_agent(1, "ready", 1), "node1", failure, 1)
-    assert (fault.exit_code, fault.signal, fault.rank, fault.reason) == (139, "SIGSEGV", 5, "SIGSEGV")
+def test_failure_of_an_agent_reports_signals_as_exit_codes() -> None:
+    reported = wire.Failure(generation=1, rank=5, exit_code=-11, signal="SIGSEGV", message="crash")
+    failure = classify.failure_of_agent(make_agent(1, "ready", 1), "node1", reported, 1)
+    assert (failure.exit_code, failure.signal, failure.rank, failure.reason) == (139, "SIGSEGV", 5, "SIGSEGV")
 
 
 # --- budget ----------------------------------------------------------------------------------------------
@@ -348,9 +350,9 @@ def test_refund(step: int | None, user: int) -> None:
 
 
 def test_a_repeat_offender_is_avoided_for_an_hour() -> None:
-    found = nodes.note_fault([], "node1", NOW)
+    found = nodes.note_failure([], "node1", NOW)
     assert nodes.nodes_to_avoid(found, NOW) == ()
-    found = nodes.note_fault(nodes.note_fault(found, "node2", NOW + 5), "node1", NOW + 10)
+    found = nodes.note_failure(nodes.note_failure(found, "node2", NOW + 5), "node1", NOW + 10)
     assert nodes.nodes_to_avoid(found, NOW + 20) == ("node1",)
     assert nodes.nodes_to_avoid(found, NOW + 3700) == ()
 

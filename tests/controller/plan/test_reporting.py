@@ -10,7 +10,7 @@ import pytest
 from controller.builders import NOW, make_agent, make_pod, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
-from elasticjob_operator.failures.classify import Fault
+from elasticjob_operator.failures.classify import Failure
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
 from elasticjob_operator.model.observe import Agent, Pod, format_time
@@ -62,25 +62,25 @@ def test_progress_is_no_metrics_stream(step: int | None, later: float, force: bo
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("failure", "told"),
     [
         pytest.param(
-            Fault("p-1", rank=1, exit_code=1, reason="Error", traceback="Traceback\n x\nValueError: a"),
+            Failure("p-1", rank=1, exit_code=1, reason="Error", traceback="Traceback\n x\nValueError: a"),
             "rank 1 (p-1) failed with exit code 1: ValueError: a",
             id="traceback",
         ),
         pytest.param(
-            Fault("p-1", exit_code=137, reason="OOMKilled"), "p-1 failed with exit code 137 [OOMKilled]", id="oom"
+            Failure("p-1", exit_code=137, reason="OOMKilled"), "p-1 failed with exit code 137 [OOMKilled]", id="oom"
         ),
         pytest.param(
-            Fault("p-1", rank=0, reason="Lost", message="it fell silent"),
-            "rank 0 (p-1) failed [Lost]: it fell silent",
+            Failure("p-1", rank=0, reason="Lost", message="its agent stopped responding"),
+            "rank 0 (p-1) failed [Lost]: its agent stopped responding",
             id="lost",
         ),
     ],
 )
-def test_a_fault_in_one_line(fault: Fault, told: str) -> None:
-    assert report.tell_fault(fault) == told
+def test_a_failure_in_one_line(failure: Failure, told: str) -> None:
+    assert report.describe_failure(failure) == told
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_a_fault_in_one_line(fault: Fault, told: str) -> None:
             [make_pod(0)],
             1,
             1,
-            ("Unschedulable", "1 pods found no node in scalingTimeoutSeconds and are tried again later"),
+            ("Unschedulable", "1 pods were not scheduled within scalingTimeoutSeconds and will be retried later"),
             id="withdrawn",
         ),
-        pytest.param([make_pod(0)], 1, 0, ("BelowWanted", "1 of 2 wanted pods train"), id="below-wanted"),
+        pytest.param([make_pod(0)], 1, 0, ("BelowWanted", "1 of 2 requested pods are training"), id="below-wanted"),
         pytest.param(
             [make_pod(0, "Pending", waiting="ContainerCreating"), make_pod(1)],
             2,
@@ -165,8 +165,8 @@ def test_events_tell_of_changes_alone() -> None:
     after = api.Status(rendezvous=make_world(2, (0,), reason="lost"))
     lost = MemberVerdict(before.rendezvous.members[1], MemberHealth.LOST, why="its pod is gone")
     decision = Decision(State.STARTING, "lost", verdicts=(lost,))
-    assert [(e.reason, e.message, e.warning) for e in report.tell_changes(before, after, decision, NOW)] == [
+    assert [(e.reason, e.message, e.warning) for e in report.describe_changes(before, after, decision, NOW)] == [
         ("MemberLost", "digits-worker-1 (rank 1) is lost: its pod is gone", True),
         ("WorldChanged", "generation 2 from 2 to 1 pods: a member was lost", False),
     ]
-    assert report.tell_changes(after, after, decision, NOW) == ()
+    assert report.describe_changes(after, after, decision, NOW) == ()

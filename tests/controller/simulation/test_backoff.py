@@ -190,7 +190,9 @@ def test_a_condition_says_what_fails_and_when_it_is_tried_again() -> None:
     assert running is not None
     assert (found.status, found.reason, found.message) == ("True", running.reason, running.message)
     assert found.reason == "BackOff"
-    assert f"failures in a row without progress; tried again at {noted.until}; last: digits-worker-" in found.message
+    assert (
+        f"consecutive failures without progress; next attempt at {noted.until}; last: digits-worker-" in found.message
+    )
     assert "exit code 137" in found.message
     cluster.default_behaviour = ""
     cluster.run(300)

@@ -31,7 +31,7 @@ def test_success_of_all() -> None:
     assert is_complete(cluster)
     found = cluster.status.condition("Complete")
     assert found is not None
-    assert found.message == "all 4 members ended well"
+    assert found.message == "all 4 members succeeded"
     assert cluster.status.phase == "Complete"
     assert cluster.status.completion_time is not None
     cluster.run(60)

@@ -258,7 +258,9 @@ def test_a_command_without_an_agent_is_told_after_a_minute() -> None:
     assert cluster.condition("Degraded") == ("True", "NoAgent")
     found = cluster.status.condition("Degraded")
     assert found is not None
-    assert found.message.startswith("digits-worker-0, digits-worker-1: the command runs, and no elastic agent")
+    assert found.message.startswith(
+        "digits-worker-0, digits-worker-1: the command has been running for 60 s, but no elastic agent"
+    )
     assert "torchrun" in found.message
     assert "NoAgent" in cluster.told_events()
 
@@ -311,7 +313,7 @@ def test_an_agent_that_does_not_leave_an_old_world_is_replaced() -> None:
     assert cluster.size == 3
     cluster.run(120)
     assert cluster.size == 4
-    assert ("digits-worker-3", "its agent does not answer", False) in cluster.removed
+    assert ("digits-worker-3", "its agent does not respond", False) in cluster.removed
 
 
 def test_an_agent_that_never_starts_the_first_world_is_replaced() -> None:

@@ -128,7 +128,7 @@ def test_dead_node_is_replaced_without_a_terminating_deadlock() -> None:
     assert cluster.run_until(lambda: cluster.size == 3) < 8, "by the agents' silence, not by the node's status"
     cluster.run_until(lambda: cluster.size == 4)
     cluster.run(60)
-    assert ("digits-worker-2", "its node or its processes do not answer", True) in cluster.removed
+    assert ("digits-worker-2", "its node or its processes do not respond", True) in cluster.removed
     assert [m.node for m in cluster.status.rendezvous.members][-1] == "node4"
     assert cluster.status.restarts.infrastructure == 1
     cluster.run(300)

@@ -287,7 +287,7 @@ def test_agent_that_never_answers_again_is_replaced() -> None:
     cluster.pause(2, 10_000.0)
     cluster.run_until(lambda: cluster.size == 3)
     cluster.run(40)
-    assert ("digits-worker-2", "its agent does not answer", False) in cluster.removed
+    assert ("digits-worker-2", "its agent does not respond", False) in cluster.removed
     cluster.run_until(lambda: cluster.size == 4)
 
 
