@@ -2,8 +2,8 @@
 
 SHELL := /bin/bash
 PYTHON ?= python3
-# Test processes: one a core, at most four. Each has a control plane of its own.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
+# Test processes: one more than cores, as tests also wait; at most four. Each has a control plane of its own.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n > 3 ? 4 : n + 1)))
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -11,7 +11,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench torch-matrix clean
+.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench torch-matrix clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ demo-session: setup ## The same story with a script that keeps its memory over e
 
 test: setup ## Run all tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-long: setup ## Run what `make test` leaves out for its time: further cases of the slowest tests.
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --long -m "long and not container" $(PYTEST_ARGS)
 
 test-unit: setup ## Run only the tests that need no cluster and start no training processes.
 	@$(PY) -m pytest tests/controller tests/test_layout.py -m "not cluster" $(PYTEST_ARGS)

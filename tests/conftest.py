@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis
+import pytest
 
 from devcluster_fixture import audited, cluster, cluster_factory, namespace
 from operator_fixture import jobs, lasting_operator, operator, operator_factory
@@ -22,3 +23,12 @@ __all__ = [
 hypothesis.settings.register_profile("default", max_examples=40, stateful_step_count=15, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=10_000, stateful_step_count=15, print_blob=True)
 hypothesis.settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked `long` too")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "long" in item.keywords and not item.config.getoption("--long"):
+        pytest.skip("long, and a shorter test covers the same code: `make test-long`")

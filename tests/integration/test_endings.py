@@ -37,7 +37,7 @@ def endings_spec(mode: str, *, max_restarts: int = 0, **changes: Any) -> dict[st
     ("mode", "code", "last"),
     [
         pytest.param("exit", 3, "rank 1 of 2 comes to its end", id="exit code"),
-        pytest.param("segfault", 139, "exitcode: -11", id="signal"),
+        pytest.param("segfault", 139, "exitcode: -11", id="signal", marks=pytest.mark.long),
     ],
 )
 def test_a_failed_job_leaves_its_logs(jobs: Jobs, mode: str, code: int, last: str) -> None:

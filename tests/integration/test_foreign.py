@@ -49,8 +49,15 @@ def lose(jobs: Jobs, cluster: Cluster, name: str, index: int) -> None:
     cluster.kill_pod(jobs.namespace, member["pod"], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-@pytest.mark.parametrize("index", [pytest.param(1, id="follower"), pytest.param(0, id="host")])
+@pytest.mark.parametrize(
+    ("backend", "index"),
+    [
+        pytest.param("c10d", 1, id="c10d-follower", marks=pytest.mark.long),
+        pytest.param("c10d", 0, id="c10d-host"),
+        pytest.param("static", 1, id="static-follower"),
+        pytest.param("static", 0, id="static-host", marks=pytest.mark.long),
+    ],
+)
 def test_a_job_recovers_from_a_loss(jobs: Jobs, cluster: Cluster, tmp_path: Path, backend: str, index: int) -> None:
     jobs.create("own", spec_of(tmp_path, backend, free_port()))
     known = await_training(tmp_path)

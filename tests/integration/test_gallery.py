@@ -80,6 +80,7 @@ def by_rank(said: list[Facts]) -> list[Facts]:
 Play = Callable[[str, Run], list[Facts]]
 
 
+@pytest.mark.long
 def test_launched_takes_the_elastic_path(play: Play) -> None:
     said = play("basics-launched", Run(2))
     assert [(facts["path"], facts["worldSize"]) for facts in said] == [("elastic", 2), ("elastic", 2)]
@@ -91,6 +92,7 @@ def test_backend_trains_as_one_process_would(play: Play) -> None:
     assert max(first["difference"], second["difference"]) < 1e-5
 
 
+@pytest.mark.long
 def test_groups(play: Play) -> None:
     ranks = by_rank(play("basics-groups", Run(3)))
     assert [facts["token"] for facts in ranks] == [1, 2, 3]
@@ -99,6 +101,7 @@ def test_groups(play: Play) -> None:
     assert [facts.get("even") for facts in ranks] == [2, None, 2]
 
 
+@pytest.mark.long
 def test_gathering(play: Play) -> None:
     ranks = by_rank(play("basics-gathering", Run(3)))
     for facts in ranks:
@@ -108,6 +111,7 @@ def test_gathering(play: Play) -> None:
     assert [facts["gather"] for facts in ranks] == [[0, 1, 2], None, None]
 
 
+@pytest.mark.long
 def test_the_agent_meets_before_it_assigns_ranks_and_starts(play: Play) -> None:
     (said,) = play("basics-agent", Run(1))
     assert said["steps"] == ["rendezvous", "ranks", "processes"]
@@ -156,11 +160,13 @@ def test_the_session_has_the_same_result_on_all_ranks(play: Play) -> None:
     assert first == second >= 0.9
 
 
+@pytest.mark.long
 def test_rpc_asks_every_rank(play: Play) -> None:
     (said,) = play("rpc", Run(2))
     assert (said["worldSize"], said["total"]) == (2, sum(number**2 for number in range(12)))
 
 
+@pytest.mark.long
 def test_spawn_is_not_elastic(play: Play) -> None:
     said = by_rank(play("spawn", Run(1)))
     assert [(line["rank"], line["elastic"], line["total"]) for line in said] == [(0, False, 3), (1, False, 3)]

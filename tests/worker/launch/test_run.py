@@ -21,7 +21,9 @@ from worker.fake_pods import BIN, STEPS, Pod, Pods, Steps
 
 pytestmark = pytest.mark.timeout(240)
 PROGRAMS = Path(__file__).parents[1] / "programs"
-LAUNCHERS = ("elasticjob-run", "torchrun")
+OURS = "elasticjob-run"
+LAUNCHERS = (OURS, "torchrun")
+OFTEN_OURS = (OURS, pytest.param("torchrun", marks=pytest.mark.long))  # of what both do by the same code
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -56,7 +58,7 @@ def test_when_a_standby_is_forked(arguments: list[str], environ: dict[str, str],
     assert fork_server.is_wanted(arguments, {"ELASTICJOB_HUB_URL": "ws://hub:1", **environ}) is expected
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", OFTEN_OURS)
 def test_a_failed_preflight_is_reported_and_ends_the_pod(hub: FakeHub, pods: Pods, launcher: str) -> None:
     env: dict[str, str | None] = {"ELASTICJOB_PREFLIGHT": "Node", "GLOO_SOCKET_IFNAME": "nowhere0"}
     pod = pods.start("pod-0", str(STEPS), "--out", "out", launcher=launcher, env=env)
@@ -87,7 +89,7 @@ def test_an_unknown_preflight_level_is_one_clear_error(pods: Pods) -> None:
     assert "Traceback" not in pod.log
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", OFTEN_OURS)
 def test_the_workers_die_with_their_agent(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
     hub.set_size(1)
     pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher=launcher)
@@ -178,7 +180,7 @@ def find_standby(pod: Pod) -> psutil.Process:
     return min(pod.workers(), key=lambda process: process.pid)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", OFTEN_OURS)
 def test_without_its_standby_it_starts_workers_cold(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
     out = tmp_path / "out"
     members = [pods.start(f"pod-{i}", str(STEPS), "--out", str(out), launcher=launcher) for i in range(2)]

@@ -94,7 +94,7 @@ def test_a_script_without_a_session_is_started_in_a_world(hub: FakeHub, pods: Po
     assert not hub.agents["pod-0"].state["inProcess"]
 
 
-@pytest.mark.parametrize("setting", ["0", "1"])
+@pytest.mark.parametrize("setting", ["0", pytest.param("1", marks=pytest.mark.long)])
 def test_the_author_may_decide(hub: FakeHub, pods: Pods, steps: Steps, setting: str) -> None:
     env: dict[str, str | None] = {"ELASTICJOB_IN_PROCESS": setting}
     hub.set_size(1)
@@ -108,7 +108,9 @@ def test_the_author_may_decide(hub: FakeHub, pods: Pods, steps: Steps, setting: 
     assert len(survivors) == (1 if setting == "1" else 2)
 
 
-@pytest.mark.parametrize("victims", [pytest.param([0], id="rank 0"), pytest.param([1, 2], id="two at once")])
+@pytest.mark.parametrize(
+    "victims", [pytest.param([0], id="rank 0"), pytest.param([1, 2], id="two at once", marks=pytest.mark.long)]
+)
 def test_a_loss_repeats_at_most_one_step(hub: FakeHub, pods: Pods, steps: Steps, victims: list[int]) -> None:
     hub.set_size(3)
     story = Story(hub, pods, steps)
@@ -177,6 +179,7 @@ def test_a_crashed_worker_comes_back_as_a_newcomer(hub: FakeHub, pods: Pods, ste
     assert now[1] != workers[1]
 
 
+@pytest.mark.long
 def test_the_loss_curve_does_not_depend_on_the_world(hub: FakeHub, pods: Pods, steps: Steps, tmp_path: Path) -> None:
     """A run that grows and loses a member ends where an undisturbed one does: constant global batch."""
     fixed: dict[str, str | None] = {"FIXED": "1"}
@@ -232,7 +235,12 @@ def test_a_compiled_model_survives(hub: FakeHub, pods: Pods, steps: Steps) -> No
     ("where", "said"),
     [
         pytest.param("--step-seconds", "the world broke (a member was lost)", id="after a step: the agent tells"),
-        pytest.param("--before-seconds", "the world broke (", id="before a step: the agent, or the next collective"),
+        pytest.param(
+            "--before-seconds",
+            "the world broke (",
+            id="before a step: the agent, or the next collective",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_loss_is_noticed_by_a_script_that_sleeps(
@@ -272,7 +280,13 @@ EVENTS = ("grow", "shrink", "kill")
 SCHEDULES = [(seed, random.Random(seed).choices(EVENTS, k=length)) for seed, length in ((8, 3), (5, 2))]
 
 
-@pytest.mark.parametrize(("seed", "schedule"), SCHEDULES, ids=["-".join(events) for _, events in SCHEDULES])
+@pytest.mark.parametrize(
+    ("seed", "schedule"),
+    [
+        pytest.param(*SCHEDULES[0], id="grow-kill-grow"),
+        pytest.param(*SCHEDULES[1], id="shrink-kill", marks=pytest.mark.long),
+    ],
+)
 def test_any_schedule_gives_the_undisturbed_curve(
     hub: FakeHub, pods: Pods, steps: Steps, tmp_path: Path, seed: int, schedule: list[str]
 ) -> None:

@@ -125,7 +125,7 @@ def test_shards_are_cut_anew_or_read_again(play: Play) -> None:
     play.check_numbers(below=alone.generation)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_copies_of_shards_outlive_a_loss(play: Play, seed: int) -> None:
     dice = random.Random(seed)
     play.hub.set_size(4)
