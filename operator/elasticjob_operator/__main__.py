@@ -18,7 +18,7 @@ import click
 try:
     import uvloop
 except ModuleNotFoundError:  # it comes with kopf and the others that only the operator needs
-    sys.exit("error: uvloop is missing: pip install 'elasticjob-operator[operator]'")
+    sys.exit("error: uvloop is not installed: pip install 'elasticjob-operator[operator]'")
 
 from elasticjob_operator import __version__
 from elasticjob_operator.api import bounds, crd
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--namespace", "-n", "namespaces", multiple=True, help="Look after this namespace only; repeatable.")
+@click.option("--namespace", "-n", "namespaces", multiple=True, help="Manage only this namespace; repeatable.")
 @click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: in-cluster, else ~/.kube.")
 @click.option("--context", help="Context of the kubeconfig.")
 @click.option(
@@ -57,16 +57,16 @@ def main() -> None:
     envvar="POD_NAMESPACE",
     default="default",
     show_default=True,
-    help="Where Lease and certificate live.",
+    help="Namespace of the Lease and the certificate.",
 )
 @click.option("--hub-host", default="0.0.0.0", show_default=True, help="Address the hub listens on.")  # noqa: S104
 @click.option("--hub-port", default=8443, show_default=True, help="Port the hub listens on; 0: any free one.")
-@click.option("--hub-url", default="", help="What workers are told, ws://host:port or wss://host:port.")
+@click.option("--hub-url", default="", help="URL for the workers, ws://host:port or wss://host:port.")
+@click.option("--hub-service", default="", help="[namespace/]name of the hub's Service; workers use its cluster IP.")
 @click.option(
-    "--hub-service", default="", help="[namespace/]name of the Service before the hub; its cluster IP is used."
+    "--pod-address", envvar="POD_IP", default="", help="Address of this replica, for the Service without selector."
 )
-@click.option("--pod-address", envvar="POD_IP", default="", help="Where the Service without selector is to lead.")
-@click.option("--tls-secret", default="", help="Secret with the hub's certificate; made where it does not exist.")
+@click.option("--tls-secret", default="", help="Secret with the hub's certificate; created if it does not exist.")
 @click.option("--http-host", default="0.0.0.0", show_default=True, help="Address of health and metrics.")  # noqa: S104
 @click.option("--http-port", default=8080, show_default=True, help="Port of /healthz, /readyz and /metrics.")
 @click.option(
@@ -75,7 +75,9 @@ def main() -> None:
     callback=lambda context, option, value: _checked_address(value),
     help="host:port for /metrics alone, or off. Default: the port of /healthz.",
 )
-@click.option("--leader-election/--no-leader-election", default=True, show_default=True, help="Needed by two replicas.")
+@click.option(
+    "--leader-election/--no-leader-election", default=True, show_default=True, help="Required with several replicas."
+)
 @click.option("--lease-name", default="elasticjob-operator", show_default=True, help="Name of the Lease.")
 @click.option(
     "--lease-seconds",
@@ -89,13 +91,15 @@ def main() -> None:
     type=click.FloatRange(min=1),
     default=3600.0,
     show_default=True,
-    help="How often the hub's certificate is looked at, and renewed where that is due.",
+    help="How often the hub's certificate is checked, and renewed if that is due.",
 )
 @click.option("--identity", envvar="POD_NAME", default="", help="Name of this replica in the Lease.")
-@click.option("--runtime-image", default="", help="Image that holds the injectable runtime.")
-@click.option("--worker-image", default="", help="Worker image that has the runtime built in.")
+@click.option("--runtime-image", default="", help="Image with the injectable runtime.")
+@click.option("--worker-image", default="", help="Worker image with the runtime built in.")
 @click.option("--image-pull-policy", default="IfNotPresent", show_default=True, help="For the runtime image.")
-@click.option("--heartbeat-timeout", default=5.0, show_default=True, help="Seconds of silence that make an agent lost.")
+@click.option(
+    "--heartbeat-timeout", default=5.0, show_default=True, help="Seconds of silence after which an agent is lost."
+)
 @click.option(
     "--stable-seconds",
     default=60.0,
@@ -107,13 +111,13 @@ def main() -> None:
     "--max-replicas-per-job",
     default=bounds.Limits().replicas,
     show_default=True,
-    help="Pods that one job may ask for, spares included.",
+    help="Limit of pods for one job, including spares.",
 )
 @click.option(
     "--max-template-bytes",
     default=bounds.Limits().template_bytes,
     show_default=True,
-    help="Size of the pod template that one job may have, as compact JSON.",
+    help="Size limit of a job's pod template, as compact JSON.",
 )
 @click.option(
     "--log-format", type=click.Choice(["human", "json"]), default="human", show_default=True, help="Log lines."
@@ -123,10 +127,10 @@ def main() -> None:
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="How much is said.",
+    help="Log level.",
 )
 def run(log_format: str, log_level: str, **options: Any) -> None:
-    """Run the operator until it is told to stop (SIGTERM, SIGINT) or loses its Lease."""
+    """Run the operator until it is stopped (SIGTERM, SIGINT) or loses its Lease."""
     set_up_logging(log_format, log_level)
     options["identity"] = f"{options['identity'] or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     options["namespaces"] = tuple(options["namespaces"])
@@ -155,7 +159,7 @@ async def _run(options: Options) -> int:
     try:
         api = await Api.connect(options.kubeconfig, options.context, parallel=options.parallel, user_agent=user_agent)
     except Exception as error:
-        message = f"no cluster to connect to ({error}): give --kubeconfig, or run inside a cluster"
+        message = f"no cluster to connect to ({error}): set --kubeconfig, or run inside a cluster"
         raise UsageError(message) from None
     try:
         operator = Operator(options, api)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """The operator cannot run as asked; the message says what to change."""
+    """The operator cannot run as configured; the message names the remedy."""

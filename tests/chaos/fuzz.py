@@ -73,7 +73,7 @@ def _look_at(stage: Stage, jobs: dict[str, dict[str, Any]], report: Report) -> N
     if made > 5 * len(jobs):
         report.violations.append(f"{made} requests in 5 s: {stage.proxy.count(before).most_common(6)}")
     log = stage.operator.log
-    report.violations += [f"the operator: {w!r} in {log[-3000:]}" for w in ("defect", "Traceback") if w in log]
+    report.violations += [f"the operator: {w!r} in {log[-3000:]}" for w in ("this is a bug", "Traceback") if w in log]
     if stage.operator.crashes:
         report.violations.append(f"the operator ended by itself: {log[-3000:]}")
 

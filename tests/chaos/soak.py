@@ -62,7 +62,7 @@ def run(cluster: Cluster, lane: Lane, seed: int, seconds: float, jobs: int, work
             report.violations.append(f"it grows: {first} → {last}")
         if last["rss"] > first["rss"] * 1.3 + 20:
             report.violations.append(f"memory grows: {first} → {last}")
-        if stage.operator.crashes or "defect" in stage.operator.log:
+        if stage.operator.crashes or "this is a bug" in stage.operator.log:
             report.violations.append(f"the operator met a defect: {stage.operator.log[-2000:]}")
         for name in names:
             with contextlib.suppress(KubeError):

@@ -18,7 +18,7 @@ FILES_SPARE = 40
 BUSY_SECONDS = 0.05  # that the event loop may compute at a stretch; CPU time, on a machine at its full speed
 LAG_FACTOR, LAG_SPARE = 3.0, 1.0  # of the event loop: as with pauses; whoever does harm shares two cores with it
 PROVOKED_SECONDS = 30.0  # a Lease that is lost so long after the suite touched it was lost for that
-LOST = "the Lease is lost"
+LOST = "lost the Lease"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 LOUD = re.compile(r"^\S+ (WARNING|ERROR|CRITICAL)\b")
 
@@ -154,7 +154,7 @@ def find_bad_lines(name: str, text: str) -> list[str]:
     """Defects, tracebacks, and characters that a terminal would obey."""
     wrong = []
     for line in text.split("\n"):
-        if "defect" in line or line.startswith("Traceback"):
+        if "this is a bug" in line or line.startswith("Traceback"):
             wrong.append(f"{name}: {line[:300]}")
         elif CONTROL.search(line):
             wrong.append(f"{name}: a line with control characters: {line[:300]!r}")

@@ -52,8 +52,8 @@ def test_a_deletion_of_what_others_made_is_seen(requests: list[Audited], wrong: 
     ("end", "fair"),
     [
         pytest.param(Exit(10, "a", -9, True), True, id="killed-by-the-suite"),
-        pytest.param(Exit(10, "a", 1, False, "WARNING the Lease is lost; x"), True, id="its-Lease-was-taken"),
-        pytest.param(Exit(90, "a", 1, False, "WARNING the Lease is lost; x"), False, id="lost-and-nobody-took-it"),
+        pytest.param(Exit(10, "a", 1, False, "WARNING lost the Lease; x"), True, id="its-Lease-was-taken"),
+        pytest.param(Exit(90, "a", 1, False, "WARNING lost the Lease; x"), False, id="lost-and-nobody-took-it"),
         pytest.param(Exit(10, "a", 1, False, "RecursionError"), False, id="an-error"),
         pytest.param(Exit(10, "a", 0, False), False, id="ended-well-unasked"),
     ],
@@ -115,7 +115,7 @@ def test_lines_that_no_operator_may_write_are_seen() -> None:
     assert find_bad_lines("a", "12:00:00.000 INFO    all is well: größer\n") == []
     for bad in (
         "Traceback (most recent call last):",
-        "x: the pass failed; this is a defect",
+        "x: reconciling failed; this is a bug",
         "name \x1b[2J",
         "x \x9b31m",
     ):

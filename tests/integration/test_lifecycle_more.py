@@ -229,7 +229,9 @@ class TestOtherControllers:
         """The first write fails, and the pods are there: it is tried again."""
         jobs.create("gang", gang_spec(minReplicas=2))
         wait_for(lambda: jobs.condition("gang", "Degraded").get("reason") == "NotServed", "it is told")
-        assert "scheduling.volcano.sh/v1beta1 is not served here" in jobs.condition("gang", "Degraded")["message"]
+        assert (
+            "the cluster does not serve scheduling.volcano.sh/v1beta1" in jobs.condition("gang", "Degraded")["message"]
+        )
         wait_for(lambda: len(jobs.pods("gang")) == 3, "all pods exist")
         with served_pod_groups(cluster):
             wait_for(lambda: minimum(jobs) == 2, "the PodGroup exists")

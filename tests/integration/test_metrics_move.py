@@ -152,7 +152,7 @@ def test_limits_and_the_loop_are_told(watched: Watched) -> None:
     series = watched.scrape()
     limits = {labels["stage"]: value for labels, value in series["elasticjob_hub_places_limit"]}
     assert limits["agents"] > 0 and limits.keys() == {"newcomers", "strangers", "pending", "agents"}
-    assert f"room for {limits['agents']:.0f} agents" in watched.operator.log
+    assert f"open files allows {limits['agents']:.0f} agents" in watched.operator.log
     before = watched.sum_of("elasticjob_event_loop_lag_seconds_count")
     began = time.monotonic()
     wait_for(lambda: watched.sum_of("elasticjob_event_loop_lag_seconds_count") > before + 5, "the loop is looked at")

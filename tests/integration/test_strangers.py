@@ -79,7 +79,7 @@ def test_objects_with_stolen_labels_are_left_alone_and_named(jobs: Jobs, operato
         return all(any(f" {path.rpartition('/')[2]} " in m for m in said) for path in paths)
 
     wait_for(told, "every one of them is named in an event")
-    assert all(f" {path.rpartition('/')[2]} carries the operator's label" in operator.log for path in paths)
+    assert all(f" {path.rpartition('/')[2]} has the operator's label" in operator.log for path in paths)
     # The job shrinks and grows: what goes and what is made are its own pods.
     jobs.scale("mine", 2)
     grown = jobs.await_world("mine", 2, above=before["rendezvous"]["generation"])

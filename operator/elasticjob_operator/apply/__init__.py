@@ -1,4 +1,4 @@
-"""Carries a plan out, in the one safe order, and builds the objects that are sent.
+"""Carries out a plan in the only safe order, and builds the objects to send.
 
-No decisions: what should be done is in the plan.
+Makes no decisions: the plan contains them.
 """

@@ -1,8 +1,8 @@
-"""Carries a plan out. No policy lives here: the order of the steps is the only thing it knows.
+"""Carries out a plan. It contains no policy, only the order of the steps.
 
-The order makes a crash between any two steps harmless. What has to be remembered (a new generation, a charged failure)
-is in the status before anything rests on it: agents hear of a generation and pods are deleted only after the patch.
-409 on create and 404 on delete mean done.
+The order makes a crash between any two steps harmless. State that must survive (a new generation, a charged failure) is
+written to the status first: agents get a generation, and pods are deleted, only after the patch.
+409 on create and 404 on delete mean success.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import batches, manifests, refusals
-from elasticjob_operator.apply.events import Teller
+from elasticjob_operator.apply.events import EventRecorder
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
@@ -31,45 +31,45 @@ from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
 
 logger = logging.getLogger(__name__)
 
-MOST_CREATIONS = 500  # pods in one pass: the job may have changed, or be gone, before the rest
-# A pod must not run before its rules and its certificate exist; for the rest nobody waits.
+MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
+# A pod must not start before its network policy and certificate exist; other objects can come later.
 _URGENT_CHILDREN = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
 
 
 _NOT_SERVED = (
-    "{} is not served here, so there is no PodGroup: install the scheduler that spec.template.spec.schedulerName "
-    "names, or leave that field out"
+    "the cluster does not serve {}, so no PodGroup was created: install the scheduler named in "
+    "spec.template.spec.schedulerName, or remove that field"
 )
 
 
-class Speaker(Protocol):
-    """The hub, as far as a plan needs it."""
+class DirectiveSink(Protocol):
+    """The part of the hub that a plan needs."""
 
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the API server said of the writes: (reason, message) where it will not have something."""
+    """The result of the writes; `problem` is (reason, message) if the API server rejected one."""
 
     problem: tuple[str, str] | None = None
-    is_held: bool = False  # a pod's name still belongs to one that is going
+    is_held: bool = False  # a pod's name is still taken by a terminating pod
 
 
 class Applier:
     """Writes plans to one API server."""
 
-    def __init__(self, api: Api, cache: Cache, hub: Speaker, settings: manifests.Settings, reporter: str) -> None:
+    def __init__(self, api: Api, cache: Cache, hub: DirectiveSink, settings: manifests.Settings, reporter: str) -> None:
         self._api = api
         self._cache = cache
         self._hub = hub
         self.settings = settings
-        self.teller = Teller(api, reporter)
+        self.recorder = EventRecorder(api, reporter)
         self.policy_version = "policy/v1"
         self._held: set[JobKey] = set()
 
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
-        """Carries the plan out; raises ApiError where it has to be tried again."""
+        """Carry out the plan. Raises ApiError if it has to be retried."""
         self._held.discard(job.key)
         if not plan.announces:
             self._hub.direct(job.key, plan.directives)
@@ -81,13 +81,13 @@ class Applier:
             self._hub.direct(job.key, plan.directives)
         gone = [self._delete_pod(job, d) for d in plan.delete] + [self._remove(job, c) for c in plan.remove]
         await _gather(gone)
-        self.teller.tell(job, plan.events, now)
+        self.recorder.record(job, plan.events, now)
         if plan.delete_job:
             await self._delete_job(job)
         return Outcome(problem, job.key in self._held)
 
     async def _write(self, job: Job, version: str, plan: Plan) -> list[ApiError]:
-        """What is made, beside the one write of the job; returns what was refused, when all of it has ended."""
+        """Write the objects and the job concurrently; return the rejected writes once all have completed."""
         children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
         pods = (functools.partial(self._create_pod, job, new) for new in plan.create[:MOST_CREATIONS])
         made, failed, written = await asyncio.gather(
@@ -104,7 +104,7 @@ class Applier:
         return made + _refused(failed)
 
     async def look_again(self, job: Job, pod: Pod) -> None:
-        """Whether a pod that has to be gone by now is gone: no watch may have told."""
+        """Read an overdue pod, whose deletion the watch may have missed, and update the cache."""
         path = path_of("v1", "pods", job.namespace, pod.name)
         try:
             raw = await self._api.request("GET", path)
@@ -120,7 +120,7 @@ class Applier:
     # The job.
 
     async def _write_job(self, job: Job, version: str, plan: Plan) -> None:
-        """`spec.replicas` before the status: it makes a new generation, which the status then names at once."""
+        """Write `spec.replicas` before the status: it changes metadata.generation, which the status refers to."""
         status = plan.status
         if plan.set_replicas is None:
             await self._patch_status(job, version, status, plan.keep)
@@ -130,7 +130,7 @@ class Applier:
         except ApiError as error:
             if not refusals.is_refusal(error):
                 raise
-            logger.warning("%s/%s: spec.replicas cannot be filled in: %s", job.namespace, job.name, error)
+            logger.warning("%s/%s: cannot set the default of spec.replicas: %s", job.namespace, job.name, error)
             await self._patch_status(job, version, status, plan.keep)
             return
         if status.observed_generation == job.generation:
@@ -138,7 +138,7 @@ class Applier:
         await self._patch_status(job, str(metadata["resourceVersion"]), status, plan.keep)
 
     async def _set_replicas(self, job: Job, version: str, replicas: int) -> Mapping[str, Any]:
-        """Fills in what the scale subresource needs to exist; returns the job's new metadata."""
+        """Set `spec.replicas`, which the scale subresource requires; return the job's new metadata."""
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
         body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "spec": {"replicas": replicas}}
         raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
@@ -147,19 +147,19 @@ class Applier:
         return metadata
 
     async def _patch_status(self, job: Job, version: str, status: api.Status, keep: Sequence[str]) -> None:
-        if status == job.status:  # also where others write it: their fields are not ours to complete
+        if status == job.status:  # even if others write to it: their fields are not the operator's
             return
         patch = manifests.status_patch(job, status, keep)
         if not patch:
             return
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
-        # The version makes sure that the decision was made on the latest state; the UID, on this very job.
+        # The resourceVersion ensures that the decision used the latest state; the UID, that it is the same job.
         body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
         raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
         self._cache.put_job(raw)
 
     async def _confirm(self, job: Job) -> None:
-        """Raises ApiError where the job is gone or going."""
+        """Raises ApiError if the job no longer exists or is being deleted."""
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
         raw = await self._api.request("GET", path, urgency=Urgency.NOW)
         self._cache.put_job(raw)
@@ -187,7 +187,7 @@ class Applier:
             await self._look_at(job, body["metadata"]["name"])
 
     async def _look_at(self, job: Job, name: str) -> None:
-        """The name is taken: by a pod of ours that the watch has not told of yet, or by somebody else's."""
+        """The name is taken: read the pod, which is either this job's (not in the cache yet) or another's."""
         try:
             raw = await self._api.request("GET", path_of("v1", "pods", job.namespace, name))
         except ApiError as error:
@@ -200,7 +200,9 @@ class Applier:
         elif metadata.get("deletionTimestamp") is not None:
             self._held.add(job.key)
         else:
-            raise ApiError(409, "NameTaken", f"a pod named {name} exists that is not this job's: rename it or the job")
+            raise ApiError(
+                409, "NameTaken", f"a pod named {name} exists, but does not belong to this job: rename it or the job"
+            )
 
     async def _delete_pod(self, job: Job, deletion: Deletion) -> None:
         path = path_of("v1", "pods", job.namespace, deletion.name)
@@ -224,7 +226,7 @@ class Applier:
             raw = await self._api.request("POST", path, body, urgency=urgency)
         except ApiError as error:
             if error.status == 404 and child.kind is not Kind.POD_GROUP:
-                logger.warning("%s is not served here; going on without", body["apiVersion"])
+                logger.warning("the cluster does not serve %s; continuing without it", body["apiVersion"])
                 self._cache.put_child(child.kind.value, body, is_sound=True)
                 return
             if error.status == 404 and not error.message.startswith("namespaces "):
@@ -235,11 +237,11 @@ class Applier:
         self._cache.put_child(child.kind.value, raw, is_sound=True)
 
     async def _update(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
-        """The name is taken: brings what is there into the form of `body` where it is this job's."""
+        """The name is taken: update the object to match `body` if it belongs to this job."""
         path = path_of(body["apiVersion"], manifests.resource_of(child).plural, job.namespace, child.name)
         found = await self._api.request("GET", path)
         if ownership.owner_of(found["metadata"])[1] != job.uid:
-            message = f"a {child.kind} named {child.name} exists that is not this job's: rename it or the job"
+            message = f"a {child.kind} named {child.name} exists, but does not belong to this job: rename it or the job"
             raise ApiError(409, "NameTaken", message)
         change = manifests.correct_child(child.kind, found, body)
         if not change:
@@ -257,7 +259,7 @@ class Applier:
         self._cache.drop_child(child.kind.value, job.namespace, job.name, child.name)
 
     async def _unless_gone(self, call: Awaitable[Any]) -> Any:
-        """404: gone already. 409: the UID is another's, so ours is gone."""
+        """Treat 404 (already deleted) and 409 (another UID, so the object was replaced) as success."""
         try:
             return await call
         except ApiError as error:
@@ -267,19 +269,19 @@ class Applier:
 
 
 def _lingers(raw: Mapping[str, Any]) -> bool:
-    """Whether the reply to a deletion shows a pod that goes through its grace period."""
+    """Whether the response to a deletion shows a pod in its grace period."""
     metadata = raw.get("metadata") or {}
     return metadata.get("deletionTimestamp") is not None and metadata.get("deletionGracePeriodSeconds") != 0
 
 
 async def _gather(calls: Sequence[Awaitable[None]]) -> list[ApiError]:
-    """All of them, side by side. The first error that a second try may mend is raised after all have ended."""
+    """Run all calls concurrently. Raises the first retryable error after all have completed."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     return _refused([result for result in results if isinstance(result, BaseException)])
 
 
 def _refused(errors: Sequence[BaseException]) -> list[ApiError]:
-    """What the API server will not have; raises the first error that a second try may mend."""
+    """The rejected writes. Raises the first retryable error."""
     refused: list[ApiError] = []
     for error in errors:
         if not isinstance(error, ApiError) or not refusals.is_refusal(error):

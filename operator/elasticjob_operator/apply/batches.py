@@ -1,8 +1,7 @@
-"""Many equal calls, side by side: ever more while they succeed, none after the first that fails.
+"""Slow start for many similar calls: concurrency grows while they succeed, and no call starts after a failure.
 
-Where one pod is refused (quota, admission, a template that is wrong), a thousand would be. So a few are asked for
-first, and each that is made lets one more go beside it: the width doubles with every round trip, and a small job waits
-for one.
+If one pod is rejected (quota, admission, an invalid template), a thousand would be. So a few calls start first, and
+each success allows one more: concurrency doubles with every round trip, and a small job needs only one.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-FIRST = 8  # the size of many a job: all of it in one round trip, and as few refusals as that a try
+FIRST = 8  # many jobs are not larger: one round trip, and at most this many rejections
 MOST = 32
 
 
 async def run_all(
     calls: Iterable[Callable[[], Awaitable[None]]], *, first: int = FIRST, most: int = MOST
 ) -> list[BaseException]:
-    """Returns the errors when nothing is under way any more. A call is not made before its turn."""
+    """Run the calls; return their errors once none is in flight. A call is not created before its turn."""
     waiting = iter(calls)
     errors: list[BaseException] = []
     running: set[asyncio.Future[None]] = set()

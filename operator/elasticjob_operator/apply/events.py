@@ -1,4 +1,4 @@
-"""Writes events on jobs, in the background: nobody waits for them, and one job cannot fill the cluster with them."""
+"""Writes Kubernetes events for jobs in the background, with a rate limit per job."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from elasticjob_operator.rest.request import path_of
 
 logger = logging.getLogger(__name__)
 
-UNTOLD = 1000  # events that wait to be written; more are left out
+MAX_WAITING = 1000  # events that may wait to be written; further ones are dropped
 
 
-class Teller:
-    """Tells people what happens to their jobs."""
+class EventRecorder:
+    """Records events of jobs."""
 
     def __init__(self, api: Api, reporter: str, clock: Callable[[], float] = time.time) -> None:
         self._api = api
         self._reporter = reporter
         self._clock = clock
         self._filter = event_rate.SpamFilter()
-        self._telling: set[asyncio.Task[None]] = set()
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # by the UID of a job of which events wait
+        self._writing: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by the UID of jobs with waiting events
 
     async def close(self) -> None:
-        """Gives the last events a moment."""
+        """Wait a moment for the last events to be written."""
         for timer in self._timers.values():
             timer.cancel()
-        if self._telling:
-            await asyncio.wait(self._telling, timeout=1.0)
-        for task in self._telling:
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=1.0)
+        for task in self._writing:
             task.cancel()
 
-    def tell(self, job: Job, events: Iterable[Event], now: float) -> None:
+    def record(self, job: Job, events: Iterable[Event], now: float) -> None:
         for event in events:
             told = self._filter.offer(job.uid, event, now)
             if told is not None:
@@ -54,9 +54,9 @@ class Teller:
 
     def _look_later(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[job.uid] = loop.call_later(1 / event_rate.PER_SECOND, self._tell_held, job)
+        self._timers[job.uid] = loop.call_later(1 / event_rate.PER_SECOND, self._record_held, job)
 
-    def _tell_held(self, job: Job) -> None:
+    def _record_held(self, job: Job) -> None:
         del self._timers[job.uid]
         now = self._clock()
         told = self._filter.release(job.uid, now)
@@ -66,13 +66,13 @@ class Teller:
             self._look_later(job)
 
     def _write_later(self, job: Job, told: event_rate.Told, now: float) -> None:
-        if len(self._telling) < UNTOLD:
+        if len(self._writing) < MAX_WAITING:
             task = asyncio.create_task(self._write(job, told, now))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
 
     async def _write(self, job: Job, told: event_rate.Told, now: float) -> None:
-        """Events are for people: one that cannot be written is no reason to do anything again."""
+        """Write one event. A failure is only logged."""
         key = f"{job.uid}/{told.event.reason}/{told.message}/{now}"
         body = manifests.build_event(
             job,
@@ -88,4 +88,4 @@ class Teller:
         try:
             await self._api.request("POST", path, body, urgency=Urgency.LATER, job=job.name)
         except ApiError as error:
-            logger.info("an event could not be written: %s", error)
+            logger.info("could not write an event: %s", error)

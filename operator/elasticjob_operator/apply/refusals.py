@@ -1,4 +1,4 @@
-"""What the API server will not have, and what that means to the user. Pure."""
+"""Interprets writes that the API server rejects. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _TOLD_BY_REASON = ("NameTaken", "NotServed")
 
 
 def is_refusal(error: ApiError) -> bool:
-    """Whether trying the same again at once is of no use."""
+    """Whether an immediate retry is pointless."""
     return error.status in (400, 403, 413, 422) or error.reason in _TOLD_BY_REASON
 
 
 def find_problem(refused: Sequence[ApiError]) -> tuple[str, str] | None:
-    """(reason, message) for conditions: a template that can never run, or something that may change."""
+    """(reason, message) of a condition: an invalid template, or a rejection that may be temporary."""
     for error in refused:
         if error.status in (400, 413, 422):
             return "InvalidTemplate", f"spec.template: the API server rejects the pod: {error.message}"

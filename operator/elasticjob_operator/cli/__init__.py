@@ -1,7 +1,7 @@
-"""`kubectl elasticjob`: see and steer ElasticJobs from a terminal.
+"""`kubectl elasticjob`: show and control ElasticJobs from a terminal.
 
-Exit codes: 0 it worked; 1 the job failed, or what was waited for did not come; 2 the command was wrong, or what it
-names does not exist. A mistake of the user is one line on stderr and never a traceback.
+Exit codes: 0 success; 1 the job failed, or the awaited condition did not occur; 2 a usage error, or a named object does
+not exist. A user error is one line on stderr and never a traceback.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "click"):
             raise
-        print(f"error: {error.name} is missing: pip install 'elasticjob-operator[cli]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: pip install 'elasticjob-operator[cli]'", file=sys.stderr)
         sys.exit(2)
     # An API server keeps what is nested 10,000 deep: such a job of somebody's must not hide all others.
     sys.setrecursionlimit(12_000)

@@ -29,7 +29,7 @@ MOST_VALUES: Final = 100_000  # in one document of a file
 @click.option("-f", "--file", "path", type=click.Path(allow_dash=True), help="A manifest instead of a script.")
 @click.option("--name", help="Default: the script's name and four random letters.")
 @click.option("--image", envvar=_IMAGE_VARIABLE, help=f"The image that holds the script. [env: {_IMAGE_VARIABLE}]")
-@click.option("--replicas", type=click.IntRange(min=1), help="Wanted pods.")
+@click.option("--replicas", type=click.IntRange(min=1), help="Requested pods.")
 @click.option("--min", "low", type=click.IntRange(min=1), help="Train with no fewer pods.")
 @click.option("--max", "high", type=click.IntRange(min=1), help="Never have more pods.")
 @click.option("--gpus", type=click.IntRange(min=0), default=0, help="GPUs of each pod (nvidia.com/gpu).")
@@ -60,11 +60,11 @@ def submit(
     """
     if path is not None:
         if script:
-            raise click.UsageError("give a script or --file, not both")
+            raise click.UsageError("specify a script or --file, not both")
         manifest = read_manifest(path, name)
     else:
         if not script:
-            raise click.UsageError("give a script, or a manifest with --file")
+            raise click.UsageError("specify a script, or a manifest with --file")
         if not image:
             raise click.UsageError(f"--image: is required: the image that holds the script (or set {_IMAGE_VARIABLE})")
         manifest = _build(
@@ -83,7 +83,7 @@ def submit(
             rules.check_manifest(manifest)
         except (api.InvalidJobError, ClientError) as error:
             raise common.Misuse(str(error)) from None
-        common.say(common.dump(manifest, "json" if output == "json" else "yaml"))
+        common.echo(common.dump(manifest, "json" if output == "json" else "yaml"))
         return
 
     async def work(client: Client) -> Job:
@@ -101,7 +101,7 @@ def _build(name: str, image: str, command: list[str], **options: Any) -> dict[st
 
 
 def command_of(script: str, arguments: tuple[str, ...]) -> list[str]:
-    """A Python file is started by torchrun; anything else is a command of its own."""
+    """The container's command: torchrun for a Python file; anything else is run as given."""
     return [*(("torchrun",) if script.endswith(".py") else ()), script, *arguments]
 
 
@@ -119,13 +119,13 @@ def parse_variables(variables: tuple[str, ...]) -> dict[str, str]:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", key):
             raise click.UsageError(f"--env {pair}: must be KEY=VALUE")
         if not equals and key not in os.environ:
-            raise click.UsageError(f"--env {key}: is not set here: give {key}=VALUE")
+            raise click.UsageError(f"--env {key}: is not set in this environment: use {key}=VALUE")
         found[key] = value if equals else os.environ[key]
     return found
 
 
 def read_manifest(path: str, name: str | None) -> dict[str, Any]:
-    """The one ElasticJob in a file."""
+    """Read the single ElasticJob in a file. Raises Misuse if there is more than one document."""
     documents = read_documents(path)
     if len(documents) != 1:
         raise common.Misuse(f"{path}: has {len(documents)} documents: submit takes one ElasticJob")
@@ -136,7 +136,7 @@ def read_manifest(path: str, name: str | None) -> dict[str, Any]:
 
 
 def read_documents(path: str) -> list[dict[str, Any]]:
-    """The YAML or JSON objects in a file, or in what comes from stdin (`-`)."""
+    """Read the YAML or JSON objects in a file, or from stdin (`-`). Raises Misuse if they cannot be read."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
         documents = [d for d in yaml.safe_load_all(text) if d is not None]
@@ -144,19 +144,19 @@ def read_documents(path: str) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise common.Misuse(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
-        raise common.Misuse(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
+        raise common.Misuse(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise common.Misuse(f"{path}: is nested too deep to be read") from None
+        raise common.Misuse(f"{path}: is nested too deeply to be parsed") from None
     for size in sizes:
         if size.values > MOST_VALUES:
             raise common.Misuse(
-                f"{path}: holds more than {MOST_VALUES} values, each alias (*name) counted as what it stands for: "
-                "write out what is needed, or split the file"
+                f"{path}: has more than {MOST_VALUES} values after expanding aliases (*name): "
+                "remove what is not needed, or split the file"
             )
         if size.depth > bounds.MOST_DEPTH:
-            raise common.Misuse(f"{path}: is nested {size.depth} deep; at most {bounds.MOST_DEPTH} are read")
+            raise common.Misuse(f"{path}: is nested {size.depth} levels deep; the limit is {bounds.MOST_DEPTH}")
     if any(not isinstance(d, dict) for d in documents):
-        raise common.Misuse(f"{path}: holds something that is no object: give the YAML of a job")
+        raise common.Misuse(f"{path}: has a document that is not an object: use the YAML of a job")
     return documents
 
 
@@ -167,10 +167,10 @@ def read_documents(path: str) -> list[dict[str, Any]]:
 @target_options
 @output_option("json", "yaml", "name")
 def scale(name: str, replicas: int | None, option: int | None, output: str | None) -> None:
-    """Set the wanted number of pods. Training goes on; joiners join, or the last ones leave."""
+    """Set the number of pods. Training continues while pods join, or those with the highest index leave."""
     wanted = replicas if replicas is not None else option
     if wanted is None:
-        raise click.UsageError("give the number of replicas")
+        raise click.UsageError("specify the number of replicas")
 
     async def work(client: Client) -> Job:
         return await client.scale(name, wanted)
@@ -183,7 +183,7 @@ def scale(name: str, replicas: int | None, option: int | None, output: str | Non
 @target_options
 @output_option("json", "yaml", "name")
 def suspend(name: str, output: str | None) -> None:
-    """Checkpoint, give the pods back, keep the job."""
+    """Save a checkpoint and delete the pods, but keep the job."""
 
     async def work(client: Client) -> Job:
         return await client.suspend(name)
@@ -196,7 +196,7 @@ def suspend(name: str, output: str | None) -> None:
 @target_options
 @output_option("json", "yaml", "name")
 def resume(name: str, output: str | None) -> None:
-    """Go on with a suspended job, from its last checkpoint."""
+    """Resume a suspended job from its last checkpoint."""
 
     async def work(client: Client) -> Job:
         return await client.resume(name)
@@ -213,6 +213,6 @@ def delete(jobs: tuple[str, ...]) -> None:
     async def work(client: Client) -> None:
         for name in jobs:
             await client.delete(name)
-            common.say(f"elasticjob {name} deleted")
+            common.echo(f"elasticjob {name} deleted")
 
     with_client(work)

@@ -1,4 +1,4 @@
-"""`chaos`: faults on purpose, to see that a job survives them. Each command says what it really did."""
+"""`chaos`: fault injection, to see that a job survives. Each command prints what it did."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ exit $found
 
 @click.group()
 def chaos() -> None:
-    """Kill a rank, a pod or all pods of a node, and watch the job go on."""
+    """Kill a rank, a pod or all pods on a node, to see that the job continues."""
 
 
 @chaos.command()
@@ -54,41 +54,41 @@ def rank(name: str, rank: int, how: str) -> None:
         if how != "pod":
             problem = await _kill_process(client, pod, rank)
             if problem is None:
-                common.say(f"killed the process of rank {rank} in pod {pod.name} (SIGKILL by exec)")
+                common.echo(f"killed the process of rank {rank} in pod {pod.name} (SIGKILL by exec)")
                 return
             if how == "process":
-                raise common.Failure(f"rank {rank} lives: {problem}")
-            common.warn(f"{problem}: the pod is deleted instead")
+                raise common.Failure(f"rank {rank} was not killed: {problem}")
+            common.warn(f"{problem}; deleting the pod instead")
         await client.kill_pod(pod)
-        common.say(f"killed pod {pod.name} with rank {rank} (deleted without grace)")
+        common.echo(f"killed pod {pod.name} with rank {rank} (deleted without grace)")
 
     with_client(work)
 
 
 async def _kill_process(client: Client, pod: Pod, rank: int) -> str | None:
-    """None where it was killed, else why not."""
+    """Kill the process of a rank; return the reason if that failed."""
     try:
         code, output = await client.execute(pod, ["sh", "-c", _KILL_SCRIPT, "sh", str(rank)])
     except ExecUnavailableError as error:
         return str(error)
     if code == _NONE_FOUND:
         return f"no process with RANK={rank} in pod {pod.name}"
-    return None if code == 0 else f"exec in pod {pod.name} ended with {code}: {output.strip()[-200:]}"
+    return None if code == 0 else f"exec in pod {pod.name} failed with exit code {code}: {output.strip()[-200:]}"
 
 
 @chaos.command()
 @common.job_argument
 @click.argument("pod", required=False)
-@click.option("--seed", type=int, help="Makes the random choice the same every time.")
+@click.option("--seed", type=int, help="Seed for a reproducible choice.")
 @target_options
 def pod(name: str, pod: str | None, seed: int | None) -> None:
-    """Kill a POD, by name or index; without one, any of the world."""
+    """Kill a POD, by name or index. Default: a random member of the world."""
 
     async def work(client: Client) -> None:
         job, pods = await client.get(name), await client.pods(name)
         victim = choose_victim(job, pods, pod, random.Random(seed))  # noqa: S311 - chaos needs no secrecy
         await client.kill_pod(victim)
-        common.say(f"killed pod {victim.name} on {victim.node or 'no node'} (deleted without grace)")
+        common.echo(f"killed pod {victim.name} on {victim.node or 'no node'} (deleted without grace)")
 
     with_client(work)
 
@@ -103,7 +103,7 @@ def choose_victim(job: Job, pods: list[Pod], wanted: str | None, chance: random.
     members = {m.pod for m in job.members}
     candidates = [p for p in alive if p.name in members] or alive
     if not candidates:
-        raise NotFoundError(f"job {job.name} has no pod that runs")
+        raise NotFoundError(f"job {job.name} has no running pod")
     return chance.choice(sorted(candidates, key=lambda p: p.name))
 
 
@@ -112,14 +112,14 @@ def choose_victim(job: Job, pods: list[Pod], wanted: str | None, chance: random.
 @click.argument("node", required=False)
 @target_options
 def node(name: str, node: str | None) -> None:
-    """Kill all pods of the job on a NODE, as if the node was lost; without one, that of rank 0."""
+    """Kill all pods of the job on a NODE, as if it was lost. Default: the node of rank 0."""
 
     async def work(client: Client) -> None:
         job, pods = await client.get(name), await client.pods(name)
         victims = choose_node_victims(job, pods, node)
         for victim in victims.pods:
             await client.kill_pod(victim)
-            common.say(f"killed pod {victim.name} on {victims.node} (deleted without grace)")
+            common.echo(f"killed pod {victim.name} on {victims.node} (deleted without grace)")
 
     with_client(work)
 

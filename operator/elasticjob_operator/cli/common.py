@@ -1,4 +1,4 @@
-"""What all commands share: the cluster's options, the output formats and the way from a mistake to an exit code."""
+"""Shared by all commands: cluster options, output formats, and exit codes for errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Target:
 
 
 class Failure(click.ClickException):
-    """The command was right and the outcome is bad."""
+    """The command is valid, but its result is a failure (exit code 1)."""
 
     exit_code = FAILED
 
@@ -52,7 +52,7 @@ class Failure(click.ClickException):
 
 
 class Misuse(click.ClickException):
-    """The command cannot work as it was given."""
+    """The command is not valid (exit code 2)."""
 
     exit_code = USAGE
 
@@ -78,7 +78,7 @@ def target_options(function: F) -> F:
 
 
 def output_option(*formats: str) -> Callable[[F], F]:
-    return click.option("-o", "--output", type=click.Choice(formats), help="Default: text for people.")
+    return click.option("-o", "--output", type=click.Choice(formats), help="Default: human-readable text.")
 
 
 def current_target() -> Target:
@@ -87,7 +87,7 @@ def current_target() -> Target:
 
 
 def with_client(work: Callable[[Client], Awaitable[T]]) -> T:
-    """Runs the work with an open client; what goes wrong becomes one line and an exit code."""
+    """Run the work with an open client. Errors become one line and an exit code."""
     target = current_target()
 
     async def inside() -> T:
@@ -138,7 +138,7 @@ def show(renderable: RenderableType) -> None:
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     click.echo(printable(text))
 
 
@@ -176,11 +176,11 @@ def clean(raw: dict[str, Any]) -> dict[str, Any]:
 
 def report_change(job: Job, output: str | None, text: str) -> None:
     if output == "name":
-        say(f"elasticjob.elasticjob.dev/{job.name}")
+        echo(f"elasticjob.elasticjob.dev/{job.name}")
     elif output:
-        say(dump(clean(job.raw), output))
+        echo(dump(clean(job.raw), output))
     else:
-        say(text)
+        echo(text)
 
 
 # --- completion ------------------------------------------------------------------------------------------

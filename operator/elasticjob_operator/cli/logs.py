@@ -1,4 +1,4 @@
-"""`logs`: the lines of all ranks, each with the ranks of its pod in front."""
+"""`logs`: the logs of all ranks, each line prefixed with the ranks of its pod."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from elasticjob_operator.view import details, words
 @common.job_argument
 @target_options
 @click.option("-r", "--rank", type=click.IntRange(min=0), help="Only the pod that runs this rank.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has finished; pods that join are included.")
-@click.option("--tail", type=click.IntRange(min=0), help="Only so many last lines of each pod.")
-@click.option("-p", "--previous", is_flag=True, help="The last failure instead: traceback and end of its log.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job has finished, including pods that join.")
+@click.option("--tail", type=click.IntRange(min=0), help="Only the last N lines of each pod.")
+@click.option("-p", "--previous", is_flag=True, help="Show the last failure: traceback and end of the log.")
 @click.option("--timestamps", is_flag=True)
-@click.option("--no-prefix", is_flag=True, help="Lines without ranks in front.")
+@click.option("--no-prefix", is_flag=True, help="Do not prefix lines with ranks.")
 def logs(
     name: str, rank: int | None, follow: bool, tail: int | None, previous: bool, timestamps: bool, no_prefix: bool
 ) -> None:
@@ -40,7 +40,7 @@ def logs(
             out.print(text, soft_wrap=True)
             silent = False
         if silent and not await client.pods(name):
-            common.warn(f"no pod of {name} is left, and its log is gone with it; --previous shows the last failure")
+            common.warn(f"{name} has no pods, so there are no logs; --previous shows the last failure")
 
     with_client(work)
 
@@ -48,7 +48,7 @@ def logs(
 async def _show_failure(client: Client, name: str) -> None:
     job = await client.get(name)
     if job.status.last_failure is None:
-        raise common.Misuse(f"job {name} had no failure: there is no previous log")
+        raise common.Misuse(f"job {name} has had no failure, so there is no previous log")
     common.show(details.failure(job.status.last_failure, time.time()))
 
 

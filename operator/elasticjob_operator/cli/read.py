@@ -1,4 +1,4 @@
-"""Commands that look: list, describe, watch, wait, top, events."""
+"""Commands that only read: list, describe, watch, wait, top, events."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _REFRESH_SECONDS: Final = 0.5
 @click.option("-l", "--selector", help="A label selector.")
 @output_option("wide", "json", "yaml", "name")
 def list_command(all_namespaces: bool, selector: str | None, output: str | None) -> None:
-    """The jobs of a namespace."""
+    """List the jobs of a namespace."""
 
     async def work(client: Client) -> list[Job]:
         return await client.list(all_namespaces=all_namespaces, selector=selector)
 
     jobs = with_client(work)
     if output in ("json", "yaml"):
-        common.say(common.dump_jobs(jobs, output))
+        common.echo(common.dump_jobs(jobs, output))
     elif output == "name":
-        common.say("\n".join(f"elasticjob.elasticjob.dev/{job.name}" for job in jobs))
+        common.echo("\n".join(f"elasticjob.elasticjob.dev/{job.name}" for job in jobs))
     elif not jobs:
-        common.say("no ElasticJobs found; -A looks in all namespaces")
+        common.echo("no ElasticJobs found; -A looks in all namespaces")
     else:
         common.show(tables.list_jobs(jobs, time.time(), namespaces=all_namespaces, wide=output == "wide"))
 
@@ -50,12 +50,12 @@ def list_command(all_namespaces: bool, selector: str | None, output: str | None)
 @target_options
 @output_option("json", "yaml")
 def describe(name: str, output: str | None) -> None:
-    """One job: conditions, members by rank and node, the last failure, events."""
+    """Show one job: conditions, members by rank and node, the last failure, events."""
 
     async def work(client: Client) -> None:
         job = await client.get(name)
         if output:
-            common.say(common.dump(common.clean(job.raw), output))
+            common.echo(common.dump(common.clean(job.raw), output))
             return
         pods, events = await asyncio.gather(client.pods(name), client.events(name))
         common.show(details.describe(job, pods, events, time.time()))
@@ -68,15 +68,15 @@ def describe(name: str, output: str | None) -> None:
 @target_options
 @output_option("json", "yaml")
 def events(name: str, output: str | None) -> None:
-    """The events of a job and its pods, oldest first."""
+    """Show the events of a job and its pods, oldest first."""
 
     async def work(client: Client) -> None:
-        await client.get(name)  # a name that does not exist is a mistake, not a quiet job
+        await client.get(name)  # an unknown name is an error, not a job without events
         found = await client.events(name)
         if output:
-            common.say(common.dump([asdict(event) for event in found], output))
+            common.echo(common.dump([asdict(event) for event in found], output))
         elif not found:
-            common.say("no events; the API server keeps them for an hour")
+            common.echo("no events; the API server keeps them for an hour")
         else:
             common.show(tables.list_events(found, time.time()))
 
@@ -87,7 +87,7 @@ def events(name: str, output: str | None) -> None:
 @click.argument("name", required=False, shell_complete=common.complete_job)
 @target_options
 def top(name: str | None) -> None:
-    """What jobs achieve; with a NAME, what its pods use (needs a metrics server)."""
+    """Show progress and goodput of jobs; with a NAME, the resource usage of its pods (needs a metrics server)."""
 
     async def work(client: Client) -> None:
         if name is None:
@@ -95,7 +95,7 @@ def top(name: str | None) -> None:
             return
         job, pods, usage = await asyncio.gather(client.get(name), client.pods(name), client.pod_metrics(name))
         common.show(tables.list_top([job], time.time()))
-        common.say("")
+        common.echo("")
         common.show(tables.list_members(job, pods, usage=usage))
         if usage is None:
             common.warn("no CPU and memory: this cluster has no metrics server, or you may not read pod metrics")
@@ -115,18 +115,18 @@ def wait(name: str, condition: str, timeout: float | None) -> None:
         return await client.wait(name, condition, timeout=timeout)
 
     job = with_client(work)
-    common.say(f"elasticjob {job.name}: {condition} ({job.phase})")
+    common.echo(f"elasticjob {job.name}: {condition} ({job.phase})")
 
 
 @click.command()
 @common.job_argument
 @target_options
 @click.option("--for", "condition", help="Stop when this condition holds. Default: when the job has finished.")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Stop after so many seconds, with exit code 1.")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Stop after this many seconds, with exit code 1.")
 def watch(name: str, condition: str | None, timeout: float | None) -> None:
-    """A live view: phase, progress, loss, members by rank and node, generations.
+    """Show a live view: phase, progress, loss, members by rank and node, generations.
 
-    In a pipe it prints a line for every change. Exit code 1 where the job failed.
+    In a pipe, print a line for every change. Exit code 1 if the job failed.
     """
 
     async def work(client: Client) -> Job | None:
@@ -167,7 +167,7 @@ class Watcher:
                 return None
             line = details.change_line(change.job, before)
             if line:
-                common.say(line)
+                common.echo(line)
             before = change.job
             if is_met(change.job, self._condition):
                 return change.job

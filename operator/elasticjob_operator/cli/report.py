@@ -1,4 +1,4 @@
-"""`report`: one HTML file about a job; with --follow it records the status first, as long as the job runs."""
+"""`report`: an HTML report about a job; with --follow, it records the status until the job has finished."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _SAMPLE_SECONDS: Final = 5.0
 @click.command()
 @click.argument("name", required=False, shell_complete=common.complete_job)
 @target_options
-@click.option("--html", type=click.Path(dir_okay=False), help="Where to write. Default: NAME-report.html.")
+@click.option("--html", type=click.Path(dir_okay=False), help="Output file. Default: NAME-report.html.")
 @click.option("--follow", is_flag=True, help="Record until the job has finished (or Ctrl-C), then write.")
-@click.option("--duration", type=click.FloatRange(min=0), help="Record for so many seconds at most.")
+@click.option("--duration", type=click.FloatRange(min=0), help="Record for at most this many seconds.")
 @click.option("--record", type=click.Path(dir_okay=False), help="Add the samples to this file, one JSON object a line.")
-@click.option("--from", "source", type=click.Path(dir_okay=False), help="Take samples from a recording as well.")
+@click.option("--from", "source", type=click.Path(dir_okay=False), help="Also use the samples of a recording.")
 def report(
     name: str | None, html: str | None, follow: bool, duration: float | None, record: str | None, source: str | None
 ) -> None:
     """Write one self-contained HTML file: world size and throughput over time, rescales, loss.
 
-    Without a recording it knows what the events still tell (an hour by default) and the state of now. Without a NAME
-    it is made from a recording alone, with no cluster.
+    Without a recording it contains the current status and what the events still show (the last hour by default).
+    Without a NAME, it is built from a recording alone and needs no cluster.
     """
     if name is None and source is None:
-        raise click.UsageError("give the NAME of a job, or a recording with --from")
+        raise click.UsageError("specify the NAME of a job, or a recording with --from")
     if name is None and (follow or record):
         raise click.UsageError("--follow and --record need the NAME of a job")
     samples = _read(source) if source else []
@@ -52,7 +52,7 @@ def report(
         target.write_text(page)
     except OSError as error:
         raise common.Misuse(f"--html {target}: cannot be written: {error.strerror}") from None
-    common.say(str(target))
+    common.echo(str(target))
 
 
 class Recorder:

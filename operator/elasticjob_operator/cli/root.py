@@ -1,4 +1,4 @@
-"""The command group, and what its exit code is."""
+"""The command group and its exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMPLETE_VARIABLE = "_KUBECTL_ELASTICJOB_COMPLETE"
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @common.target_options
 def cli() -> None:
-    """See and steer ElasticJobs: PyTorch training that keeps going while its pods come and go."""
+    """Show and control ElasticJobs: PyTorch training that keeps going while its pods come and go."""
 
 
 for command in (
@@ -27,7 +27,7 @@ for command in (
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line; returns the exit code."""
+    """Run one command line; return the exit code."""
     try:
         code = cli.main(list(arguments), prog_name=_NAME, complete_var=_COMPLETE_VARIABLE, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

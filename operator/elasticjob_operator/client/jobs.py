@@ -194,7 +194,7 @@ class Client:
                 job = change.job
         except TimeoutError:
             raise errors.WaitTimeoutError(
-                f"wait for {name}: no condition {condition}=True within {timeout:g} s; {rules.tell_state(job)}"
+                f"wait for {name}: no condition {condition}=True within {timeout:g} s; {rules.describe_state(job)}"
             ) from None
         finally:
             await changes.aclose()

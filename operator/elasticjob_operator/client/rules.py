@@ -80,7 +80,7 @@ def check_manifest(body: Mapping[str, Any]) -> None:
         raise errors.InvalidError("metadata.name: is required: give the job a name")
 
 
-def tell_state(job: Job) -> str:
+def describe_state(job: Job) -> str:
     """Phase and the condition that explains it, for somebody whose patience is over."""
     state = f"its phase is {job.phase}"
     for type in ("Failed", "Degraded", "Running"):

@@ -1,4 +1,4 @@
-"""The server that agents connect to: TLS, authentication, limits, and one connection a pod.
+"""The server that agents connect to: TLS, authentication, limits, and one connection per pod.
 
-It carries messages and keeps what agents said last. Who is in the world is decided in `membership`.
+It transports messages and keeps the latest state of each agent. `membership` decides who is in the world.
 """

@@ -1,4 +1,4 @@
-"""What the hub knows of the agents of one job: what each said last, and what holds for it.
+"""The agent registry of one job: the latest state of each agent, and its directive.
 
 An entry belongs to a pod and outlives the pod's connections. It holds the latest state of the agent and its directive;
 both are whole states, so a lost connection costs nothing but a reconnect.

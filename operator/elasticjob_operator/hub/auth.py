@@ -1,4 +1,4 @@
-"""Whose token is this? Asked of the API server, never of the pod.
+"""Authenticates agents: the API server, never the pod, confirms whose token it is.
 
 A worker's token is made for the audience `elasticjob.dev` and bound to its pod, so a TokenReview says exactly
 which pod speaks, and refuses a token whose pod is gone. What the API server does not answer is never the pod's
@@ -72,7 +72,7 @@ Authenticator = Callable[[str], Awaitable[Identity | Refusal]]
 Review = Callable[[str], Awaitable[BoundPod | Refusal]]
 FindPod = Callable[[str, str, str], str | None]  # namespace, name, uid -> the job it works for
 
-TRY_AGAIN: Final = Refusal(503, "the API server could not check the token; try again")
+TRY_AGAIN: Final = Refusal(503, "the API server could not check the token; retry")
 
 NO_WORKER: Final = Refusal(403, "this pod is not a worker of an ElasticJob")
 

@@ -24,7 +24,7 @@ ATTEMPTS: Final = 5  # to write the Secret where somebody else writes it too
 
 
 class UnusableSecretError(ValueError):
-    """The Secret belongs to somebody else and holds no certificate for the hub."""
+    """The Secret is not the operator's and contains no certificate for the hub."""
 
 
 def to_secret_data(bundle: Bundle) -> dict[str, str]:
@@ -90,8 +90,8 @@ def _parse(secret: Mapping[str, Any] | None, namespace: str, name: str) -> Bundl
     bundle = from_secret_data(secret.get("data"))
     if bundle is None and (secret["metadata"].get("labels") or {}).get(names.LABEL_APP) != names.LABEL_APP_VALUE:
         raise UnusableSecretError(
-            f"secret {namespace}/{name}: tls.crt, tls.key and ca.crt are not all there and readable;"
-            " put a certificate of the hub into it, or delete it and one is made"
+            f"secret {namespace}/{name}: tls.crt, tls.key or ca.crt is missing or unreadable;"
+            " add a certificate for the hub, or delete the Secret so that the operator creates one"
         )
     return bundle
 

@@ -1,4 +1,4 @@
-"""The hub's own certificate authority: agents trust it, and nobody else has to run one.
+"""The hub's own certificate authority, so that agents can verify the hub without other infrastructure.
 
 A bundle is a CA, a serving certificate, and the certificates of the CAs that agents may trust. The serving certificate
 is renewed when two thirds of its life are over. The CA is renewed in two steps: first the new one is added to what
@@ -197,7 +197,7 @@ def _builder(
         subject_name=subject,
         public_key=public_key,
         serial_number=serial,
-        not_valid_before=now.replace(microsecond=0) - _SKEW,  # clocks of nodes differ
+        not_valid_before=now.replace(microsecond=0) - _SKEW,  # tolerates clock skew between nodes
         not_valid_after=now.replace(microsecond=0) + life,
     )
 
@@ -218,7 +218,7 @@ def _usage(*, ca: bool) -> x509.KeyUsage:
 
 def _general_names(sans: Sequence[str]) -> list[x509.GeneralName]:
     if not sans:
-        raise ValueError("sans: give at least one DNS name or IP address of the hub")
+        raise ValueError("sans: at least one DNS name or IP address of the hub is required")
     found: list[x509.GeneralName] = []
     for san in dict.fromkeys(sans):
         try:

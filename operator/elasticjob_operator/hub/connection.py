@@ -1,8 +1,8 @@
-"""One agent's WebSocket: reading within limits, writing without ever waiting for the peer.
+"""One agent's WebSocket: reads within limits, and writes without waiting for the peer.
 
-All of its state is changed here: what was sent, since when the peer is silent or slow, and why it is over.
+It owns all of the connection's state: what was sent, since when the peer is silent or slow, and why it was closed.
 
-Nothing that arrives may raise. A write goes to the socket's buffer at once; a peer that does not read has its
+No received message may raise. A write goes to the socket's buffer at once; a peer that does not read has its
 connection closed by the sweep, so no agent can hold up another. There is no queue: a directive replaces the
 one before it, so what waits is only ever the latest.
 """
@@ -45,7 +45,7 @@ SUPERSEDED = CloseReason("superseded", CLOSE_REPLACED)
 NO_HELLO = CloseReason("no-hello", CLOSE_NO_HELLO)
 RECONNECTED = CloseReason("reconnected", CLOSE_REPLACED)
 REPLACED = CloseReason(
-    "replaced", CLOSE_REPLACED, frames.Problem("replaced", "another connection of this pod took over")
+    "replaced", CLOSE_REPLACED, frames.Problem("replaced", "replaced by another connection of this pod")
 )
 RATE = CloseReason("rate", CLOSE_RATE, frames.Problem("rate", "too many messages; send at most a few a second"))
 
@@ -111,7 +111,7 @@ class Connection:
         return self._transport.get_write_buffer_size()
 
     def find_failure(self, now: float) -> str | None:
-        """`silent` or `slow` where the peer has to be cut off, else None. Each call also notes how it is now."""
+        """`silent` or `slow` if the peer must be disconnected, else None. Each call also updates the measurement."""
         if self.unsent() == 0:
             self._stuck_since = None
         elif self._stuck_since is None:
@@ -123,7 +123,7 @@ class Connection:
         return None
 
     async def receive_hello(self) -> wire.Hello | CloseReason | None:
-        """The first message, which has to be a hello; a reason to close where it is not, or does not come in time."""
+        """The first message, which must be `hello`; a reason to close if it is not, or is late."""
         try:
             async with asyncio.timeout(self._settings.hello_seconds):
                 message = await self.receive()
@@ -132,11 +132,11 @@ class Connection:
         if isinstance(message, wire.Hello):
             self._sizes = message.sizes
         elif message is not None and not isinstance(message, CloseReason):
-            return _malformed(frames.Problem("malformed", "type: the first message is a hello"))
+            return _malformed(frames.Problem("malformed", "type: the first message must be hello"))
         return message
 
     async def receive(self) -> frames.Message | CloseReason | None:
-        """The next message; a reason to close where the peer broke a rule; None at the end."""
+        """The next message; a reason to close if the peer broke a rule; None at the end."""
         loop = asyncio.get_running_loop()
         settings = self._settings
         while True:
@@ -155,7 +155,7 @@ class Connection:
             if frame.type is WSMsgType.PONG:
                 continue
             if frame.type is not WSMsgType.TEXT:
-                return _malformed(frames.Problem("malformed", "message: a text frame is expected"))
+                return _malformed(frames.Problem("malformed", "message: must be a text frame"))
             return self._decode(frame.data)
 
     def _decode(self, text: str) -> frames.Message | CloseReason:
@@ -171,7 +171,7 @@ class Connection:
         await self.ws.send_frame(frame, WSMsgType.TEXT)
 
     def has_sent(self, directive: wire.Directive) -> bool:
-        """Whether the agent has been told this on the present connection."""
+        """Whether this directive has been sent on the current connection."""
         return frames.same(self._sent, directive)
 
     async def direct(self, directive: wire.Directive, encoder: frames.DirectiveEncoder) -> None:
@@ -179,11 +179,11 @@ class Connection:
         self._sent = directive
 
     def mark_over(self, close_reason: CloseReason) -> None:
-        """From now on nothing that the peer says counts and no directive is sent; `close` or `abort` follows."""
+        """Ignore all further messages and send no more directives; call `close` or `abort` next."""
         self.close_reason = close_reason
 
     async def close(self, close_reason: CloseReason) -> None:
-        """Says why and asks the peer to close. Whatever it does, the connection is over soon."""
+        """Send the reason and a close frame. The connection ends soon even if the peer does not reply."""
         self.mark_over(close_reason)
         with contextlib.suppress(ConnectionError):
             if self.is_full:
@@ -202,7 +202,7 @@ class Connection:
         self.abort()
 
     def abort(self) -> None:
-        """Ends the connection without a word: the peer does not listen."""
+        """End the connection without a close frame, since the peer does not read."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""The hub's Service leads to the leader and to nobody else.
+"""Makes the hub's Service point to the leader only.
 
 The Service has no selector; whoever leads writes its one EndpointSlice. So an agent that reconnects finds the leader
 at once, and the address of a former one is gone in the same write. Without a pod's address (outside of a cluster), or
@@ -61,7 +61,7 @@ async def point_service(api: Api, service: Mapping[str, Any], address: str, port
                 last = error
                 if error.status != 404:
                     break
-        logger.warning("the Service %s does not lead here yet: %s", service["metadata"]["name"], last)
+        logger.warning("could not point the Service %s to this replica yet: %s", service["metadata"]["name"], last)
         await asyncio.sleep(RETRY_SECONDS)
 
 

@@ -1,14 +1,15 @@
-"""The door of a server: accepts sockets, makes TLS, and sees to it that nobody waits for those who came in crowds.
+"""Accepts sockets and performs TLS handshakes, with limits so that many clients from one address cannot block others.
 
-aiohttp waits for a request's head as long as the peer likes, so an open socket is enough to take its memory. Here a
-socket that has not sent a whole request in time is closed. Where too many wait, the address that has most of them loses
-its oldest: an agent needs milliseconds for what an unauthenticated client drags out.
+aiohttp waits for a request's headers for as long as the peer likes, so open sockets alone could exhaust memory. Here a
+socket that has not sent a complete request in time is closed. If too many are waiting, the oldest one of the address
+with the most sockets is closed: real agents finish in milliseconds, so only stalled clients hit this limit.
 
-What is expensive is the first word of a socket, for it starts a TLS handshake. So addresses take turns with it, a few
-words in each turn of the event loop: a storm from many pods costs a joiner one round and the agents nothing.
+The first bytes of a socket are expensive, because they start a TLS handshake. So addresses take turns, with a few
+handshakes per iteration of the event loop: a storm of connections costs a joiner one round, and connected agents
+nothing.
 
-TLS is made here because asyncio's own server takes a read buffer of 256 KiB for each connection, which is five
-times what everything else of an agent costs; the messages are small, 4 KiB do.
+TLS is implemented here because asyncio's server allocates a read buffer of 256 KiB per connection, five times the cost
+of everything else of an agent; messages are small, so 4 KiB are enough.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class Visitor:
 
     def proceed(self) -> None:
         self.may_speak = True
-        self.speak()
+        self.forward()
         if self.raw is not None and not self.raw.is_closing():
             self.raw.resume_reading()
 
-    def speak(self) -> None:
+    def forward(self) -> None:
         """Passes the first word on."""
         raise NotImplementedError
 
@@ -89,7 +90,7 @@ class _Plain(Visitor, asyncio.Protocol):
         if len(self._word) == len(data):
             self.wait()
 
-    def speak(self) -> None:
+    def forward(self) -> None:
         word, self._word = self._word, b""
         self.handler.data_received(word)
 
@@ -139,7 +140,7 @@ class _TLS(Visitor, sslproto.SSLProtocol):
         self._bytes = nbytes  # they stay in the buffer, for nothing more is read
         self.wait()
 
-    def speak(self) -> None:
+    def forward(self) -> None:
         super().buffer_updated(self._bytes)
 
 

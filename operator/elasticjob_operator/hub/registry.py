@@ -1,4 +1,4 @@
-"""The agents of all jobs and the connections that they have now.
+"""The agent registry: the agents of all jobs and their current connections.
 
 Every worker pod has one entry (`agents`), which outlives its connections. One task sends for all connections and one
 sweep judges silence for all; neither waits for a single agent.
@@ -161,7 +161,7 @@ class AgentRegistry:
 
     # What agents say, and how connections end.
 
-    def hear(self, entry: AgentEntry, message: frames.Message) -> None:
+    def receive(self, entry: AgentEntry, message: frames.Message) -> None:
         self.counts[f"message:{message.type}"] += 1
         job = entry.job
         if isinstance(message, wire.Progress):
@@ -267,7 +267,7 @@ class AgentRegistry:
         except (ConnectionError, RuntimeError):
             pass  # its handler notices by itself
         except Exception:
-            logger.exception("a directive could not be sent")
+            logger.exception("could not send a directive")
 
     def sweep(self, now: float, *, judge: bool) -> None:
         """Looks at every connection once. `judge` is false where the hub itself was away."""

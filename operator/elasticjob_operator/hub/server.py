@@ -1,7 +1,7 @@
-"""The hub: what the agents say, and what they shall be told. It decides nothing.
+"""The hub: receives the states of agents and sends them directives. It decides nothing.
 
-The operator reads `agents`, says `direct`, and is woken when something changed. This module is the door and the
-conversation: who may connect, in what order things are said, and when it is over. `registry` remembers.
+The operator reads `agents`, calls `direct`, and is woken by changes. This module admits connections and runs the
+protocol on them; `registry` keeps the state.
 
 The hub never waits for one agent on behalf of another, and each costs it a bounded amount of memory.
 """
@@ -206,7 +206,7 @@ class Hub:
     async def _identify(self, request: web.Request) -> auth.Identity | auth.Refusal:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            return auth.Refusal(401, "an Authorization header with a bearer token is needed")
+            return auth.Refusal(401, "an Authorization header with a bearer token is required")
         if request.headers.get("Upgrade", "").lower() != "websocket" or request.can_read_body:
             return auth.Refusal(400, "this is a WebSocket")
         try:
@@ -215,7 +215,7 @@ class Hub:
         except TimeoutError:
             return auth.Refusal(503, "the API server does not answer; try again")
         except Exception:  # whatever it is, the agent must try again and not give up
-            logger.exception("authentication did not run")
+            logger.exception("authentication failed with an unexpected error")
             return auth.Refusal(503, "authentication is not available; try again")
 
     def _refused(self, refusal: auth.Refusal) -> web.Response:
@@ -271,7 +271,7 @@ class Hub:
             if message is None or isinstance(message, connection.CloseReason):
                 return message
             if link.close_reason is None:
-                self._registry.hear(entry, message)
+                self._registry.receive(entry, message)
 
     async def _sweep_forever(self) -> None:
         loop = asyncio.get_running_loop()
@@ -288,4 +288,4 @@ class Hub:
                     self._listener.sweep(now)
                 self._registry.sweep(now, judge=now >= excused_until)
             except Exception:  # without the sweep no loss would ever be seen
-                logger.exception("a sweep failed")
+                logger.exception("the sweep of connections failed")

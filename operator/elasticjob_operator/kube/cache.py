@@ -1,7 +1,7 @@
-"""What the operator has seen of the cluster: slim records by job, kept in step by watches and by its own writes.
+"""The operator's cache of the cluster: small snapshots by job, updated by watches and by the operator's own writes.
 
-An own write is entered as soon as the API server has confirmed it; an older version that a watch brings later is
-ignored. So a pass never acts on a state older than its own last action.
+An own write is entered as soon as the API server has confirmed it, and older versions from a watch are ignored. So a
+pass never acts on a state older than its own last action.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from elasticjob_operator.model.observe import Job, Node, Pod
 
 Raw = Mapping[str, Any]
 
-LONGEST_MEMORY = 10_000  # UIDs of what is gone, and of objects of others
+LONGEST_MEMORY = 10_000  # UIDs of deleted objects, and of unowned ones
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a resourceVersion is certainly older; versions that are no numbers are never called old."""
+    """Whether a resourceVersion is certainly older than another; False if they are not numbers."""
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
 @dataclass(frozen=True, slots=True)
 class UnownedObject:
-    """An object that carries the operator's label and is not the operator's."""
+    """An object with the operator's label that the operator does not own."""
 
     kind: str
     namespace: str
@@ -92,7 +92,7 @@ class Cache:
             self._wake(key)
 
     def apply_job(self, kind: str | None, raw: Raw) -> None:
-        """An event as kopf tells it; kind None is the initial listing."""
+        """Apply a watch event from kopf; `kind` is None for the initial listing."""
         metadata = raw["metadata"]
         if kind == "DELETED":
             self.drop_job((metadata["namespace"], metadata["name"]), metadata["uid"])
@@ -179,7 +179,7 @@ class Cache:
         return tuple(self._pods.get(key, {}).values())
 
     def find_pod(self, namespace: str, name: str, uid: str) -> str | None:
-        """The job that this pod works for; None where it is not (or not yet) known as a worker of a job that exists."""
+        """The job of this worker pod; None if it is not, or not yet, known as a worker of an existing job."""
         key = self._job_of.get(uid)
         if key is None or key[0] != namespace:
             return None
@@ -189,7 +189,7 @@ class Cache:
     # Objects of others: with the operator's label that it did not make.
 
     def _put_unowned(self, kind: str, metadata: Raw, why: str) -> None:
-        """Told once and otherwise left alone."""
+        """Report an unowned object once; it is not touched."""
         uid = metadata["uid"]
         if uid in self._unowned:
             return
@@ -227,7 +227,7 @@ class Cache:
             self._wake(key)
 
     def nodes_of(self, pods: tuple[Pod, ...]) -> Mapping[str, Node]:
-        """The nodes that matter to these pods; where nodes may not be seen, all of them are called well."""
+        """The nodes of these pods. Without permission to read nodes, all count as Ready."""
         if self.nodes_known:
             return {p.node: self.nodes[p.node] for p in pods if p.node in self.nodes}
         return {p.node: Node(p.node) for p in pods if p.node}

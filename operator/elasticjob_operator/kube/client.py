@@ -1,7 +1,7 @@
-"""The operator's requests to the API server: in fair turns, only while it leads, and never lost in a reply's size.
+"""The operator's API client: fair queueing, writes only while leading, and bounded responses.
 
-The request and the transport are those of the command line (`rest`). Added here is what one process that serves many
-jobs needs: slots that namespaces and jobs share, the right to write, metrics, replies that are decoded in turns.
+It builds on `rest`, which the command line uses, too. It adds what a process that serves many jobs needs: slots shared
+by namespaces and jobs, the leadership check, metrics, and decoding that yields to the event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Observer = Callable[[str, str, int, float], None]  # verb, resource, status code
 
 
 class NotLeadingError(ApiError):
-    """This replica may not write now: it does not hold the Lease."""
+    """The write was refused because this replica does not hold the Lease."""
 
     def __init__(self, method: str, path: str) -> None:
         super().__init__(0, "NotLeading", f"{method} {path}: only the leader writes, and this replica does not lead")
@@ -38,7 +38,7 @@ class NotLeadingError(ApiError):
 class Api:
     """One API server. `parallel` bounds the requests under way; watches do not count.
 
-    What is not a read is refused while `leadership` is not held: see `elasticjob_operator.kube.leadership`.
+    Writes are refused while `leadership` is not held: see `elasticjob_operator.kube.leadership`.
     """
 
     def __init__(self, transport: Transport, *, parallel: int = 32, timeout: float = 30.0) -> None:
@@ -58,7 +58,7 @@ class Api:
         user_agent: str = "elasticjob-operator",
         **options: Any,
     ) -> Api:
-        """With a kubeconfig where one is given or found, else with the pod's own service account."""
+        """Connect with a kubeconfig if one is given or found, otherwise with the pod's service account."""
         configuration = client.Configuration()
         if kubeconfig is None and context is None:
             try:
@@ -91,12 +91,11 @@ class Api:
         accept: str = JSON,
         job: str = "",
     ) -> Any:
-        """The decoded reply. Raises ApiError; a reply that does not come in `timeout` seconds is one too.
+        """Send a request and decode the response. `job` is the owner of the request for fair queueing.
 
-        Raises UnreadableError where the reply is too large or no JSON.
-        Raises NotLeadingError, and sends nothing, where it would write and this replica does not lead.
-
-        `job` is the one that it is made for: the jobs of a namespace take turns, as the namespaces do.
+        Raises ApiError for an error response, or if there is none within `timeout` seconds.
+        Raises UnreadableError if the response is too large or not JSON.
+        Raises NotLeadingError, without sending anything, for a write while this replica does not lead.
         """
         request = Request(method, path, query=query, body=body, content_type=content_type, accept=accept)
         owner = (namespace_of(path), job)
@@ -121,7 +120,7 @@ class Api:
     async def stream(
         self, path: str, query: Query, idle: float, accept: str = JSON
     ) -> AsyncGenerator[dict[str, Any] | Unreadable]:
-        """The events of a watch, until the server ends it or nothing comes for `idle` seconds."""
+        """The events of a watch until the server ends it or nothing arrives for `idle` seconds. Raises ApiError."""
         request = Request("GET", path, f"watch {path}", query, accept=accept)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle)
         lines = Lines(LARGEST_BYTES)
@@ -143,7 +142,7 @@ class Api:
 
     async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         prepared = await self._transport.prepare(request)
-        # Permitted as late as can be: all before it may have taken time.
+        # Check permission as late as possible: everything before may have taken time.
         return await self._transport.send(prepared, self._permit(request, timeout))
 
     def _permit(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
@@ -176,7 +175,7 @@ async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
         size += len(part)
         if size > LARGEST_BYTES:
             response.close()
-            raise UnreadableError(what, f"the reply is larger than {LARGEST_BYTES} bytes")
+            raise UnreadableError(what, f"the response is larger than {LARGEST_BYTES} bytes")
     return b"".join(parts)
 
 
@@ -184,4 +183,4 @@ async def _decode(data: bytes, what: str) -> Any:
     try:
         return await decode(data)
     except (ValueError, RecursionError) as error:
-        raise UnreadableError(what, f"no JSON that can be read: {type(error).__name__}") from None
+        raise UnreadableError(what, f"the response is not valid JSON: {type(error).__name__}") from None

@@ -1,7 +1,6 @@
-"""Objects are taken in one by one: whatever is wrong with one of them, known or not, hurts no other.
+"""Processes objects one by one, so that an error in one of them does not affect the others.
 
-An object that cannot be taken in is named in a warning, once for each thing that is wrong with it, and counted. What
-was known of it before stays.
+An object that cannot be processed is reported in a warning, once per error, and counted. Its previous state is kept.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED = 10_000  # complaints that are not repeated
+REMEMBERED = 10_000  # warnings that are not repeated
 
 
 class Intake:
@@ -38,7 +37,7 @@ class Intake:
         self._said[said] = None
         if len(self._said) > REMEMBERED:
             del self._said[next(iter(self._said))]
-        logger.warning("%s %s is left out: %s", kind, name or "(of unknown name)", why)
+        logger.warning("skipping %s %s: %s", kind, name or "(of unknown name)", why)
 
 
 def name_of(raw: Mapping[str, Any]) -> str:

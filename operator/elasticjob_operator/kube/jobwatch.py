@@ -1,7 +1,7 @@
-"""The watch of the ElasticJobs, which is kopf's, kept alive where kopf gives up.
+"""Runs kopf's watch of the ElasticJobs, and restarts it when kopf gives up.
 
-kopf ends where the API server answers a watch with an error such as 410 Gone, or refuses a token twice. Then the jobs
-are listed, since kopf would not tell of those that were deleted meanwhile, and it is run again.
+kopf stops if the API server answers a watch with an error such as 410 Gone, or refuses a token twice. Then the jobs are
+listed, because kopf would not report those deleted meanwhile, and kopf is started again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class JobWatch:
             except ApiError as error:
                 failures += 1
                 pause = spread(find_pause(failures, most=10.0, asked=error.retry_after))
-                logger.warning("the jobs cannot be listed: %s; again in %.1f s", error, pause)
+                logger.warning("cannot list the jobs: %s; retrying in %.1f s", error, pause)
                 await asyncio.sleep(pause)
 
     def _take(self, raw: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class JobWatch:
         except Exception as error:
             if self._stopped.is_set():
                 raise
-            logger.warning("the watch of the jobs ended (%s); it is made anew", error)
+            logger.warning("the watch of the jobs ended (%s); restarting it", error)
             return True
         return False
 

@@ -1,4 +1,4 @@
-"""The right to write, lent by the election until a moment of this machine's clock.
+"""Leadership: permission to write, which the election grants until a time on this machine's clock.
 
 Everything that changes something in the cluster goes through `Api`, and `Api` refuses whatever is not a read where this
 right is not held. It is refused by default: nothing that forgets to ask can write.

@@ -1,4 +1,4 @@
-"""Leader election by a Lease (coordination.k8s.io/v1): of several operators one acts.
+"""Leader election with a Lease (coordination.k8s.io/v1): only one of several operators acts.
 
 The holder renews it several times in its duration and gives it back when it ends, so that a rolling upgrade hands over
 at once. With the Lease it has the right to write (`leadership`), and loses it by its own clock before anybody else may
@@ -114,7 +114,7 @@ class Election:
                 break
             pause = self._timing.renew if renewed else self._timing.poll
         self._leadership.end()
-        logger.warning("the Lease is lost; another operator acts")
+        logger.warning("lost the Lease; another replica takes over")
 
     async def release(self) -> None:
         """Gives it back, so that the next one need not wait. Nothing is written from here on."""
@@ -124,7 +124,7 @@ class Election:
         try:
             await self._put({**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS})
         except ApiError as error:
-            logger.info("the Lease could not be given back: %s", error)
+            logger.info("could not release the Lease: %s", error)
 
     async def _try(self) -> bool:
         """Whether it is this candidate's now."""

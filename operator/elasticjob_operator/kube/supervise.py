@@ -1,8 +1,8 @@
-"""Work in the background that goes on whatever happens to it.
+"""Supervises background tasks, and restarts them after errors.
 
-A watch, the renewal of the certificate, the writing of the Service's endpoints: an error in one of them is no reason to
-end the process, which would end all others and, where an object is the cause, every other replica as well. It is told
-with its traceback, counted, and the work begins anew after a pause that grows. Only what is named ends the process.
+An error in a watch, in the renewal of the certificate or in writing the Service's endpoints must not end the process,
+which would end all other tasks and, if an object is the cause, every other replica as well. The error is logged with
+its traceback and counted, and the task is restarted with back-off. Only errors in `FATAL` end the process.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from elasticjob_operator.rest.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-FATAL = (UsageError,)  # what only a person can mend, and no second try
-LONG_SECONDS = 60.0  # work that went on for so long was well: its next failure is the first again
+FATAL = (UsageError,)  # errors that need an administrator; a retry is pointless
+LONG_SECONDS = 60.0  # after running this long, the back-off is reset
 
 T = TypeVar("T")
 
 
 async def keep_going(name: str, work: Callable[[], Awaitable[None]], on_restart: Callable[[str], None]) -> None:
-    """Runs `work` until it returns. Where it raises it is run again, after a pause and after `on_restart(name)`."""
+    """Run `work` until it returns. If it raises, call `on_restart(name)` and run it again with back-off.
+
+    Raises the errors in `FATAL`.
+    """
     failures = 0
     while True:
         started = time.monotonic()
@@ -39,15 +42,15 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]], on_restart:
             failures = 1 if time.monotonic() - started >= LONG_SECONDS else failures + 1
             pause = spread(find_pause(failures))
             if isinstance(error, ApiError):
-                logger.warning("%s: %s; again in %.1f s", name, error, pause)
+                logger.warning("%s: %s; retrying in %.1f s", name, error, pause)
             else:
-                logger.exception("%s has failed; this is a defect; it begins anew in %.1f s", name, pause)
+                logger.exception("%s failed; this is a bug; restarting it in %.1f s", name, pause)
             on_restart(name)
         await asyncio.sleep(pause)
 
 
 async def insist(call: Callable[[], Awaitable[T]], refusals: tuple[int, ...] = (401, 403)) -> T:
-    """The answer of the API server, however long it takes to give one; UsageError where it is one of the refusals."""
+    """Retry `call` until the API server answers. Raises UsageError if the status is one of `refusals`."""
     failures = 0
     while True:
         try:
@@ -57,5 +60,5 @@ async def insist(call: Callable[[], Awaitable[T]], refusals: tuple[int, ...] = (
                 raise UsageError(f"the API server refuses the operator's credentials: {error}") from None
             failures += 1
             pause = spread(find_pause(failures, most=10.0, asked=error.retry_after))
-            logger.warning("the API server: %s; again in %.1f s", error, pause)
+            logger.warning("the API server: %s; retrying in %.1f s", error, pause)
             await asyncio.sleep(pause)

@@ -1,4 +1,4 @@
-"""A watch that stays in step with the API server: list, follow, and begin anew when that breaks off.
+"""A watch that keeps in sync with the API server: list, watch, and start over when the watch breaks.
 
 It asks for the objects of its selector only, and for no more of them than their metadata where that is enough. It
 promises to call `apply` for every object that exists and for each event, and `replace` with the metadata of all that
@@ -87,7 +87,7 @@ class Watch:
             except ApiError as caught:
                 error = caught
             if error is not None and error.status in (403, 404) and not self._required:
-                logger.warning("%s cannot be watched (%s); going on without", self.path, error.reason)
+                logger.warning("cannot watch %s (%s); continuing without it", self.path, error.reason)
                 self.forbidden = True
                 self.synced.set()
                 return
@@ -100,7 +100,7 @@ class Watch:
     async def _back_off(self, error: ApiError | None, failures: int) -> None:
         pause = spread(find_pause(failures, asked=error.retry_after if error is not None else None))
         level = logging.DEBUG if error is None else logging.WARNING if failures > 1 else logging.INFO
-        logger.log(level, "watch of %s: %s; again in %.1f s", self.path, error or "it ended at once", pause)
+        logger.log(level, "watch of %s: %s; retrying in %.1f s", self.path, error or "it ended at once", pause)
         await asyncio.sleep(pause)
 
     async def _list(self) -> str:

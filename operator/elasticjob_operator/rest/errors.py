@@ -1,4 +1,4 @@
-"""What the API server answers instead of what was asked for. Pure."""
+"""Errors of requests to the API server. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """The API server said no (`status` ≥ 400), or said nothing (`status` 0).
+    """The API server rejected a request (`status` ≥ 400), or did not respond (`status` 0).
 
-    `reason` is that of the metav1.Status, empty where the answer was none; `retry_after` is in seconds.
+    `reason` is that of the metav1.Status, or empty; `retry_after` is in seconds.
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
@@ -22,19 +22,19 @@ class ApiError(Exception):
 
 
 class UnreadableError(ApiError):
-    """The reply is too large, or no JSON that can be read."""
+    """The response is too large, or not valid JSON."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(0, "Unreadable", f"{what}: {why}")
 
 
 def no_reply(what: str, error: Exception) -> ApiError:
-    """The error for a request that the transport could not bring to an answer."""
+    """The error for a request without a response."""
     return ApiError(0, "NoReply", f"{what}: {type(error).__name__}: {error}")
 
 
 def decode_error(status: int, data: bytes, retry_after: str | None = None) -> ApiError:
-    """The error in an answer. A body that is no metav1.Status, such as a proxy's, is its message."""
+    """The error in a response. If the body is not a metav1.Status, for example a proxy's, it becomes the message."""
     text = data[:512].decode(errors="replace").strip()
     try:
         said = json.loads(data)

@@ -1,4 +1,4 @@
-"""The process: options, start and stop, the loop over all jobs, health and metrics.
+"""The operator process: options, start and stop, the reconcile loop, health and metrics.
 
-The only folder that puts the parts together.
+The only folder that wires the other parts together.
 """

@@ -1,7 +1,7 @@
-"""One pass per job at a time: observe → plan → apply, woken by whatever changed.
+"""Reconciles each job in one pass at a time: observe → plan → apply, woken by every change.
 
-Events coalesce: a job that is woken during its pass has one more pass afterwards. An error means trying again with
-back-off; nothing is remembered between passes but what the API server last said of our writes.
+Events coalesce: a job that is woken during its pass gets one more pass afterwards. Errors are retried with back-off.
+Between passes, only the API server's latest rejection of a write is remembered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elasticjob_operator.rest.request import path_of
 
 logger = logging.getLogger(__name__)
 
-OVERDUE_SECONDS = 2.0  # that a pod may outlive its grace period before it is looked at
+OVERDUE_SECONDS = 2.0  # time beyond its grace period before an overdue pod is read from the API server
 LOOK_SECONDS = 5.0
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
@@ -37,25 +37,25 @@ PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds
 
 @dataclass(slots=True)
 class _Loop:
-    """What is remembered of one job's passes."""
+    """The state kept between the passes of one job."""
 
     dirty: bool = False
-    woken: float = 0.0  # monotonic: since when it is dirty
+    woken: float = 0.0  # since when the job needs a pass (monotonic)
     running: bool = False
     failures: int = 0
     timer: asyncio.TimerHandle | None = None
     problem: tuple[str, str] | None = None
     problem_generation: int = 0
-    refused_on: object = None  # what there was when the API server refused something ...
-    again_at: float = 0.0  # ... and when that is tried again: monotonic, since clocks jump
+    refused_on: object = None  # the state for which the API server rejected a write ...
+    again_at: float = 0.0  # ... and when it is retried (monotonic)
     reason: str = ""
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
-    look_at: float = 0.0  # not before this are pods that have to be gone looked at again
+    look_at: float = 0.0  # the next check of overdue pods (monotonic)
 
 
 class Controller:
-    """Runs the passes of all jobs. Idle until `start`."""
+    """Runs the passes of all jobs. Does nothing until `start`."""
 
     def __init__(
         self,
@@ -84,18 +84,18 @@ class Controller:
         self._active = False
         self.observer = observer
         self._on_forget = on_forget
-        self._on_error = on_error  # a pass has failed, by us or by what the API server says
-        self._on_wait = on_wait  # seconds from a wake-up to its pass
+        self._on_error = on_error  # called when a pass fails, by a bug or an API error
+        self._on_wait = on_wait  # called with the seconds between a wake-up and its pass
 
     def start(self) -> None:
-        """From now on jobs are looked after; every known one gets a pass. Only for the leader."""
+        """Start reconciling; every known job gets a pass. Raises RuntimeError if this replica is not the leader."""
         if not self._api.leadership.is_held:
             raise RuntimeError("only the leader may start the controller")
         self._active = True
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Something that concerns every job has changed."""
+        """Reconcile every job."""
         for key in list(self._cache.jobs):
             self.wake(key)
 
@@ -107,10 +107,10 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._applier.teller.close()
+        await self._applier.recorder.close()
 
     def wake(self, key: JobKey) -> None:
-        """Something about this job may have changed."""
+        """Reconcile this job soon, because something about it may have changed."""
         if not self._active:
             return
         loop = self._loops.setdefault(key, _Loop())
@@ -132,8 +132,8 @@ class Controller:
                     await self._try_pass(key, loop)
                 finally:
                     self._slots.release(key)
-                # What happens at once is answered at once; what happens in the meantime, together. A big job rests as
-                # long as its planning takes, so that a thousand events about a thousand pods do not cost a million.
+                # The first event is handled at once, further ones together. A large job rests for as long as planning
+                # takes, so that a thousand events of a thousand pods do not cost a million steps.
                 await asyncio.sleep(max(SHORTEST_REST, min(LONGEST_REST, loop.planning)))
         finally:
             loop.running = False
@@ -142,7 +142,7 @@ class Controller:
         if loop.timer is not None:
             loop.timer.cancel()
             loop.timer = None
-        if not self._api.leadership.is_held:  # in doubt for a moment, or over: then the process ends soon
+        if not self._api.leadership.is_held:  # leadership is uncertain, or lost and the process is about to end
             self._wake_later(key, loop, self._backoff(loop))
             return
         try:
@@ -151,10 +151,10 @@ class Controller:
             await self._recover(key, loop, error)
         except Exception:
             self._on_error()
-            logger.exception("%s/%s: the pass failed; this is a defect", *key)
+            logger.exception("%s/%s: reconciling failed; this is a bug", *key)
             self._wake_later(key, loop, self._backoff(loop))
         else:
-            if loop.problem is None:  # else the API server goes on saying no: that is tried ever more rarely
+            if loop.problem is None:  # otherwise the API server keeps rejecting a write, which is retried with back-off
                 loop.failures = 0
             if wake_at is not None:
                 self._wake_later(key, loop, max(0.0, wake_at - self._clock()))
@@ -165,7 +165,7 @@ class Controller:
             agents = self._hub.agents(key)
             self._hub.direct(key, directives.release(agents, ()))
             if any(agent.connected for agent in agents.values()):
-                return None  # the last one that leaves wakes us
+                return None  # the deletion of the last pod wakes this job
             self._hub.forget(key)
             self._cache.forget(key)
             self._loops.pop(key, None)
@@ -191,7 +191,7 @@ class Controller:
             problem=loop.problem,
         )
         made = plan(seen, self.config)
-        # Somebody's agents may wake a job every second; what was refused is not tried more often for it.
+        # Agents may wake a job every second; a rejected write must not be retried more often because of that.
         basis = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(key)), seen.children
         early = loop.again_at - time.monotonic()
         if loop.problem is not None and loop.refused_on == basis and early > 0:
@@ -215,7 +215,7 @@ class Controller:
         return first(made.wake_at, held_until, await self._look_for_overdue(job, loop, pods, now))
 
     async def _look_for_overdue(self, job: Job, loop: _Loop, pods: Sequence[Pod], now: float) -> float | None:
-        """Looks at pods that have to be gone by now, of which no watch may have told; returns when to do it next."""
+        """Read overdue pods whose deletion the watch may have missed; return when to do so next."""
         going = [(p.deleting + OVERDUE_SECONDS, p) for p in pods if p.deleting is not None]
         if not going:
             return None
@@ -231,15 +231,15 @@ class Controller:
         loop.pods = present
 
     async def _recover(self, key: JobKey, loop: _Loop, error: ApiError) -> None:
-        """Another try: at once with a fresh look where we were behind, else with back-off."""
+        """Retry a failed pass: at once with fresh data if the cache was stale, otherwise with back-off."""
         if error.status in (404, 409):
-            logger.debug("%s/%s: %s; looking again", *key, error)
+            logger.debug("%s/%s: %s; reading the job again", *key, error)
             try:
                 await self._look_again(key)
             except ApiError as again:
                 error = again
             except Exception:
-                logger.exception("%s/%s: what the API server says of it cannot be taken in; this is a defect", *key)
+                logger.exception("%s/%s: the job could not be read into the cache; this is a bug", *key)
         else:
             self._on_error()
             logger.warning("%s/%s: %s", *key, error)

@@ -1,8 +1,8 @@
-"""How many files this process may have open, and what that is enough for.
+"""The limit of open files, and how it is divided among the operator's connections.
 
-A container starts with a soft limit of 1,024 more often than not, and a hard limit far above it. Each agent is a
-socket, so the operator takes what it may have and divides it: what is left for agents after everything else is how many
-it can carry, and it says so.
+Containers often start with a soft limit of 1,024 and a much higher hard limit. Each agent needs a socket, so the
+operator raises the soft limit to the hard one and divides it. What remains after all other uses is the number of agents
+that it can serve, which it logs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _FEW_AGENTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the open files are divided."""
+    """The number of open files for each use."""
 
     files: int
     agents: int
-    pending_sockets: int  # sockets of the hub that have not yet sent a whole request
+    pending_sockets: int  # hub sockets that have not sent a complete request yet
     unauthenticated: int  # requests whose token is being checked
-    pending: int  # agents that have not yet said hello
+    pending: int  # agents that have not sent `hello` yet
     http: int  # sockets of the port for health and metrics
 
     def limit(self, settings: limits.HubSettings) -> limits.HubSettings:
-        """The settings with no bound above its share."""
+        """The settings with every limit reduced to its share."""
         return replace(
             settings,
             max_connections=min(settings.max_connections, self.agents),
@@ -42,11 +42,11 @@ class Shares:
 
 
 def divide(files: int, parallel: int) -> Shares:
-    """The shares of so many files where `parallel` requests to the API server may be under way. Pure."""
+    """Divide `files` open files, with `parallel` requests to the API server in flight. Pure."""
     pending_sockets = _between(16, files // 10, 1024)
     unauthenticated = pending = _between(8, files // 20, 512)
     http = _between(8, files // 16, 64)
-    closing = files // 20  # connections that are over and whose peer has not answered yet
+    closing = files // 20  # closed connections whose peer has not confirmed yet
     taken = _OWN_FILES + parallel + pending_sockets + unauthenticated + pending + http + closing
     return Shares(files, max(1, files - taken), pending_sockets, unauthenticated, pending, http)
 
@@ -56,30 +56,30 @@ def _between(least: int, wanted: int, most: int) -> int:
 
 
 def raise_soft_limit() -> int:
-    """Raises the soft limit of open files to the hard one; returns what holds then."""
+    """Raise the soft limit of open files to the hard limit; return the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else max(soft, 1 << 20)
     if soft < most:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         except (OSError, ValueError) as error:
-            logger.warning("the limit of open files stays at %d: %s", soft, error)
+            logger.warning("could not raise the limit of open files from %d: %s", soft, error)
             return soft
     return max(soft, most)
 
 
 def take_all(parallel: int, settings: limits.HubSettings) -> tuple[Shares, limits.HubSettings]:
-    """Raises the limit, divides what there is, says once what it is enough for, and bounds the hub's settings by it."""
+    """Raise the limit of open files, divide it, log the result once, and limit the hub's settings accordingly."""
     shares = divide(raise_soft_limit(), parallel)
     bounded = shares.limit(settings)
     becoming = bounded.max_pending_sockets + bounded.max_unauthenticated + bounded.max_pending
     said = (
-        f"{shares.files} files may be open: room for {bounded.max_connections} agents,"
-        f" {becoming} that are about to become some,"
+        f"the limit of {shares.files} open files allows {bounded.max_connections} agents,"
+        f" {becoming} connections that are not yet established,"
         f" and {shares.http} connections for health and metrics"
     )
     if bounded.max_connections < _FEW_AGENTS:
-        logger.warning("%s; to carry more, raise the hard limit of open files (RLIMIT_NOFILE) of the container", said)
+        logger.warning("%s; to serve more agents, raise the container's hard limit of open files (RLIMIT_NOFILE)", said)
     else:
         logger.info("%s", said)
     return shares, bounded

@@ -1,10 +1,10 @@
-"""Health, readiness and metrics, on a port of their own: neither TLS nor agents are here.
+"""Serves health, readiness and metrics on a separate port, without TLS and not for agents.
 
-`/healthz` says that the event loop turns, nothing else: a failing API server is no reason to be restarted.
-`/readyz` is up to the caller. `/metrics` is for Prometheus; it may have an address of its own, or none.
+`/healthz` only shows that the event loop runs: a failing API server must not restart the operator. The caller decides
+about `/readyz`. `/metrics` is for Prometheus; it may have its own address, or be turned off.
 
-Whoever connects has one request and a few seconds for all of it. There are only so many connections at a time, and
-where there are too many, the address that has most of them loses its oldest: silence keeps no probe out.
+Each connection gets one request and a few seconds. The number of connections is bounded: if there are too many, the
+oldest one of the address with the most connections is closed, so that idle clients cannot block probes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from elasticjob_operator.hub import handshake
 from elasticjob_operator.run.metrics import Metrics
 
 OFF: Final = "off"
-PATIENCE: Final = 10.0  # seconds for a request and its answer
+PATIENCE: Final = 10.0  # seconds for a request and its response
 _SWEEP_SECONDS: Final = 1.0
-_PAGE_SECONDS: Final = 1.0  # that a page of metrics is good for, however many ask for it
+_PAGE_SECONDS: Final = 1.0  # for which a rendered page of metrics is reused
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """`host:port` → both; None for "" (on the port of the probes) and "off" (nowhere). Raises ValueError."""
+    """Parse `host:port`; None for "" (the port of the probes) and "off". Raises ValueError for anything else."""
     if text in ("", OFF):
         return None
     host, separator, port = text.rpartition(":")
     if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is neither host:port nor {OFF!r}")
+        raise ValueError(f"{text!r} must be host:port or {OFF!r}")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - as the port of the probes
 
 
 class HttpServer:
-    """`ready` returns "" where all is well, else what is missing."""
+    """`ready` returns "" if the operator is ready, otherwise what is missing."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class HttpServer:
         self._rendering = asyncio.Lock()
 
     async def start(self, host: str, port: int, *, metrics_address: str = "") -> int:
-        """Listens; returns the port. `metrics_address` is where the metrics are: see `parse_address`."""
+        """Start listening; return the port. `metrics_address`: see `parse_address`."""
         routes: dict[str, Handler] = {"/healthz": self._healthz, "/readyz": self._readyz}
         pages: dict[str, Handler] = {"/metrics": self._expose}
         apart = parse_address(metrics_address)
@@ -71,7 +71,7 @@ class HttpServer:
 
     @property
     def ports(self) -> list[int]:
-        """Where it listens: the metrics' own port first, if there is one."""
+        """The ports it listens on: the separate port for metrics first, if there is one."""
         return [listener.port for listener in self._listeners]
 
     @property
@@ -127,7 +127,7 @@ class _Listener:
         self._runner = web.AppRunner(app, access_log=None, lingering_time=0.0, shutdown_timeout=1.0, logger=logger)
         await self._runner.setup()
         assert self._runner.server is not None
-        # Nobody is ever let in by `enter`, so the gate bounds every connection, the slow reader's as well.
+        # `enter` is never called, so the listener's limits apply to every connection, including slow readers.
         self._listener = handshake.HandshakeListener(
             self._runner.server, lambda: None, patience=PATIENCE, capacity=self._capacity
         )

@@ -1,8 +1,8 @@
-"""How long the event loop is held up: looked at a hundred times a second, so that nothing that matters slips through.
+"""Measures how long the event loop is blocked, with a hundred samples per second.
 
-Two clocks are read. The lag is how late the loop is, for whatever reason, a machine that is too busy included. The busy
-time is what this thread has computed since the last look: above the pause between two looks it is one stretch of our
-own work in which nobody else was heard.
+Two clocks are read. The lag is how late the loop is for any reason, including an overloaded machine. The busy time is
+the CPU time of this thread since the last sample: above the sampling interval, it is a single piece of work that
+blocked the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAUSE: Final = 0.01
 
 
 class Pulse:
-    """Measures from `start` to `stop`. A held-up loop is seen with up to `PAUSE` seconds less than it was."""
+    """Measures from `start` to `stop`. A block is underestimated by up to `PAUSE` seconds."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -1,8 +1,7 @@
-"""What Prometheus sees of the operator. Every metric is declared here and nowhere else.
+"""The operator's Prometheus metrics, all declared in this module.
 
-Figures of a job are read from its status, so they are right after a restart of the operator and vanish with
-the job. Counters count the records of what happened between two statuses; what happened before this process looked
-is not counted twice.
+Gauges of a job are read from its status, so they are correct after a restart of the operator and disappear with the
+job. Counters count the records between two statuses; what happened before this process started is not counted again.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
 
 
 def _label(text: str | None) -> str:
-    """A cause is one of a few words; anything else must not become a label of its own."""
+    """The label for a cause. Unknown values must not create new labels."""
     return text if text and _LABEL.fullmatch(text) else "other"
 
 
 _Read = Callable[[Moment, float, float], float | None]  # of a status, the seconds trained and the seconds lost
 _JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
     ("world_size", "Pods in the running world.", lambda one, trained, lost: one.size),
-    ("generation", "Number of the present world.", lambda one, trained, lost: one.generation),
+    ("generation", "Number of the current world.", lambda one, trained, lost: one.generation),
     ("training_seconds", "Seconds with a complete, running world.", lambda one, trained, lost: trained),
     ("lost_seconds", "Seconds without one, since the first world.", lambda one, trained, lost: lost),
     (
@@ -50,7 +49,7 @@ _JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
 
 
 class Metrics:
-    """The operator's registry. `now` is given by the caller who scrapes or reports."""
+    """The operator's metrics registry. The caller passes `now`."""
 
     def __init__(self, *, version: str = "") -> None:
         self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
@@ -67,47 +66,49 @@ class Metrics:
 
         self.generations = counter("generations_total", "Worlds formed, by cause.", "cause")
         self.rescale_seconds = histogram(
-            "rescale_seconds", "From a fault or change to the next running world.", _RESCALE_BUCKETS, "cause"
+            "rescale_seconds", "Time from a failure or change to the next running world.", _RESCALE_BUCKETS, "cause"
         )
         self.restarts = counter("restarts_total", "Restarts, by who caused them.", "cause")
         self.api_requests = counter("api_requests_total", "Requests to the API server.", "verb", "resource", "code")
         self.api_seconds = histogram("api_request_seconds", "Time of a request.", _LOOP_BUCKETS, "verb", "resource")
         self.pass_seconds = histogram("reconcile_seconds", "Time of one pass over a job.", _LOOP_BUCKETS)
-        self.pass_errors = counter("reconcile_errors_total", "Passes that ended in an error.")
-        self.queue_seconds = histogram("reconcile_wait_seconds", "From a wake-up to its pass.", _LOOP_BUCKETS)
+        self.pass_errors = counter("reconcile_errors_total", "Passes that failed with an error.")
+        self.queue_seconds = histogram("reconcile_wait_seconds", "Time from a wake-up to its pass.", _LOOP_BUCKETS)
         self.loop_lag_seconds = histogram("event_loop_lag_seconds", "How late the event loop is.", _LOOP_BUCKETS)
         self.loop_busy_seconds = histogram(
-            "event_loop_busy_seconds", "CPU time between two looks at the event loop, a hundredth apart.", _BUSY_BUCKETS
+            "event_loop_busy_seconds", "CPU time between two samples of the event loop, 10 ms apart.", _BUSY_BUCKETS
         )
         self._loop_max = prometheus_client.Gauge(
             "elasticjob_event_loop_max_seconds",
-            "The most that the event loop was late (lag) or computed at a stretch (busy) since the start.",
+            "Longest time since the start that the event loop was late (lag) or computed without a pause (busy).",
             ["clock"],
             registry=self.registry,
         )
         self._lag_max = self._busy_max = 0.0
         self.background_restarts = counter(
-            "background_restarts_total", "Background work that failed and began anew.", "task"
+            "background_restarts_total", "Background tasks that failed and were restarted.", "task"
         )
         self.skipped = counter(
-            "objects_skipped_total", "Objects that could not be taken in, by kind and error.", "kind", "error"
+            "objects_skipped_total", "Objects that could not be processed, by kind and error.", "kind", "error"
         )
-        self.foreign_objects = counter("foreign_objects_total", "Objects with our label that are not ours.", "kind")
+        self.foreign_objects = counter(
+            "foreign_objects_total", "Objects with the operator's label that it does not own.", "kind"
+        )
         self.leader = prometheus_client.Gauge(
-            "elasticjob_leader", "1 where this replica is in charge.", registry=self.registry
+            "elasticjob_leader", "1 if this replica is the leader.", registry=self.registry
         )
         prometheus_client.Gauge(
-            "elasticjob_build_info", "The version that runs.", ["version"], registry=self.registry
+            "elasticjob_build_info", "The version of this operator.", ["version"], registry=self.registry
         ).labels(version).set(1)
         self._labels: dict[JobKey, str] = {}
 
     def update_job(self, job: JobKey, status: api.Status) -> None:
-        """Call it with every new status of a job, and once at first sight."""
+        """Update the metrics of a job. Call it for every new status, including the first one seen."""
         before, after = self._jobs.get(job), timeline.read(status)
         self._jobs[job] = after
         if job not in self._labels:
             self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
-        if before is not None:  # else it may have happened in the life of another operator
+        if before is not None:  # otherwise it may have happened before this operator started
             for record in timeline.compare(before, after, 0.0):
                 self._count(record)
 
@@ -129,7 +130,7 @@ class Metrics:
         self._labels.pop(job, None)
 
     def observe_loop(self, lag: float, busy: float) -> None:
-        """One look at the event loop: see `pulse`."""
+        """Record one sample of the event loop (seconds): see `loop_lag`."""
         self.loop_lag_seconds.observe(lag)
         self.loop_busy_seconds.observe(busy)
         if lag > self._lag_max:
@@ -140,7 +141,7 @@ class Metrics:
             self._loop_max.labels("busy").set(busy)
 
     def count_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """`code` is 0 where no answer came."""
+        """Count a request to the API server. `code` is 0 if there was no response."""
         self.api_requests.labels(verb, resource, str(code)).inc()
         self.api_seconds.labels(verb, resource).observe(seconds)
 
@@ -152,11 +153,11 @@ class Metrics:
         return self._jobs
 
     def expose(self, now: float) -> bytes:
-        """The text that Prometheus reads."""
+        """The metrics in Prometheus' text format."""
         return b"".join((prometheus_client.generate_latest(self.registry), *self._job_pages(now)))
 
     async def render(self, now: float) -> bytes:
-        """As `expose`, with a breath between the pages: thousands of jobs do not hold up the event loop."""
+        """Like `expose`, but yields between pages, so that thousands of jobs do not block the event loop."""
         pages = [prometheus_client.generate_latest(self.registry)]
         for page in self._job_pages(now):
             pages.append(page)
@@ -164,7 +165,7 @@ class Metrics:
         return b"".join(pages)
 
     def _job_pages(self, now: float) -> Iterator[bytes]:
-        """The series of the jobs that exist: written by hand, for the library takes ten times as long for them."""
+        """The series of all jobs. They are formatted by hand, which is ten times as fast as the library."""
         jobs = list(self._jobs.items())
         tally = Tally(one.phase for _, one in jobs)
         phases = (f'elasticjob_jobs{{phase="{phase}"}} {tally[str(phase)]}\n' for phase in api.Phase)
@@ -190,18 +191,18 @@ def _escaped(text: str) -> str:
 
 
 class _Connections(registry.Collector):
-    """What the hub counts: `kind:detail` → a counter with labels."""
+    """Exports the hub's counts, `kind:detail`, as counters with labels."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
     def collect(self) -> Iterable[core.Metric]:
         connections = core.GaugeMetricFamily(
-            "elasticjob_hub_connections", "Agents that are connected.", value=self._hub.connections
+            "elasticjob_hub_connections", "Connected agents.", value=self._hub.connections
         )
         events = core.CounterMetricFamily(
             "elasticjob_hub_events",
-            "What happened at the hub: connections, losses, refusals, messages, directives.",
+            "Events at the hub: connections, losses, refusals, messages, directives.",
             labels=("event", "detail"),
         )
         for name, count in sorted(self._hub.counts.items()):
@@ -210,8 +211,8 @@ class _Connections(registry.Collector):
         places, limits = (
             core.GaugeMetricFamily(f"elasticjob_hub_{name}", text, labels=("stage",))
             for name, text in (
-                ("places", "Connections on the way in and inside, by stage."),
-                ("places_limit", "How many there may be, by stage."),
+                ("places", "Connections by stage, from the handshake to established ones."),
+                ("places_limit", "Limit of connections by stage."),
             )
         )
         for stage, (taken, limit) in self._hub.places.items():

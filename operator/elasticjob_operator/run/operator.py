@@ -1,7 +1,7 @@
-"""Puts the parts together and runs them: watches → cache → controller → API, agents ↔ hub, health and metrics.
+"""Wires the parts together and runs them: watches → cache → controller → API, agents ↔ hub, health and metrics.
 
-Every replica keeps its cache warm; only the holder of the Lease takes agents and acts. Losing the Lease ends the
-process: a fresh one with nothing in memory is the safest follower.
+Every replica keeps its cache up to date; only the holder of the Lease accepts agents and writes. Losing the Lease ends
+the process, because a fresh process is the safest follower.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = ["Operator", "Options", "UsageError"]
 
 logger = logging.getLogger(__name__)
 
-WARNINGS, WARNINGS_PER_SECOND = 20.0, 0.02  # of objects that are not ours, for each namespace
-WARNED_NAMESPACES = 1000  # of which it is remembered how much was said
+WARNINGS, WARNINGS_PER_SECOND = 20.0, 0.02  # warnings about objects of others, per namespace
+WARNED_NAMESPACES = 1000  # namespaces with a rate limit for warnings
 
 
 class Operator:
@@ -60,14 +60,14 @@ class Operator:
         self.lost_lease = False
         self.http_port = 0
         self._stopped = asyncio.Event()
-        self._crd = False  # whether it was found
-        self._watches: list[Watch] = []  # made when it is known which kinds there are
+        self._crd = False  # whether the CRD was found
+        self._watches: list[Watch] = []  # created once it is known which kinds the cluster serves
         self._warnings: dict[str, ratelimit.Bucket] = {}
-        # What is counted.
+        # Metrics.
         self.metrics = metrics.Metrics(version=version)
         api.observer = self.metrics.count_request
         self.pulse = Pulse(self.metrics)
-        # What is seen: the cluster, and the agents.
+        # Inputs: the cluster and the agents.
         most = bounds.Limits(replicas=options.max_replicas_per_job, template_bytes=options.max_template_bytes)
         self.cache = Cache(self._wake, self._meet, most)
         self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc())
@@ -82,7 +82,7 @@ class Operator:
         )
         self.metrics.watch_hub(self.hub)
         self.http = HttpServer(self.metrics, self._why_not_ready, capacity=shares.http)
-        # What acts.
+        # Outputs.
         self.applier = Applier(api, self.cache, self.hub, manifests.Settings(hub_url=""), options.identity)
         self.controller = Controller(
             api,
@@ -105,9 +105,9 @@ class Operator:
         self.controller.wake(key)
 
     def _meet(self, unowned: UnownedObject) -> None:
-        """Somebody else's object carries our label: told once, and left alone."""
+        """Warn once about an object of others that has the operator's label; it is left alone."""
         self.metrics.foreign_objects.labels(unowned.kind).inc()
-        text = f"{unowned.kind} {unowned.name} carries the operator's label and is left alone: {unowned.why}"
+        text = f"{unowned.kind} {unowned.name} has the operator's label, but is not managed by it: {unowned.why}"
         now = time.time()
         warnings = self._warnings.setdefault(unowned.namespace, ratelimit.Bucket(WARNINGS, now))
         if len(self._warnings) > WARNED_NAMESPACES:
@@ -116,7 +116,7 @@ class Operator:
             logger.warning("%s: %s", unowned.namespace, text)
         known = self.cache.jobs.get((unowned.namespace, unowned.job))
         if known is not None and self.hub.leader:
-            self.applier.teller.tell(known[0], [Event("ForeignObject", text, warning=True)], now)
+            self.applier.recorder.record(known[0], [Event("ForeignObject", text, warning=True)], now)
 
     def _observe_pass(self, key: JobKey, plan: Plan, seconds: float) -> None:
         self.metrics.pass_seconds.observe(seconds)
@@ -134,7 +134,7 @@ class Operator:
     # Life.
 
     async def run(self) -> None:
-        """From start to the loss of the Lease or a stop. Any other end is an error, of which UsageError is expected."""
+        """Run until the Lease is lost or `stop` is called. Raises UsageError if it cannot run as configured."""
         election = Election(
             self.api,
             self.options.operator_namespace,
@@ -176,7 +176,7 @@ class Operator:
         await self._await_crd()
 
     async def _live(self, election: Election) -> None:
-        """Watches, waits for the Lease, acts until it is lost. Nothing that fails in the background ends it."""
+        """Watch, wait for the Lease, and act until it is lost. Failures of background tasks do not end it."""
         self._watches = build_watches(
             self.api, self.cache, self.intake, self.options.namespaces, self.applier.policy_version
         )
@@ -201,14 +201,14 @@ class Operator:
         self.metrics.background_restarts.labels(task).inc()
 
     async def _elect(self, election: Election) -> None:
-        """Returns with the right to write."""
+        """Wait until this replica is the leader."""
         if self.options.leader_election:
             await election.acquire()
         else:
             self.api.leadership.lend(math.inf)
 
     async def _lead(self) -> None:
-        """Begins to act; only to be called with the right to write."""
+        """Start to act. Call it only as the leader."""
         await self.serving.refresh()
         self.applier.settings = manifests.Settings(
             hub_url=self.serving.url,
@@ -226,35 +226,35 @@ class Operator:
             await endpoint.point_service(self.api, service, address, self.serving.port)
 
     async def _stay(self, election: Election) -> None:
-        """Until the Lease is lost, or for ever where there is none."""
+        """Wait until the Lease is lost, or for ever without leader election."""
         if not self.options.leader_election:
             await self._stopped.wait()
             return
         await election.hold()
         self.lost_lease = True
-        self.hub.leader = False  # whoever leads now has to be found by the agents
+        self.hub.leader = False  # agents must now connect to the new leader
         self.stop()
 
     def _trust(self, ca_pem: str) -> None:
-        """The CAs of the hub have changed: every job's pods are told."""
+        """The CAs of the hub have changed: update the CA ConfigMap of every job."""
         self.controller.config = replace(self.controller.config, ca_pem=ca_pem)
         self.controller.wake_all()
 
     async def _watch_jobs(self) -> None:
         await self.jobs.run()
-        self.stop()  # kopf takes the signals while it runs, and ends
+        self.stop()  # kopf handles signals while it runs, and returns
 
-    # What this cluster has.
+    # Discovery.
 
     async def _discover(self) -> None:
-        """Which version of PodDisruptionBudgets is served."""
+        """Find out which version of PodDisruptionBudget the cluster serves."""
         groups = await insist(lambda: self.api.request("GET", "/apis"))
         served = {g["name"]: [v["groupVersion"] for v in g["versions"]] for g in groups.get("groups", [])}
         versions = served.get("policy", [])
         self.applier.policy_version = "policy/v1" if "policy/v1" in versions or not versions else versions[0]
 
     async def _await_crd(self) -> None:
-        """Waits for the CRD: the operator may be installed first."""
+        """Wait for the CRD, since the operator may be installed first."""
         scope = self.options.namespaces[0] if self.options.namespaces else ""
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What the operator was asked for."""
+"""The operator's options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_operator.membership import member_health
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command line, parsed."""
+    """The parsed command line."""
 
     namespaces: tuple[str, ...] = ()  # empty: the whole cluster
     kubeconfig: str | None = None
@@ -18,9 +18,9 @@ class Options:
     operator_namespace: str = "default"
     hub_host: str = "0.0.0.0"  # noqa: S104 - pods reach the hub from everywhere
     hub_port: int = 8443
-    hub_url: str = ""  # what pods are told; empty: from hub_service, else this machine's own address
+    hub_url: str = ""  # URL for the pods; empty: from hub_service, else this machine's address
     hub_service: str = ""
-    pod_address: str = ""  # where the Service is to lead while this replica leads
+    pod_address: str = ""  # endpoint of the hub's Service while this replica leads
     tls_secret: str = ""
     http_host: str = "0.0.0.0"  # noqa: S104
     http_port: int = 8080

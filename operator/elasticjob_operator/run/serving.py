@@ -1,7 +1,7 @@
-"""The hub's address and its certificate, and from when on it listens.
+"""The hub's address and certificate, and when it starts to listen.
 
-The leader makes and renews the certificate; the others read it, and wait where it is not there yet. A replica that
-does not lead listens too, to answer agents that it is not the one, but never writes.
+The leader creates and renews the certificate; other replicas read it, and wait until it exists. They also listen, to
+tell agents that they are not the leader, but never write.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from elasticjob_operator.run.options import Options
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 1.0  # between two looks of a follower for a certificate that the leader has yet to make
+WAIT_SECONDS = 1.0  # between a follower's checks for the leader's certificate
 
 
 class Serving:
-    """Where the hub listens and by which certificate. `on_trust` is told which CAs agents are to trust, in PEM."""
+    """Makes the hub listen with a valid certificate. `on_trust` is called with the CAs that agents must trust (PEM)."""
 
     def __init__(self, options: Options, api: Api, hub: Hub, on_trust: Callable[[str], None]) -> None:
         self._options = options
@@ -43,7 +43,7 @@ class Serving:
         self._service_port = 0
 
     async def prepare(self) -> None:
-        """Finds the address, and listens where that is possible already."""
+        """Find the address, and listen if there is a certificate already."""
         await self._find_service()
         if self._options.tls_secret:
             await insist(self.refresh)
@@ -51,9 +51,9 @@ class Serving:
             await self._listen(None)
 
     async def refresh(self) -> None:
-        """Brings the certificate up to date, by making it or by reading what the leader has made.
+        """Update the certificate: as the leader, create or renew it; otherwise read the leader's.
 
-        Raises ApiError, and UsageError where the Secret cannot be used.
+        Raises ApiError, and UsageError if the Secret cannot be used.
         """
         if not self._options.tls_secret:
             return
@@ -66,7 +66,7 @@ class Serving:
                 else:
                     found = await certificate_secret.read_certificates(self._api, *place)
                     if found is None:
-                        logger.debug("secret %s/%s: not there yet; the leader makes it", *place)
+                        logger.debug("secret %s/%s does not exist yet; waiting for the leader to create it", *place)
                         return
                     bundle = found
             except certificate_secret.UnusableSecretError as error:
@@ -74,13 +74,13 @@ class Serving:
             await self._use(bundle)
 
     async def keep_fresh(self) -> None:
-        """Looks at the certificate again and again: connections that exist stay when it is renewed."""
+        """Refresh the certificate periodically. Existing connections survive its renewal."""
         while self._options.tls_secret:
             await asyncio.sleep(self._options.certificate_check_seconds if self.port else WAIT_SECONDS)
             try:
                 await self.refresh()
             except (ApiError, UsageError) as error:
-                logger.warning("the hub's certificate could not be looked at: %s", error)
+                logger.warning("could not check the hub's certificate: %s", error)
 
     async def _use(self, bundle: certificates.Bundle) -> None:
         context = certificates.server_context(bundle)
@@ -94,13 +94,13 @@ class Serving:
 
     async def _listen(self, context: Any) -> None:
         self.port = await self._hub.start(self._options.hub_host, self._options.hub_port, context)
-        logger.info("the hub listens on %s:%d; agents are told %s", self._options.hub_host, self.port, self.url)
+        logger.info("the hub listens on %s:%d; agents connect to %s", self._options.hub_host, self.port, self.url)
 
     # Where it is.
 
     @property
     def url(self) -> str:
-        """What agents are told."""
+        """The URL for agents."""
         if self._options.hub_url:
             url = self._options.hub_url
             return url.replace(":0", f":{self.port}") if url.endswith(":0") else url
@@ -114,7 +114,7 @@ class Serving:
         return namespace or self._options.operator_namespace, name
 
     async def _find_service(self) -> None:
-        """Workers may have no cluster DNS, so they are given the Service's address."""
+        """Find the Service's cluster IP: workers may have no cluster DNS."""
         if not self._options.hub_service:
             return
         namespace, name = self._service_name()
@@ -124,7 +124,7 @@ class Serving:
         ports = service["spec"]["ports"]
         self._service_port = next((p["port"] for p in ports if p.get("name") == "hub"), ports[0]["port"])
         if self._address in ("", "None"):
-            raise UsageError(f"service {namespace}/{name} has no cluster IP: agents could not reach the hub by it")
+            raise UsageError(f"service {namespace}/{name} has no cluster IP, which agents need to reach the hub")
 
     def _sans(self) -> list[str]:
         found = ["localhost", "127.0.0.1"]

@@ -1,4 +1,4 @@
-"""What the operator follows beside the jobs: their pods, the nodes and the other objects that it makes for them."""
+"""Builds the watches other than that of the jobs: pods, nodes and child objects."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SELECTOR = f"{names.LABEL_APP}={names.LABEL_APP_VALUE}"
 def build_watches(
     api: Api, cache: Cache, intake: Intake, namespaces: tuple[str, ...], policy_version: str
 ) -> list[Watch]:
-    """A watch for each kind and namespace, and one of the nodes; no namespaces means the whole cluster.
+    """A watch for each kind and namespace, and one for nodes. No namespaces means the whole cluster.
 
-    `policy_version` is that of the disruption budgets, of which a cluster serves one or the other.
+    `policy_version`: the API version of PodDisruptionBudget that the cluster serves.
     """
     kinds = [(k, *_group_and_plural(k)) for k in (Kind.SERVICE, Kind.NETWORK_POLICY, Kind.CONFIG_MAP)]
     kinds.append((Kind.DISRUPTION_BUDGET, policy_version, "poddisruptionbudgets"))

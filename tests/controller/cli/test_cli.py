@@ -45,19 +45,19 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         ("list", "none found: give --kubeconfig, set KUBECONFIG"),
         ("list --kubeconfig /gone", "kubeconfig /gone: no such file"),
         ("frobnicate", "No such command 'frobnicate'"),
-        ("scale digits", "give the number of replicas"),
+        ("scale digits", "specify the number of replicas"),
         ("scale digits many", "'many' is not a valid integer"),
         ("logs x -p -f", "leave out --follow and --rank"),
-        ("submit", "give a script, or a manifest with --file"),
+        ("submit", "specify a script, or a manifest with --file"),
         ("submit train.py", "--image: is required"),
-        ("submit train.py -f x", "give a script or --file, not both"),
+        ("submit train.py -f x", "specify a script or --file, not both"),
         ("submit train.py --image i --min 4 --max 2", "spec.elasticPolicy: minReplicas must not be greater"),
         ("submit train.py --image i --nproc many", "spec.nprocPerNode: must be 'auto'"),
         ("submit train.py --image i -e 1=2", "--env 1=2: must be KEY=VALUE"),
-        ("submit train.py --image i -e GONE_VARIABLE", "is not set here"),
+        ("submit train.py --image i -e GONE_VARIABLE", "is not set in this environment"),
         ("submit -f /gone", "/gone: cannot be read"),
         ("convert -f /gone", "/gone: cannot be read"),
-        ("report", "give the NAME of a job, or a recording"),
+        ("report", "specify the NAME of a job, or a recording"),
         ("report --from /gone", "--from /gone: cannot be read"),
     ],
 )
@@ -123,12 +123,12 @@ def test_convert_prints_yaml_and_warns_on_stderr(cli: Run, tmp_path: Path) -> No
     assert code == 0
     assert yaml.safe_load(out)["kind"] == "ElasticJob"
     assert "warning: mnist: spec.mystery: has no counterpart" in err
-    assert "warning: Service of v1 is not known: left out" in err
+    assert "warning: Service of v1 is not supported: skipped" in err
     assert cli("convert", "-f", str(path), "--strict")[0] == 1
     path.write_text("kind: [")
-    assert "is no YAML" in cli("convert", "-f", str(path))[2]
+    assert "is not valid YAML" in cli("convert", "-f", str(path))[2]
     path.write_text("- 1")
-    assert "no object" in cli("convert", "-f", str(path))[2]
+    assert "not an object" in cli("convert", "-f", str(path))[2]
 
 
 def test_a_report_of_a_recording_needs_no_cluster(cli: Run, tmp_path: Path) -> None:
@@ -244,10 +244,10 @@ def test_logs_and_chaos_on_real_pods(live: Run, cluster: Cluster, namespace: str
     assert live("logs", "digits", "--previous")[0] == 2
     code, _, err = live("chaos", "rank", "digits", "1", "--how", "process")
     assert code == 1
-    assert "rank 1 lives: " in err  # its nodes have no exec, or no process has RANK=1
+    assert "rank 1 was not killed: " in err  # its nodes have no exec, or no process has RANK=1
     code, out, err = live("chaos", "rank", "digits", "1")
     assert (code, out) == (0, "killed pod digits-worker-1 with rank 1 (deleted without grace)\n")
-    assert "the pod is deleted instead" in err
+    assert "deleting the pod instead" in err
     given.wait_until_gone(cluster, namespace, "digits-worker-1")
     assert "killed pod digits-worker-0 on node-" in live("chaos", "pod", "digits", "0")[1]
     given.wait_until_gone(cluster, namespace, "digits-worker-0")

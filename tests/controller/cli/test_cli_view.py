@@ -181,7 +181,7 @@ def test_a_terminal_obeys_nobody_but_us(terminal: bool) -> None:
 
 
 def test_messages_are_as_harmless(capsys: pytest.CaptureFixture[str]) -> None:
-    common.say(HOSTILE)
+    common.echo(HOSTILE)
     common.warn(HOSTILE)
     said = capsys.readouterr()
     errors = [common.Failure(HOSTILE).format_message(), common.Misuse(HOSTILE).format_message()]

@@ -202,7 +202,7 @@ def test_events_of_an_earlier_job_of_the_same_name_are_left_out() -> None:
     ],
 )
 def test_impatience_is_told_why(conditions: list[dict[str, str]], text: str) -> None:
-    assert rules.tell_state(given.job(given.running_status() | {"conditions": conditions})).endswith(text)
+    assert rules.describe_state(given.job(given.running_status() | {"conditions": conditions})).endswith(text)
 
 
 def test_a_step_back_is_no_negative_throughput() -> None:

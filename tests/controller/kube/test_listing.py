@@ -62,7 +62,7 @@ async def test_pages(tmp_path: Path) -> None:
     ("data", "why"),
     [
         pytest.param(DEEP, "RecursionError", id="deep"),
-        pytest.param(json.dumps("x" * LARGEST_BYTES), "the reply is larger than", id="large"),
+        pytest.param(json.dumps("x" * LARGEST_BYTES), "the response is larger than", id="large"),
     ],
 )
 async def test_one_object_does_not_hide_the_others(
@@ -75,7 +75,7 @@ async def test_one_object_does_not_hide_the_others(
     assert read_ == [n for n in names if n != "p4"]
     assert sorted(present) == names, "it is there, though it cannot be read"
     assert counted == [("pods", "Unreadable")]
-    assert "pods t/p4 is left out" in caplog.text and why in caplog.text
+    assert "skipping pods t/p4" in caplog.text and why in caplog.text
 
 
 async def test_large_objects_come_in_small_pages(tmp_path: Path) -> None:

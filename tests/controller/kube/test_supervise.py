@@ -35,8 +35,8 @@ async def test_it_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
 
     await keep_going("the watch", run, restarts.append)
     assert work.runs == 3 and restarts == ["the watch"] * 2
-    assert "the watch has failed; this is a defect" in caplog.text and "RecursionError: deep" in caplog.text
-    assert "the watch: 500 : no; again in" in caplog.text
+    assert "the watch failed; this is a bug" in caplog.text and "RecursionError: deep" in caplog.text
+    assert "the watch: 500 : no; retrying in" in caplog.text
 
 
 async def test_what_only_a_person_can_mend_ends_it() -> None:

@@ -133,7 +133,7 @@ def test_an_object_that_cannot_be_taken_in_is_left_out(tmp_path: Path, caplog: p
     assert follow(tmp_path, server, 2, refuse="bad") == ["listed", "good"]
     assert server.skipped == [("pods", "RecursionError")] * 2
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert warnings == ["pods t/bad is left out: RecursionError('too deep')"], "told once"
+    assert warnings == ["skipping pods t/bad: RecursionError('too deep')"], "told once"
 
 
 def test_an_event_beyond_all_bounds_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +143,7 @@ def test_an_event_beyond_all_bounds_is_left_out(tmp_path: Path, caplog: pytest.L
     assert follow(tmp_path, server, 1) == ["small"]
     assert server.lists == 1, "the watch went on"
     assert server.skipped == [("pods", "Unreadable")]
-    assert "pods t/huge is left out: watch of /api/v1/pods" in caplog.text
+    assert "skipping pods t/huge: watch of /api/v1/pods" in caplog.text
 
 
 def test_a_version_that_is_always_too_old_is_asked_for_ever_more_rarely(tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ async def test_a_taken_name_is_left_alone(kind: Kind, owner: str, tmp_path: Path
         job = make_job()
         applier = Applier(api, cache, Silent(), Settings(hub_url=""), "me")
         outcome = await applier.apply(job, "5", Plan(job.status, ensure=(Child(kind, "x", CHILDREN[kind]),)), NOW)
-        assert outcome.problem == ("NameTaken", f"a {kind} named x exists that is not this job's: rename it or the job")
+        assert outcome.problem == (
+            "NameTaken",
+            f"a {kind} named x exists, but does not belong to this job: rename it or the job",
+        )
         assert asked == ["POST", "GET"]
         assert not cache.children(job)

@@ -57,7 +57,7 @@ def entry(operator: Operator, uid: str) -> None:
     state = wire.AgentState(phase=wire.AgentPhase.RUNNING, generation=2)
     taken = entries.enter(link, identity, wire.Hello(agent="a", state=state))
     entries.settle(link, identity, stays=True)
-    entries.hear(taken, wire.Progress(generation=2, step=100))
+    entries.receive(taken, wire.Progress(generation=2, step=100))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""An action of the plan → the object to send. Pure; what a user wrote in the template always wins over our defaults.
+"""Builds the objects to send for an action of a plan. Pure; the user's template takes precedence over defaults.
 
-A worker pod is what its author could have created: nothing here adds privilege. We add environment, the projected
-token (useless for anything but the hub), `/dev/shm` for data loaders and, where asked, the runtime.
+A worker pod has no more privileges than its author could request. The operator adds environment variables, the
+projected token (valid only for the hub), `/dev/shm` for data loaders and, on request, the runtime.
 """
 
 from elasticjob_operator.apply.manifests.children import RESOURCES, Resource, build_child, correct_child, resource_of

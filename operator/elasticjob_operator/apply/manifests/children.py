@@ -1,4 +1,4 @@
-"""The objects beside the pods: Service, disruption budget, network policy, certificate, pod group. Pure."""
+"""Builds the children other than pods: Service, disruption budget, network policy, certificate, pod group. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticjob_operator.plan.values import Child, Kind
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Where an object lives in the API."""
+    """The API resource of an object."""
 
     group_version: str  # "v1", "policy/v1", ...
     plural: str
@@ -40,7 +40,7 @@ def resource_of(child: Child) -> Resource:
 
 
 def build_child(job: Job, child: Child, settings: Settings, policy_version: str = "policy/v1") -> Object:
-    """The object for a child; `policy_version` is what the cluster serves for PodDisruptionBudgets."""
+    """The manifest of a child. `policy_version`: the API version that the cluster serves for PodDisruptionBudgets."""
     values = dict(child.values)
     described = metadata(job, child.name, {names.ANNOTATION_DIGEST: child.digest})
     ours = {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}}
@@ -73,9 +73,9 @@ def build_child(job: Job, child: Child, settings: Settings, policy_version: str 
 
 
 def correct_child(kind: Kind, found: Mapping[str, Any], wanted: Object) -> Object:
-    """A merge patch that makes what was found what is wanted; empty where it is that already.
+    """The merge patch from the found object to the wanted one; empty if nothing differs.
 
-    Of a Service and a PodGroup only our own fields are set: others fill in more, and not all of it can be changed.
+    For a Service and a PodGroup only the operator's own fields are set: other components add fields, some immutable.
     """
     before: Object = {key: found.get(key) or {} for key in ("spec", "data") if key in wanted}
     after: Object = {key: wanted[key] for key in before}

@@ -1,4 +1,4 @@
-"""What all objects of a job have in common: their owner and labels, and what the operator says of itself."""
+"""What all objects of a job have in common: owner reference, labels and annotations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What pods need to know of this operator."""
+    """Settings of the operator that pods need."""
 
     hub_url: str
     tls: bool = False
-    runtime_image: str = ""  # holds the injectable runtime
-    worker_image: str = ""  # ours: has the runtime built in
+    runtime_image: str = ""  # image with the injectable runtime
+    worker_image: str = ""  # the project's worker image, with the runtime built in
     image_pull_policy: str = "IfNotPresent"
     token_seconds: int = 3600
     operator_namespace: str = ""

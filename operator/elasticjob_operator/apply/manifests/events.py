@@ -1,4 +1,4 @@
-"""An event on a job. Pure."""
+"""Builds the Kubernetes event for a job. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merge patches (RFC 7396): what to send so that an object becomes another one. Pure."""
+"""JSON merge patches (RFC 7396). Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticjob_operator.model.observe import Job
 
 
 def status_patch(job: Job, status: api.Status, keep: Sequence[str] = ()) -> Object:
-    """What to write so that the job has this status; the fields in `keep` stay whatever they are."""
+    """The merge patch to this status. Fields in `keep` are not changed."""
     patch = merge_patch(job.status_raw, status.dump())
     return {name: value for name, value in patch.items() if name not in keep}
 

@@ -1,4 +1,4 @@
-"""A worker pod: its template with environment, token, shared memory and, where it is asked for, the runtime. Pure."""
+"""Builds a worker pod: the template plus environment, token, shared memory and, on request, the runtime. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from elasticjob_operator.plan.values import NewPod
 # Torch's own rendezvous: the shortest constants that stay correct (docs/design.md says how they were found).
 C10D_CONF = {"join_timeout": "600", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-UNLIMITED_RESTARTS = "1000000"  # the budget is the job's, kept by the operator
+UNLIMITED_RESTARTS = "1000000"  # the operator enforces the restart budget of the job
 
 
 def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Object:
-    """The worker pod with this replica index.
+    """The manifest of the worker pod with this replica index.
 
-    Of the template only what differs is copied: a thousand pods share the rest, which nobody may change.
+    Only the parts that differ are copied from the template; pods share the rest, which must not be modified.
     """
     theirs = spec.template.get("metadata") or {}
     described = metadata(job, names.pod_name(job.name, new.index))
@@ -46,13 +46,13 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     _add_shm(body, trainer)
     if wants_runtime(spec, trainer, settings):
         _add_runtime(body, trainer, settings)
-    if new.index < spec.min_replicas:  # extras are scheduled one by one
+    if new.index < spec.min_replicas:  # pods above minReplicas are scheduled individually
         _add_gang(pod, job, spec)
     return pod
 
 
 def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> list[Object]:
-    """The trainer's variables: torchrun's own `PET_*`, and ours."""
+    """The trainer's environment variables: torchrun's `PET_*`, and the runtime's."""
 
     def field(path: str) -> Object:
         return {"fieldRef": {"fieldPath": path}}
@@ -111,8 +111,8 @@ def _rendezvous_environment(job: Job, spec: api.Spec, index: int, settings: Sett
             "PET_RDZV_ENDPOINT": endpoint,
             "PET_NNODES": elastic,
             "PET_MAX_RESTARTS": UNLIMITED_RESTARTS,
-            "PET_LOCAL_ADDR": f"$({names.ENV_POD_IP})",  # torch would give its peers a host name, and DNS lags
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with sharing nobody can join a formed rendezvous
+            "PET_LOCAL_ADDR": f"$({names.ENV_POD_IP})",  # torch would give peers a host name, and DNS lags
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with a shared store, no node can join a completed rendezvous
         }
     if conf:
         values["PET_RDZV_CONF"] = ",".join(f"{k}={v}" for k, v in conf.items())
@@ -120,7 +120,7 @@ def _rendezvous_environment(job: Job, spec: api.Spec, index: int, settings: Sett
 
 
 def _add_environment(container: Object, variables: list[Object]) -> None:
-    """Ours first, so that theirs can refer to them; theirs win."""
+    """Put the operator's variables first, so that the user's can refer to them. The user's take precedence."""
     theirs = container.get("env") or []
     taken = {v.get("name") for v in theirs}
     container["env"] = [v for v in variables if v["name"] not in taken] + theirs
@@ -139,7 +139,7 @@ def _add_token(body: Object, trainer: Object, job: Job, settings: Settings) -> N
     if settings.tls:
         ca = {"name": names.ca_config_map_name(job.name), "items": [{"key": "ca.crt", "path": "ca.crt"}]}
         sources.append({"configMap": ca})
-    # Readable for whatever user the image runs as: the token opens nothing but the hub, for this pod alone.
+    # Readable for any user of the image: the token is valid only for the hub and for this pod.
     volume = {"name": names.VOLUME_TOKEN, "projected": {"sources": sources, "defaultMode": 0o444}}
     mount = {"name": names.VOLUME_TOKEN, "mountPath": names.MOUNT_PATH, "readOnly": True}
     _mount(body, trainer, volume, mount)
@@ -159,7 +159,7 @@ def _add_shm(body: Object, trainer: Object) -> None:
 
 
 def wants_runtime(spec: api.Spec, trainer: Object, settings: Settings) -> bool:
-    """Whether an init container brings the runtime."""
+    """Whether an init container copies the runtime into the pod."""
     if spec.runtime_injection is api.RuntimeInjection.NEVER or not settings.runtime_image:
         return False
     if spec.runtime_injection is api.RuntimeInjection.ALWAYS:
@@ -203,7 +203,7 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
 
 
 def _avoid(body: Object, nodes: tuple[str, ...]) -> None:
-    """Nodes that failed repeatedly are asked last, never excluded: a small cluster may have no others."""
+    """Prefer other nodes to those that failed repeatedly, but do not exclude them: there may be no others."""
     if not nodes:
         return
     term = {
