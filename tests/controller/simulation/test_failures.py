@@ -134,7 +134,7 @@ def test_a_member_that_leaves_again_and_again_is_named_until_the_job_is_calm() -
     assert cluster.status.restarts.total == 1
     degraded = cluster.status.condition("Degraded")
     assert degraded is not None
-    assert degraded.message.startswith("rank 1 (digits-worker-1) failed [LeftWorld]: it left the world")
+    assert degraded.message.startswith("rank 1 (digits-worker-1) failed [LeftWorld]: it repeatedly left the world")
     assert "LeftWorld" in cluster.told_events()
     assert cluster.run_until(lambda: not cluster.status.is_true("Degraded")) <= flapping.CALM_SECONDS
     assert cluster.condition("Degraded") == ("False", "AllWanted")
