@@ -33,7 +33,7 @@ def open_handler(params: RendezvousParameters) -> RendezvousHandler:
 
     server = fork_server.ForkServer()
     if elastic_agent.is_forkable_torchrun() and fork_server.is_wanted(sys.argv[1:], os.environ):
-        server.fork()
+        server.fork(sys.argv[1:])
     from elasticjob.agent import handler
 
     made = handler.open_handler(params)

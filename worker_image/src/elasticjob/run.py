@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     server = fork_server.ForkServer()
     if fork_server.is_wanted(arguments, os.environ):
-        server.fork()  # outside of every `try`: a worker returns from here as the user's script
+        server.fork(arguments)  # outside of every `try`: a worker returns from here as the user's script
     try:
         launcher.main(arguments, server)
     finally:

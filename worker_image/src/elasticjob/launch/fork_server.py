@@ -21,12 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from elasticjob import env
-from elasticjob.launch import standby
+from elasticjob.launch import ahead, standby
 
 logger = logging.getLogger("elasticjob")
 
-ANSWER_SECONDS = 60.0  # long enough for an import of torch on a busy machine
-IMPORT_SECONDS = 30.0
+ANSWER_SECONDS = 60.0 + 2 * ahead.IMPORT_SECONDS  # an import of torch on a busy machine, then those of the script
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -91,8 +90,11 @@ class ForkServer:
     def is_forked(self) -> bool:
         return self._standby is not None
 
-    def fork(self) -> None:
-        """Fork the standby. In the standby and in its workers, this call does not return."""
+    def fork(self, arguments: Sequence[str] = ()) -> None:
+        """Fork the standby. In the standby and in its workers, this call does not return.
+
+        The standby imports what the script in torchrun's `arguments` imports.
+        """
         if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             return  # not a subreaper: the workers could not become children of this process
         self._adopts = True
@@ -104,14 +106,14 @@ class ForkServer:
         if not pid:
             self._channel.close()
             os.setsid()
-            standby.serve(theirs, agent)
+            standby.serve(theirs, agent, arguments)
         theirs.close()
         self._standby = Child(pid)
 
     def await_imports(self) -> None:
         """Wait until the standby has finished its imports; a worker ordered earlier would wait for them."""
         if self._channel is not None and not self._has_imported:
-            self._has_imported = bool(select.select([self._channel], [], [], IMPORT_SECONDS)[0])
+            self._has_imported = bool(select.select([self._channel], [], [], ahead.IMPORT_SECONDS)[0])
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
         """Start a worker: from the standby; else cold but with the same behaviour; else as the plain command."""

@@ -12,27 +12,25 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
-import gc
 import io
 import json
 import os
 import runpy
 import select
-import signal
 import socket
 import sys
 import time
 import traceback
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from elasticjob.channel import hang
+from elasticjob.launch import ahead, frameworks, preload, process
 from elasticjob.torchcompat import forking
 
-_PR_SET_PDEATHSIG = 1
 _MAX_ORDER = 4 * 1024 * 1024
 GO = b"g"  # to a worker: start the script
 READY = b"r"  # to the agent: all imports are done
@@ -51,20 +49,26 @@ class Order:
 
 def main() -> None:
     if sys.argv[1] == "run":
-        die_with_parent(os.getppid())
+        process.die_with_parent(os.getppid())
         become(sys.argv[2:])
     serve(socket.socket(fileno=int(sys.argv[1])), os.getppid())
 
 
-def serve(channel: socket.socket, agent: int) -> NoReturn:
-    """Fork a worker for every order until the agent is gone. In each worker, the user's script takes over."""
-    die_with_parent(agent)
+def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = ()) -> NoReturn:
+    """Fork a worker for every order until the agent is gone. In each worker, the user's script takes over.
+
+    `arguments` are those of torchrun: the standby imports what the script that they name imports.
+    """
+    process.die_with_parent(agent)
     import torch.distributed  # noqa: F401 - the import that workers are spared
 
     if not select.select([channel], [], [], 0)[0]:
         _import_what_optimizers_need()
-    gc.collect()
-    gc.freeze()  # garbage collection in a worker must not copy the pages that it shares with the standby
+    process.freeze()
+    before: dict[str, str] = {}
+    if arguments and preload.is_on(os.environ):
+        before = dict(os.environ)
+        ahead.import_ahead(arguments)
     with contextlib.suppress(OSError):  # the agent has exited meanwhile, and has logged why
         channel.sendall(READY)
     while (order := _receive(channel)) is not None:
@@ -72,6 +76,8 @@ def serve(channel: socket.socket, agent: int) -> NoReturn:
             channel.close()
             if forking.has_lost_devices():
                 os._exit(1)  # without an answer, the agent starts its workers cold
+            if before:
+                order.env = preload.merge_environment(before, os.environ, order.env)
             _take_over(order)
             become(order.argv)
         for file in (order.stdout, order.stderr, order.answer):
@@ -121,18 +127,8 @@ def _fork_child_of(agent: int) -> bool:
     os.setsid()
     while os.getppid() == between:
         time.sleep(0.0005)
-    die_with_parent(agent)
+    process.die_with_parent(agent)
     return True
-
-
-def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when `parent` dies: a worker must not outlive its agent."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        return  # not Linux
-    if os.getppid() != parent:
-        os._exit(0)  # it died before the prctl call
 
 
 def _take_over(order: Order) -> None:
@@ -155,6 +151,7 @@ def _take_over(order: Order) -> None:
     os.environ.update(order.env)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # otherwise all workers would draw the same numbers
+    frameworks.mend_ranks()
     with socket.socket(fileno=order.answer) as answer:
         answer.sendall(b"%d\n" % os.getpid())
         if answer.recv(1) != GO:

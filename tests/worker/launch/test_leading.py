@@ -1,0 +1,69 @@
+"""What a script imports before it does anything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.launch.leading import Import, SetVariable, Source, Step, find_leading
+
+OWN = {
+    "helper": Source("import own_dependency\nVALUE = 1\n"),
+    "noisy": Source("import before\nprint('hello')\nimport after\n"),
+    "pack": Source("", is_package=True),
+    "pack.model": Source("from . import layers\nfrom third.party import thing\n"),
+    "pack.layers": Source("import deep\n"),
+    "ring": Source("import ring\nimport once\n"),
+}
+AB = [Import("a"), Import("b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", [], id="an empty script"),
+        pytest.param("import (", [], id="no Python"),
+        pytest.param('"""Text."""\nfrom __future__ import annotations\nimport a.b\n', [Import("a.b")], id="the first"),
+        pytest.param("import a, b as c", [Import("a"), Import("b")], id="two in a line"),
+        pytest.param("from a import b, c", [Import("a", ("b", "c"))], id="names"),
+        pytest.param("from a import *", [Import("a")], id="a star"),
+        pytest.param("import a\nmain()\nimport b", [Import("a")], id="a call ends it"),
+        pytest.param("import a\nif x:\n  import b", [Import("a")], id="a condition ends it"),
+        pytest.param("import a\nfor x in y: pass\nimport b", [Import("a")], id="a loop ends it"),
+        pytest.param("import a\ndef f(): import c\nclass D: pass\nimport b", AB, id="definitions"),
+        pytest.param("import a\nlog = get(3)\nx: int = 4\nimport b", AB, id="plain assignments"),
+        pytest.param("import a\nx = os.environ.pop('A')\nimport b", [Import("a")], id="the environment is changed"),
+        pytest.param("import a\nsys.path[0] = 'x'\nimport b", [Import("a")], id="the path is changed"),
+        pytest.param("import a\nx.y = 3\nimport b", [Import("a")], id="something else is changed"),
+        pytest.param(
+            "import os\nos.environ['A'] = 'b'\nfrom os import environ\nenviron.setdefault('C', 'd')\nimport x",
+            [
+                *(Import("os"), SetVariable("A", "b"), Import("os", ("environ",))),
+                *(SetVariable("C", "d", is_default=True), Import("x")),
+            ],
+            id="variables with plain text",
+        ),
+        pytest.param("os.environ['A'] = f()\nimport x", [], id="a variable that is computed"),
+        pytest.param("other['A'] = 'b'\nimport x", [], id="not the environment"),
+        pytest.param("try:\n  import a\nexcept ImportError:\n  a = None\nimport b", AB, id="may fail"),
+        pytest.param("try:\n  import a\nexcept:\n  pass\nimport b", [], id="whatever happens"),
+        pytest.param("try:\n  f()\nexcept ImportError:\n  pass\nimport b", [], id="something is tried"),
+        pytest.param("if TYPE_CHECKING:\n  import a\nimport b", [Import("b")], id="only for types"),
+        pytest.param("if typing.TYPE_CHECKING:\n  import a\nimport b", [Import("b")], id="the same, qualified"),
+        pytest.param("if __name__ == '__main__':\n  import a\n", [], id="the main part"),
+        pytest.param("import helper\nimport b", [Import("own_dependency"), Import("b")], id="its own module"),
+        pytest.param("import noisy\nimport b", [Import("before")], id="its own module does something"),
+        pytest.param("import ring\nimport b", [Import("once"), Import("b")], id="its own modules in a ring"),
+        pytest.param(
+            "from pack.model import Net\nimport b",
+            [Import("deep"), Import("third.party", ("thing",)), Import("b")],
+            id="its own package",
+        ),
+        pytest.param("from . import x\nimport b", [], id="a package that it has not"),
+    ],
+)  # fmt: skip
+def test_the_steps_of_a_script(text: str, expected: list[Step]) -> None:
+    assert list(find_leading(text, OWN.get)) == expected
+
+
+def test_a_module_is_read_in_its_package() -> None:
+    assert find_leading("from .layers import f\nimport b", OWN.get, "pack") == (Import("deep"), Import("b"))

@@ -1,0 +1,145 @@
+"""The imports of a script, made before its workers start: by whom, and what is left to the workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob.launch import preload
+from elasticjob.launch.preload import Footprint, find_harm, merge_environment
+from worker.fake_hub import FakeHub
+from worker.fake_pods import Pods
+
+pytestmark = pytest.mark.timeout(180)
+PLAIN = Footprint()
+
+
+@pytest.mark.parametrize(
+    ("after", "module", "asked", "expected"),
+    [
+        pytest.param(PLAIN, "a.b", (), None, id="nothing"),
+        pytest.param(Footprint(threads=2, python_threads=2), "a.b", (), "a.b starts a thread", id="a thread"),
+        pytest.param(Footprint(threads=2), "a.b", (), "a.b starts a native thread", id="a native thread"),
+        pytest.param(Footprint(threads=2), "scipy.linalg", (), None, id="a native thread that survives a fork"),
+        pytest.param(Footprint(2, python_threads=2), "scipy", (), "scipy starts a thread", id="one that does not"),
+        pytest.param(Footprint(children=1), "a", (), "a starts a process", id="a process"),
+        pytest.param(Footprint(sockets=1), "a", (), "a opens a socket", id="a socket"),
+        pytest.param(Footprint(devices=1, threads=5), "a", (), "a opens a device", id="a device"),
+        pytest.param(PLAIN, "a", ("RANK",), "a reads RANK", id="a rank"),
+        pytest.param(PLAIN, "lightning.fabric.utilities.rank_zero", ("RANK",), None, id="a rank that is mended"),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_module_from_being_imported_ahead(
+    after: Footprint, module: str, asked: tuple[str, ...], expected: str | None
+) -> None:
+    assert find_harm(PLAIN, after, module, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ordered", "expected"),
+    [
+        pytest.param({"A": "1"}, {"A": "1"}, {"A": "1", "RANK": "0"}, {"A": "1", "RANK": "0"}, id="nothing changed"),
+        pytest.param({}, {"A": "1"}, {}, {"A": "1"}, id="an import set one"),
+        pytest.param({"A": "1"}, {"A": "2"}, {"A": "1"}, {"A": "2"}, id="an import changed one"),
+        pytest.param({"A": "1"}, {}, {"A": "1"}, {}, id="an import removed one"),
+        pytest.param({}, {"A": "1"}, {"A": "3"}, {"A": "3"}, id="the launcher set it too"),
+        pytest.param({"A": "1"}, {"A": "2"}, {}, {}, id="the launcher removed it"),
+    ],
+)
+def test_the_environment_of_a_worker(
+    before: dict[str, str], after: dict[str, str], ordered: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert merge_environment(before, after, ordered) == expected
+
+
+SCRIPT = """
+import quiet
+from lazy import late
+{imports}
+import json, os, sys, torch.distributed as dist
+dist.init_process_group("gloo")
+with open("said-%d.json" % dist.get_rank(), "w") as file:
+    said = {{"pid": os.getpid(), "quiet": quiet.PID, "late": late, {more} "set": os.environ.get("SET_BY_IMPORT")}}
+    json.dump(said, file)
+dist.destroy_process_group()
+"""
+LIBRARIES = {
+    "quiet": "import os\nPID = os.getpid()\nos.environ['SET_BY_IMPORT'] = 'yes'\n",
+    "lazy": "import os\ndef __getattr__(name):\n    if name != 'late': raise AttributeError(name)\n"
+    "    globals()['late'] = os.getpid()\n    return late\n",
+    "threaded": "import os, threading\nPID = os.getpid()\n"
+    "threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    "over": "import os, threaded\nPID = os.getpid()\n",
+    "ranked": "import os\nPID, RANK = os.getpid(), os.environ.get('RANK')\n",
+    "deadly": "import os\nif 'RANK' not in os.environ: os.abort()\nPID = os.getpid()\n",
+    "optional": "import os\ntry:\n    import threaded\nexcept ImportError:\n    threaded = None\nPID = os.getpid()\n",
+}
+
+
+def run_script(pods: Pods, tmp_path: Path, imports: str = "", more: str = "", **env: str) -> tuple[dict[str, Any], str]:
+    """What a worker of a pod says of its imports, and the pod's log."""
+    site = tmp_path / "libraries"
+    site.mkdir()
+    for name, text in LIBRARIES.items():
+        (site / f"{name}.py").write_text(text)
+    folder = tmp_path / "script"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT.format(imports=imports, more=more))
+    variables: dict[str, str | None] = {"PYTHONPATH": str(site), **env}
+    pod = pods.start("pod-0", str(folder / "train.py"), env=variables)
+    code = pod.wait(120)
+    said = next((file for file in [*tmp_path.rglob("said-0.json"), *Path.cwd().glob("said-0.json")]), None)
+    assert code == 0, pod.log
+    assert said is not None, pod.log
+    return json.loads(said.read_text()), pod.log
+
+
+def test_the_imports_of_a_script_are_made_before_its_worker(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    said, log = run_script(pods, tmp_path)
+    assert said["quiet"] == said["late"] != said["pid"], "one process imported both, before the worker"
+    assert said["set"] == "yes", "what an import set is there"
+    assert "modules imported before the workers start" in log
+
+
+def test_it_can_be_turned_off(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    said, log = run_script(pods, tmp_path, **{preload.VARIABLE: "0"})
+    assert said["quiet"] == said["late"] == said["pid"]
+    assert "imported before" not in log
+
+
+@pytest.mark.parametrize(
+    ("library", "why"),
+    [
+        pytest.param("threaded", "threaded starts a thread", id="a thread"),
+        pytest.param("over", "threaded starts a thread", id="a thread in what it imports"),
+        pytest.param("optional", "threaded starts a thread", id="a thread in what it may do without"),
+        pytest.param("ranked", "ranked reads RANK", id="it looks for its rank"),
+        pytest.param("deadly", None, id="it ends the process"),
+    ],
+)
+def test_what_does_harm_is_left_to_the_worker(
+    hub: FakeHub, pods: Pods, tmp_path: Path, library: str, why: str | None
+) -> None:
+    hub.set_size(1)
+    more = f'"other": {library}.PID, "rank": getattr({library}, "RANK", None), '
+    said, log = run_script(pods, tmp_path, f"import {library}", more)
+    assert said["other"] == said["pid"]
+    if why is not None:
+        assert said["quiet"] != said["pid"], "what came before it is imported ahead all the same"
+        assert f"the workers make some of their imports themselves: {why}." in log
+    assert said["rank"] == ("0" if library == "ranked" else None)
+    assert "Traceback" not in log
+
+
+def test_an_import_that_fails_is_the_scripts_own_error(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    (tmp_path / "train.py").write_text("import json\nimport not_a_module_xyz\n")
+    pods.start("pod-0", str(tmp_path / "train.py"))
+    failure = hub.wait_for(hub.failures, 120, "the failure")[0]
+    assert failure["message"] == "ModuleNotFoundError: No module named 'not_a_module_xyz'"
+    assert failure["traceback"].count("File ") == 1

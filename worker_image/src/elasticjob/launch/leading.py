@@ -1,0 +1,188 @@
+"""What a script imports before it does anything else, read from its source. Pure: nothing is run, `read` is given.
+
+A process that has carried out these steps is in the state in which the script would be after as many of its statements.
+So the list ends at the first statement that could change what a later import does: a call, a condition, a loop, or a
+change of `sys.path` or of the environment that is not a plain text.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+MAX_FILES = 200  # of the script's own modules
+
+# The source of one of the script's own modules; None for all others.
+Read = Callable[[str], "Source | None"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module of the script's own."""
+
+    text: str
+    is_package: bool = False
+
+
+@dataclass(frozen=True)
+class Import:
+    """`import module`, or `from module import names`: a name is an attribute or a module below it."""
+
+    module: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def package(self) -> str:
+        return self.module.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class SetVariable:
+    """`os.environ[name] = value`; with `is_default`, `os.environ.setdefault(name, value)`."""
+
+    name: str
+    value: str
+    is_default: bool = False
+
+
+Step = Import | SetVariable
+
+
+def find_leading(text: str, read: Read, package: str = "") -> tuple[Step, ...]:
+    """The steps of a script, in its order. A script that cannot be parsed has none: its own start says why.
+
+    `read` gives the source of the modules that are the script's own. They are not imported: they run in the worker.
+    What they import is part of the steps. `package` is the package of the script, "" for a plain file.
+    """
+    return tuple(_Reader(read).read_file(Source(text), package, is_package=False)[0])
+
+
+class _Reader:
+    """Follows the script into its own modules, each of them once, as an interpreter would."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._seen: set[str] = set()
+
+    def read_file(self, source: Source, package: str, *, is_package: bool) -> tuple[list[Step], bool]:
+        """The steps of one file, and whether the file was read to its end."""
+        try:
+            statements = ast.parse(source.text).body
+        except (SyntaxError, ValueError, RecursionError):
+            return [], False
+        steps: list[Step] = []
+        for statement in statements:
+            found = _read_statement(statement)
+            if found is None:
+                return steps, False
+            for step in found:
+                if isinstance(step, _RawImport):
+                    more, is_whole = self._follow(step, package)
+                    steps += more
+                    if not is_whole:
+                        return steps, False
+                else:
+                    steps.append(step)
+        return steps, True
+
+    def _follow(self, raw: _RawImport, package: str) -> tuple[list[Step], bool]:
+        module = raw.resolve(package)
+        if module is None:
+            return [], False
+        if module == "__future__":
+            return [], True
+        steps: list[Step] = []
+        own = False
+        for name in (*_parents(module), *(f"{module}.{name}" for name in raw.names)):
+            source = self._read(name)
+            own = own or source is not None
+            if source is None or name in self._seen:
+                continue
+            self._seen.add(name)
+            if len(self._seen) > MAX_FILES:
+                return steps, False
+            inner = name if source.is_package else name.rpartition(".")[0]
+            more, is_whole = self.read_file(source, inner, is_package=source.is_package)
+            steps += more
+            if not is_whole:
+                return steps, False
+        return (steps, True) if own else ([Import(module, raw.names)], True)
+
+
+@dataclass(frozen=True)
+class _RawImport:
+    """An import as it is written; `level` counts the dots before the module."""
+
+    module: str
+    names: tuple[str, ...] = ()
+    level: int = 0
+
+    def resolve(self, package: str) -> str | None:
+        """The full name of the module; None where the dots lead out of the package."""
+        if not self.level:
+            return self.module
+        parts = package.split(".") if package else []
+        if self.level > len(parts):
+            return None
+        return ".".join([*parts[: len(parts) - self.level + 1], *([self.module] if self.module else [])])
+
+
+def _parents(module: str) -> Iterator[str]:
+    """a.b.c -> a, a.b, a.b.c: so are they imported."""
+    parts = module.split(".")
+    return (".".join(parts[: count + 1]) for count in range(len(parts)))
+
+
+def _read_statement(statement: ast.stmt) -> list[_RawImport | SetVariable] | None:
+    """What a statement means for the imports after it; None where that cannot be known."""
+    match statement:
+        case ast.Import(names):
+            return [_RawImport(one.name) for one in names]
+        case ast.ImportFrom(module, names, level):
+            star = any(one.name == "*" for one in names)
+            return [_RawImport(module or "", () if star else tuple(one.name for one in names), level)]
+        case ast.Expr(ast.Constant()) | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Pass():
+            return []
+        case ast.Try(body=body, handlers=handlers) if _only_imports(body) and _catches_import_error(handlers):
+            return [step for one in body for step in _read_statement(one) or []]
+        case ast.If(test=test, orelse=[]) if _names(test) == ["TYPE_CHECKING"]:
+            return []
+        case ast.Assign([ast.Subscript(value=target, slice=ast.Constant(str(name)))], ast.Constant(str(value))):
+            return [SetVariable(name, value)] if _is_environ(target) else None
+        case ast.Expr(
+            ast.Call(ast.Attribute(target, "setdefault"), [ast.Constant(str(name)), ast.Constant(str(value))], [])
+        ):
+            return [SetVariable(name, value, is_default=True)] if _is_environ(target) else None
+        case ast.Assign(targets) if all(isinstance(one, ast.Name) for one in targets):
+            return None if _touches_the_process(statement) else []
+        case ast.AnnAssign(target=ast.Name()):
+            return None if _touches_the_process(statement) else []
+    return None
+
+
+def _only_imports(body: list[ast.stmt]) -> bool:
+    return all(isinstance(one, ast.Import | ast.ImportFrom) for one in body)
+
+
+def _catches_import_error(handlers: list[ast.ExceptHandler]) -> bool:
+    caught = {name for one in handlers if one.type is not None for name in _names(one.type)}
+    return caught <= {"ImportError", "ModuleNotFoundError", "Exception"} and bool(caught)
+
+
+def _names(node: ast.AST) -> list[str]:
+    """The last part of every name in an expression."""
+    inner = [one for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)]
+    hidden = {id(one.value) for one in inner if isinstance(one, ast.Attribute)}
+    return [one.attr if isinstance(one, ast.Attribute) else one.id for one in inner if id(one) not in hidden]
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return _names(node) == ["environ"]
+
+
+def _touches_the_process(statement: ast.stmt) -> bool:
+    """Whether a plain assignment may change what a later import finds."""
+    names = {one.attr if isinstance(one, ast.Attribute) else one.id for one in ast.walk(statement)
+             if isinstance(one, ast.Name | ast.Attribute)}  # fmt: skip
+    return bool(names & {"environ", "putenv", "exec", "eval", "__import__", "import_module", "modules", "chdir"})

@@ -1,0 +1,261 @@
+"""Imports what a script will import, in a process from which its workers are forked.
+
+Not every import may come before a fork. A thread does not survive it, nor does a device's context; a rank that is read
+is nobody's yet. So the imports are made under watch, in a process that can be thrown away: `run` says how far they went
+without harm, and a fresh process goes no farther. `ELASTICJOB_PRELOAD=0` turns it off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from elasticjob.launch import frameworks
+from elasticjob.launch.leading import Import, SetVariable, Source, Step
+
+VARIABLE = "ELASTICJOB_PRELOAD"
+OWN_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+        *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        "ELASTICJOB_GENERATION",
+    }
+)
+_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process has that a fork does not copy."""
+
+    threads: int = 1
+    python_threads: int = 1
+    children: int = 0
+    sockets: int = 0
+    devices: int = 0
+
+    @classmethod
+    def look(cls) -> Footprint:
+        files = [_read_link(file) for file in Path("/proc/self/fd").iterdir()]
+        return cls(
+            threads=sum(1 for _ in Path("/proc/self/task").iterdir()),
+            python_threads=threading.active_count(),
+            children=len(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_bytes().split()),
+            sockets=sum(file.startswith("socket:") for file in files),
+            devices=sum(file.startswith(_DEVICES) for file in files),
+        )
+
+
+def _read_link(file: Path) -> str:
+    try:
+        return str(file.readlink())
+    except OSError:  # the descriptor of the listing itself
+        return ""
+
+
+def find_harm(before: Footprint, after: Footprint, module: str, asked: Sequence[str] = ()) -> str | None:
+    """Why a module must not be imported before the fork; None where it may.
+
+    `asked`: which of `OWN_VARIABLES` it read.
+    """
+    package = module.partition(".")[0]
+    if after.devices > before.devices:
+        return f"{module} opens a device"
+    if after.python_threads > before.python_threads:
+        return f"{module} starts a thread"
+    if after.threads > before.threads and package not in frameworks.FORK_SAFE_THREADS:
+        return f"{module} starts a native thread"
+    if after.children > before.children:
+        return f"{module} starts a process"
+    if after.sockets > before.sockets:
+        return f"{module} opens a socket"
+    if asked and module not in frameworks.MENDED:
+        return f"{module} reads {asked[0]}"
+    return None
+
+
+def merge_environment(
+    before: Mapping[str, str], after: Mapping[str, str], ordered: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of a worker: what was ordered, with what the imports changed.
+
+    `before` and `after` are those of the process that imported. What the launcher set for this worker wins.
+    """
+    merged = dict(ordered)
+    for name in before.keys() | after.keys():
+        if before.get(name) == after.get(name) or ordered.get(name) != before.get(name):
+            continue
+        if name in after:
+            merged[name] = after[name]
+        else:
+            merged.pop(name, None)
+    return merged
+
+
+def measure_private_mib() -> int:
+    """MiB of memory that this process shares with none of those that it was forked from."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    fields = (line.split() for line in text.splitlines() if line.startswith("Private_"))
+    return sum(int(field[1]) for field in fields) // 1024
+
+
+def is_on(environ: Mapping[str, str]) -> bool:
+    return environ.get(VARIABLE, "1").strip().lower() not in ("0", "false", "no")
+
+
+@dataclass(frozen=True)
+class Script:
+    """The script that the workers will run: a file, or a module of the working directory."""
+
+    argv: tuple[str, ...]
+    file: Path
+    folder: Path  # the first entry of its sys.path
+    package: str = ""
+
+    def read_own(self, module: str) -> Source | None:
+        """The source of a module that lies beside the script."""
+        place = self.folder.joinpath(*module.split("."))
+        for file, is_package in ((place / "__init__.py", True), (place.with_suffix(".py"), False)):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                if file.is_file():
+                    return Source(file.read_text(), is_package)
+        return Source("", is_package=True) if place.is_dir() and any(place.glob("*.py")) else None
+
+
+def find_script(argv: Sequence[str], *, is_module: bool, cwd: Path) -> Script | None:
+    """Where the script is; None where it is no file that can be read."""
+    if not argv:
+        return None
+    if not is_module:
+        file = Path(argv[0]).resolve()
+        return Script(tuple(argv), file, file.parent) if file.is_file() else None
+    place = cwd.joinpath(*argv[0].split("."))
+    for file, package in ((place / "__main__.py", argv[0]), (place.with_suffix(".py"), argv[0].rpartition(".")[0])):
+        if file.is_file():
+            return Script((str(file), *argv[1:]), file, cwd, package)
+    return None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far the imports went: `done` of the steps, then `harm` where something kept them from going on."""
+
+    done: int
+    harm: str | None = None
+
+
+def run(steps: Sequence[Step], script: Script) -> Outcome:
+    """Carry out the steps in this process, up to the first that does harm. After harm the process is of no use."""
+    watch = _Watch(script.folder)
+    sys.path[:1] = [str(script.folder)]
+    sys.argv = list(script.argv)
+    with watch:
+        for number, step in enumerate(steps):
+            try:
+                _carry_out(step)
+            except _HarmDone as harm:
+                return Outcome(number, str(harm))
+            except BaseException as error:  # an import may raise anything; the worker will meet it and report it
+                return Outcome(number, watch.harm or f"{type(error).__name__}: {error}")
+            watch.finish(step)
+            if watch.harm is not None:
+                return Outcome(number, watch.harm)
+    return Outcome(len(steps))
+
+
+class _HarmDone(BaseException):
+    """Not an Exception, so that few libraries catch it. Those that do are found out by `_Watch.harm`."""
+
+
+def _carry_out(step: Step) -> None:
+    if isinstance(step, SetVariable):
+        if step.is_default:
+            os.environ.setdefault(step.name, step.value)
+        else:
+            os.environ[step.name] = step.value
+        return
+    module = importlib.import_module(step.module)
+    for name in step.names:
+        _import_name(module, step, name)
+
+
+def _import_name(module: ModuleType, step: Import, name: str) -> None:
+    """`from module import name`; a missing name is the script's mistake, and the worker's to report."""
+    if not hasattr(module, name) and hasattr(module, "__path__"):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(f"{step.module}.{name}")
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Looks after every module that is imported at what its own code did, apart from what it imports in turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.harm: str | None = None
+        self._folder = str(folder) + os.sep
+        self._last = Footprint.look()
+        self._asked: list[str] = []
+
+    def __enter__(self) -> _Watch:
+        watch = self
+        base: Any = type(os.environ)
+
+        class Watched(base):  # type: ignore[misc]
+            def __getitem__(self, name: str) -> Any:
+                if name in OWN_VARIABLES:
+                    watch._asked.append(name)
+                return super().__getitem__(name)
+
+        self._plain = base
+        os.environ.__class__ = Watched
+        sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+        os.environ.__class__ = self._plain
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """What Python's own finder says, with a look at what the module does when it is loaded."""
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        loader: Any = None if spec is None else spec.loader
+        if spec is None or loader is None or not hasattr(loader, "__dict__"):
+            return None
+        if (spec.origin or "").startswith(self._folder) and "site-packages" not in (spec.origin or ""):
+            self.harm = self.harm or f"{fullname} is the script's own"
+            raise _HarmDone(self.harm)
+        load: Callable[[ModuleType], None] = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            outer, self._asked = self._asked, []
+            try:
+                load(module)
+            finally:
+                loader.__dict__.pop("exec_module", None)
+                asked, self._asked = self._asked, outer
+                self._look(fullname, asked)
+            if self.harm is not None:
+                raise _HarmDone(self.harm)
+
+        loader.exec_module = exec_module
+        return spec
+
+    def finish(self, step: Step) -> None:
+        """A step is done; what ran outside of any module, such as a lazy attribute, belongs to it."""
+        asked, self._asked = self._asked, []
+        self._look(step.module if isinstance(step, Import) else step.name, asked)
+
+    def _look(self, module: str, asked: Sequence[str]) -> None:
+        before, self._last = self._last, Footprint.look()
+        self.harm = self.harm or find_harm(before, self._last, module, asked)
