@@ -118,8 +118,20 @@ def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> 
 
 
 def _can_save(verdicts: Sequence[MemberVerdict]) -> bool:
-    """Whether the running members can save a checkpoint: none has failed, and only leaving members are gone."""
-    return not any(_has_failed(j) or (j.health is MemberHealth.LOST and not j.leaving) for j in verdicts)
+    """Whether the running members can save a checkpoint.
+
+    They cannot if a member has failed, if one that was not leaving is lost, or if every running member is blocked in a
+    collective: none of them will return from it.
+    """
+    if any(_has_failed(j) or (j.health is MemberHealth.LOST and not j.leaving) for j in verdicts):
+        return False
+    rest = [j for j in verdicts if j.health not in (MemberHealth.STOPPED, MemberHealth.LOST)]
+    return not rest or not all(_is_blocked(j) for j in rest)
+
+
+def _is_blocked(verdict: MemberVerdict) -> bool:
+    agent = verdict.worker.agent if verdict.worker else None
+    return verdict.health is MemberHealth.STOPPING and agent is not None and agent.state.blocked
 
 
 # --- keeping, regrouping, forming ------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def worker(index: int = 1, **fields: Any) -> Worker:
     )
 
 
+BLOCKED = tuple(make_worker(i, "stopping", 1, state_since=NOW - 1, said={"blocked": True}) for i in range(2))
 LATE = format_time(NOW - 100)
 LATELY = format_time(NOW - 10)
 
@@ -311,6 +312,28 @@ GONE = api.RendezvousStatus()
             make_situation(make_world(members=(0, 1, 2)), running(0, 1)),
             (State.REGROUPING, "lost", [], {"regroup"}),
             id="loss-saves-nothing",
+        ),
+        pytest.param(
+            make_situation(make_world(), (BLOCKED[0], BLOCKED[1], make_worker(2))),
+            (State.REGROUPING, "scale-up", [], {"regroup"}),
+            id="all-are-blocked",
+        ),
+        pytest.param(
+            make_situation(make_world(), (BLOCKED[0], make_worker(1, "ready", 1), make_worker(2))),
+            (State.REGROUPING, "scale-up", [], {"regroup"}),
+            id="one-is-blocked-and-the-other-has-ended",
+        ),
+        pytest.param(
+            make_situation(
+                make_world(), (BLOCKED[0], make_worker(1, "stopping", 1, state_since=NOW - 1), make_worker(2))
+            ),
+            (State.REGROUPING, "scale-up", [], {"regroup+checkpoint"}),
+            id="one-is-blocked-and-the-other-saves",
+        ),
+        pytest.param(
+            make_situation(make_world(), (BLOCKED[0], make_worker(1, "running", 1), make_worker(2))),
+            (State.REGROUPING, "scale-up", [], {"regroup+checkpoint"}),
+            id="one-is-blocked-and-the-other-has-not-heard",
         ),
         pytest.param(
             make_situation(make_world(members=(0, 1, 2)), tuple(make_worker(i, "ready", 1) for i in (1, 2))),

@@ -400,3 +400,32 @@ def test_the_last_word_is_said_once() -> None:
     state, done = play(make_state(Stage.RUNNING), events.Finished(), events.Ended(wire.SUCCEEDED))
     assert phases(done) == [wire.SUCCEEDED]
     assert play(state, hub_changed(regroup()))[1] == [], "what succeeded is not disturbed"
+
+
+# The grace of a world that ends.
+
+
+def test_a_world_whose_members_are_all_blocked_gets_no_more_grace() -> None:
+    """The agent says what it sees; the hub, which knows of all members, takes the grace back."""
+    ending = regroup(3, checkpoint=True)
+    state, done = play(make_state(Stage.RUNNING), hub_changed(ending), events.Parked(), events.Saved())
+    assert events.Terminate(has_grace=True) in done
+    state, done = play(state, events.Blocked(True), events.Blocked(True), now=NOW + 1)
+    assert [one.state.blocked for one in done if isinstance(one, events.Publish)] == [True], "it is said once"
+    state, done = play(state, events.Blocked(False), now=NOW + 1)
+    assert [one.state.blocked for one in done if isinstance(one, events.Publish)] == [False]
+    state, done = play(state, events.Blocked(True), hub_changed(regroup(3)), now=NOW + 2)
+    assert isinstance(done[-1], events.Kill)
+    state, done = play(state, events.Stopped(), events.Wanted(), events.Listening(STORE), now=NOW + 3)
+    assert not state.published.blocked
+
+
+def test_nobody_looks_whether_workers_without_a_grace_are_blocked() -> None:
+    _, done = play(make_state(Stage.RUNNING), hub_changed(regroup(3)), events.Parked())
+    assert events.Terminate(has_grace=False) in done
+
+
+def test_workers_that_have_stopped_are_not_blocked() -> None:
+    state, done = play(make_state(Stage.STOPPED), events.Blocked(True))
+    assert done == []
+    assert not state.published.blocked

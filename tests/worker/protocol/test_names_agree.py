@@ -9,7 +9,9 @@ from elasticjob_operator.api import names
 from worker.gang_helper import REPOSITORY
 
 # Set by the agent for its workers, or by the author of the job: the operator does not know them.
-OURS = {"ELASTICJOB_GENERATION", "ELASTICJOB_CONTROL", "ELASTICJOB_IN_PROCESS", "ELASTICJOB_WARM_START"}
+OURS = {"ELASTICJOB_GENERATION", "ELASTICJOB_CONTROL", "ELASTICJOB_IN_PROCESS", "ELASTICJOB_WARM_START"} | {
+    "ELASTICJOB_PRELOAD"
+}
 
 
 def operator_names() -> set[str]:

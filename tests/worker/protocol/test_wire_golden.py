@@ -41,6 +41,7 @@ STATE = wire.AgentState(
     in_process=True,
     step=40,
     failure=FAILURE,
+    blocked=True,
 )
 PROGRESS = wire.Progress(generation=7, rank=1, step=41, total_steps=100, step_seconds=0.25, metrics={"loss": 0.5})
 SAID = {

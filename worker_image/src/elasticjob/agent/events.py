@@ -103,6 +103,13 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class Blocked:
+    """While the workers are stopped: whether all of them are blocked in a collective."""
+
+    blocked: bool
+
+
+@dataclass(frozen=True)
 class Stopped:
     """All workers have exited."""
 
@@ -157,6 +164,7 @@ Event = (
     | Hung
     | Examined
     | Saved
+    | Blocked
     | Stopped
     | SessionsMade
     | Idle
@@ -222,7 +230,9 @@ class Save:
 
 @dataclass(frozen=True)
 class Terminate:
-    """Send SIGTERM to the workers."""
+    """Send SIGTERM to the workers. With `has_grace` they may save: Blocked tells if they cannot."""
+
+    has_grace: bool = False
 
 
 @dataclass(frozen=True)

@@ -200,9 +200,11 @@ class Executor:
         match action:
             case events.Save():
                 self.workers.save(lambda: self.post(events.Saved()))
-            case events.Terminate():
+            case events.Terminate(has_grace):
                 self.workers.end_saving()
                 torch_agent.signal_workers(self.agent, signal.SIGTERM)
+                if has_grace:
+                    self.workers.watch_blocked(lambda blocked: self.post(events.Blocked(blocked)))
             case events.CheckStopped():
                 if not torch_agent.has_workers(self.agent):
                     self.post(events.Stopped(self._find_failure()))

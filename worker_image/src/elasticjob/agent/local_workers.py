@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from elasticjob.agent.hub_client import Hub
 from elasticjob.channel import control, hang
@@ -159,6 +160,25 @@ class LocalWorkers:
             if not self._unsaved and self._on_saved is not None:
                 self._on_saved()
 
+    # Workers that are stopped.
+
+    def watch_blocked(self, on_change: Callable[[bool], None]) -> None:
+        """From now on until the present workers have exited, tell whether all of them are blocked in a collective."""
+        workers = self.find_workers()
+        run = threading.Thread(target=self._watch_blocked, args=(workers, on_change), name="elasticjob-blocked")
+        run.daemon = True
+        run.start()
+
+    def _watch_blocked(self, workers: dict[int, int], on_change: Callable[[bool], None]) -> None:
+        before, told = hang.Look({}, {}), False
+        while workers := {rank: pid for rank, pid in workers.items() if _is_alive(pid)}:
+            look = hang.look_at(self._server.folder, workers)
+            if hang.is_blocked(before, look) is not told:
+                told = not told
+                on_change(told)
+            before = look
+            time.sleep(hang.BLOCKED_SECONDS)
+
     # Hangs.
 
     def is_hung(self) -> bool:
@@ -203,6 +223,14 @@ class LocalWorkers:
         logger.error("elasticjob: hang: %s\n%s", failure.message, report)
         self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{report}")
         return failure
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process runs: an exited one whose exit code nobody has read does not."""
+    try:
+        return not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].lstrip().startswith("Z")
+    except OSError:
+        return False
 
 
 def _count(value: object) -> int | None:

@@ -86,7 +86,7 @@ def _listening(state: State, event: events.Listening, now: float) -> Result:
     if end is not None:
         return stages.give_up(state, end)
     state = replace(state, stage=Stage.READY)
-    return stages.publish(state, phase=wire.READY, store=event.store, failure=state.failure)
+    return stages.publish(state, phase=wire.READY, store=event.store, failure=state.failure, blocked=False)
 
 
 def _entered(state: State, event: events.Entered, now: float) -> Result:
@@ -142,6 +142,12 @@ def _saved(state: State, event: events.Saved, now: float) -> Result:
     return (replace(state, until=now), ()) if state.stage is Stage.SAVING else (state, ())
 
 
+def _blocked(state: State, event: events.Blocked, now: float) -> Result:
+    if state.stage is not Stage.STOPPING or event.blocked is state.published.blocked:
+        return state, ()
+    return stages.publish(state, blocked=event.blocked)
+
+
 def _stopped(state: State, event: events.Stopped, now: float) -> Result:
     if state.stage is not Stage.STOPPING:
         return state, ()
@@ -194,6 +200,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     events.Hung: _hung,
     events.Examined: _examined,
     events.Saved: _saved,
+    events.Blocked: _blocked,
     events.Stopped: _stopped,
     events.SessionsMade: _sessions_made,
     events.Idle: _idle,

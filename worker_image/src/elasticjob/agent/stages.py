@@ -53,7 +53,7 @@ def launch(state: State, now: float) -> State:
 def stop(state: State, now: float) -> Result:
     """Terminate the workers, earlier than torch would: it waits 30 s for a script that ignores SIGTERM."""
     grace = LOSS_GRACE if state.end is not None else max(rules.find_grace(state, now), LOSS_GRACE)
-    return replace(state, stage=Stage.STOPPING, until=now + grace), (events.Terminate(),)
+    return replace(state, stage=Stage.STOPPING, until=now + grace), (events.Terminate(grace > LOSS_GRACE),)
 
 
 def pause(state: State, now: float) -> Result:

@@ -115,6 +115,44 @@ def is_waiting(places: Sequence[Place]) -> bool:
     return bool(places) and (any(part in places[0].file for part in _WAITING) or places[0].file.startswith(_OWN))
 
 
+BLOCKED_SECONDS = 1.0
+_BLOCKED_TICKS = 3  # of processor time (10 ms each) within that time
+
+
+@dataclass(frozen=True)
+class Look:
+    """The workers of a pod at one moment, by local rank."""
+
+    stacks: Mapping[int, str]  # of the main threads
+    ticks: Mapping[int, int]  # processor time used so far, by all threads
+
+
+def look_at(folder: Path, workers: Mapping[int, int]) -> Look:
+    """Look at workers (pids by local rank). A worker that does not answer has no stack."""
+    stacks = {rank: find_main_stack(text) for rank, text in collect_stacks(folder, workers, 0.5).items()}
+    return Look(stacks, {rank: count_ticks(pid) for rank, pid in workers.items()})
+
+
+def is_blocked(before: Look, after: Look) -> bool:
+    """Whether all workers are blocked in a collective: two looks see the same calls, and no work between them.
+
+    A slow collective copies data, and a thread that writes a checkpoint uses the processor: neither is blocked.
+    """
+    if not after.ticks or before.ticks.keys() != after.ticks.keys() or before.stacks != after.stacks:
+        return False
+    waits = all(is_waiting(find_places(after.stacks.get(rank, ""))) for rank in after.ticks)
+    return waits and all(ticks - before.ticks[rank] <= _BLOCKED_TICKS for rank, ticks in after.ticks.items())
+
+
+def count_ticks(pid: int) -> int:
+    """The processor time that a process has used; 0 where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
 def find_own_place(places: Sequence[Place]) -> Place | None:
     """The innermost call in the user's code, which says more than where a library is."""
     own = (p for p in places if "/site-packages/" not in p.file and "/lib/python3" not in p.file)

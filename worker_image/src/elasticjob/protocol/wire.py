@@ -126,6 +126,7 @@ class AgentState:
     in_process: bool = False
     step: int | None = None
     failure: Failure | None = None
+    blocked: bool = False  # it stops its workers, and all of them are blocked in a collective
 
     def dump(self) -> dict[str, Any]:
         return _drop_none(
@@ -137,6 +138,7 @@ class AgentState:
             inProcess=self.in_process,
             step=self.step,
             failure=None if self.failure is None else self.failure.dump(),
+            blocked=self.blocked or None,
         )
 
 
