@@ -11,7 +11,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench torch-matrix clean
+.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench torch-matrix frameworks clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -113,6 +113,18 @@ bench: setup ## Benchmarks against what people use today; QUICK=1 for the short 
 
 torch-matrix: ## The worker's tests under other versions of torch: TORCH="2.6.0 2.15.0". 5 GB of disk each.
 	@$(PYTHON) scripts/torch_matrix.py $(TORCH)
+
+# The training stacks that people use, each pinned: 3 GB of disk. Their torch is the one of `setup`.
+FRAMEWORKS := .work/frameworks
+$(FRAMEWORKS)/.made: tests/frameworks/requirements.txt tests/frameworks/constraints.txt
+	@$(PYTHON) -m venv $(FRAMEWORKS)
+	@DS_BUILD_OPS=0 $(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check \
+	  -r tests/frameworks/requirements.txt -c tests/frameworks/constraints.txt
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --no-deps -e worker_image
+	@touch $@
+
+frameworks: setup $(FRAMEWORKS)/.made ## Training stacks through every change: transformers, Lightning, DeepSpeed, JAX and others.
+	@$(PY) -m pytest tests/frameworks -q -rA $(PYTEST_ARGS)
 
 clean: ## Remove the environment and everything that was made here.
 	@rm -rf $(VENV) .work dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -27,7 +27,7 @@ def import_ahead(arguments: Sequence[str]) -> None:
     """
     script = _find_script(arguments)
     steps = () if script is None else find_leading(script.file.read_text(), script.read_own, script.package)
-    while script is not None and steps:
+    while script is not None and _saves_time(steps):
         ours, theirs = socket.socketpair()
         child = os.fork()
         if not child:
@@ -48,6 +48,12 @@ def import_ahead(arguments: Sequence[str]) -> None:
         os.waitpid(child, 0)
         ours.close()
         steps = steps[: min(told or 0, len(steps) - 1)]
+
+
+def _saves_time(steps: Sequence[Step]) -> bool:
+    """Whether a library is imported of which nothing is loaded yet. Python's own modules take no time."""
+    packages = {step.package for step in steps if isinstance(step, Import)}
+    return not packages <= sys.stdlib_module_names | sys.modules.keys()
 
 
 def _try(steps: Sequence[Step], script: preload.Script, told: socket.socket) -> None:

@@ -1,0 +1,47 @@
+"""JAX across processes by restart: `jax.distributed.initialize` from the variables that torchrun sets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from record import Data, Record
+
+STEPS = int(sys.argv[1])
+BATCH = 48  # of all ranks together
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# torch's store has MASTER_PORT; JAX gets the one after it.
+coordinator = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(coordinator, num_processes=size, process_id=rank)
+data, record = Data(), Record(STEPS)
+x, y = data.x.numpy(), data.y.numpy()
+snapshot = Path(os.environ["OUT"]) / "snapshot.npz"
+weights, step = np.zeros((x.shape[1], 1), np.float32), 0
+if snapshot.exists():
+    with np.load(snapshot) as saved:
+        weights, step = saved["weights"], int(saved["step"])
+
+
+@jax.jit
+def gradient(weights, x, y):
+    return jax.value_and_grad(lambda w: ((x @ w - y) ** 2).mean())(weights)
+
+
+while step < STEPS:
+    epoch, first = divmod(step * BATCH, len(data))
+    order = np.random.default_rng(epoch).permutation(len(data))
+    mine = order[first : first + BATCH][rank::size]
+    loss, mine_gradient = gradient(weights, x[mine], y[mine])
+    weights = weights - 0.02 * np.asarray(multihost_utils.process_allgather(mine_gradient)).mean(axis=0)
+    step += 1
+    if step % 10 == 0 and rank == 0:
+        unfinished = snapshot.with_name("unfinished.npz")
+        np.savez(unfinished, weights=weights, step=step)
+        unfinished.rename(snapshot)
+    record.step(step, float(loss), epoch, mine.tolist())

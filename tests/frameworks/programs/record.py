@@ -1,0 +1,63 @@
+"""What the programs of the matrix share: where they write what they do, and the data that all of them train on.
+
+Every rank writes one line a step. The test reads them: who trained on which samples, how long nobody stepped, what the
+loss was. A step takes a little while, as a real one does; near its end the program waits until the test is through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+SAMPLES = 960  # divisible by 2 and 3 ranks of every batch that is used here
+FEATURES = 16
+HOLD = 40  # steps that are left when the program waits for the test
+
+
+class Record:
+    """The lines of one process."""
+
+    def __init__(self, total: int, step_seconds: float = 0.04) -> None:
+        self.out = Path(os.environ["OUT"])
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.rank, self.world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self._generation = int(os.environ.get("ELASTICJOB_GENERATION", "0"))
+        self._total, self._seconds = total, step_seconds
+        name = f"{os.environ.get('ELASTICJOB_POD_NAME', 'none')}-{os.getpid()}.jsonl"
+        self._lines = (self.out / name).open("a", buffering=1)
+        self._finish = self.out / "finish"
+
+    def step(self, step: int, loss: float, epoch: int, samples: Sequence[int] = ()) -> None:
+        """This rank has made a step, counted from 1, with these samples of the epoch."""
+        place = {"t": time.time(), "rank": self.rank, "world": self.world, "generation": self._generation}
+        self._lines.write(json.dumps({**place, "step": step, "loss": loss, "epoch": epoch, "samples": samples}) + "\n")
+        if not self._finish.exists():
+            time.sleep(self._seconds)
+        while step >= self._total - HOLD and not self._finish.exists():
+            time.sleep(0.05)
+
+
+class Data(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """A linear problem with known answers; every sample says its number."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(SAMPLES, FEATURES, generator=generator)
+        self.y = self.x @ torch.randn(FEATURES, 1, generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": self.x[index], "y": self.y[index], "index": torch.tensor(index)}
+
+
+def make_model() -> torch.nn.Module:
+    """The same in every process."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))

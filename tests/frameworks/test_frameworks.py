@@ -1,0 +1,96 @@
+"""Training stacks as people use them, through one story: grow, lose rank 0, shrink, lose the operator, end.
+
+They need an environment of their own: `make frameworks` makes it and runs this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_devcluster import Cluster
+from frameworks import story
+from operator_fixture import ROOT, Jobs, OperatorProcess
+
+BIN = Path(os.environ.get("ELASTICJOB_FRAMEWORKS", ROOT / ".work/frameworks")) / "bin"
+PROGRAMS = Path(__file__).parent / "programs"
+SAMPLES = 960
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not (BIN / "torchrun").exists(), reason="no environment with the frameworks: make frameworks"),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training stack: its program, and what is true of it."""
+
+    program: str
+    arguments: tuple[str, ...] = ()
+    steps: int = 1500
+    exact: bool = False  # every whole epoch has every sample once, at any size
+    needs: tuple[str, ...] = field(default=("torch",))  # modules that have to be there
+
+
+ROWS = {
+    "transformers": Row("transformers_trainer.py", needs=("transformers", "accelerate")),
+    "accelerate": Row("accelerate_loop.py", needs=("accelerate",)),
+    "lightning": Row("lightning_fit.py", needs=("lightning",)),
+    "deepspeed-zero-1": Row("deepspeed_zero.py", ("1",), exact=True, needs=("deepspeed",)),
+    "deepspeed-zero-2": Row("deepspeed_zero.py", ("2",), exact=True, needs=("deepspeed",)),
+    "fsdp2": Row("fsdp2_checkpoint.py", exact=True),
+    "snapshot": Row("snapshot_ddp.py"),
+    "jax": Row("jax_restart.py", exact=True, needs=("jax",)),
+}
+
+
+def find_spec(row: Row, out: Path) -> dict[str, Any]:
+    command = [str(BIN / "torchrun"), str(PROGRAMS / row.program), str(row.steps), *row.arguments]
+    env = [{"name": "OUT", "value": str(out)}, {"name": "OMP_NUM_THREADS", "value": "1"}]
+    container = {"name": "trainer", "image": "a/b:1", "command": command, "env": env}
+    policy = {"minReplicas": 1, "maxReplicas": 3}
+    return {"replicas": 2, "elasticPolicy": policy, "template": {"spec": {"containers": [container]}}}
+
+
+def require(modules: tuple[str, ...]) -> None:
+    """Skip where the environment lacks one of them: not every machine can install all."""
+    look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
+    if subprocess.run([str(BIN / "python"), "-c", look, *modules], check=False).returncode:
+        pytest.skip(f"the environment of `make frameworks` lacks one of {', '.join(modules)}")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_training_stack_goes_through_every_change(
+    jobs: Jobs, cluster: Cluster, operator: OperatorProcess, tmp_path: Path, name: str
+) -> None:
+    row = ROWS[name]
+    require(row.needs)
+    told = story.tell(jobs, cluster, operator, name, find_spec(row, tmp_path), tmp_path)
+    lineage = story.find_lineage(told.steps)
+    assert set(lineage) == set(range(1, row.steps + 1)), "every step was made"
+    assert {one.world for one in told.steps} >= {2, 3}, "it trained at both sizes"
+    first, last = story.find_losses(told.steps)
+    assert last < 0.5 * first, "it learned"
+    uneven = story.find_uneven(told.steps, SAMPLES)
+    if row.exact:
+        assert not uneven
+    else:
+        assert len(uneven) <= 5, "only epochs in which the world changed can be uneven"
+    status = jobs.status(name)
+    assert status["restarts"]["user"] == 0, "no failure is the program's"
+    measured = {
+        "pauses": {event: round(seconds, 2) for event, seconds in story.find_pauses(told).items()},
+        "repeated": story.count_repeated(told.steps),
+        "uneven": uneven,
+        "loss": [round(first, 4), round(last, 4)],
+        "lostSeconds": status.get("lostSeconds"),
+    }
+    print(f"measured {name}: {json.dumps(measured)}")
