@@ -120,6 +120,12 @@ def main() -> None:
     help="Size limit of a job's pod template, as compact JSON.",
 )
 @click.option(
+    "--integrations",
+    multiple=True,
+    type=click.Choice(["kueue"]),
+    help="Work together with another controller; repeatable. kueue: jobs with a queue's label wait for their quota.",
+)
+@click.option(
     "--log-format", type=click.Choice(["human", "json"]), default="human", show_default=True, help="Log lines."
 )
 @click.option(
@@ -134,6 +140,7 @@ def run(log_format: str, log_level: str, **options: Any) -> None:
     set_up_logging(log_format, log_level)
     options["identity"] = f"{options['identity'] or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     options["namespaces"] = tuple(options["namespaces"])
+    options["integrations"] = tuple(options["integrations"])
     calm_collector()
     sys.setrecursionlimit(DEEPEST_JSON)
     try:

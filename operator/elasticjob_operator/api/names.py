@@ -91,6 +91,7 @@ class Cause(StrEnum):
     REGROUP = "regroup", "members left the world without a failure and are ready again"
     PODS_CHANGED = "pods-changed", "the set of running pods changed"
     UNRESPONSIVE = "unresponsive", "the agent of a pod does not respond"
+    QUOTA = "quota", "the queue took quota back"
 
 
 def describe_cause(reason: str | None) -> str:

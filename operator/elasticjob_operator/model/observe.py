@@ -110,6 +110,8 @@ class Job:
     has_replicas: bool = True
     status_raw: Raw = field(default_factory=dict, compare=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)  # only those with our prefix
     notices: tuple[reading.Notice, ...] = ()  # warnings for the user that do not stop the job
 
     @property
@@ -241,6 +243,8 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         has_replicas=_object(raw.get("spec")).get("replicas") is not None,
         status_raw=said.raw,
         unread=unread,
+        labels={k: str(v) for k, v in _object(metadata.get("labels")).items()},
+        annotations={k: str(v) for k, v in annotations.items() if k.startswith(f"{names.GROUP}/")},
         notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *extra),
     )
 

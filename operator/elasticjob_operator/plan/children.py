@@ -23,7 +23,8 @@ def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ..
         children.append(Child(Kind.CONFIG_MAP, names.ca_config_map_name(job.name), (("ca.crt", config.ca_pem),)))
     flavour = gang_flavour(spec)
     if flavour:
-        values = (("flavour", flavour), ("minMember", spec.min_replicas))
+        # Queue, class and resources are the template's.
+        values = (("flavour", flavour), ("minMember", spec.min_replicas), ("template", spec.template_hash))
         children.append(Child(Kind.POD_GROUP, names.pod_group_name(job.name), values))
     return tuple(children)
 
@@ -56,8 +57,8 @@ def needs_write(child: Child, existing: Mapping[tuple[str, str], str]) -> bool:
 
 
 def gang_flavour(spec: api.Spec) -> str:
-    """The PodGroup kind that the template's scheduler supports: "volcano", "scheduler-plugins" or ""."""
+    """The PodGroup kind that the template's scheduler supports: "volcano", "kai", "scheduler-plugins" or ""."""
     scheduler = spec.template["spec"].get("schedulerName", "")
-    if scheduler == "volcano":
-        return "volcano"
+    if scheduler in ("volcano", "kai-scheduler"):
+        return str(scheduler.removesuffix("-scheduler"))
     return "scheduler-plugins" if scheduler.startswith("scheduler-plugins") else ""

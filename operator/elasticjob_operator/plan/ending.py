@@ -16,12 +16,23 @@ from elasticjob_operator.model.revise import RendezvousFields, revise
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, first
 
+_BY_USER = ("Suspended", "runPolicy.suspend is true; no pod is left")
+_BY_QUEUE = ("Queued", "its queue has not admitted it (see the condition Admitted); no pod is left")
 
-def suspend(seen: Seen, spec: api.Spec) -> Plan:
-    """Let the scripts save, then delete the pods. The generation is kept, so that a resumed job continues its count."""
+
+def wait_for_quota(seen: Seen, spec: api.Spec) -> Plan:
+    """A job whose queue has not admitted it is suspended until its queue does; it asks for minReplicas."""
+    return replace(suspend(seen, spec, _BY_QUEUE), asks=spec.min_replicas)
+
+
+def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan:
+    """Let the scripts save, then delete the pods. The generation is kept, so that a resumed job continues its count.
+
+    `why` is what the condition `Suspended` says when no pod is left: reason and message.
+    """
     status, now = seen.job.status, seen.now
     grace = float(spec.elastic_policy.graceful_shutdown_timeout_seconds)
-    conditions = reporting.with_condition(status.conditions, "Running", False, "Suspended", "", now)
+    conditions = reporting.with_condition(status.conditions, "Running", False, why[0], "", now)
     if seen.job.problems:
         conditions = reporting.with_condition(conditions, "Degraded", True, "InvalidSpec", seen.job.problems_text, now)
     elif any(c.type == "Degraded" and c.reason == "InvalidSpec" for c in conditions):
@@ -30,7 +41,7 @@ def suspend(seen: Seen, spec: api.Spec) -> Plan:
     patience = (parse_time(since) or now) + grace
     pods = [p for p in seen.pods if p.deleting is None]
     waiting = [p for p in pods if now < patience and _is_busy(seen, p)]
-    after = _suspended_status(seen, status, conditions)
+    after = _suspended_status(seen, status, conditions, why)
     stop = wire.Stop(reason=names.Cause.SUSPENDED, checkpoint=True, grace_seconds=grace)
     forced, force_at = _force(seen, spec)
     return Plan(
@@ -41,6 +52,7 @@ def suspend(seen: Seen, spec: api.Spec) -> Plan:
         announces=True,  # released agents exit like finished ones; the status must tell them apart
         events=reporting.describe_changes(status, after, None, now),
         set_replicas=None if seen.job.has_replicas else spec.wanted,
+        asks=0,
         wake_at=first(patience if waiting else None, force_at),
     )
 
@@ -60,7 +72,9 @@ def _is_busy(seen: Seen, pod: Pod) -> bool:
     return agent is not None and agent.connected and not pod.terminal and agent.state.phase in busy
 
 
-def _suspended_status(seen: Seen, status: api.Status, conditions: list[api.Condition]) -> api.Status:
+def _suspended_status(
+    seen: Seen, status: api.Status, conditions: list[api.Condition], why: tuple[str, str]
+) -> api.Status:
     now, world = seen.now, status.rendezvous
     happened = goodput.watch(status.goodput, running=False, formed=world.generation, now=now)
     going = [revise(m, leaving=names.Cause.SUSPENDED) for m in world.members]
@@ -68,8 +82,7 @@ def _suspended_status(seen: Seen, status: api.Status, conditions: list[api.Condi
     if not seen.pods:
         # Only now is nobody training. Until then a resumed job needs to know its old members.
         rest = {**rest, "members": [], "store": None, "succeeded": []}
-        message = "runPolicy.suspend is true; no pod is left"
-        conditions = reporting.with_condition(conditions, "Suspended", True, "Suspended", message, now)
+        conditions = reporting.with_condition(conditions, "Suspended", True, *why, now)
         happened = (*happened, Record(What.EMPTIED, now, world.generation))
     return revise(
         status,

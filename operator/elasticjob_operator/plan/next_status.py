@@ -110,7 +110,8 @@ def _find_problem(
     if left.reason and (found is None or found[0] == "BelowWanted"):
         return left.reason, left.message
     if found is not None and found[0] == "BelowWanted":
-        return backoff_rules.describe(status) or found
+        queued = (found[0], f"{found[1]}: {size.reason}") if size.limited_by == "queue" else found
+        return backoff_rules.describe(status) or queued
     if found is None and status.template_hash != spec.template_hash:
         return "TemplateChanged", "spec.template has changed: suspend and resume the job to recreate all its pods"
     return found

@@ -43,7 +43,7 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     released = directives.release({**seen.agents, **seen.leftover}, served)
     made = _plan(seen, config)
     if made.status is not seen.job.status and not seen.job.status.finished:
-        made = _warn(seen, made)
+        made = _report_quota(seen, _warn(seen, made))
     return replace(made, directives={**made.directives, **released}) if released else made
 
 
@@ -61,6 +61,8 @@ def _plan(seen: Seen, config: Config) -> Plan:
         return Plan(status, f"managed by {job.spec.manager}")
     if job.spec.run_policy.suspend:
         return ending.suspend(seen, job.spec)
+    if seen.quota is not None and not seen.quota.is_admitted:
+        return ending.wait_for_quota(seen, job.spec)
     if seen.problem and seen.problem[0] == "InvalidTemplate" and status.rendezvous.generation == 0:
         return ending.end(seen, status, api.Phase.FAILED, *seen.problem)
     status = _started(seen, job.spec)
@@ -81,6 +83,21 @@ def _warn(seen: Seen, made: Plan) -> Plan:
     conditions = reporting.with_condition(made.status.conditions, "Warning", bool(notices), reason, message, seen.now)
     is_new = before is None or before.message != message
     events = [reporting.Event(notice.reason, notice.message, warning=True) for notice in notices] if is_new else []
+    return replace(made, status=revise(made.status, conditions=conditions), events=(*made.events, *events))
+
+
+def _report_quota(seen: Seen, made: Plan) -> Plan:
+    """The condition `Admitted` says what the queue of the job says; a job that leaves its queue keeps the last word."""
+    quota = seen.quota
+    if quota is None or made.status.finished:
+        return made
+    before = made.status.condition("Admitted")
+    conditions = reporting.with_condition(
+        made.status.conditions, "Admitted", quota.is_admitted, quota.reason, quota.message[:4096], seen.now
+    )
+    is_new = before is None or before.reason != quota.reason
+    warns = not quota.is_admitted and quota.reason not in ("Pending", "Evicted")
+    events = (reporting.Event(quota.reason, quota.message[:1024], warning=warns),) if is_new else ()
     return replace(made, status=revise(made.status, conditions=conditions), events=(*made.events, *events))
 
 
@@ -221,6 +238,7 @@ def _write(
         events=reporting.describe_changes(seen.job.status, status, decision, seen.now),
         announces=decision.world is not None,
         set_replicas=None if seen.job.has_replicas else spec.wanted,
+        asks=pods.asks,
         wake_at=first(decision.wake_at, pods.wake_at, next_status.progress_due(seen, status), silent, calm),
     )
 
@@ -229,4 +247,7 @@ def _new_pods(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection
     avoid = nodes.nodes_to_avoid(status.node_faults, seen.now)
     # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
+    if seen.quota is not None:
+        indices = [i for i in policy.admitted_indices(seen.pods, seen.quota) if limit is None or i < limit]
+        return tuple(NewPod(i, avoid, seen.quota.placement(i)) for i in indices[: pods.missing])
     return tuple(NewPod(i, avoid) for i in policy.free_indices(seen.pods, pods.missing, limit=limit))

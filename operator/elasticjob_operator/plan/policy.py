@@ -9,6 +9,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
 from elasticjob_operator.model.observe import Agent, Node, Pod, parse_time
+from elasticjob_operator.model.quota import Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,12 @@ def choose_kept(pods: Sequence[Pod], keep: int, *, ranks: Mapping[str, int]) -> 
         return (rank is None, pod.unschedulable is not None, rank != 0, pod.index)
 
     return frozenset(p.uid for p in sorted(pods, key=worth)[: max(0, keep)])
+
+
+def admitted_indices(pods: Iterable[Pod], quota: Quota) -> tuple[int, ...]:
+    """The replica indices that quota is left for: no pod has them, whether it has ended or is going."""
+    taken = {p.index for p in pods}
+    return tuple(index for index in quota.open_indices() if index not in taken)
 
 
 def free_indices(pods: Iterable[Pod], count: int, *, limit: int | None = None) -> tuple[int, ...]:

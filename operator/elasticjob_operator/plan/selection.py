@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
@@ -12,6 +12,7 @@ from elasticjob_operator.failures import nodes
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, ended_well
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.model.quota import Quota
 from elasticjob_operator.plan import policy
 from elasticjob_operator.plan.values import Deletion, Seen, first
 from elasticjob_operator.sizing import room
@@ -31,6 +32,8 @@ class PodSelection:
     unresponsive: frozenset[str]  # UIDs of pods whose agents no longer respond
     succeeded: tuple[api.Member, ...]  # members of the current world that have succeeded
     missing: int
+    asks: int  # pods there should be if the queue admitted them all
+    unadmitted: frozenset[str]  # UIDs of those without quota
     size: Size
     capacity: api.CapacityStatus
     wake_at: float | None = None
@@ -40,6 +43,8 @@ class PodSelection:
         gone = self.departing.get(pod.uid)
         if gone:
             return gone.reason
+        if pod.uid in self.unadmitted:
+            return Cause.QUOTA
         return Cause.SCALE_DOWN if pod.uid in self.victims else ""
 
 
@@ -55,13 +60,15 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     )
     departing = find_departing(seen, status.rendezvous, unresponsive)
     live = [p for p in seen.pods if p.live and p.uid not in done]
-    staying = [p for p in live if p.uid not in departing]
+    unadmitted = find_unadmitted(live, seen.quota)
+    staying = [p for p in live if p.uid not in departing and p.uid not in unadmitted]
     capacity = room.retry(status.capacity or api.CapacityStatus(), now)
     spare = max(0, len(staying) - spec.min_replicas)
     timeout = elastic.scaling_timeout_seconds
     capacity, withdrawn = room.withdraw(capacity, staying, spare_room=spare, timeout=timeout, now=now)
     staying = [p for p in staying if p.uid not in withdrawn]
-    size = compose(View(spec, capacity, members=len(members), ended=len(succeeded), is_ending=bool(done)))
+    view = View(spec, capacity, members=len(members), ended=len(succeeded), is_ending=bool(done))
+    size = compose(view if seen.quota is None else replace(view, quota=seen.quota.pods))
     needed = members | done
     kept = policy.choose_kept(staying, size.pods, ranks=ranks)
     answering = {uid for uid, a in seen.agents.items() if a.connected}
@@ -76,7 +83,9 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
         forced=forced,
         unresponsive=unresponsive,
         succeeded=tuple(succeeded),
-        missing=_count_missing(size, len(kept), is_ending=bool(done)),
+        missing=_count_missing(seen, size, len(kept), is_ending=bool(done)),
+        asks=size.pods if seen.quota is None else compose(view).pods,
+        unadmitted=unadmitted,
         size=size,
         capacity=capacity,
         wake_at=first(
@@ -88,11 +97,20 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     )
 
 
-def _count_missing(size: Size, kept: int, *, is_ending: bool) -> int:
-    """How many pods to create. A finishing world gets new pods only if no member is left to finish it."""
+def _count_missing(seen: Seen, size: Size, kept: int, *, is_ending: bool) -> int:
+    """How many pods to create. A finishing world gets new pods only if no member is left to finish it.
+
+    In a queue, a terminating pod holds its quota until it is gone; its replacement is created after that.
+    """
+    missing = max(0, size.pods - kept)
     if is_ending:
-        return 0 if kept else min(size.pods, size.wanted)
-    return max(0, size.pods - kept)
+        missing = 0 if kept else min(size.pods, size.wanted)
+    return missing if seen.quota is None else min(missing, len(policy.admitted_indices(seen.pods, seen.quota)))
+
+
+def find_unadmitted(live: Sequence[Pod], quota: Quota | None) -> frozenset[str]:
+    """UIDs of the pods whose quota was taken back, or that never had any."""
+    return frozenset(p.uid for p in live if quota is not None and not quota.covers(p.index))
 
 
 def find_departing(

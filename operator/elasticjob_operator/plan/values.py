@@ -16,6 +16,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.membership import member_health
 from elasticjob_operator.model.observe import Agent, Job, Node, Pod
+from elasticjob_operator.model.quota import Placement, Quota
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.sizing import growth
 
@@ -64,6 +65,7 @@ class Seen:
     )  # agents of an earlier job of this name: released, not counted
     nodes: Mapping[str, Node] = field(default_factory=dict)
     children: frozenset[tuple[str, str, str]] = frozenset()  # (kind, name, digest) that exist
+    quota: Quota | None = None  # what its queue has admitted; None where it has no queue
     now: float = 0.0
     hub_started: float = 0.0
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
@@ -79,6 +81,7 @@ class Seen:
 class NewPod:
     index: int
     avoid: tuple[str, ...] = ()  # nodes
+    placement: Placement | None = None  # of a job with a queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Plan:
     events: tuple[reporting.Event, ...] = ()
     announces: bool = False  # send the directives only after the status is persisted
     set_replicas: int | None = None
+    asks: int | None = None  # pods that the job would have if its queue admitted them all; None: as many as it has
     delete_job: bool = False
     keep: tuple[str, ...] = ()  # status fields that must not be written, although they may differ
     wake_at: float | None = None

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
@@ -22,6 +23,7 @@ from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Slots
 from elasticjob_operator.membership import directives
 from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.model.quota import Quota
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.rest.errors import ApiError
@@ -54,6 +56,16 @@ class _Loop:
     look_at: float = 0.0  # the next check of overdue pods (monotonic)
 
 
+class Queue(Protocol):
+    """Whoever admits jobs, as far as a pass needs it."""
+
+    def see(self, job: Job) -> Quota | None: ...
+
+    async def settle(self, job: Job, pods: Sequence[Pod], made: Plan, now: float) -> float | None: ...
+
+    async def forget(self, key: JobKey, pods: Sequence[Pod]) -> None: ...
+
+
 class Controller:
     """Runs the passes of all jobs. Does nothing until `start`."""
 
@@ -71,6 +83,7 @@ class Controller:
         on_forget: Callable[[JobKey], None] = lambda key: None,
         on_error: Callable[[], None] = lambda: None,
         on_wait: Callable[[float], None] = lambda seconds: None,
+        queue: Queue | None = None,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -84,6 +97,7 @@ class Controller:
         self._active = False
         self.observer = observer
         self._on_forget = on_forget
+        self._queue = queue
         self._on_error = on_error  # called when a pass fails, by a bug or an API error
         self._on_wait = on_wait  # called with the seconds between a wake-up and its pass
 
@@ -162,6 +176,8 @@ class Controller:
     async def _pass(self, key: JobKey, loop: _Loop) -> float | None:
         known = self._cache.jobs.get(key)
         if known is None:
+            if self._queue is not None:
+                await self._queue.forget(key, self._cache.pods(key))
             agents = self._hub.agents(key)
             self._hub.direct(key, directives.release(agents, ()))
             if any(agent.connected for agent in agents.values()):
@@ -186,6 +202,7 @@ class Controller:
             leftover={uid: agent for uid, agent in agents.items() if uid not in ours},
             nodes=self._cache.nodes_of(pods),
             children=self._cache.children(job),
+            quota=self._queue.see(job) if self._queue is not None else None,
             now=now,
             hub_started=self._hub.started_at,
             problem=loop.problem,
@@ -201,6 +218,7 @@ class Controller:
             logger.info("%s/%s: %s", *key, made.reason)
             loop.reason = made.reason
         outcome = await self._applier.apply(job, version, made, now)
+        settled = await self._queue.settle(job, self._cache.pods(key), made, now) if self._queue is not None else None
         self.observer(key, made, time.monotonic() - started)
         if outcome.problem is not None or made.create or made.ensure:
             changed, is_new = outcome.problem != loop.problem, loop.problem is None
@@ -212,7 +230,7 @@ class Controller:
             if changed:
                 loop.dirty, loop.woken = True, time.monotonic()
         held_until = now + LOOK_SECONDS if outcome.is_held else None
-        return first(made.wake_at, held_until, await self._look_for_overdue(job, loop, pods, now))
+        return first(made.wake_at, settled, held_until, await self._look_for_overdue(job, loop, pods, now))
 
     async def _look_for_overdue(self, job: Job, loop: _Loop, pods: Sequence[Pod], now: float) -> float | None:
         """Read overdue pods whose deletion the watch may have missed; return when to do so next."""

@@ -24,6 +24,7 @@ from elasticjob_operator.apply.apply import Applier
 from elasticjob_operator.errors import UsageError
 from elasticjob_operator.hub import auth, endpoint, limits
 from elasticjob_operator.hub.server import Hub
+from elasticjob_operator.integrations.kueue.integration import Kueue
 from elasticjob_operator.kube.cache import Cache, UnownedObject
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
@@ -84,6 +85,7 @@ class Operator:
         self.http = HttpServer(self.metrics, self._why_not_ready, capacity=shares.http)
         # Outputs.
         self.applier = Applier(api, self.cache, self.hub, manifests.Settings(hub_url=""), options.identity)
+        self.kueue = self._make_kueue() if "kueue" in options.integrations else None
         self.controller = Controller(
             api,
             self.cache,
@@ -94,8 +96,19 @@ class Operator:
             on_forget=self.metrics.forget_job,
             on_error=self.metrics.pass_errors.inc,
             on_wait=self.metrics.queue_seconds.observe,
+            queue=self.kueue,
         )
         self.serving = Serving(options, api, self.hub, self._trust)
+
+    def _make_kueue(self) -> Kueue:
+        return Kueue(
+            self.api,
+            self.options.namespaces,
+            self.intake,
+            wake=self._wake,
+            wake_all=self._wake_all,
+            settings=lambda: self.applier.settings,
+        )
 
     @property
     def hub_port(self) -> int:
@@ -103,6 +116,9 @@ class Operator:
 
     def _wake(self, key: JobKey) -> None:
         self.controller.wake(key)
+
+    def _wake_all(self) -> None:
+        self.controller.wake_all()
 
     def _meet(self, unowned: UnownedObject) -> None:
         """Warn once about an object of others that has the operator's label; it is left alone."""
@@ -186,6 +202,9 @@ class Operator:
                     group.create_task(self._keep_going(f"the watch of {watch.path}", watch.run))
                 group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))
                 group.create_task(self._keep_going("the certificate", self.serving.keep_fresh))
+                if self.kueue is not None:
+                    group.create_task(self._keep_going("the integration of Kueue", self.kueue.run))
+                    await self.kueue.has_looked.wait()
                 await asyncio.gather(*(w.synced.wait() for w in self._watches))
                 await self.jobs.catch_up()
                 await self._elect(election)

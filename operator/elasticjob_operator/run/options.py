@@ -38,4 +38,5 @@ class Options:
     parallel: int = 32
     max_replicas_per_job: int = bounds.Limits().replicas
     max_template_bytes: int = bounds.Limits().template_bytes
+    integrations: tuple[str, ...] = ()
     settings: member_health.Settings = field(default_factory=member_health.Settings)

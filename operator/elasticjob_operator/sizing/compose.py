@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from elasticjob_operator.sizing import bounds, finishing, legal, room, wish
+from elasticjob_operator.sizing import bounds, finishing, legal, quota, room, wish
 from elasticjob_operator.sizing.values import Size, Source, View
 
 Named = tuple[str, Source]
@@ -19,9 +19,11 @@ Named = tuple[str, Source]
 OF_WORLD: Final[tuple[Named, ...]] = (
     ("replicas", wish.ask),
     ("elasticPolicy", bounds.ask),
+    ("queue", quota.ask),
     ("legalSizes", legal.ask),
 )
 OF_PODS: Final[tuple[Named, ...]] = (
+    ("queue", quota.ask),
     ("room", room.ask),
     ("finishing", finishing.ask),
 )

@@ -16,6 +16,7 @@ class View:
     room: api.CapacityStatus = field(default_factory=api.CapacityStatus)
     members: int = 0  # pods in the current world
     ended: int = 0  # members that have succeeded
+    quota: int | None = None  # pods that the job's queue has admitted; None: the job has no queue
     is_ending: bool = False  # whether any member has succeeded, in this or an earlier generation of the last world
 
 

@@ -242,7 +242,11 @@ def test_a_gang_is_min_replicas(scheduler: str, group_version: str, mark: tuple[
     made["spec"]["schedulerName"] = scheduler
     spec = make_spec(2, 8, template=made)
     group = manifests.build_child(make_job(spec), child(Kind.POD_GROUP, spec), SETTINGS)
-    assert (group["apiVersion"], group["kind"], group["spec"]) == (group_version, "PodGroup", {"minMember": 2})
+    assert (group["apiVersion"], group["kind"], group["spec"]) == (
+        group_version,
+        "PodGroup",
+        {"minMember": 2},
+    )  # the rest: test_gangs
     kind, key = mark
     inside = manifests.build_pod(make_job(spec), spec, NewPod(1), SETTINGS)
     outside = manifests.build_pod(make_job(spec), spec, NewPod(2), SETTINGS)

@@ -82,8 +82,8 @@ def test_the_size_and_why(view: View, expected: Size) -> None:
 
 
 def test_the_order_of_the_sources() -> None:
-    assert [name for name, _ in compose.OF_WORLD] == ["replicas", "elasticPolicy", "legalSizes"]
-    assert [name for name, _ in compose.OF_PODS] == ["room", "finishing"]
+    assert [name for name, _ in compose.OF_WORLD] == ["replicas", "elasticPolicy", "queue", "legalSizes"]
+    assert [name for name, _ in compose.OF_PODS] == ["queue", "room", "finishing"]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,19 @@ operator under these rules and fails when one is missing or unused.
   resources: [podgroups]
   verbs: [get, create, patch]
 {{- end }}
+{{- if .Values.rbac.gangScheduling.kai }}
+- apiGroups: [scheduling.run.ai]
+  resources: [podgroups]
+  verbs: [get, create, patch]
+{{- end }}
+{{- if .Values.integrations.kueue }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+{{- end }}
 {{- end -}}
 
 {{/* What belongs to no namespace. */}}
@@ -51,6 +64,18 @@ operator under these rules and fails when one is missing or unused.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
+{{- end }}
+{{- if .Values.integrations.kueue }}
+# Where the pods of a queue's job may run, and which number its class stands for.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [resourceflavors]
+  verbs: [list, watch]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloadpriorityclasses]
+  verbs: [get]
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [get]
 {{- end }}
 {{- end -}}
 

@@ -4,9 +4,10 @@ A worker pod has no more privileges than its author could request. The operator 
 projected token (valid only for the hub), `/dev/shm` for data loaders and, on request, the runtime.
 """
 
-from elasticjob_operator.apply.manifests.children import RESOURCES, Resource, build_child, correct_child, resource_of
-from elasticjob_operator.apply.manifests.common import Object, Settings, owner_reference
+from elasticjob_operator.apply.manifests.children import RESOURCES, build_child, correct_child, resource_of
+from elasticjob_operator.apply.manifests.common import Object, Settings, metadata, owner_reference
 from elasticjob_operator.apply.manifests.events import build_event
+from elasticjob_operator.apply.manifests.gangs import Resource
 from elasticjob_operator.apply.manifests.patches import merge_patch, status_patch
 from elasticjob_operator.apply.manifests.pods import build_pod, environment, wants_runtime
 
@@ -21,6 +22,7 @@ __all__ = [
     "correct_child",
     "environment",
     "merge_patch",
+    "metadata",
     "owner_reference",
     "resource_of",
     "status_patch",

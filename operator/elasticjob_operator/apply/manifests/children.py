@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from elasticjob_operator.api import names
+from elasticjob_operator.apply.manifests import gangs
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
+from elasticjob_operator.apply.manifests.gangs import Resource
 from elasticjob_operator.apply.manifests.patches import merge_patch
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan.values import Child, Kind
-
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """The API resource of an object."""
-
-    group_version: str  # "v1", "policy/v1", ...
-    plural: str
-
 
 RESOURCES = {
     Kind.SERVICE: Resource("v1", "services"),
@@ -27,15 +19,11 @@ RESOURCES = {
     Kind.NETWORK_POLICY: Resource("networking.k8s.io/v1", "networkpolicies"),
     Kind.DISRUPTION_BUDGET: Resource("policy/v1", "poddisruptionbudgets"),
 }
-_POD_GROUPS = {
-    "volcano": Resource("scheduling.volcano.sh/v1beta1", "podgroups"),
-    "scheduler-plugins": Resource("scheduling.x-k8s.io/v1alpha1", "podgroups"),
-}
 
 
 def resource_of(child: Child) -> Resource:
     if child.kind is Kind.POD_GROUP:
-        return _POD_GROUPS[str(dict(child.values).get("flavour"))]
+        return gangs.RESOURCES[str(dict(child.values).get("flavour"))]
     return RESOURCES[child.kind]
 
 
@@ -63,12 +51,12 @@ def build_child(job: Job, child: Child, settings: Settings, policy_version: str 
         peers = {"podSelector": {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}}}
         rules = {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
         return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": described, "spec": rules}
-    resource = resource_of(child)
+    assert job.spec is not None, "a gang is planned for valid jobs only"
     return {
-        "apiVersion": resource.group_version,
+        "apiVersion": resource_of(child).group_version,
         "kind": "PodGroup",
         "metadata": described,
-        "spec": {"minMember": values["minMember"]},
+        "spec": gangs.build_group(job.spec, values["flavour"]),
     }
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import trainer_container
+from elasticjob_operator.apply.manifests import gangs
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
 from elasticjob_operator.model.observe import Job, resolve_nproc
+from elasticjob_operator.model.quota import Placement
+from elasticjob_operator.plan.children import gang_flavour
 from elasticjob_operator.plan.values import NewPod
 
 # Torch's own rendezvous: the shortest constants that stay correct (docs/design.md says how they were found).
@@ -46,8 +49,9 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     _add_shm(body, trainer)
     if wants_runtime(spec, trainer, settings):
         _add_runtime(body, trainer, settings)
-    if new.index < spec.min_replicas:  # pods above minReplicas are scheduled individually
-        _add_gang(pod, job, spec)
+    if new.placement is not None:
+        _place(described, body, new.placement)
+    gangs.tie(pod, job, spec, gang_flavour(spec), new.index)
     return pod
 
 
@@ -218,9 +222,14 @@ def _avoid(body: Object, nodes: tuple[str, ...]) -> None:
     body["affinity"] = {**affinity, "nodeAffinity": {**of_nodes, _PREFERRED: preferred}}
 
 
-def _add_gang(pod: Object, job: Job, spec: api.Spec) -> None:
-    scheduler = pod["spec"].get("schedulerName", "")
-    if scheduler == "volcano":
-        pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = names.pod_group_name(job.name)
-    elif scheduler.startswith("scheduler-plugins"):
-        pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = names.pod_group_name(job.name)
+def _place(described: Object, body: Object, placement: Placement) -> None:
+    """What the job's queue says about its pods; the template says the rest."""
+    described["labels"] = {**described["labels"], **placement.labels}
+    described["annotations"] = {**described["annotations"], **placement.annotations}
+    if placement.node_selector:
+        body["nodeSelector"] = {**(body.get("nodeSelector") or {}), **placement.node_selector}
+    if placement.tolerations:
+        theirs = list(body.get("tolerations") or ())
+        body["tolerations"] = theirs + [dict(t) for t in placement.tolerations if t not in theirs]
+    if placement.gates:
+        body["schedulingGates"] = [*(body.get("schedulingGates") or ()), *({"name": g} for g in placement.gates)]

@@ -1,0 +1,200 @@
+"""What to ask Kueue for, and what to give back: a job, its Workloads and its pods → what to write. Pure.
+
+Growth is asked for in increments, each a Workload of its own that goes from one legal size to the next: Kueue admits
+and takes back whole Workloads, so a job of one Workload could only be preempted whole. Quota is given back when the
+pods that used it are gone, and not before: others may use it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from elasticjob_operator import api
+from elasticjob_operator.integrations.kueue.quota import find_base
+from elasticjob_operator.integrations.kueue.values import Workload
+from elasticjob_operator.model.observe import Pod
+
+MOST_INCREMENTS = 32  # that a job can grow by from minReplicas to maxReplicas: each is an object in etcd
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is known of the job that matters here."""
+
+    spec: api.Spec | None
+    queue: str
+    asks: int | None = None  # pods that it wants now; 0 where it is suspended, None where it stays as it is
+    ended: tuple[bool, str] | None = None  # (whether it has succeeded, the message) of a job that has finished
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Ask for the quota of the pods with the indices from `first` on."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Take the finalizer off: nothing of the job uses this quota any more."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Conditions to write, and what else changes in the status: an absent value is a removal."""
+
+    workload: Workload
+    conditions: tuple[tuple[str, bool, str, str], ...] = ()  # type, truth, reason, message
+    reclaimed: int | None = None
+    is_released: bool = False  # the reservation is given up
+
+
+Write = Create | Delete | LetGo | Set
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    wish: Wish
+    workloads: Sequence[Workload]
+    used: frozenset[int] = field(default_factory=frozenset)  # indices of pods that may use resources
+    started: frozenset[int] = field(default_factory=frozenset)  # of those, or of ended ones, that have begun to train
+
+    def uses(self, workload: Workload) -> int:
+        """How many pods of it, from its first on, are needed to cover those that exist."""
+        here = [i for i in self.used if workload.first <= i < workload.first + workload.count]
+        return max(here) - workload.first + 1 if here else 0
+
+
+def decide(wish: Wish, workloads: Sequence[Workload], pods: Sequence[Pod]) -> tuple[Write, ...]:
+    """Everything to write now; carried out, the next answer is empty until something changes."""
+    used = frozenset(p.index for p in pods if p.lingers or not p.terminal)
+    started = frozenset(p.index for p in pods if p.started or p.terminal)
+    scene = _Scene(wish, sorted(workloads, key=lambda w: (w.first, w.name)), used, started)
+    if wish.ended is not None:
+        return tuple(_end(scene, *wish.ended))
+    if wish.asks is None:
+        return tuple(_let_go(scene))
+    base = find_base(scene.workloads)
+    may_run = base is not None and base.may_run
+    return (*_let_go(scene), *_give_back(scene, base, may_run=may_run), *_ask(scene, may_run=may_run))
+
+
+def _end(scene: _Scene, has_succeeded: bool, message: str) -> Iterator[Write]:
+    """A job that has finished: its Workloads have too, when its last pod is gone."""
+    for workload in scene.workloads:
+        if scene.uses(workload):
+            continue
+        if workload.is_finished or workload.is_deleting:
+            if workload.is_held:
+                yield LetGo(workload)
+        else:
+            yield Set(workload, (("Finished", True, "Succeeded" if has_succeeded else "Failed", message),))
+
+
+def _let_go(scene: _Scene) -> Iterator[Write]:
+    for workload in scene.workloads:
+        if workload.is_deleting and workload.is_held and not scene.uses(workload):
+            yield LetGo(workload)
+
+
+def _give_back(scene: _Scene, base: Workload | None, *, may_run: bool) -> Iterator[Write]:
+    wish = scene.wish
+    for workload in scene.workloads:
+        if workload.is_deleting:
+            continue
+        uses = scene.uses(workload)
+        is_base = workload is base
+        wanted = wish.asks or 0
+        if not is_base and not may_run:
+            wanted = 0
+        keep = max(uses, min(wanted - workload.first, len(workload.covered)))
+        is_stale = not workload.reserves and _is_stale(wish, workload, is_base=is_base)
+        is_useless = workload.reserves and not is_base and _is_stale(wish, workload, is_base=False)
+        if not uses and (keep <= 0 or is_stale or is_useless or workload.is_finished):
+            yield Delete(workload)
+        elif workload.evicted and workload.reserves:
+            if not uses:
+                yield _release(workload)
+        elif keep < len(workload.covered) and (wish.asks or not is_base):
+            yield Set(workload, reclaimed=workload.count - keep) if workload.reserves else Delete(workload)
+        elif workload.may_run and wish.asks:
+            yield from _tell_ready(scene, workload)
+
+
+def _is_stale(wish: Wish, workload: Workload, *, is_base: bool) -> bool:
+    """Whether it asks for something else than a new one would."""
+    spec = wish.spec
+    if spec is None:
+        return False
+    if is_base and workload.count != spec.min_replicas:
+        return True
+    return workload.template_hash != spec.template_hash or workload.queue != wish.queue
+
+
+def _release(workload: Workload) -> Write:
+    reason = workload.evicted
+    again = reason in ("Preempted", "NodeFailures")
+    message = str(workload.condition("Evicted").get("message", ""))
+    return Set(
+        workload,
+        (
+            ("QuotaReserved", False, "Pending", message),
+            ("Admitted", False, "NoReservation", "The workload has no reservation"),
+            ("Requeued", again, reason, message),
+        ),
+        is_released=True,
+    )
+
+
+def _tell_ready(scene: _Scene, workload: Workload) -> Iterator[Write]:
+    """PodsReady, written only where it changes."""
+    is_ready = all(index in scene.started for index in workload.covered)
+    before = workload.condition("PodsReady")
+    if before and (before.get("status") == "True") == is_ready:
+        return
+    again = str(before.get("reason", "")) in ("Started", "WaitForRecovery", "Recovered")
+    if is_ready:
+        reason, message = ("Recovered" if again else "Started"), "All pods have started"
+    else:
+        reason, message = ("WaitForRecovery" if again else "WaitForStart"), "Not all pods have started"
+    yield Set(workload, (("PodsReady", is_ready, reason, message),))
+
+
+def _ask(scene: _Scene, *, may_run: bool) -> Iterator[Write]:
+    """Workloads for what no other one covers; only the base until that is admitted."""
+    spec, asks = scene.wish.spec, scene.wish.asks
+    if spec is None or not asks:
+        return
+    if not any(w.first == 0 for w in scene.workloads):
+        yield Create(0, spec.min_replicas)
+    if not may_run:
+        return
+    covered = {i for w in scene.workloads for i in (range(w.first, w.first + w.count) if w.is_deleting else w.covered)}
+    at = 0
+    while at < asks:
+        if at in covered:
+            at += 1
+            continue
+        size = find_next_size(spec, at)
+        last = next((i for i in range(at, min(asks, size)) if i in covered), min(asks, size))
+        yield Create(at, last - at)
+        at = last
+
+
+def find_next_size(spec: api.Spec, size: int) -> int:
+    """The legal size that an increment from this one leads to; sizes of spares are all legal."""
+    least = size + max(1, -(-(spec.max_replicas - spec.min_replicas) // MOST_INCREMENTS))
+    values = spec.elastic_policy.replica_discrete_values
+    if values:
+        return min((v for v in values if v >= least), default=least)
+    step, low = spec.elastic_policy.replica_increment_step or 1, spec.min_replicas
+    return low + -(-max(0, least - low) // step) * step

@@ -1,0 +1,268 @@
+"""Puts Kueue and the passes of a job together: what is admitted goes in, what to ask for comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names as ours
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.apply import manifests as objects
+from elasticjob_operator.apply import refusals
+from elasticjob_operator.integrations.kueue import asking, manifests, names
+from elasticjob_operator.integrations.kueue.asking import Create, Delete, LetGo, Set, Wish, Write
+from elasticjob_operator.integrations.kueue.manifests import Priority
+from elasticjob_operator.integrations.kueue.quota import read_quota
+from elasticjob_operator.integrations.kueue.store import Store
+from elasticjob_operator.integrations.kueue.values import Workload
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.fair_queue import Urgency
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.watch import Watch
+from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.model.quota import Quota
+from elasticjob_operator.plan.values import Plan
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import MERGE_PATCH, path_of
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0  # between two looks whether Kueue is served by now
+RETRY_SECONDS = 10.0  # after the API server has refused a Workload
+SELECTOR = f"{ours.LABEL_APP}={ours.LABEL_APP_VALUE}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """What the API server said of a Workload of this job: (reason, message), and when it is tried again."""
+
+    uid: str
+    why: tuple[str, str]
+    until: float
+
+
+class Kueue:
+    """Jobs with the label of a queue, for one replica of the operator."""
+
+    def __init__(
+        self,
+        api: Api,
+        namespaces: Sequence[str],
+        intake: Intake,
+        *,
+        wake: Callable[[JobKey], None],
+        wake_all: Callable[[], None],
+        settings: Callable[[], objects.Settings],
+    ) -> None:
+        self._api = api
+        self._namespaces = namespaces or ("",)
+        self._intake = intake
+        self._wake_all = wake_all
+        self.store = Store(wake)
+        self.settings = settings
+        self.has_looked = asyncio.Event()  # it is known what there is, or that it cannot be known now
+        self._missing = "the operator has not looked yet"  # why there is no Kueue; "" where there is one
+        self._refused: dict[JobKey, _Refused] = {}
+
+    # Watching.
+
+    async def run(self) -> None:
+        """Follows Workloads and flavors for ever, from when they are served."""
+        while True:
+            self._missing = await self._find_missing()
+            if not self._missing:
+                await self._follow()
+                self._missing = self._missing or "its kinds are not served any more"
+            self.has_looked.set()
+            logger.warning("Kueue: %s", self._missing)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _find_missing(self) -> str:
+        groups = await self._api.request("GET", "/apis")
+        served = next((g["versions"] for g in groups.get("groups", ()) if g["name"] == names.GROUP), None)
+        if served is None:
+            return f"{names.GROUP} is not served: install Kueue, or take the label {names.LABEL_QUEUE} off"
+        versions = [v["version"] for v in served]
+        if names.VERSION not in versions:
+            return f"{names.GROUP} is served as {', '.join(versions)}; this operator knows {names.VERSION}"
+        return ""
+
+    async def _follow(self) -> None:
+        watches = [
+            Watch(
+                self._api,
+                path_of(names.API_VERSION, "workloads", namespace),
+                replace=functools.partial(self.store.replace_workloads, namespace=namespace),
+                apply=self.store.apply_workload,
+                selector=SELECTOR,
+                required=False,
+                intake=self._intake,
+            )
+            for namespace in self._namespaces
+        ]
+        watches.append(
+            Watch(
+                self._api,
+                path_of(names.API_VERSION, "resourceflavors"),
+                replace=self.store.replace_flavors,
+                apply=self.store.apply_flavor,
+                required=False,
+                intake=self._intake,
+            )
+        )
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(watch.run()) for watch in watches]
+            await asyncio.gather(*(w.synced.wait() for w in watches))
+            self.has_looked.set()
+            self._wake_all()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # one may not be seen, or is served no more
+            forbidden = ", ".join(w.path for w in watches if w.forbidden)
+            self._missing = f"{forbidden} cannot be seen: install the operator's chart with integrations.kueue=true"
+            for task in tasks:
+                task.cancel()
+
+    # What a pass asks before it plans.
+
+    def see(self, job: Job) -> Quota | None:
+        """What is admitted of a job; None for one without a queue."""
+        if job.spec is None or job.status.finished or not self._is_ours(job.spec):
+            return None
+        workloads = self.store.workloads(job)
+        queue = self._queue_of(job, workloads)
+        if not queue:
+            return None
+        if self._missing:
+            # A job that trains is left alone: what it was admitted for is not known now, and not taken back either.
+            return Quota(False, "KueueNotServed", self._missing) if job.status.is_fresh else None
+        quota = read_quota(workloads, self.store.flavors, job.spec.template_hash, queue)
+        refused = self._refused.get(job.key)
+        if refused is not None and refused.uid == job.uid and not quota.is_admitted:
+            return Quota(False, *refused.why)
+        return quota
+
+    @staticmethod
+    def _is_ours(spec: api.Spec) -> bool:
+        return spec.manager in ("", ours.MANAGED_BY)
+
+    @staticmethod
+    def _queue_of(job: Job, workloads: Sequence[Workload]) -> str:
+        """The queue of a job. One that holds quota stays in its queue until it is suspended."""
+        holding = next((w.queue for w in workloads if w.first == 0 and w.reserves and not w.is_finished), "")
+        return holding or job.labels.get(names.LABEL_QUEUE, "")
+
+    # What a pass does after it has planned.
+
+    async def settle(self, job: Job, pods: Sequence[Pod], made: Plan, now: float) -> float | None:
+        """Asks for quota and gives it back; returns when to have another pass. Raises ApiError."""
+        await self._let_go_left_over(job.key, job.uid, pods)
+        workloads = self.store.workloads(job)
+        queue = self._queue_of(job, workloads)
+        if self._missing or not (queue or workloads) or (job.spec is not None and not self._is_ours(job.spec)):
+            return None
+        refused = self._refused.get(job.key)
+        is_held = refused is not None and refused.uid == job.uid and now < refused.until
+        ours_now = [p for p in pods if p.job_uid == job.uid]
+        for write in asking.decide(_wish(job, queue, made), workloads, ours_now):
+            if is_held and isinstance(write, Create):
+                continue
+            problem = await self._carry_out(job, queue, write, now)
+            if problem is not None:
+                is_new = refused is None or refused.why != problem
+                self._refused[job.key] = _Refused(job.uid, problem, now + RETRY_SECONDS)
+                return now if is_new else now + RETRY_SECONDS
+            if isinstance(write, Create):
+                self._refused.pop(job.key, None)
+        return refused.until if is_held and refused is not None else None
+
+    async def forget(self, key: JobKey, pods: Sequence[Pod]) -> None:
+        """A job that is gone: its Workloads go when its pods have."""
+        self._refused.pop(key, None)
+        await self._let_go_left_over(key, "", pods)
+
+    async def _let_go_left_over(self, key: JobKey, uid: str, pods: Sequence[Pod]) -> None:
+        for workload in self.store.left_over(key, uid):
+            theirs = [p for p in pods if p.job_uid == workload.job_uid]
+            for write in asking.decide(Wish(None, ""), [workload], theirs):
+                if isinstance(write, LetGo):
+                    await self._patch(key[0], workload, manifests.build_let_go(workload))
+
+    async def _carry_out(self, job: Job, queue: str, write: Write, now: float) -> tuple[str, str] | None:
+        """(reason, message) where the API server will not have it."""
+        match write:
+            case Create():
+                return await self._create(job, queue, write)
+            case Delete(workload):
+                await self._delete(job.namespace, workload)
+            case LetGo(workload):
+                await self._patch(job.namespace, workload, manifests.build_let_go(workload))
+            case Set(workload):
+                await self._patch(job.namespace, workload, manifests.build_status_patch(write, now), "status")
+        return None
+
+    async def _create(self, job: Job, queue: str, new: Create) -> tuple[str, str] | None:
+        assert job.spec is not None, "quota is asked for valid jobs only"
+        try:
+            priority = await self._find_priority(job, job.spec, new)
+            body = manifests.build_workload(job, job.spec, new, queue, self.settings(), priority)
+            path = path_of(names.API_VERSION, "workloads", job.namespace)
+            raw = await self._api.request("POST", path, body, job=job.name)
+        except ApiError as error:
+            if not refusals.is_refusal(error) and error.status not in (404, 409):
+                raise
+            return "WorkloadRefused", f"no quota can be asked for: {error}"
+        self.store.put_workload(raw)
+        return None
+
+    async def _find_priority(self, job: Job, spec: api.Spec, new: Create) -> Priority | None:
+        """The class of the job's label, or that of its pods; increments may have one of their own."""
+        name = job.labels.get(names.LABEL_PRIORITY, "")
+        if new.first:
+            name = job.annotations.get(names.ANNOTATION_GROWTH_PRIORITY, name)
+        if name:
+            path = path_of(names.API_VERSION, "workloadpriorityclasses", name=name)
+            return Priority(names.GROUP, name, int((await self._api.request("GET", path))["value"]))
+        name = str(spec.template["spec"].get("priorityClassName") or "")
+        if not name:
+            return None
+        path = path_of("scheduling.k8s.io/v1", "priorityclasses", name=name)
+        return Priority("scheduling.k8s.io", name, int((await self._api.request("GET", path))["value"]))
+
+    async def _delete(self, namespace: str, workload: Workload) -> None:
+        path = path_of(names.API_VERSION, "workloads", namespace, workload.name)
+        body = {"preconditions": {"uid": workload.uid}}
+        raw = await self._unless_stale(self._api.request("DELETE", path, body, job=workload.job))
+        if raw is not None and raw.get("kind") == "Workload":
+            self.store.put_workload(raw)
+
+    async def _patch(self, namespace: str, workload: Workload, body: dict[str, Any], sub: str = "") -> None:
+        path = path_of(names.API_VERSION, "workloads", namespace, workload.name, sub)
+        call = self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=workload.job)
+        raw = await self._unless_stale(call)
+        if raw is None:
+            return
+        if raw["metadata"].get("deletionTimestamp") and not raw["metadata"].get("finalizers"):
+            self.store.drop_workload(namespace, workload.name, workload.uid)
+        else:
+            self.store.put_workload(raw)
+
+    async def _unless_stale(self, call: Awaitable[Any]) -> Any:
+        """The watch tells what has changed in between, and then the job has another pass."""
+        try:
+            return await call
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            return None
+
+
+def _wish(job: Job, queue: str, made: Plan) -> Wish:
+    status = made.status
+    if not status.finished:
+        return Wish(job.spec, queue, made.asks if queue else 0)
+    last = status.condition("Complete") if status.is_true("Complete") else status.condition("Failed")
+    return Wish(job.spec, queue, ended=(status.is_true("Complete"), last.message if last else ""))

@@ -1,0 +1,120 @@
+"""The objects and patches that are sent to the API server. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names as ours
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.integrations.kueue import names
+from elasticjob_operator.integrations.kueue.asking import Create, Set
+from elasticjob_operator.integrations.kueue.values import Workload
+from elasticjob_operator.model.observe import Job, format_time
+from elasticjob_operator.plan.values import NewPod
+
+Object = dict[str, Any]
+MOST_TEXT = 32 * 1024  # characters of a condition's message
+_OF_CONTAINERS = ("name", "image", "resources", "restartPolicy", "ports")
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """The class that orders a Workload, with the number that it stands for."""
+
+    group: str
+    name: str
+    value: int
+
+
+def workload_name(job: Job, first: int) -> str:
+    return f"{job.name}-{job.uid[:8]}-{first}"
+
+
+def build_workload(
+    job: Job, spec: api.Spec, new: Create, queue: str, settings: manifests.Settings, priority: Priority | None
+) -> Object:
+    """The Workload for pods with the indices from `new.first` on."""
+    described = manifests.metadata(job, workload_name(job, new.first))
+    described["labels"][names.LABEL_JOB_UID] = job.uid
+    described["annotations"] = {
+        names.ANNOTATION_FIRST: str(new.first),
+        names.ANNOTATION_TEMPLATE: spec.template_hash,
+    }
+    described["finalizers"] = [names.FINALIZER]
+    pod_set: Object = {"name": names.POD_SET, "count": new.count, "template": build_template(job, spec, settings)}
+    topology = find_topology(spec)
+    if topology:
+        pod_set["topologyRequest"] = topology
+    body: Object = {"queueName": queue, "podSets": [pod_set]}
+    if priority is not None:
+        kind = "PriorityClass" if priority.group == "scheduling.k8s.io" else "WorkloadPriorityClass"
+        body["priorityClassRef"] = {"group": priority.group, "kind": kind, "name": priority.name}
+        body["priority"] = priority.value
+    return {"apiVersion": names.API_VERSION, "kind": "Workload", "metadata": described, "spec": body}
+
+
+def build_template(job: Job, spec: api.Spec, settings: manifests.Settings) -> Object:
+    """The pod as far as it matters for its admission: a job may have many Workloads, and a large template."""
+    pod = manifests.build_pod(job, spec, NewPod(0), settings)
+    body = {k: v for k, v in pod["spec"].items() if k not in ("hostname", "subdomain", "volumes")}
+    for key in ("containers", "initContainers"):
+        if body.get(key):
+            body[key] = [{k: c[k] for k in _OF_CONTAINERS if k in c} for c in body[key]]
+    theirs = spec.template.get("metadata") or {}
+    described = {key: theirs[key] for key in ("labels", "annotations") if theirs.get(key)}
+    return {"metadata": described, "spec": body}
+
+
+def find_topology(spec: api.Spec) -> Object:
+    """The topology request that the template's annotations make."""
+    annotations = (spec.template.get("metadata") or {}).get("annotations") or {}
+    found: Object = {}
+    for annotation, name in names.TOPOLOGY_REQUESTS.items():
+        value = annotations.get(annotation)
+        if value is None:
+            continue
+        if name == "unconstrained":
+            found[name] = value == "true"
+        elif name == "podSetSliceSize":
+            found[name] = int(value) if str(value).isdecimal() else 0
+        else:
+            found[name] = value
+    return {**found, "podIndexLabel": ours.LABEL_INDEX} if found else {}
+
+
+def build_status_patch(change: Set, now: float) -> Object:
+    """A merge patch of the status; the version makes sure that nobody's condition is lost."""
+    workload = change.workload
+    status: Object = {}
+    if change.conditions:
+        status["conditions"] = _with_conditions(workload, change, format_time(now)[:19] + "Z")
+    if change.reclaimed is not None:
+        status["reclaimablePods"] = [{"name": names.POD_SET, "count": change.reclaimed}]
+    if change.is_released:
+        status |= {"admission": None, "reclaimablePods": None}
+    return {"metadata": {"uid": workload.uid, "resourceVersion": workload.version}, "status": status}
+
+
+def _with_conditions(workload: Workload, change: Set, when: str) -> list[Mapping[str, Any]]:
+    found = {c["type"]: c for c in workload.conditions}
+    for type, truth, reason, message in change.conditions:
+        status = "True" if truth else "False"
+        before = found.get(type, {})
+        found[type] = {
+            "type": type,
+            "status": status,
+            "reason": reason,
+            "message": message[:MOST_TEXT] or reason,  # old API servers take an empty text for null
+            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == status else when,
+            "observedGeneration": workload.generation,
+        }
+    return list(found.values())
+
+
+def build_let_go(workload: Workload) -> Object:
+    """A merge patch that takes our finalizer off."""
+    rest = [f for f in workload.finalizers if f != names.FINALIZER]
+    return {"metadata": {"uid": workload.uid, "resourceVersion": workload.version, "finalizers": rest}}

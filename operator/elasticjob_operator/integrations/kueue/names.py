@@ -1,0 +1,38 @@
+"""Every name that Kueue gives to something."""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "kueue.x-k8s.io"
+VERSION: Final = "v1beta2"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+MULTIKUEUE: Final = f"{GROUP}/multikueue"
+
+# Labels and annotations of a job.
+LABEL_QUEUE: Final = f"{GROUP}/queue-name"
+LABEL_PRIORITY: Final = f"{GROUP}/priority-class"
+ANNOTATION_GROWTH_PRIORITY: Final = "elasticjob.dev/growth-priority-class"  # ours: of what is above minReplicas
+
+# Of a Workload.
+FINALIZER: Final = f"{GROUP}/resource-in-use"
+LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
+ANNOTATION_FIRST: Final = "elasticjob.dev/first-index"  # ours: of the pods that it covers
+ANNOTATION_TEMPLATE: Final = "elasticjob.dev/template-hash"
+POD_SET: Final = "workers"
+
+# Of a pod, or of a job's template.
+LABEL_POD_SET: Final = f"{GROUP}/podset"
+LABEL_CLUSTER_QUEUE: Final = f"{GROUP}/cluster-queue-name"
+LABEL_LOCAL_QUEUE: Final = f"{GROUP}/local-queue-name"
+ANNOTATION_WORKLOAD: Final = f"{GROUP}/workload"
+ANNOTATION_OFFSET: Final = f"{GROUP}/pod-index-offset"
+ANNOTATION_UNCONSTRAINED: Final = f"{GROUP}/podset-unconstrained-topology"
+TOPOLOGY_GATE: Final = f"{GROUP}/topology"
+TOPOLOGY_REQUESTS: Final = {  # annotation of the template → field of the request
+    f"{GROUP}/podset-required-topology": "required",
+    f"{GROUP}/podset-preferred-topology": "preferred",
+    ANNOTATION_UNCONSTRAINED: "unconstrained",
+    f"{GROUP}/podset-slice-required-topology": "podSetSliceRequiredTopology",
+    f"{GROUP}/podset-slice-size": "podSetSliceSize",
+}

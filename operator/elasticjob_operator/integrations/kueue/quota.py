@@ -1,0 +1,94 @@
+"""What Kueue has admitted of a job: its Workloads → a `Quota`. Pure.
+
+The Workload with the first index is the base: without it nothing runs. The others are increments, and each of them can
+be taken back alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from elasticjob_operator.integrations.kueue import names
+from elasticjob_operator.integrations.kueue.values import Flavor, Grant, Workload
+from elasticjob_operator.model.quota import Placement, Quota, Share
+
+WAITING = "the queue has not decided yet"
+
+
+def read_quota(workloads: Iterable[Workload], flavors: Mapping[str, Flavor], template_hash: str, queue: str) -> Quota:
+    """The quota of a job that is in this queue, and what to tell about it."""
+    of_job = sorted(workloads, key=lambda w: w.first)
+    base = find_base(of_job)
+    if base is None:
+        return Quota(False, "Pending", f"LocalQueue {queue}: {WAITING}")
+    if not base.may_run:
+        return Quota(False, *_tell_waiting(base))
+    admitted = [w for w in of_job if w.may_run]
+    shares = tuple(
+        Share(
+            w.covered.start, len(w.covered), _find_placement(w, flavors) if w.template_hash == template_hash else None
+        )
+        for w in admitted
+    )
+    return Quota(True, "Admitted", _tell_admitted(of_job, admitted), shares)
+
+
+def find_base(workloads: Sequence[Workload]) -> Workload | None:
+    """The one that covers the first pod and is not on its way out."""
+    return next((w for w in workloads if w.first == 0 and not w.is_deleting), None)
+
+
+def _tell_waiting(base: Workload) -> tuple[str, str]:
+    """(reason, message) of a base that is not admitted."""
+    message = base.message or WAITING
+    if not base.is_active:
+        return "Deactivated", f"Workload {base.name} is not active: set its spec.active to true to queue it again"
+    if base.evicted and base.reserves:
+        return "Evicted", message
+    if "doesn't exist" in message:
+        return "QueueNotFound", f"{message}: create it, or change the job's label {names.LABEL_QUEUE}"
+    if "maximum capacity" in message:
+        return "QuotaTooSmall", f"{message}: lower minReplicas or its resources, or ask for another queue"
+    return "Pending", f"LocalQueue {base.queue}: {message}"
+
+
+def _tell_admitted(of_job: Sequence[Workload], admitted: Sequence[Workload]) -> str:
+    cluster_queue = admitted[0].grant.cluster_queue if admitted[0].grant else ""
+    pods = sum(len(w.covered) for w in admitted)
+    waiting = [w for w in of_job if w not in admitted and not (w.is_deleting or w.is_finished)]
+    told = f"ClusterQueue {cluster_queue} has admitted {pods} pods"
+    if not waiting:
+        return told
+    more = sum(w.count for w in waiting)
+    return f"{told}; {more} more wait: {waiting[0].message or WAITING}"
+
+
+def _find_placement(workload: Workload, flavors: Mapping[str, Flavor]) -> Placement | None:
+    """What its pods carry; None while a flavor of it is not known."""
+    grant = workload.grant or Grant("")
+    if any(name not in flavors for name in grant.flavors):
+        return None
+    labels = {
+        names.LABEL_POD_SET: names.POD_SET,
+        names.LABEL_LOCAL_QUEUE: workload.queue,
+        names.LABEL_CLUSTER_QUEUE: grant.cluster_queue,
+    }
+    annotations = {names.ANNOTATION_WORKLOAD: workload.name}
+    selector: dict[str, str] = {}
+    tolerations: list[Mapping[str, object]] = []
+    for flavor in (flavors[name] for name in grant.flavors):
+        selector |= flavor.node_labels
+        tolerations += flavor.tolerations
+    for update in grant.updates:
+        labels |= update.get("labels") or {}
+        annotations |= update.get("annotations") or {}
+        selector |= update.get("nodeSelector") or {}
+        tolerations += update.get("tolerations") or ()
+    if grant.has_topology:
+        # Kueue takes the gates off in the order of the indices, counted from the first one of this Workload.
+        annotations[names.ANNOTATION_OFFSET] = str(workload.first)
+        if not {"required", "preferred", "unconstrained"} & (workload.topology or {}).keys():
+            annotations[names.ANNOTATION_UNCONSTRAINED] = "true"
+    gates = (names.TOPOLOGY_GATE,) if grant.has_topology else ()
+    fitting = {key: value for key, value in labels.items() if value and len(value) <= 63}
+    return Placement(fitting, annotations, selector, tuple(tolerations), gates)

@@ -1,0 +1,89 @@
+"""What the watches have told of Workloads and flavors, kept in step with our own writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.integrations.kueue.values import Flavor, Workload, observe_flavor, observe_workload
+from elasticjob_operator.kube.cache import is_older
+from elasticjob_operator.model.observe import Job
+
+Raw = Mapping[str, Any]
+
+
+class Store:
+    """`wake` is called with the key of every job that something changed for."""
+
+    def __init__(self, wake: Callable[[JobKey], None]) -> None:
+        self._wake = wake
+        self._workloads: dict[JobKey, dict[str, Workload]] = {}  # by name
+        self.flavors: dict[str, Flavor] = {}
+
+    def put_workload(self, raw: Raw) -> None:
+        """As a watch or the answer to a write tells it."""
+        workload = observe_workload(raw)
+        if workload is None:
+            return
+        namespace = raw["metadata"]["namespace"]
+        key = (namespace, workload.job)
+        known = self._workloads.setdefault(key, {})
+        before = known.get(workload.name)
+        if before is not None and (before.version == workload.version or is_older(workload.version, before.version)):
+            return
+        known[workload.name] = workload
+        self._wake(key)
+
+    def drop_workload(self, namespace: str, name: str, uid: str) -> None:
+        for key, known in list(self._workloads.items()):
+            if key[0] == namespace and name in known and known[name].uid == uid:
+                del known[name]
+                if not known:
+                    del self._workloads[key]
+                self._wake(key)
+
+    def apply_workload(self, event: str, raw: Raw) -> None:
+        if event == "DELETED":
+            metadata = raw["metadata"]
+            self.drop_workload(metadata["namespace"], metadata["name"], metadata["uid"])
+        else:
+            self.put_workload(raw)
+
+    def replace_workloads(self, items: list[Raw], namespace: str = "") -> None:
+        listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in items}
+        newest = max((int(v) for i in items if (v := i["metadata"].get("resourceVersion", "")).isdecimal()), default=0)
+        for key, known in list(self._workloads.items()):
+            if namespace and key[0] != namespace:
+                continue
+            for workload in list(known.values()):
+                if (key[0], workload.name) not in listed and not is_older(str(newest), workload.version):
+                    self.drop_workload(key[0], workload.name, workload.uid)
+
+    def workloads(self, job: Job) -> tuple[Workload, ...]:
+        """Those of this very job, and not of a predecessor of its name."""
+        return tuple(w for w in self._workloads.get(job.key, {}).values() if w.job_uid == job.uid)
+
+    def left_over(self, key: JobKey, uid: str = "") -> tuple[Workload, ...]:
+        """Those of jobs of this name that are gone; `uid` is the one that is there."""
+        return tuple(w for w in self._workloads.get(key, {}).values() if w.job_uid != uid)
+
+    def apply_flavor(self, event: str, raw: Raw) -> None:
+        name = raw["metadata"]["name"]
+        if event == "DELETED":
+            changed = self.flavors.pop(name, None) is not None
+        else:
+            flavor = observe_flavor(raw)
+            changed = self.flavors.get(name) != flavor
+            self.flavors[name] = flavor
+        if changed:
+            self._wake_all()
+
+    def replace_flavors(self, items: list[Raw]) -> None:
+        listed = {item["metadata"]["name"] for item in items}
+        for name in [n for n in self.flavors if n not in listed]:
+            del self.flavors[name]
+
+    def _wake_all(self) -> None:
+        for key in list(self._workloads):
+            self._wake(key)

@@ -1,0 +1,142 @@
+"""Workloads and flavors as the API server sends them → frozen values. Nothing here raises for what an object holds
+where it matters: one that cannot be read is left out by whoever calls. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticjob_operator.integrations.kueue import names
+from elasticjob_operator.model import ownership
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """A ResourceFlavor: what pods need to run on its nodes."""
+
+    node_labels: Mapping[str, str]
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an admission says about the pods: which flavors they use, and what admission checks have added."""
+
+    cluster_queue: str
+    flavors: tuple[str, ...] = ()
+    has_topology: bool = False
+    updates: tuple[Raw, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One that this operator has made for a job: quota for `count` pods with the indices from `first` on."""
+
+    name: str
+    uid: str
+    version: str
+    job: str
+    job_uid: str
+    first: int
+    count: int
+    queue: str = ""
+    template_hash: str = ""
+    reclaimed: int = 0  # pods, the last ones, whose quota was given back
+    reserves: bool = False  # it holds quota
+    is_admitted: bool = False  # pods may run
+    evicted: str = ""  # why it has to give its quota back: reason
+    is_finished: bool = False
+    is_active: bool = True
+    is_deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+    message: str = ""  # what Kueue says about it
+    grant: Grant | None = None
+    topology: Raw | None = None  # its request
+    generation: int = 0
+    conditions: tuple[Raw, ...] = field(default=(), compare=False)
+
+    @property
+    def covered(self) -> range:
+        """The indices that it has quota for, once it is admitted."""
+        return range(self.first, self.first + max(0, self.count - self.reclaimed))
+
+    @property
+    def may_run(self) -> bool:
+        return self.is_admitted and not self.evicted and self.is_active and not (self.is_finished or self.is_deleting)
+
+    @property
+    def is_held(self) -> bool:
+        """Our finalizer keeps it, and with it its quota, from being gone."""
+        return names.FINALIZER in self.finalizers
+
+    def condition(self, type: str) -> Raw:
+        return next((c for c in self.conditions if c.get("type") == type), {})
+
+    def is_true(self, type: str) -> bool:
+        return self.condition(type).get("status") == "True"
+
+
+def observe_flavor(raw: Raw) -> Flavor:
+    spec = raw.get("spec") or {}
+    return Flavor(dict(spec.get("nodeLabels") or {}), tuple(spec.get("tolerations") or ()))
+
+
+def observe_workload(raw: Raw) -> Workload | None:
+    """A Workload of one of our jobs; None where it is somebody else's."""
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    job, job_uid = ownership.owner_of(metadata)
+    annotations = metadata.get("annotations") or {}
+    first = str(annotations.get(names.ANNOTATION_FIRST, ""))
+    if not job_uid or not first.isdecimal():
+        return None
+    (pod_set, *_) = spec.get("podSets") or [{}]
+    conditions = tuple(status.get("conditions") or ())
+    true = {c["type"] for c in conditions if c.get("status") == "True"}
+    said = {c["type"]: c for c in conditions}
+    reclaimed = next((r["count"] for r in status.get("reclaimablePods") or () if r.get("name") == names.POD_SET), 0)
+    return Workload(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        version=str(metadata.get("resourceVersion", "")),
+        job=job,
+        job_uid=job_uid,
+        first=int(first),
+        count=int(pod_set.get("count", 1)),
+        queue=str(spec.get("queueName", "")),
+        template_hash=str(annotations.get(names.ANNOTATION_TEMPLATE, "")),
+        reclaimed=int(reclaimed),
+        reserves="QuotaReserved" in true,
+        is_admitted="Admitted" in true,
+        evicted=str(said["Evicted"].get("reason", "Evicted")) if "Evicted" in true else "",
+        is_finished="Finished" in true,
+        is_active=spec.get("active") is not False,
+        is_deleting=metadata.get("deletionTimestamp") is not None,
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        message=str((said["Evicted"] if "Evicted" in true else said.get("QuotaReserved", {})).get("message", "")),
+        grant=_observe_grant(status),
+        topology=pod_set.get("topologyRequest"),
+        generation=int(metadata.get("generation", 0)),
+        conditions=conditions,
+    )
+
+
+def _observe_grant(status: Raw) -> Grant | None:
+    admission = status.get("admission")
+    if not admission:
+        return None
+    (assignment, *_) = admission.get("podSetAssignments") or [{}]
+    updates = [
+        update
+        for check in status.get("admissionChecks") or ()
+        for update in check.get("podSetUpdates") or ()
+        if update.get("name") == names.POD_SET
+    ]
+    return Grant(
+        cluster_queue=str(admission.get("clusterQueue", "")),
+        flavors=tuple(sorted(set((assignment.get("flavors") or {}).values()))),
+        has_topology=bool(assignment.get("topologyAssignment")),
+        updates=tuple(updates),
+    )

@@ -1,0 +1,127 @@
+"""What a pass decides for a job that is in a queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.builders import make_agent, make_job, make_pod, make_spec, make_world
+from controller.plan.test_plan import condition, see, started
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.names import Cause
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.model.quota import Placement, Quota, Share
+from elasticjob_operator.plan.plan import NewPod, Plan, plan
+
+BASE = Placement({"queue": "a"}, {"workload": "base"}, {"pool": "on-demand"})
+MORE = Placement(
+    {"queue": "a"}, {"workload": "more"}, {"pool": "spot"}, ({"key": "spot", "operator": "Exists"},), ("gate",)
+)
+WAITING = Quota(False, "Pending", "LocalQueue a: no room")
+
+
+def admit(*shares: Share) -> Quota:
+    return Quota(True, "Admitted", "some pods", shares)
+
+
+def running(*indices: int) -> tuple[Job, tuple[Pod, ...], dict[str, object]]:
+    """A job whose world is of these pods."""
+    world = make_world(1, indices)
+    agents = {f"u{i}": make_agent(i, "running", 1) for i in indices}
+    return make_job(status=started(rendezvous=world)), tuple(make_pod(i) for i in indices), {"agents": agents}
+
+
+def test_a_job_that_is_not_admitted_waits_without_pods() -> None:
+    made = plan(see(make_job(), quota=WAITING))
+    assert made.create == ()
+    assert made.asks == 2, "the base, and no more"
+    assert condition(made, "Admitted") == ("False", "Pending", "LocalQueue a: no room")
+    assert condition(made, "Suspended")[:2] == ("True", "Queued")
+    assert made.status.phase is api.Phase.SUSPENDED
+    assert [e.reason for e in made.events if e.warning] == []
+
+
+def test_what_only_a_person_can_mend_is_a_warning_once() -> None:
+    quota = Quota(False, "QueueNotFound", "LocalQueue a doesn't exist")
+    made = plan(see(make_job(), quota=quota))
+    assert [e.reason for e in made.events if e.warning] == ["QueueNotFound"]
+    again = plan(see(make_job(status=made.status), quota=quota))
+    assert again.events == ()
+
+
+def test_an_admitted_job_makes_the_pods_that_have_quota() -> None:
+    made = plan(see(make_job(), quota=admit(Share(0, 2, BASE), Share(2, 1, MORE))))
+    assert made.create == (NewPod(0, (), BASE), NewPod(1, (), BASE), NewPod(2, (), MORE))
+    assert made.asks == 4
+    assert condition(made, "Admitted")[:2] == ("True", "Admitted")
+
+
+def test_pods_are_placed_where_their_quota_is() -> None:
+    template = {"spec": {"containers": [{"name": "worker"}], "nodeSelector": {"zone": "b"}}}
+    job = make_job(make_spec(template=template))
+    assert job.spec is not None
+    pod = manifests.build_pod(job, job.spec, NewPod(2, (), MORE), manifests.Settings(hub_url="ws://hub:1"))
+    assert pod["spec"]["nodeSelector"] == {"zone": "b", "pool": "spot"}
+    assert pod["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    assert pod["spec"]["schedulingGates"] == [{"name": "gate"}]
+    assert pod["metadata"]["labels"]["queue"] == "a"
+    assert pod["metadata"]["annotations"]["workload"] == "more"
+
+
+def test_pods_without_quota_leave_announced() -> None:
+    job, pods, agents = running(0, 1, 2)
+    made = plan(see(job, pods, quota=admit(Share(0, 2, BASE)), **agents))
+    assert made.delete == (), "the members save first"
+    assert {type(d) for d in made.directives.values()} == {wire.Regroup}
+    assert {m.uid: m.leaving for m in made.status.rendezvous.members} == {"u0": None, "u1": None, "u2": Cause.QUOTA}
+
+
+def test_the_pods_that_leave_are_those_of_the_quota_that_went() -> None:
+    job, pods, agents = running(0, 1, 2, 3)
+    made = plan(see(job, pods, quota=admit(Share(0, 2, BASE), Share(3, 1, MORE)), **agents))
+    assert [m.uid for m in made.status.rendezvous.members if m.leaving] == ["u2"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param((make_pod(0), make_pod(1, deleting=2e6)), (), id="a pod that goes holds its quota"),
+        pytest.param((make_pod(0),), (1,), id="until it is gone"),
+        pytest.param((make_pod(0), make_pod(1, "Failed")), (), id="as one that has failed holds its name"),
+    ],
+)
+def test_a_replacement_waits_for_what_it_replaces(pods: tuple[Pod, ...], expected: tuple[int, ...]) -> None:
+    made = plan(see(make_job(status=started()), pods, quota=admit(Share(0, 2, BASE))))
+    assert tuple(new.index for new in made.create) == expected
+
+
+def test_a_share_may_keep_pods_and_take_no_new_ones() -> None:
+    job, pods, agents = running(0, 1)
+    made = plan(see(job, (pods[0],), quota=admit(Share(0, 2, None)), agents={"u0": agents["agents"]["u0"]}))  # type: ignore[index]
+    assert made.create == ()
+    assert "u0" not in {d.uid for d in made.delete}
+
+
+def test_a_job_that_is_smaller_than_wanted_says_that_it_is_its_queue() -> None:
+    job, pods, agents = running(0, 1)
+    made = plan(see(job, pods, quota=admit(Share(0, 2, BASE)), **agents))
+    assert condition(made, "Degraded")[1:] == (
+        "BelowWanted",
+        "2 of 4 wanted pods train: its queue has admitted 2 pods",
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "asks"),
+    [
+        pytest.param(plan(see(make_job(make_spec(replicas=3)))), 3, id="without a queue: what it has"),
+        pytest.param(plan(see(make_job(make_spec(runPolicy={"suspend": True})), quota=WAITING)), 0, id="suspended"),
+        pytest.param(
+            plan(see(make_job(make_spec(elasticPolicy={"spares": 1})), quota=admit(Share(0, 2, BASE)))), 5, id="spares"
+        ),
+        pytest.param(plan(see(make_job(deleting=True), quota=WAITING)), None, id="being deleted"),
+    ],
+)
+def test_what_a_job_asks_for(made: Plan, asks: int | None) -> None:
+    assert made.asks == asks

@@ -1,0 +1,96 @@
+"""Kueue's own manager as a process beside a devcluster: built elsewhere, from Kueue's repository.
+
+`ELASTICJOB_KUEUE_MANAGER` is the program, `ELASTICJOB_KUEUE_CRDS` the folder with its definitions
+(config/components/crd/bases). Without internal certificates it wants a tls.crt and a tls.key in
+/etc/kueue/metrics/certs and in /tmp/k8s-webhook-server/serving-certs; no webhook of it is installed here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from elasticjob_devcluster import Cluster
+from operator_fixture import wait_for
+
+WANTED = ("ELASTICJOB_KUEUE_MANAGER", "ELASTICJOB_KUEUE_CRDS")
+
+
+def find_missing() -> str:
+    """Why Kueue itself cannot be tried; "" where it can."""
+    missing = [name for name in WANTED if not os.environ.get(name)]
+    return f"set {' and '.join(missing)} to try Kueue itself" if missing else ""
+
+
+class Manager:
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.process: subprocess.Popen[bytes] | None = None
+        self.errors: list[str] = []
+
+    def start(self) -> None:
+        self.cluster.make_namespace("kueue-system")
+        health, webhook = _free_port(), _free_port()
+        config = {
+            "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+            "kind": "Configuration",
+            "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+            "metrics": {"bindAddress": "0"},
+            "webhook": {"port": webhook},
+            "leaderElection": {"leaderElect": False},
+            "internalCertManagement": {"enable": False},
+            "featureGates": {"VisibilityOnDemand": False},
+            "clientConnection": {"qps": 300, "burst": 500},
+            "waitForPodsReady": {"timeout": "10m", "blockAdmission": False},
+            "integrations": {
+                "frameworks": ["batch/job"],
+                "externalFrameworks": ["ElasticJob.v1alpha1.elasticjob.dev"],
+            },
+        }
+        path = self.directory / "kueue.yaml"
+        path.write_text(yaml.safe_dump(config))
+        program = os.environ["ELASTICJOB_KUEUE_MANAGER"]
+        with (self.directory / "kueue.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [program, "--config", str(path), "--zap-log-level", "info"],
+                env={**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "KUEUE_NAMESPACE": "kueue-system"},
+                stdout=log,
+                stderr=log,
+            )
+        wait_for(lambda: self._answers(health), f"Kueue's manager is ready: {self.log[-3000:]}", 120)
+
+    @property
+    def log(self) -> str:
+        path = self.directory / "kueue.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _answers(self, port: int) -> bool:
+        if self.process is not None and self.process.poll() is not None:
+            raise AssertionError(f"Kueue's manager has ended: {self.log[-5000:]}")
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1) as probe:
+                probe.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+                return b" 200 " in probe.recv(200)
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

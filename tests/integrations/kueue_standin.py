@@ -1,0 +1,169 @@
+"""A small stand-in for Kueue's scheduler: the same objects, one flavor, one resource, whole Workloads.
+
+It admits in the order of priority and age, takes quota back from lower priorities where that makes room, and counts
+quota as used until whoever holds it says that it is free. What Kueue does beyond that is tried with Kueue itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from typing import Any
+
+from elasticjob_devcluster import Cluster, KubeError
+from integrations.kueue_kinds import ROOT
+from operator_fixture import MERGE
+
+Raw = dict[str, Any]
+LOOK_SECONDS = 0.03
+
+
+class StandIn:
+    def __init__(self, cluster: Cluster) -> None:
+        self.kube = cluster.kube
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.errors: list[str] = []
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.thread.join(10)
+
+    def _run(self) -> None:
+        while not self.stopped.wait(LOOK_SECONDS):
+            try:
+                self._look()
+            except KubeError as error:
+                if error.status not in (404, 409):
+                    self.errors.append(str(error))
+
+    def _look(self) -> None:
+        queues = {q["metadata"]["name"]: q for q in self._list("clusterqueues")}
+        local = {
+            (q["metadata"]["namespace"], q["metadata"]["name"]): q["spec"]["clusterQueue"]
+            for q in self._list("localqueues")
+        }
+        workloads = [w for w in self._list("workloads") if not is_true(w, "Finished")]
+        waiting = [w for w in workloads if not is_true(w, "QuotaReserved") and "deletionTimestamp" not in w["metadata"]]
+        waiting.sort(key=lambda w: (-priority(w), w["metadata"]["creationTimestamp"], w["metadata"]["name"]))
+        for workload in waiting:
+            name = workload["spec"]["queueName"]
+            queue = queues.get(local.get((workload["metadata"]["namespace"], name), ""))
+            if queue is None:
+                self._refuse(workload, f"LocalQueue {name} doesn't exist")
+                continue
+            holding = [w for w in workloads if cluster_queue(w) == queue["metadata"]["name"]]
+            if self._try(workload, queue, holding):
+                return  # what is known of the rest is old now
+
+    def _try(self, workload: Raw, queue: Raw, holding: list[Raw]) -> bool:
+        quota = milli(queue["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0]["nominalQuota"])
+        needed = count(workload) * request(workload)
+        if needed > quota:
+            self._refuse(
+                workload, f"insufficient quota for cpu in flavor default, {needed}m > maximum capacity ({quota}m)"
+            )
+            return False
+        free = quota - sum(count(w) * request(w) for w in holding)
+        if needed <= free:
+            self._admit(workload, queue["metadata"]["name"])
+            return True
+        victims = sorted((w for w in holding if priority(w) < priority(workload)), key=lambda w: -age(w))
+        going = sum(count(w) * request(w) for w in holding if is_true(w, "Evicted"))
+        for victim in victims:
+            if free + going >= needed:
+                break
+            if not is_true(victim, "Evicted"):
+                going += count(victim) * request(victim)
+                self._evict(victim)
+        self._refuse(workload, f"insufficient unused quota for cpu in flavor default, {needed - free}m more needed")
+        return False
+
+    def _admit(self, workload: Raw, queue: str) -> None:
+        pods = workload["spec"]["podSets"][0]["count"]
+        assignment = {"name": "workers", "flavors": {"cpu": "default"}, "count": pods}
+        self._write(
+            workload,
+            [
+                ("QuotaReserved", "True", "QuotaReserved"),
+                ("Admitted", "True", "Admitted"),
+                ("Evicted", "False", "Admitted"),
+            ],
+            {"admission": {"clusterQueue": queue, "podSetAssignments": [assignment]}},
+        )
+
+    def _evict(self, workload: Raw) -> None:
+        self._write(workload, [("Evicted", "True", "Preempted")], {}, "Preempted to accommodate a workload")
+
+    def _refuse(self, workload: Raw, message: str) -> None:
+        said = find(workload, "QuotaReserved")
+        if said.get("message") != message:
+            self._write(workload, [("QuotaReserved", "False", "Pending")], {}, message)
+
+    def _write(self, workload: Raw, conditions: list[tuple[str, str, str]], status: Raw, message: str = "") -> None:
+        known = {c["type"]: c for c in (workload.get("status") or {}).get("conditions") or ()}
+        when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        for type, truth, reason in conditions:
+            told = {
+                "type": type,
+                "status": truth,
+                "reason": reason,
+                "message": message or reason,
+                "lastTransitionTime": when,
+            }
+            known[type] = told
+        metadata = workload["metadata"]
+        path = f"{ROOT}/namespaces/{metadata['namespace']}/workloads/{metadata['name']}/status"
+        body = {
+            "metadata": {"resourceVersion": metadata["resourceVersion"]},
+            "status": {"conditions": list(known.values()), **status},
+        }
+        self.kube.request("PATCH", path, body, content_type=MERGE)
+
+    def _list(self, plural: str) -> list[Raw]:
+        items: list[Raw] = (self.kube.get(f"{ROOT}/{plural}") or {"items": []})["items"]
+        return items
+
+
+def find(workload: Raw, type: str) -> Raw:
+    conditions = (workload.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c["type"] == type), {})
+
+
+def is_true(workload: Raw, type: str) -> bool:
+    return find(workload, type).get("status") == "True"
+
+
+def cluster_queue(workload: Raw) -> str:
+    """The queue that holds quota for it; "" where none does."""
+    if not is_true(workload, "QuotaReserved"):
+        return ""
+    return str(((workload.get("status") or {}).get("admission") or {}).get("clusterQueue", ""))
+
+
+def count(workload: Raw) -> int:
+    given_back = sum(r["count"] for r in (workload.get("status") or {}).get("reclaimablePods") or ())
+    return int(workload["spec"]["podSets"][0]["count"]) - int(given_back)
+
+
+def request(workload: Raw) -> int:
+    """Thousandths of a CPU for each pod."""
+    containers = workload["spec"]["podSets"][0]["template"]["spec"]["containers"]
+    return sum(milli(c.get("resources", {}).get("requests", {}).get("cpu", "0")) for c in containers)
+
+
+def milli(quantity: str | int) -> int:
+    text = str(quantity)
+    return int(text[:-1]) if text.endswith("m") else int(text) * 1000
+
+
+def priority(workload: Raw) -> int:
+    return int(workload["spec"].get("priority", 0))
+
+
+def age(workload: Raw) -> float:
+    """The time of its making, in seconds."""
+    return datetime.datetime.fromisoformat(workload["metadata"]["creationTimestamp"]).timestamp()

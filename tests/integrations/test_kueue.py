@@ -1,0 +1,159 @@
+"""Jobs in queues through a real API server, admitted by a stand-in and by Kueue itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from integrations.conftest import Queues
+from integrations.kueue_standin import find
+from operator_fixture import light_spec, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def bounds(min: int, max: int) -> dict[str, Any]:
+    return {"elasticPolicy": {"minReplicas": min, "maxReplicas": max}, "replicas": max}
+
+
+def names_of(events: list[tuple[str, str]]) -> set[str]:
+    return {reason for reason, _ in events}
+
+
+class TestAdmission:
+    def test_a_job_waits_without_pods_and_runs_when_it_is_admitted(self, queues: Queues) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 4)
+        queues.submit("first", "gpus", **bounds(3, 3))
+        jobs.await_world("first", 3)
+        queues.submit("second", "gpus", **bounds(2, 2))
+        wait_for(lambda: queues.condition("second") == ("False", "Pending"), "the second one waits")
+        jobs.await_condition("second", "Suspended")
+        assert jobs.pods("second") == []
+        assert jobs.status("second")["phase"] == "Suspended"
+        jobs.delete("first")
+        jobs.await_world("second", 2)
+        assert queues.condition("second") == ("True", "Admitted")
+
+    def test_pods_carry_what_ties_them_to_their_workload(self, queues: Queues) -> None:
+        queues.make("gpus", 3)
+        queues.submit("tied", "gpus", **bounds(2, 3))
+        queues.jobs.await_world("tied", 3)
+        own = {
+            int(w["metadata"]["annotations"]["elasticjob.dev/first-index"]): w["metadata"]["name"]
+            for w in queues.workloads("tied")
+        }
+        found = {
+            int(p["metadata"]["labels"]["elasticjob.dev/replica-index"]): p["metadata"]["annotations"][
+                "kueue.x-k8s.io/workload"
+            ]
+            for p in queues.jobs.pods("tied")
+        }
+        assert found == {0: own[0], 1: own[0], 2: own[2]}
+        wait_for(
+            lambda: all(find(w, "PodsReady").get("status") == "True" for w in queues.workloads("tied")),
+            "PodsReady is told",
+        )
+
+    def test_growth_waits_for_quota(self, queues: Queues) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 3)
+        queues.submit("grows", "gpus", **bounds(2, 4))
+        status = jobs.await_world("grows", 3)
+        wait_for(lambda: "1 more wait" in jobs.condition("grows", "Admitted").get("message", ""), "what waits is told")
+        degraded = wait_for(lambda: jobs.condition("grows", "Degraded"), "it says why it is smaller")
+        assert degraded["message"] == "3 of 4 wanted pods train: its queue has admitted 3 pods"
+        queues.resize("gpus", 4)
+        jobs.await_world("grows", 4, status["rendezvous"]["generation"])
+
+    def test_a_shrink_gives_quota_back(self, queues: Queues) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 4)
+        queues.submit("big", "gpus", **bounds(1, 4))
+        jobs.await_world("big", 4)
+        queues.submit("small", "gpus", **bounds(2, 2))
+        wait_for(lambda: queues.condition("small") == ("False", "Pending"), "it waits")
+        jobs.scale("big", 2)
+        jobs.await_world("small", 2)
+        assert jobs.status("big")["readyReplicas"] == 2
+
+    @pytest.mark.parametrize(
+        ("queue", "size", "reason"),
+        [
+            pytest.param("nowhere", 1, "QueueNotFound", id="no queue"),
+            pytest.param("gpus", 5, "QuotaTooSmall", id="too big"),
+        ],
+    )
+    def test_what_can_never_be_admitted_says_so(self, queues: Queues, queue: str, size: int, reason: str) -> None:
+        queues.make("gpus", 4)
+        queues.submit("never", queue, **bounds(size, size))
+        wait_for(lambda: queues.condition("never") == ("False", reason), f"{reason}: {queues.condition('never')}")
+        assert queues.jobs.pods("never") == []
+
+    def test_a_class_that_does_not_exist_is_told(self, queues: Queues) -> None:
+        queues.make("gpus", 4)
+        queues.submit("classy", "gpus", priority="nobility", **bounds(1, 1))
+        wait_for(lambda: queues.condition("classy") == ("False", "WorkloadRefused"), "it says so")
+        assert "nobility" in queues.jobs.condition("classy", "Admitted")["message"]
+
+
+class TestPreemption:
+    def test_an_increment_is_given_back_and_the_job_goes_on(self, queues: Queues) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 4)
+        queues.submit("grown", "gpus", growth="low", **bounds(2, 4))
+        before = jobs.await_world("grown", 4)
+        queues.submit("urgent", "gpus", **bounds(2, 2))
+        jobs.await_world("urgent", 2)
+        after = jobs.await_world("grown", 2, before["rendezvous"]["generation"])
+        assert after["restarts"].get("infrastructure", 0) == 0
+        assert after["rendezvous"]["reason"] == "quota"
+        assert "MemberLost" not in names_of(jobs.events("grown"))
+        jobs.delete("urgent")
+        jobs.await_world("grown", 4, after["rendezvous"]["generation"])
+
+    def test_a_base_is_suspended_and_comes_back(self, queues: Queues) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 2)
+        queues.submit("low", "gpus", priority="low", **bounds(2, 2))
+        before = jobs.await_world("low", 2)
+        queues.submit("high", "gpus", priority="high", **bounds(1, 1))
+        jobs.await_world("high", 1)
+        jobs.await_condition("low", "Suspended")
+        assert jobs.status("low")["restarts"].get("infrastructure", 0) == 0
+        jobs.delete("high")
+        after = jobs.await_world("low", 2, before["rendezvous"]["generation"])
+        assert after["restarts"].get("infrastructure", 0) == 0
+
+
+class TestEnds:
+    def test_a_job_that_ends_frees_its_quota(self, queues: Queues, tmp_path: Any) -> None:
+        jobs, end = queues.jobs, tmp_path / "end"
+        queues.make("gpus", 2)
+        spec = {**bounds(2, 2), "template": light_template("--until", str(end))}
+        queues.submit("ends", "gpus", **spec)
+        jobs.await_world("ends", 2)
+        queues.submit("next", "gpus", **bounds(2, 2))
+        wait_for(lambda: queues.condition("next") == ("False", "Pending"), "the next one waits")
+        end.touch()
+        jobs.await_condition("ends", "Complete")
+        jobs.await_world("next", 2)
+        (workload,) = queues.workloads("ends")
+        assert find(workload, "Finished")["reason"] == "Succeeded"
+
+    def test_a_suspended_job_holds_nothing(self, queues: Queues) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 2)
+        queues.submit("rests", "gpus", **bounds(1, 2))
+        jobs.await_world("rests", 2)
+        jobs.patch("rests", {"runPolicy": {"suspend": True}})
+        jobs.await_condition("rests", "Suspended")
+        wait_for(lambda: not queues.workloads("rests"), "its Workloads are gone")
+        jobs.patch("rests", {"runPolicy": {"suspend": False}})
+        jobs.await_world("rests", 2)
+
+
+def light_template(*arguments: str) -> dict[str, Any]:
+    template: dict[str, Any] = light_spec(*arguments)["template"]
+    return template
