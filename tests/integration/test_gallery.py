@@ -181,6 +181,12 @@ def test_steps_write_one_line_a_step(play: Play, tmp_path: Path) -> None:
     assert set(lines[0]) == {"t", "rank", "world", "pid", "generation", "step"}
 
 
+def test_a_job_for_a_queue_is_a_job_like_any_other(play: Play, tmp_path: Path) -> None:
+    """What its label means is tried in tests/integrations."""
+    play("queued", Run(2, ("--out={}", "--steps=3", "--step-seconds=0.01")))
+    assert list(tmp_path.glob("*.jsonl"))
+
+
 def test_no_example_is_left_out() -> None:
     source = Path(__file__).read_text()
     assert [path.stem for path in MANIFESTS.glob("*.yaml") if f'play("{path.stem}"' not in source] == []

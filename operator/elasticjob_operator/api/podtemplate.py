@@ -96,26 +96,53 @@ def trainer_container(template: Mapping[str, Any]) -> str:
     return annotations.get(names.ANNOTATION_TRAINER) or first
 
 
-_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+# The resources that are devices to train on, by name or by the beginning of it. A shared GPU counts as one device.
+DEVICES = (
+    "nvidia.com/gpu",
+    "nvidia.com/gpu.shared",
+    "nvidia.com/mig-",
+    "amd.com/gpu",
+    "google.com/tpu",
+    "habana.ai/gaudi",
+    "aws.amazon.com/neuron",
+    "gpu.intel.com/",
+)
+# Those that are something else: networks, memory, CPUs of another kind.
+_NO_DEVICES = ("rdma/", "vpc.amazonaws.com/", "networking.gke.io", "kubernetes.io/", "cpu.", "mellanox.com/")
+
+
+def _is_device(resource: str) -> bool:
+    return any(resource == name or (name[-1] in "-/" and resource.startswith(name)) for name in DEVICES)
+
+
+def _trainer_resources(template: Mapping[str, Any]) -> Mapping[str, Any]:
+    trainer = trainer_container(template)
+    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
+    return container.get("resources") or {}
 
 
 def count_devices(template: Mapping[str, Any]) -> int:
-    """GPUs in the trainer's limits: nvidia.com/gpu, amd.com/gpu and every nvidia.com/mig-* slice."""
-    trainer = trainer_container(template)
-    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return sum(
-        int(value)
-        for name, value in limits.items()
-        if (name in _GPU_RESOURCES or name.startswith("nvidia.com/mig-")) and str(value).isdecimal()
-    )
+    """Accelerators of the trainer: those in its limits that are known, and one for each of its resource claims.
+
+    How many devices a claim stands for is written in an object that the operator does not read.
+    """
+    resources = _trainer_resources(template)
+    limits = resources.get("limits") or {}
+    counted = sum(int(value) for name, value in limits.items() if _is_device(name) and str(value).isdecimal())
+    claims = resources.get("claims")
+    return counted + (len(claims) if isinstance(claims, list) else 0)
+
+
+def find_unknown_devices(template: Mapping[str, Any]) -> tuple[str, ...]:
+    """Extended resources in the trainer's limits that may be accelerators, and that nobody here knows."""
+    limits = _trainer_resources(template).get("limits") or {}
+    extended = [name for name in limits if "/" in name and not name.startswith(_NO_DEVICES)]
+    return tuple(sorted(name for name in extended if not _is_device(name)))
 
 
 def count_cpus(template: Mapping[str, Any]) -> int:
     """Whole CPUs in the trainer's limits (or requests), at least 1."""
-    trainer = trainer_container(template)
-    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
-    resources = container.get("resources") or {}
+    resources = _trainer_resources(template)
     value = str((resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu") or "1")
     try:
         cores = float(value[:-1]) / 1000 if value.endswith("m") else float(value)

@@ -40,8 +40,7 @@ class Spec(Model):
     elastic_policy: ElasticPolicy = Field(default_factory=ElasticPolicy, description=(ElasticPolicy.__doc__ or ""))
     nproc_per_node: Annotated[int | str, AfterValidator(_nproc)] = Field(
         default="auto",
-        description="Worker processes per pod: auto (the GPU count of the trainer's limits, else 1), cpu, gpu "
-        "or a number.",
+        description="Worker processes per pod: auto (the accelerators of the trainer, else 1), cpu, gpu or a number.",
     )
     rendezvous: Rendezvous = Field(default_factory=Rendezvous, description=(Rendezvous.__doc__ or ""))
     managed_by: str | None = Field(

@@ -128,7 +128,16 @@ def _warn_of_unknown(unknown: list[api.Path]) -> tuple[Notice, ...]:
 
 
 def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
-    if spec.nproc_per_node != "gpu" or podtemplate.count_devices(spec.template):
+    if spec.nproc_per_node not in ("auto", "gpu") or podtemplate.count_devices(spec.template):
+        return ()
+    unknown = podtemplate.find_unknown_devices(spec.template)
+    if unknown:
+        message = (
+            f"spec.nprocPerNode is {spec.nproc_per_node}, and {', '.join(unknown[:MOST_TOLD])} is no accelerator that "
+            "this version knows: each pod runs one process; set nprocPerNode to the number of its devices"
+        )
+        return (Notice("UnknownDevice", message),)
+    if spec.nproc_per_node == "auto":
         return ()
     trainer = podtemplate.trainer_container(spec.template)
     message = (

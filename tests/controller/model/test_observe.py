@@ -284,6 +284,13 @@ def test_replicas_out_of_bounds_are_bounded(replicas: int, wanted: int) -> None:
         pytest.param({"nvidia.com/gpu": "4"}, "auto", 4, id="nvidia"),
         pytest.param({"nvidia.com/mig-1g.5gb": 2}, "auto", 2, id="mig"),
         pytest.param({"amd.com/gpu": "8"}, "gpu", 8, id="amd"),
+        pytest.param({"google.com/tpu": 4}, "auto", 4, id="tpu"),
+        pytest.param({"habana.ai/gaudi": "8"}, "auto", 8, id="gaudi"),
+        pytest.param({"aws.amazon.com/neuron": "2"}, "auto", 2, id="neuron"),
+        pytest.param({"gpu.intel.com/i915": "1", "gpu.intel.com/xe": "2"}, "auto", 3, id="intel"),
+        pytest.param({"nvidia.com/gpu.shared": "2"}, "auto", 2, id="shared"),
+        pytest.param({"rdma/hca": "4", "nvidia.com/gpu": "2"}, "auto", 2, id="a network is no device"),
+        pytest.param({"example.com/npu": "8"}, "auto", 1, id="unknown"),
         pytest.param({"cpu": "3500m"}, "cpu", 3, id="cpu-millis"),
         pytest.param({"cpu": "16"}, "cpu", 16, id="cpus"),
         pytest.param({"nvidia.com/gpu": "4"}, 2, 2, id="number"),
@@ -294,6 +301,27 @@ def test_nproc_per_node(limits: dict[str, Any], nproc: int | str, expected: int)
     template = {"spec": {"containers": [{"name": "worker", "resources": {"limits": limits}}]}}
     spec = api.parse_spec({"nprocPerNode": nproc, "template": template})
     assert observe.resolve_nproc(spec) == expected
+
+
+def test_resource_claims_are_devices() -> None:
+    resources = {"claims": [{"name": "first"}, {"name": "second"}]}
+    template = {"spec": {"containers": [{"name": "worker", "resources": resources}]}}
+    assert observe.resolve_nproc(api.parse_spec({"template": template})) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "nproc", "told"),
+    [
+        pytest.param({"example.com/npu": "8"}, "auto", True, id="unknown"),
+        pytest.param({"example.com/npu": "8"}, 8, False, id="the number is given"),
+        pytest.param({"example.com/npu": "8", "nvidia.com/gpu": 1}, "auto", False, id="beside a known one"),
+        pytest.param({"rdma/hca": "8", "cpu": "4"}, "auto", False, id="networks and CPUs"),
+    ],
+)
+def test_an_unknown_device_is_told(limits: dict[str, Any], nproc: int | str, told: bool) -> None:
+    template = {"spec": {"containers": [{"name": "worker", "resources": {"limits": limits}}]}}
+    job = observe.observe_job(raw_job({"nprocPerNode": nproc, "template": template}))
+    assert [notice.reason for notice in job.notices] == (["UnknownDevice"] if told else [])
 
 
 def test_equal_templates_have_equal_hashes() -> None:
