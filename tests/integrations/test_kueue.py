@@ -63,7 +63,7 @@ class TestAdmission:
         status = jobs.await_world("grows", 3)
         wait_for(lambda: "1 more wait" in jobs.condition("grows", "Admitted").get("message", ""), "what waits is told")
         degraded = wait_for(lambda: jobs.condition("grows", "Degraded"), "it says why it is smaller")
-        assert degraded["message"] == "3 of 4 wanted pods train: its queue has admitted 3 pods"
+        assert degraded["message"] == "3 of 4 requested pods are training: its queue has admitted 3 pods"
         queues.resize("gpus", 4)
         jobs.await_world("grows", 4, status["rendezvous"]["generation"])
 

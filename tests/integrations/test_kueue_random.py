@@ -36,6 +36,7 @@ class Auditor:
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.looks = 0
+        self.most = Counter[str]()  # pods that ran at a time, by job
         self.violations: list[str] = []
 
     def _run(self) -> None:
@@ -58,6 +59,7 @@ class Auditor:
             if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
                 running[pod["metadata"]["ownerReferences"][0]["uid"]] += 1
         self.looks += 1
+        self.most |= running
         for job, pods_of_job in running.items():
             if pods_of_job > quota[job]:
                 self.violations.append(f"revision {at}: {pods_of_job} pods of {job}, and quota for {quota[job]}")
@@ -150,8 +152,12 @@ def test_whatever_happens_no_pod_runs_without_quota(queues: Queues) -> None:
                 queues.jobs.delete(name)
         wait_for(lambda: not queues.workloads(), "nothing is left over", 120)
     evicted = sum(1 for reason, _ in all_events(queues) if reason == "Evicted")
-    print(f"seed {SEED}: {dict(story.done)}; {auditor.looks} looks, {evicted} bases evicted")
+    print(
+        f"seed {SEED}: {dict(story.done)}; {auditor.looks} looks, {len(auditor.most)} jobs ran, {evicted} bases evicted"
+    )
     assert auditor.looks > CHANGES / 4, "it was looked at"
+    assert len(auditor.most) > story.done["submitted"] / 3, "they ran"
+    assert max(auditor.most.values()) > 2, "they grew"
     assert not auditor.violations, auditor.violations[:3]
     assert not story.lost, "a preemption is announced: it is no loss"
     assert "MemberLost" not in {reason for reason, _ in all_events(queues)}

@@ -133,7 +133,7 @@ def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
     unknown = podtemplate.find_unknown_devices(spec.template)
     if unknown:
         message = (
-            f"spec.nprocPerNode is {spec.nproc_per_node}, and {', '.join(unknown[:MOST_TOLD])} is no accelerator that "
+            f"spec.nprocPerNode is {spec.nproc_per_node}, and {', '.join(unknown[:MOST_NAMED])} is no accelerator that "
             "this version knows: each pod runs one process; set nprocPerNode to the number of its devices"
         )
         return (Notice("UnknownDevice", message),)

@@ -108,7 +108,7 @@ def test_a_job_that_is_smaller_than_wanted_says_that_it_is_its_queue() -> None:
     made = plan(see(job, pods, quota=admit(Share(0, 2, BASE)), **agents))
     assert condition(made, "Degraded")[1:] == (
         "BelowWanted",
-        "2 of 4 wanted pods train: its queue has admitted 2 pods",
+        "2 of 4 requested pods are training: its queue has admitted 2 pods",
     )
 
 
