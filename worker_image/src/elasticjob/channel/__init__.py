@@ -1,1 +1,1 @@
-"""The channel between a script and the agent of its pod: progress, signals and the stacks of a hang."""
+"""The channel between a training script and the agent of its pod: progress, signals and stack dumps."""

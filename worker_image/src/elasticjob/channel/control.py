@@ -1,9 +1,9 @@
-"""The channel between an agent and the workers on its pod: JSON lines over a Unix socket.
+"""The channel between an agent and the workers of its pod: JSON lines over a Unix socket.
 
-The agent listens on a path in a folder only its user can enter and passes it as ELASTICJOB_CONTROL. A worker
-connects when the script uses something that needs it, and says who it is and what it can do (`wants`). A script
-that uses nothing of ours never connects, and the agent then sends it nothing that it would not expect.
-Both launchers host the agent's end, so a plain `torchrun` has it too.
+The agent listens in a folder that only its user can enter, and passes the path as ELASTICJOB_CONTROL. A worker connects
+when the script first uses a feature that needs the agent, and sends its identity and what it supports (`wants`). A
+script that uses no such feature never connects, and the agent sends it no signals. Both launchers host the agent's end,
+so this also works with plain `torchrun`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Message = dict[str, Any]
 
 
 class Peer:
-    """One worker as the agent sees it."""
+    """One worker, as the agent sees it."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
@@ -53,7 +53,7 @@ class Peer:
         self.wants = frozenset(str(want) for want in hello.get("wants", ()))
 
     def send(self, message: Message) -> bool:
-        """Whether it went out; a worker that is gone hears nothing."""
+        """Send a message; return whether it was written. False means that the worker has disconnected."""
         try:
             with self._sending:
                 self.connection.sendall(json.dumps(message).encode() + b"\n")
@@ -63,7 +63,7 @@ class Peer:
 
 
 def remove_stale(where: Path) -> None:
-    """Remove what agents left behind that were killed. Not by pid: a shared folder may hold another pid namespace's."""
+    """Remove the folders of killed agents. A pid is not enough: a shared folder may serve several pid namespaces."""
     for path in where.glob(f"{_PREFIX}*/control"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
@@ -72,11 +72,13 @@ def remove_stale(where: Path) -> None:
             except ConnectionRefusedError:
                 shutil.rmtree(path.parent, ignore_errors=True)
             except OSError:
-                continue  # not ours to judge
+                continue  # unreadable, so in use or owned by another user
 
 
 class Server:
-    """The agent's end. `on_message` is called in the peer's reading thread; None as message means: hung up."""
+    """The agent's end. `on_message` is called in the peer's reader thread; a message of None means that it
+    disconnected.
+    """
 
     def __init__(self, on_message: Callable[[Peer, Message | None], None]) -> None:
         self._on_message = on_message
@@ -89,7 +91,7 @@ class Server:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"{self.path}.new")
         self._listener.listen(64)
-        # By rename, so that whoever finds the path and nobody behind it knows that the agent is dead.
+        # Created by rename, so a path that exists but refuses connections means that the agent is dead.
         Path(f"{self.path}.new").rename(self.path)
         threading.Thread(target=self._accept, name="elasticjob-control", daemon=True).start()
 
@@ -128,7 +130,7 @@ class Server:
 
 
 class Client:
-    """The worker's end: what this process can do, and what it hears."""
+    """The worker's end: announces what this process supports and receives the agent's messages."""
 
     def __init__(self, path: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -141,7 +143,7 @@ class Client:
         threading.Thread(target=self._read, name="elasticjob-control", daemon=True).start()
 
     def want(self, *names: str) -> None:
-        """Tell the agent what this worker can do."""
+        """Announce to the agent what this worker supports."""
         with self._lock:
             self._wants.update(names)
             wants = sorted(self._wants)
@@ -155,7 +157,7 @@ class Client:
         )
 
     def listen(self, listener: Callable[[Message], None]) -> None:
-        """Call it with every message, in the reading thread."""
+        """Call `listener` for every message, in the reader thread."""
         self._listeners.append(listener)
 
     def send(self, message: Message) -> bool:
@@ -178,8 +180,8 @@ _client_lock = threading.Lock()
 
 
 def connect() -> Client | None:
-    """This process's end of the channel, made on first use; None where no agent of ours started us."""
-    global _client  # noqa: PLW0603 - one channel a process
+    """This process's end of the channel, opened on first use; None if no ElasticJob agent started the process."""
+    global _client  # noqa: PLW0603 - one channel per process
     with _client_lock:
         path = os.environ.get(env.CONTROL)
         if _client is None and path:
@@ -193,7 +195,7 @@ def connect() -> Client | None:
 
 
 def read_lines(connection: socket.socket) -> Any:
-    """Yield the JSON objects that arrive until the peer hangs up or talks nonsense."""
+    """Yield the JSON objects that arrive until the peer disconnects or sends invalid data."""
     try:
         with connection.makefile("rb") as lines:
             for line in lines:
@@ -205,12 +207,12 @@ def read_lines(connection: socket.socket) -> Any:
 
 
 def _peer_pid(connection: socket.socket) -> int:
-    """Who speaks, as the kernel knows it."""
+    """The peer's process ID, as reported by the kernel."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", packed)[0])
 
 
 def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the peer was faster
+    with contextlib.suppress(OSError):  # the peer has already closed
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

@@ -1,9 +1,10 @@
-"""The hang watch: a world that reported steps and stopped doing so is stuck; say where, then restart it.
+"""The hang watch: detects a world that stopped reporting steps, finds where its ranks are, and lets it restart.
 
-Most ranks of such a world wait in a collective; the one that is somewhere else holds them up.
+Most ranks of such a world wait in a collective; a rank that is somewhere else blocks them.
 
-The watch is active only for scripts that report steps, because only they tell slow from stuck. The limit follows what
-was seen: a step may take many times the usual one (a checkpoint, an evaluation) before it counts as a hang.
+The watch is active only for scripts that report steps, because otherwise a slow script cannot be told from a stuck one.
+The limit adapts to the observed step time: a step may take many times longer than usual (a checkpoint, an evaluation)
+before it counts as a hang.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-LEAST_SECONDS = 120.0  # below this nothing counts as a hang unless a limit is set
+LEAST_SECONDS = 120.0  # the shortest automatic limit; an explicit limit may be shorter
 FACTOR = 30.0
-MIN_STEPS = 3  # reports before the watch begins: the first steps compile and warm up
+MIN_STEPS = 3  # reports before the watch starts: the first steps compile and warm up
 
 
 @dataclass
 class Watch:
-    """What the workers of this generation reported, and when."""
+    """What the workers of this generation have reported, and when."""
 
-    limit: float | None  # None: from the step time; 0: never
+    limit: float | None  # seconds; None: derive it from the step time; 0: off
     reports: int = 0
     last: float = 0.0
     slowest: float = 0.0
@@ -36,7 +37,7 @@ class Watch:
     intervals: list[float] = field(default_factory=list)
 
     def report(self, now: float, step: int | None) -> None:
-        """A worker reported progress."""
+        """Record a worker's progress report."""
         if step is None or step == self.step:
             return
         if self.step is not None:
@@ -45,7 +46,7 @@ class Watch:
 
 
 def find_limit(watch: Watch) -> float | None:
-    """Seconds without a step that count as a hang; None where the watch is off."""
+    """Seconds without a step that count as a hang; None if the watch is off."""
     if watch.limit == 0 or watch.reports < MIN_STEPS:
         return None
     if watch.limit is not None:
@@ -60,9 +61,9 @@ def is_hung(watch: Watch, now: float) -> bool:
 
 
 def collect_stacks(folder: Path, workers: Mapping[int, int], patience: float = 2.0) -> dict[int, str]:
-    """Ask workers (pids by local rank) for their stacks; those that answer, by local rank.
+    """Request stack dumps from workers (pids by local rank); return the ones received, by local rank.
 
-    One that has not offered it is not asked: the signal would end it.
+    Workers that did not install the handler are skipped: the signal would terminate them. `patience` is in seconds.
     """
     files = {rank: file for rank, pid in workers.items() if (file := stacks_file(folder, pid)).exists()}
     sizes = {rank: _size(file) for rank, file in files.items()}
@@ -72,14 +73,14 @@ def collect_stacks(folder: Path, workers: Mapping[int, int], patience: float = 2
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and any(_size(files[rank]) == sizes[rank] for rank in files):
         time.sleep(0.05)
-    time.sleep(0.05)  # the last lines
+    time.sleep(0.05)  # for the last lines to be written
     found = {rank: file.read_text(errors="replace")[sizes[rank] :] for rank, file in files.items()}
     return {rank: text for rank, text in found.items() if text}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a main thread is."""
+    """The position of a main thread in the code."""
 
     file: str
     line: int
@@ -93,25 +94,25 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def find_main_stack(stacks: str) -> str:
-    """The lines of the main thread, the innermost call first: the last block of what faulthandler wrote."""
+    """The main thread's lines, innermost call first: the last block that faulthandler wrote."""
     blocks = re.split(r"\n(?=[A-Z].*most recent call first)", stacks)
     python = [block for block in blocks if "C stack" not in block.partition("\n")[0]]
     return "\n".join(line for line in python[-1].splitlines() if _FRAME.match(line)) if python else ""
 
 
 def find_places(main_stack: str) -> list[Place]:
-    """The calls of a stack, the innermost first."""
+    """The calls of a stack, innermost first."""
     found = (_FRAME.match(line) for line in main_stack.splitlines())
     return [Place(match[1], int(match[2]), match[3]) for match in found if match]
 
 
-# Code from which a call returns when the other ranks have made it too.
+# Functions that return only once the other ranks have called them too.
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/cuda/__init__.py")
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
 
 def is_waiting(places: Sequence[Place]) -> bool:
-    """Whether this rank waits for others: it is inside a collective, or a backward pass that reduces gradients."""
+    """Whether this rank waits for others: it is in a collective, or in a backward pass that reduces gradients."""
     return bool(places) and (any(part in places[0].file for part in _WAITING) or places[0].file.startswith(_OWN))
 
 
@@ -154,13 +155,13 @@ def count_ticks(pid: int) -> int:
 
 
 def find_own_place(places: Sequence[Place]) -> Place | None:
-    """The innermost call in the user's code, which says more than where a library is."""
+    """The innermost call in the user's code, which is more useful than a position in a library."""
     own = (p for p in places if "/site-packages/" not in p.file and "/lib/python3" not in p.file)
     return next((p for p in own if not p.file.startswith((_OWN, "<"))), places[0] if places else None)
 
 
 def stacks_file(folder: Path, pid: int) -> Path:
-    """Where a worker writes its stacks when asked with SIGUSR2."""
+    """The file to which a worker writes its stacks on SIGUSR2."""
     return folder / f"stacks-{pid}.txt"
 
 
@@ -169,15 +170,18 @@ def _size(file: Path) -> int:
 
 
 def offer_stacks(folder: Path) -> bool:
-    """The worker's side: on SIGUSR2 write all threads' stacks, even while stuck in native code."""
+    """In the worker: dump the stacks of all threads on SIGUSR2, even while native code blocks.
+
+    Returns False if the script has its own handler for the signal.
+    """
     if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
-        return False  # the script's own
+        return False  # the script has its own handler
     try:
         file = stacks_file(folder, os.getpid()).open("w")
     except OSError:
         return False
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
-    _open_files.append(file)  # it must stay open
+    _open_files.append(file)  # faulthandler needs it open
     return True
 
 

@@ -1,7 +1,7 @@
-"""One worker's place in a world: all that it takes to make the process group.
+"""One worker's place in a world: everything needed to create the process group.
 
-It comes from the agent as a message, or from the variables with which torch starts a worker, and is one value after
-that.
+It arrives as a message from the agent, or in the variables that torch sets for a worker, and is a single value from
+then on.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Place:
     generation: int
     rank: int
     world_size: int
-    address: str  # of the world's store
+    address: str  # address of the world's store
     port: int
-    group_rank: int = 0  # the rank of the pod among the pods
+    group_rank: int = 0  # the pod's rank among all pods
     group_world_size: int = 1
     restarts: int = 0
 
@@ -28,7 +28,7 @@ class Place:
         return {"type": "world", **asdict(self)}
 
     def as_environ(self) -> dict[str, str]:
-        """The variables that tell a script of it."""
+        """The environment variables that describe this place to a script."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -42,12 +42,12 @@ class Place:
 
 
 def from_message(message: Mapping[str, Any]) -> Place:
-    """What the agent said. Raises KeyError or TypeError where it said something else."""
+    """Parse a message from the agent. Raises KeyError or TypeError if a field is missing or has the wrong type."""
     return Place(**{name: message[name] for name in Place.__dataclass_fields__})
 
 
 def from_environ(environ: Mapping[str, str]) -> Place | None:
-    """The world in which the agent started this process; None: it was started before there was one."""
+    """The world in which the agent started this process; None if it was started before there was a world."""
     generation = int(environ.get(GENERATION, "0") or 0)
     if generation == 0:
         return None

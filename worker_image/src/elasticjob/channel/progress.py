@@ -1,8 +1,8 @@
-"""`elasticjob.report(...)`: how far the training is, for `status.progress`, the hang watch and the eye.
+"""`elasticjob.report(...)`: training progress for `status.progress`, the hang watch and the terminal.
 
-Cheap enough for every step: most calls only note the numbers. At most once in `INTERVAL` seconds the latest goes to
-the agent, over `elasticjob.channel.control`; without an agent nothing is sent. The last report of the process is sent
-at exit. With a terminal attached, rank 0 draws a bar.
+It is cheap enough for every step: most calls only record the numbers. At most once per `INTERVAL` seconds the latest
+are sent to the agent over `elasticjob.channel.control`; without an agent nothing is sent. The last report is sent at
+exit. If a terminal is attached, rank 0 draws a progress bar.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-INTERVAL = 0.5  # seconds between two messages to the agent
+INTERVAL = 0.5  # minimum seconds between two messages to the agent
 BAR_INTERVAL = 0.1
-_SMOOTHING = 0.1  # weight of the newest step in the smoothed step time
+_SMOOTHING = 0.1  # weight of the newest step in the moving average
 
 
 def smooth_step_time(before: float | None, seconds: float, steps: int) -> float | None:
-    """The smoothed seconds per step after `steps` more took `seconds`; None before there is anything to say."""
+    """Update the moving average of seconds per step after `steps` more took `seconds`; None without data."""
     if steps <= 0:
-        return before  # repeated, or restored an older checkpoint
+        return before  # a repeated step, or an older checkpoint was restored
     newest = seconds / steps
     if before is None:
         return newest
@@ -32,14 +32,14 @@ def smooth_step_time(before: float | None, seconds: float, steps: int) -> float 
 
 
 def estimate_remaining(step: int, total: int | None, step_seconds: float | None) -> float | None:
-    """Seconds until the last step, if that can be said."""
+    """Seconds until the last step; None if unknown."""
     if total is None or step_seconds is None:
         return None
     return max(0.0, (total - step) * step_seconds)
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: 42 s, 3:07 or 2:03:07."""
+    """A readable duration: 42 s, 3:07 or 2:03:07."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -51,7 +51,7 @@ def format_seconds(seconds: float) -> str:
 def render_bar(
     step: int, total: int | None, step_seconds: float | None, metrics: Mapping[str, float], width: int = 80
 ) -> str:
-    """One line for the terminal, at most `width` wide."""
+    """One line for the terminal, at most `width` characters."""
     numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     speed = f"{step_seconds:.3g} s/step" if step_seconds is not None else ""
     remaining = estimate_remaining(step, total, step_seconds)
@@ -68,7 +68,7 @@ def render_bar(
 def build_message(
     rank: int, step: int, total: int | None, step_seconds: float | None, metrics: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What the agent hears. Numbers that JSON cannot hold are left out."""
+    """The message to the agent, without numbers that JSON cannot represent."""
     return {
         "type": "progress",
         "rank": rank,
@@ -80,14 +80,14 @@ def build_message(
 
 
 class Reporter:
-    """Notes what is reported and sends it on now and then. One per process; `report` uses it."""
+    """Records reports and sends the latest one at intervals. One per process; `report` uses it."""
 
     def __init__(self, rank: int, terminal: TextIO | None) -> None:
         from elasticjob.channel import control
 
         self._client = control.connect()
         if self._client is not None:
-            self._client.want()  # says hello, so that the agent knows whose reports these are
+            self._client.want()  # introduces this process, so that the agent can attribute its reports
         self._rank = rank
         self._terminal = terminal
         self._step: int | None = None
@@ -97,7 +97,7 @@ class Reporter:
         self._next_send = self._next_draw = 0.0 if self._client or terminal else math.inf
 
     def report(self, now: float, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
-        """Note it; send or draw if it is time."""
+        """Record the report; send or draw it if that is due. `now` is in seconds of a monotonic clock."""
         if self._step is not None:
             self._step_seconds = smooth_step_time(self._step_seconds, now - self._at, step - self._step)
         self._step, self._at = step, now
@@ -109,7 +109,7 @@ class Reporter:
         if self._latest is None:
             return
         step, total, raw = self._latest
-        metrics = {name: float(value) for name, value in raw.items()}  # waits for a GPU only here
+        metrics = {name: float(value) for name, value in raw.items()}  # the only place that synchronises with the GPU
         if self._client is not None and now >= self._next_send:
             self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics))
             self._next_send = now + INTERVAL
@@ -124,7 +124,7 @@ class Reporter:
             self._next_draw = math.inf
 
     def close(self) -> None:
-        """Pass the last report on."""
+        """Send the last report."""
         if self._client is not None:
             self._next_send = 0.0
         if self._terminal is not None:
@@ -137,7 +137,7 @@ class Reporter:
 
 def _width() -> int:
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80  # a new pseudo-terminal says 0
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80  # a new pseudo-terminal has 0 columns
     except (OSError, ValueError):
         return 80
 
@@ -148,7 +148,7 @@ _reporter: Reporter | None = None
 def _start() -> Reporter:
     from elasticjob.context.context import current
 
-    global _reporter  # noqa: PLW0603 - one per process, made by the first report
+    global _reporter  # noqa: PLW0603 - one per process, created by the first report
     rank = current().rank
     terminal = sys.stderr if rank == 0 and sys.stderr.isatty() else None
     _reporter = Reporter(rank, terminal)
@@ -157,9 +157,9 @@ def _start() -> Reporter:
 
 
 def report(step: int, total: int | None = None, **metrics: Any) -> None:
-    """Say that `step` (of `total`) is done, with any numbers: `report(step=3, total=100, loss=0.5)`.
+    """Report that `step` (of `total`) is complete, with any metrics: `report(step=3, total=100, loss=0.5)`.
 
-    Call it on every rank after every step. It does not block; a metric that is a tensor on a device is only read when a
-    message is sent. `status.progress` shows rank 0's metrics, the percentage and the time left.
+    Call it on every rank after every step. It does not block; a metric that is a device tensor is read only when a
+    message is sent. `status.progress` shows rank 0's metrics, the percentage and the remaining time.
     """
     (_reporter or _start()).report(time.monotonic(), step, total, metrics)

@@ -1,8 +1,8 @@
-"""The script's side of the checkpoint signal: SIGUSR1 says that the world is about to change, save if you can.
+"""The script's side of the checkpoint signal: SIGUSR1 announces a change of the world, so save now if possible.
 
-Only a script that asked for it gets the signal, because SIGUSR1 ends a process that does not handle it. Asking
-happens on first use here: the handler is installed, then the agent is told. Outside of an ElasticJob the handler
-is installed all the same, so `kill -USR1` asks for a checkpoint anywhere.
+The agent sends the signal only to scripts that support it, because SIGUSR1 terminates a process without a handler. The
+first use of this module installs the handler and then registers with the agent. Outside of an ElasticJob the handler is
+installed too, so `kill -USR1` requests a checkpoint anywhere.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _callbacks: list[Callable[[], None]] = []
 
 
 def on_checkpoint(callback: Callable[[], None]) -> None:
-    """Call `callback` in the main thread when a checkpoint is asked for."""
+    """Call `callback` in the main thread when a checkpoint is requested."""
     _callbacks.append(callback)
     _install()
 
 
 def checkpoint_requested() -> bool:
-    """Whether a checkpoint was asked for and not made yet."""
+    """Whether a checkpoint was requested and not saved yet."""
     _install()
     return _requested
 
 
 def clear_checkpoint_request() -> None:
-    """The checkpoint is made: the agent may go on."""
+    """Mark the requested checkpoint as saved; the agent stops waiting for it."""
     global _requested  # noqa: PLW0603
     if not _requested:
         return

@@ -1,4 +1,4 @@
-"""Sessions: a script that stays in memory while the world around it changes.
+"""Sessions: training scripts that keep their memory while the world changes.
 
-`session` is what a script uses, `machine` decides (pure), `worlds` goes from world to world, `memory` holds the state.
+Scripts use `session`. `machine` decides (pure), `worlds` moves from world to world, `memory` holds the training state.
 """

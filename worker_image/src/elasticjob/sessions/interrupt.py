@@ -1,7 +1,7 @@
-"""Takes the main thread out of the script's own code when its world is gone.
+"""Interrupts the script's own code in the main thread when its world is lost.
 
-Between two collectives nothing tells a rank of a loss: it would compute to the end of the step for nothing. A signal
-reaches it there, also in a sleep or a read. What is raised is an ordinary exception at the line that runs.
+Between two collectives a rank does not notice that a member was lost and would compute to the end of the step in vain.
+A signal reaches it there, also in a sleep or a read, and raises an ordinary exception at the current line.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from types import FrameType
 
 from elasticjob.errors import WorldLostError
 
-_SIGNAL = signal.SIGURG  # ignored by default, so that a late one does no harm
-_EVERY = 0.05  # seconds between two attempts: the thread may be where it must not be interrupted
-_OWN_CODE = (str(Path(__file__).parents[1]), contextlib.__file__)  # a `with` of ours could not catch it in there
+_SIGNAL = signal.SIGURG  # ignored by default, so a late signal is harmless
+_EVERY = 0.05  # seconds between two attempts: the thread may be in code that must not be interrupted
+_OWN_CODE = (str(Path(__file__).parents[1]), contextlib.__file__)  # our `with` blocks cannot catch what is raised here
 
 
 class Interrupter:
-    """Raises WorldLostError in the main thread, once for each time that it is allowed, if `is_wanted` says so.
+    """Raises WorldLostError in the main thread if `is_wanted()`, once for each time that `allowed` is set.
 
-    `allowed` has to be set by code of ours that then returns to the script without calling code of others.
+    Only our own code may set `allowed`, and it must return to the script without calling other code first.
 
-    It stays away where the script has a handler of its own for the signal, or was made in another thread.
+    It is inactive if the script handles the signal itself, or if it was created outside of the main thread.
     """
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
@@ -36,10 +36,12 @@ class Interrupter:
         if threading.current_thread() is not self._main or signal.getsignal(_SIGNAL) != signal.SIG_DFL:
             return
         signal.signal(_SIGNAL, self._handle)
-        signal.siginterrupt(_SIGNAL, False)  # libraries are not to see EINTR
+        signal.siginterrupt(_SIGNAL, False)  # libraries must not get EINTR
 
     def interrupt(self) -> None:
-        """From any thread: try for as long as it is wanted, whenever it is allowed. Returns at once."""
+        """Thread-safe. Returns at once; signals the main thread repeatedly while `is_wanted()`, whenever `allowed` is
+        set.
+        """
         if signal.getsignal(_SIGNAL) == self._handle:
             threading.Thread(target=self._insist, name="elasticjob-interrupt", daemon=True).start()
 

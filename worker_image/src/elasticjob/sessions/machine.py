@@ -1,8 +1,8 @@
-"""Decides what becomes of a session: `step(state, event) -> (state, actions)`. Pure; `worlds` carries it out.
+"""The state machine of a session: `step(state, event) -> (state, actions)`. Pure; `worlds` executes it.
 
-A session is *running* in a world; *interrupted*, when all ranks have agreed to leave it after the same step; *broken*,
-when a member was lost; or *idle*: in no world, waiting for the next. What the agent says arrives at any time, also
-before the world that it is about.
+A session is *running* in a world; *interrupted* once all ranks have agreed to leave it after the same step; *broken*
+after a member was lost; or *idle*: in no world, waiting for the next. Messages from the agent can arrive at any time,
+even before this process enters the world that they refer to.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Stage(Enum):
 @dataclass(frozen=True)
 class State:
     stage: Stage = Stage.IDLE
-    generation: int = 0  # the latest that this process entered, or tried to
-    over: int = -1  # the newest generation that the agent called over ...
-    lost: int = -1  # ... and the newest that it called over without notice
+    generation: int = 0  # the latest generation that this process entered or tried to enter
+    over: int = -1  # the newest generation that the agent ended ...
+    lost: int = -1  # ... and the newest that it ended without notice
     error: str | None = None  # what broke the last world
 
     @property
@@ -34,7 +34,7 @@ class State:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a member is gone, so that nothing in this world can be waited for."""
+        """Whether a member was lost, so that collectives of this world may never complete."""
         return self.lost >= self.generation
 
 
@@ -43,7 +43,7 @@ class State:
 
 @dataclass(frozen=True)
 class CalledOver:
-    """The agent says that a generation ends; announced: all members are there to agree on the last step."""
+    """The agent ended a generation. `announced`: all members are alive and can agree on the last step."""
 
     generation: int
     announced: bool
@@ -51,34 +51,34 @@ class CalledOver:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step is applied here. `agreed`: all ranks were told at the step before to stop after this one."""
+    """A step is applied on this rank. `agreed`: in the step before, all ranks agreed to stop after this one."""
 
     agreed: bool
-    alone: bool  # a world of one
+    alone: bool  # the world has one rank
 
 
 @dataclass(frozen=True)
 class Broke:
-    """Something in this world raised."""
+    """An exception was raised that means the world is lost."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class Left:
-    """This rank is out of its world."""
+    """This rank has left its world."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """The agent names a world to enter."""
+    """The agent sent a world to enter."""
 
     place: Place
 
 
 @dataclass(frozen=True)
 class Entered:
-    """The ranks of the world have agreed on the state that counts."""
+    """The ranks of the world agree on the training state."""
 
 
 Event = CalledOver | StepDone | Broke | Left | Called | Entered
@@ -89,19 +89,19 @@ Event = CalledOver | StepDone | Broke | Left | Called | Entered
 
 @dataclass(frozen=True)
 class Abort:
-    """Free the main thread, from a collective or from code of the script."""
+    """Free the main thread from a collective, or from the script's code."""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """Let all ranks know, at the end of the next step, whether one of them was told that the world is over."""
+    """At the end of the next step, let all ranks learn whether the agent has ended the world on any of them."""
 
     over: bool
 
 
 @dataclass(frozen=True)
 class SayIdle:
-    """Tell the agent that this rank waits for a world, and what broke the last one."""
+    """Report to the agent that this rank waits for a world, and what broke the last one."""
 
     error: str | None
 
@@ -116,7 +116,7 @@ Result = tuple[State, tuple[Action, ...]]
 
 
 def step(state: State, event: Event) -> Result:
-    """What a session knows after this event, and what it does."""
+    """The state after this event, and the actions to take."""
     match event:
         case CalledOver(generation, announced):
             over = max(state.over, generation)
@@ -130,7 +130,7 @@ def step(state: State, event: Event) -> Result:
         case Left():
             return replace(state, stage=Stage.IDLE, error=None), (SayIdle(state.error),)
         case Called(place):
-            # An old world may still be on its way; one that was called over meanwhile is entered, and fails at once.
+            # A message for an old world may arrive late. A world that has ended meanwhile is entered and fails at once.
             if state.stage is not Stage.IDLE or place.generation <= state.generation:
                 return state, ()
             return replace(state, generation=place.generation), (Enter(place),)

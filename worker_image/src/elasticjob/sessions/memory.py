@@ -1,6 +1,6 @@
-"""What a session carries from world to world: model, optimizer, extras and the sampler's place, and how far they are.
+"""What a session keeps from world to world: model, optimizer, extras, the sampler's position and the step.
 
-On entering a world the ranks compare what they have; where it differs the most advanced whole state is sent to all.
+On entering a world the ranks compare their state; if it differs, the most advanced complete state is sent to all.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from elasticjob.sessions.model_state import ModelState
 
 
 class Memory:
-    """The state of one rank. A step is begun, then committed or taken back."""
+    """The training state of one rank. A step begins, and is then committed or rolled back."""
 
     def __init__(self, model_state: ModelState, sampler: Any, extras: dict[str, Any]) -> None:
         self.model_state = model_state
         self.sampler = sampler
-        self.committed = -1  # the last step that is applied here; -1: none, or a joiner
+        self.committed = -1  # the last step applied on this rank; -1: none, or a joiner
         self._extras = extras
-        self._applied = 0  # how often the optimizer has stepped in this step
-        self._usual = 1  # and how often it does in a whole one
-        self._clean = True  # no step is applied in part
+        self._applied = 0  # calls of the optimizer in the current step
+        self._usual = 1  # calls of the optimizer in a complete step
+        self._clean = True  # no step is partially applied
         self.keep_place()
 
     def begin(self) -> None:
         self._applied = 0
 
     def note_applied(self) -> None:
-        """The optimizer has stepped."""
+        """Record that the optimizer has stepped."""
         self._applied += 1
 
     def commit(self) -> None:
-        """The step is applied here."""
+        """Record that the step is applied on this rank."""
         self.committed += 1
         self._usual, self._applied = max(self._applied, 1), 0
         self.keep_place()
 
     def enter_sampler(self, rank: int, world_size: int) -> None:
-        """The sampler deals to the ranks of this world from now on."""
+        """Make the sampler distribute samples over the ranks of this world."""
         if hasattr(self.sampler, "world_size"):
             self.sampler.rank, self.sampler.world_size = rank, world_size
 
     def keep_place(self) -> None:
-        """What a broken step goes back to."""
+        """Save the position to which a broken step rolls back."""
         self._position = None if self.sampler is None else self.sampler.state_dict()
         self._random = torch.get_rng_state()
 
     def take_back(self, generation: int, was_last_batch: bool, was_ready: bool) -> None:
-        """The world is gone in the middle of a step: keep the step if it was applied, else go back to its beginning.
+        """The world was lost during a step: keep the step if it was applied, otherwise roll it back.
 
-        `was_ready`: the gradients were all there, but perhaps not on all ranks. Another rank may have gone on to apply
-        the step, so both are kept: what is here before it, and after it.
+        `was_ready`: all gradients were present on this rank, but perhaps not on all. Another rank may have applied the
+        step, so the state before the step and the state after it are both kept.
         """
         if self._applied == self._usual and was_last_batch:
             self.commit()
         elif self._applied:
-            self._clean = False  # one of several optimizer steps may be missing
+            self._clean = False  # one of several optimizer calls may be missing
         elif was_ready and self._usual == 1:
             self.model_state.keep(self.committed, generation)
             self.model_state.optimizer.step()
@@ -71,15 +71,16 @@ class Memory:
         self.model_state.optimizer.zero_grad()
 
     def agree(self, group: Any) -> None:
-        """Have what counts in this world, and train with it. Raises StateLostError where nobody has it whole.
+        """Get the state that all ranks of this world share, and train with it.
 
-        `group` is a process group on the CPU of all ranks; a world of one needs none.
+        `group` is a CPU process group of all ranks; a world of one rank needs none. Raises StateLostError if no rank
+        has a complete state.
         """
         self.committed, self._clean = self.model_state.restore(self.committed, self._clean, group)
         if dist.is_initialized() and dist.get_world_size() > 1:
             self._compare(group)
         elif not self._clean:
-            raise state.StateLostError("the only rank was interrupted in the middle of applying a step")
+            raise state.StateLostError("the only rank was interrupted while it applied a step")
         self.model_state.settle()
 
     def _compare(self, group: Any) -> None:
@@ -91,7 +92,7 @@ class Memory:
         if state.are_equal(rank_states):
             return
         rank, source = dist.get_rank(), state.choose_source(rank_states)
-        # A joiner has nothing to lose: it receives into what it has, and is whole again when all has come.
+        # A joiner has no state to lose: it receives into its own tensors, and is complete when all have arrived.
         keep = self.committed >= 0
         self._clean = self._clean and (keep or rank == source)
         received = transfer.Exchange(rank, source, group, self.model_state.device, keep).run(inventory)
@@ -100,7 +101,7 @@ class Memory:
         self.committed, self._clean = rank_states[source].step, True
 
     def _state(self) -> dict[str, Any]:
-        """What must be equal on all ranks, in the parts in which it is compared and sent."""
+        """The state that must be equal on all ranks, in the sections that are compared and sent."""
         extras = {name: extra.state_dict() for name, extra in self._extras.items()}
         return {**self.model_state.state(), "extras": extras, "position": self._position}
 

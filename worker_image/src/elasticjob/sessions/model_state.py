@@ -1,7 +1,7 @@
-"""The model and the optimizer as a session carries them from world to world.
+"""How a session keeps the model and the optimizer from world to world.
 
-`PlainCarrier`: every rank has the whole model. DDP is bound to one process group, so each world gets a new one around
-the same module. The parameters stay the same objects, so the optimizer never notices.
+`ReplicatedModelState`: every rank has the whole model. DDP is bound to one process group, so each world gets a new DDP
+around the same module. The parameters stay the same objects, so the optimizer is unaffected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def hook(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
 
 
 class ModelState(Protocol):
-    """What a session needs of the model: both kinds of it."""
+    """The interface between a session and its model, for replicated and sharded models."""
 
     @property
     def model(self) -> Any: ...
@@ -40,45 +40,46 @@ class ModelState(Protocol):
 
     @property
     def has_copies(self) -> bool:
-        """Whether each rank has a part of it that another rank of this world has too."""
+        """Whether another rank of this world also has each part of the state of this rank."""
 
     def connect(self, generation: int) -> None:
-        """Make the groups that this world needs besides the default one, which is there."""
+        """Create the process groups that this world needs besides the default one, which exists already."""
 
     def bind(self, generation: int, sync: bool = False) -> None:
-        """Enter a world, whose groups are there; `sync` sends rank 0's parameters to all."""
+        """Enter a world whose groups exist; `sync` sends rank 0's parameters to all."""
 
     def pack(self) -> None:
-        """The world is about to end in order: keep what the next one needs. All ranks call it."""
+        """Prepare for an orderly end of the world: keep what the next world needs. All ranks call it."""
 
     def keep(self, step: int, generation: int) -> bool:
-        """The world broke: keep what is here after this step. Returns whether there may be enough to go on with."""
+        """The world is lost: keep this rank's state after this step. Returns whether it may be enough to continue."""
 
     def unbind(self) -> None:
         """Leave the world."""
 
     def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
-        """Put together what the ranks of a new world have kept; all of them call it.
+        """Reassemble the state from what the ranks of a new world have kept. All ranks call it.
 
-        Given this rank's step and whether none is applied in part; returns the step that its state is of now, and
-        whether the rest of what it carries belongs to that step. Raises StateLostError where a part is missing.
+        `step` is this rank's step; `clean` is whether no step is partially applied. Returns the step of the restored
+        state, and whether the other state of this rank belongs to that step. Raises StateLostError if a part is
+        missing.
         """
 
     def state(self) -> dict[str, Any]:
-        """What the ranks of a new world compare."""
+        """The state that the ranks of a new world compare."""
 
     def load(self, value: dict[str, Any]) -> None:
-        """Take over what another rank sent."""
+        """Load the state that another rank sent."""
 
     def settle(self) -> None:
-        """All ranks of the new world agree on the state: train with it."""
+        """All ranks of the new world agree on the state: start to train with it."""
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
-        """While gradients are accumulated they are not reduced."""
+        """Do not reduce gradients while they are accumulated."""
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse what cannot be carried as a whole."""
+    """Raises ConfigurationError for a model that cannot be kept as a whole."""
     if isinstance(model, DistributedDataParallel):
         raise ConfigurationError(
             "Session(model=...) got a DistributedDataParallel: it is bound to one world. Give it the plain module;"
@@ -95,12 +96,12 @@ def check_model(model: torch.nn.Module) -> None:
 
 
 class ElasticModel(torch.nn.Module):
-    """Calls the module through the DDP of the present world."""
+    """Calls the module through the DDP of the current world."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
-        # Not a submodule: its parameters would be counted twice.
+        # Not registered as a submodule: its parameters would be counted twice.
         self.__dict__["ddp"] = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,9 +110,9 @@ class ElasticModel(torch.nn.Module):
 
 
 class ReplicatedModelState:
-    """A model that every rank has as a whole: DDP in a world of several, the module alone in a world of one."""
+    """A model that every rank has completely: DDP in a world of several ranks, the plain module in a world of one."""
 
-    has_copies = False  # but the whole
+    has_copies = False  # not needed: every rank has the whole model
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
         check_model(model)
@@ -125,7 +126,7 @@ class ReplicatedModelState:
         return next(self._module.parameters()).device
 
     def connect(self, generation: int) -> None:
-        """The default group is enough."""
+        """Nothing to do: the default group is enough."""
 
     def bind(self, generation: int, sync: bool = False) -> None:
         self.unbind()
@@ -143,7 +144,7 @@ class ReplicatedModelState:
         self.model.__dict__["ddp"] = torch_ddp.make_ddp(self._module, devices, sync)
 
     def pack(self) -> None:
-        """Everything is in the memory of every rank."""
+        """Nothing to do: every rank has everything in memory."""
 
     def keep(self, step: int, generation: int) -> bool:
         return True
@@ -162,7 +163,7 @@ class ReplicatedModelState:
         self.optimizer.load_state_dict(value["optimizer"])
 
     def settle(self) -> None:
-        """The state is in place already. A DDP that sends rank 0's parameters can be made only now that all agree."""
+        """Create the DDP if it was postponed: it broadcasts rank 0's parameters, so all must agree first."""
         if self.model.__dict__["ddp"] is None:
             self._wrap(sync=False)
 

@@ -1,7 +1,7 @@
-"""Plain data as JSON and back: what a state holds besides its tensors, so that nothing from the network is unpickled.
+"""Converts plain data to JSON and back: the state besides tensors, so that no data from the network is unpickled.
 
-Numbers, texts and None are themselves; everything else is `[kind, ...]`, so a tuple stays a tuple and a key a number.
-A text that is not of this form is a ValueError and runs no code, whoever wrote it.
+Numbers, strings and None are encoded as themselves; everything else as `[kind, ...]`, which preserves tuples and
+non-string keys. Input in any other form raises ValueError and runs no code.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from elasticjob.sessions.state import Slot
 
 
 def encode(value: Any, name: str = "state") -> str:
-    """The JSON of a value; equal values have equal texts. `name` is for the error: where what cannot travel is."""
+    """Encode a value as JSON; equal values give equal strings. `name` is the path that an error message shows."""
     return json.dumps(_fold(value, name), separators=(",", ":"))
 
 
 def decode(text: str | bytes) -> Any:
-    """The value again. Raises ValueError for what `encode` did not write."""
+    """Decode a value. Raises ValueError for anything that `encode` cannot produce."""
     try:
         return _unfold(json.loads(text))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, binascii.Error) as error:
-        raise ValueError(f"this is no plain data ({type(error).__name__}: {error})") from None
+        raise ValueError(f"this is not plain data ({type(error).__name__}: {error})") from None
 
 
 def _fold(value: Any, name: str) -> Any:
@@ -73,7 +73,7 @@ def _unfold(value: Any) -> Any:
 def _unfold_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch.{name} is no dtype")  # noqa: TRY004 - for the one except above
+        raise ValueError(f"torch.{name} is not a dtype")  # noqa: TRY004 - caught by the one `except` above
     return dtype
 
 
@@ -82,11 +82,11 @@ def _unfold_slot(index: int, shape: list[int], dtype: str, device: str) -> Slot:
 
 
 def _unfold_array(dtype: str, shape: list[int], data: str) -> Any:
-    numpy: Any = importlib.import_module("numpy")  # not ours to bring: the script that has such a state has it
+    numpy: Any = importlib.import_module("numpy")  # not a dependency: a script with such a state has numpy
 
     wanted = numpy.dtype(dtype)
     if wanted.hasobject:
-        raise ValueError(f"{dtype} holds objects")
+        raise ValueError(f"{dtype} contains objects")
     return numpy.frombuffer(base64.b64decode(data), dtype=wanted).reshape(shape).copy()
 
 

@@ -1,4 +1,4 @@
-"""The world that a session is in: its process group, entered and left as often as the world changes."""
+"""The process groups of a session, created and destroyed whenever the world changes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _WORD_SECONDS = 5.0
 
 
 class ProcessGroups:
-    """torch's default group of the present world, and one for small messages on the CPU."""
+    """torch's default group of the current world, and a CPU group for small messages."""
 
     def __init__(self, backend: str, timeout: float) -> None:
         self._backend = backend
         self._timeout = datetime.timedelta(seconds=timeout)
         self.flags: Any = None
-        self._others: frozenset[int] | None = None  # connections from before the world, while it is being made
-        self._connections: frozenset[int] = frozenset()  # those that it was made with
+        self._others: frozenset[int] | None = None  # connections older than the groups, during creation
+        self._connections: frozenset[int] = frozenset()  # connections that belong to the groups
 
     def enter(self, place: Place, is_lost: Callable[[], bool], connect: Callable[[], None] = lambda: None) -> None:
         """Join the world that the agent described, unless it is lost before its store has answered.
 
-        `connect` makes further groups in it.
+        `connect` creates further groups in it. Raises WorldLostError if a member was lost.
         """
         self._others = sockets.find_connections()
         try:
@@ -50,18 +50,20 @@ class ProcessGroups:
         except OSError as error:
             raise WorldLostError(str(error)) from error
         if inner is None:
-            raise WorldLostError("a member was lost before the process group was made")
+            raise WorldLostError("a member was lost before the process group was created")
         os.environ.update(place.as_environ())
         prefixed: Any = dist.PrefixStore("elasticjob/session", inner)  # type: ignore[attr-defined]
         groups.name_groups_anew()
         dist.init_process_group(
             self._backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=self._timeout
         )
-        # With gloo the same group serves both.
+        # With gloo one group serves both purposes.
         self.flags = dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo")
 
     def enter_fixed(self, alone: bool) -> None:
-        """Without an agent that regroups: the world of the launcher's variables; `alone` makes one of this process."""
+        """Join the world of the launcher's variables, which never changes; `alone` makes a group for a single process
+        too.
+        """
         if dist.is_initialized():
             return
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -80,19 +82,19 @@ class ProcessGroups:
         self._connections = frozenset()
 
     def abort(self) -> None:
-        """Free the main thread from a collective, or from making a group, that waits for somebody. From any thread."""
-        for group in groups.find_groups():  # those of a mesh too
+        """Free the main thread from a blocked collective or group creation. Thread-safe."""
+        for group in groups.find_groups():  # including those of a mesh
             with contextlib.suppress(RuntimeError, AttributeError, ValueError):
-                group.abort()  # which gloo does not know
+                group.abort()  # not supported by gloo
         others = self._others
         sockets.shut_down(self._connections if others is None else sockets.find_connections() - others)
 
 
 def is_world_failure(error: Exception, is_lost: Callable[[], bool]) -> bool:
-    """Whether an exception means that the world broke, rather than that the script has a mistake.
+    """Whether an exception means that the world is lost, and not that the script has a bug.
 
-    Its type says so, or the agent: `is_lost` is whether it has said that a member is gone. A mistake that is made in a
-    world that is lost anyway comes again in the next one, and is taken for what it is there.
+    The exception's type decides, or else the agent: `is_lost` returns whether it reported a lost member. A bug that
+    happens to show in a lost world is raised again in the next one, and recognised there.
     """
     if any(isinstance(one, WorldLostError | CollectiveFailedError) for one in failures.chain(error)):
         return True

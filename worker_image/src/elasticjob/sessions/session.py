@@ -1,4 +1,4 @@
-"""A training session that outlives the worlds it runs in: the process keeps its memory when members come and go.
+"""A training session that outlives its worlds: the process keeps its memory when members join and leave.
 
     session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler)
     for x, y in session.batches(loader):
@@ -9,10 +9,11 @@
                 optimizer.step()
                 optimizer.zero_grad()
 
-An announced change ends the world at a step that all ranks agree on: no step is lost. After a loss the broken step
-is rolled back and repeated in the new world. On entering a world the ranks compare what they have; where it differs
-the most advanced whole state is sent to all, so parameters are bitwise equal after every regroup. In an ElasticJob the
-agent learns of the session and keeps the process; elsewhere it is plain DDP, and a change of the world is a restart.
+An announced change ends the world after a step that all ranks agree on: no step is lost. After the loss of a member the
+broken step is rolled back and repeated in the new world. On entering a world the ranks compare their state; if it
+differs, the most advanced complete state is sent to all, so parameters are bitwise equal after every regroup. In an
+ElasticJob the agent learns of the session and keeps the process running; elsewhere a session is plain DDP, and a change
+of the world is a restart.
 """
 
 from __future__ import annotations
@@ -39,17 +40,19 @@ logger = logging.getLogger("elasticjob")
 
 
 class Session:
-    """Everything of a training run that must survive a change of the world.
+    """Everything in a training run that must survive a change of the world.
 
     `extras` are further objects with `state_dict` and `load_state_dict`, such as a learning-rate scheduler. A sharded
-    model (FSDP2) belongs to one world: for it give, instead of model and optimizer, a function `build(mesh)` that makes
-    both in each world. Then use `session.model` and `session.optimizer`: they are others after each change. `shards` is
-    the number of ranks that have to share one copy of the model; more ranks hold further copies (HSDP), by which it
-    survives a loss. Without it all ranks share one.
+    model (FSDP2) belongs to one world: instead of a model and an optimizer, pass a function `build(mesh)` that creates
+    both in each world, and use `session.model` and `session.optimizer`, which change with the world. `shards` is the
+    minimum number of ranks that share one copy of the model; more ranks hold further copies (HSDP), which lets the
+    model survive a loss. By default all ranks share one copy.
 
-    `on_world(session)` is called on all ranks of each new world, before it trains: the place for what belongs to one
-    world, such as a `Checkpointer`. Where `session.committed` is -1 nobody has a state: load the checkpoint there, and
-    set `session.committed` to the number of its last step.
+    `on_world(session)` is called on all ranks of each new world, before training starts: the place to create objects
+    that belong to one world, such as a `Checkpointer`. If `session.committed` is -1 there, no rank has a state: load
+    the checkpoint, and set `session.committed` to the number of its last step.
+
+    Raises ConfigurationError if the arguments do not fit together.
     """
 
     def __init__(
@@ -70,27 +73,28 @@ class Session:
         self._on_world = on_world
         self._micro: Any = None
         self._closed = False
-        self._ready = False  # this rank has all gradients of the step, and waits for the others to have them
+        self._ready = False  # this rank has all gradients of the step, and waits for the other ranks
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
         groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout)
         client = control.connect() if self._may_keep_memory() else None
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
-        self._worlds.enter_first(alone=build is not None)  # shards need a group, even alone
+        self._worlds.enter_first(alone=build is not None)  # shards need a group, even with one rank
 
     @staticmethod
     def _may_keep_memory() -> bool:
-        """A process group that the script made itself is bound to its world, and the script to restarts."""
+        """False if the script created a process group itself: that group is bound to its world."""
         return is_in_process(os.environ) is not False and not dist.is_initialized()
 
-    # What the training loop uses.
+    # The interface for the training loop.
 
     @property
     def model(self) -> Any:
-        """The model of the present world."""
+        """The model of the current world."""
         return self._model_state.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the current world."""
         return self._model_state.optimizer
 
     @property
@@ -104,25 +108,27 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """The number of the present world."""
+        """The generation of the current world."""
         return self._worlds.state.generation
 
     @property
     def regroups(self) -> int:
-        """How many worlds this session has entered, where an agent changes them."""
+        """The number of worlds that this session has entered; 0 without an agent that regroups."""
         return self._worlds.entered
 
     @property
     def rank(self) -> int:
+        """This process's rank in the current world."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     @property
     def world_size(self) -> int:
+        """The number of ranks in the current world."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
     @property
     def scale(self) -> float:
-        """What to multiply the mean loss of this batch by, so that the global batch counts as one mean."""
+        """The factor for this batch's mean loss, so that the gradient is the mean over the global batch."""
         return 1.0 if self._micro is None else float(self._micro.scale)
 
     @property
@@ -131,7 +137,7 @@ class Session:
         return self._micro is None or bool(self._micro.ends_step)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches that are left of this epoch, whatever happens to the world meanwhile."""
+        """The remaining batches of this epoch, across changes of the world."""
         epoch = getattr(self.sampler, "epoch", None)
         while True:
             for micro, batch in self._items(loader):
@@ -158,11 +164,11 @@ class Session:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """One forward and backward pass, and the optimizer's step. A world that breaks in it is mended after it."""
+        """One forward and backward pass, and the optimizer's step. Recovers afterwards if the world is lost."""
         self._memory.begin()
         try:
             with self._model_state.accumulate(not self.ends_step):
-                self._worlds.interrupter.allowed = True  # until the optimizer begins to apply the step
+                self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
                 yield
             self._worlds.interrupter.allowed = False
             if self.ends_step:
@@ -177,18 +183,18 @@ class Session:
             self._worlds.interrupter.allowed = False
 
     def close(self) -> None:
-        """Leave the world in order: everybody has finished the last step."""
+        """Leave the world in order, once every rank has finished the last step."""
         if self._closed or not dist.is_initialized():
             return
         self._closed = True
         self._worlds.close()
 
-    # Inside of a step.
+    # Inside a step.
 
     def _begin_apply(self, *_: Any) -> None:
         self._worlds.interrupter.allowed = False
         if self._model_state.has_copies and self._worlds.can_change and self._worlds.state.error is None:
-            # Shards that are left are of use where they are of one step: nobody applies it before all can.
+            # Surviving shards are useful only if they are of one step: no rank applies it before all ranks can.
             self._ready = True
             dist.all_reduce(torch.zeros(1), group=self._worlds.groups.flags)
             self._ready = False
@@ -197,14 +203,14 @@ class Session:
         self._memory.note_applied()
 
     def _break(self, error: Exception) -> None:
-        """The world is gone in the middle of a step."""
+        """The world was lost during a step: roll the step back."""
         logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
         self._worlds.break_off(error)
         was_ready, self._ready = self._ready, False
         self._memory.take_back(self.generation, self.ends_step, was_ready)
 
     def _enter_world(self) -> None:
-        """Let the script do what belongs to each world, for example load a checkpoint."""
+        """Call `on_world`, for example to load a checkpoint."""
         if self._on_world is None:
             return
         before = self.committed
@@ -220,11 +226,11 @@ def _make_model_state(
     shards: int | None,
     hooks: StepHooks,
 ) -> ModelState:
-    """Raises ConfigurationError where the arguments of a session do not fit together."""
+    """Raises ConfigurationError if the arguments of a session do not fit together."""
     if build is not None and model is None and optimizer is None:
         if shards is not None and shards < 1:
-            raise ConfigurationError(f"Session(shards={shards}): a model is cut over 1 rank or more.")
+            raise ConfigurationError(f"Session(shards={shards}): shards must be at least 1.")
         return ShardedModelState(build, hooks, shards)
     if build is None and shards is None and model is not None and optimizer is not None:
         return ReplicatedModelState(model, optimizer, hooks)
-    raise ConfigurationError("Session takes a model and an optimizer, or build= (and shards=) alone.")
+    raise ConfigurationError("Session takes either a model and an optimizer, or build= (with shards=).")

@@ -1,9 +1,9 @@
-"""A sharded model (FSDP2) over worlds of different sizes: made anew in each, filled from the shards of the one before.
+"""A sharded model (FSDP2) in worlds of different sizes: rebuilt in each, and filled from the shards of the last one.
 
-Before a world ends in order its ranks put their shards together, one tensor at a time, and each keeps the whole in host
-memory until the next world has taken its shards from it. A rank that is lost takes its shards with it: where others
-have copies of them (HSDP), the ranks that are left keep theirs and put them together in the next world, else only the
-checkpoint helps.
+Before a world ends in order, its ranks gather their shards one tensor at a time, and each keeps the whole model in host
+memory until the next world has taken its shards from it. A lost rank takes its shards with it: if other ranks have
+copies (HSDP), the remaining ranks keep theirs and reassemble the model in the next world; otherwise only the checkpoint
+helps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
 
 
 class ShardedModelState:
-    """A model of which every rank has a part; `shards` ranks at least have all of it together."""
+    """A model of which every rank has a part; at least `shards` ranks together have all of it."""
 
     def __init__(self, build: Build, hooks: StepHooks, least: int | None) -> None:
         self._build = build
@@ -38,9 +38,9 @@ class ShardedModelState:
         self._least = least
         self._mesh: DeviceMesh | None = None
         self._made: tuple[torch.nn.Module, torch.optim.Optimizer] | None = None
-        self._filled = False  # what was made has the state that counts
+        self._filled = False  # the built model has the shared state
         self._whole: dict[str, Any] | None = None  # between two worlds
-        # After a loss: this rank's part of the state, by step, and where it belongs.
+        # After a loss: this rank's part of the state, by step, and its position in the model.
         self._kept: dict[int, dict[str, Any]] = {}
         self._place = shards.ShardInventory()
 
@@ -54,12 +54,12 @@ class ShardedModelState:
 
     def _present(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self._made is None:
-            raise ConfigurationError("there is no world now, and so no sharded model")
+            raise ConfigurationError("there is no sharded model outside of a world")
         return self._made
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")  # of what travels
+        return torch.device("cpu")  # state is sent from host memory
 
     @property
     def has_copies(self) -> bool:
@@ -69,8 +69,8 @@ class ShardedModelState:
         size = dist.get_world_size()
         cut = shards.count_shards(size, self._least)
         shape, names = ((size,), ["shard"]) if self._least is None else ((size // cut, cut), ["replicate", "shard"])
-        # torch remembers the shapes of shards by mesh, and takes two meshes for one whatever rank this process has in
-        # them: so each world's has names of its own.
+        # torch caches the shapes of shards by mesh, and considers meshes equal even if this process's rank differs.
+        # So each world's mesh has unique dimension names.
         kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
         if kind == "cpu" and not sharding.HAS_FSDP_ON_CPU:
             raise ConfigurationError(
@@ -123,7 +123,7 @@ class ShardedModelState:
         return found.step, clean and step == found.step and self._whole is not None
 
     def _reassemble(self, found: shards.RecoveryPlan, group: Any) -> None:
-        """Everybody gets every shard of one step."""
+        """Send every shard of one step to all ranks."""
         mine = self._kept.get(found.step, {})
         inventory = transfer.take_inventory(mine)
         parts = []
@@ -143,7 +143,7 @@ class ShardedModelState:
     def settle(self) -> None:
         if self._whole is not None and self._whole["model"] is not None:
             self._fill(self._whole)
-        # Else nobody has trained yet: `build` made or loaded what counts.
+        # Otherwise no rank has trained yet: `build` created or loaded the state.
         self._whole, self._kept, self._filled = None, {}, True
 
     def _fill(self, whole: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ class ShardedModelState:
 
 
 def gather(value: Any) -> Any:
-    """Every shard put together and brought to the host, the rest as it is. All ranks call it."""
+    """Gather every shard on the host; values that are not sharded stay as they are. All ranks call it."""
     if isinstance(value, DTensor):
         return value.full_tensor().detach().cpu()
     if isinstance(value, torch.Tensor):
@@ -183,13 +183,13 @@ def gather(value: Any) -> Any:
 
 
 def shard_like(pattern: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    """Each tensor of `whole`, which all ranks have, cut as the one of its name in `pattern`. All ranks call it."""
+    """Shard each tensor of `whole`, which all ranks have, like its namesake in `pattern`. All ranks call it."""
     return {name: _shard_like(pattern.get(name), value) for name, value in whole.items()}
 
 
 def _shard_like(pattern: Any, value: Any) -> Any:
     if not isinstance(pattern, torch.Tensor) or not isinstance(value, torch.Tensor) or value.shape != pattern.shape:
-        return value  # for example an optimizer's count of steps
+        return value  # for example an optimizer's step count
     data = pattern.data
     if not isinstance(data, DTensor):
         return value.to(data.device)

@@ -1,8 +1,8 @@
-"""The shards of a model that the ranks of a broken world still have, and how they make it whole again.
+"""The shards that the ranks of a lost world still have, and how to reassemble the model from them.
 
-Where a model is cut over some ranks and copied over others (HSDP), the shards of a lost rank are somewhere else too.
-But a step may be applied on some ranks and not on others, so the copies have to be of the same step. The choice is a
-pure function of what every rank has to offer.
+If a model is sharded over some ranks and replicated over others (HSDP), another rank has the shards of a lost rank. But
+a step may be applied on some ranks and not on others, and the copies must be of the same step. The choice is a pure
+function of the inventories of all ranks.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 from elasticjob.sessions.state import StateLostError
 from elasticjob.torchcompat.sharding import DTensor, Replicate, Shard
 
-_LOCAL = "elasticjob.shard"  # the key by which a shard is known among the data of a state
+_LOCAL = "elasticjob.shard"  # the key that marks a shard in the data of a state
 
 
 @dataclass(frozen=True)
 class ShardInventory:
-    """What one rank has in its memory."""
+    """What one rank has in memory."""
 
     step: int = -1  # the last step applied to it; -1 for a joiner
-    clean: bool = True  # no step is applied in part
-    whole: bool = False  # it has all of the model
-    world: int = -1  # the generation in which its shard was cut
-    shard: int = -1  # which one it has; -1: none
-    shards: int = 0  # over how many ranks the model was cut
-    ahead: bool = False  # it has its shard after the next step too
+    clean: bool = True  # no step is partially applied
+    whole: bool = False  # it has the complete model
+    world: int = -1  # the generation in which the model was sharded
+    shard: int = -1  # the index of its shard; -1: none
+    shards: int = 0  # the number of shards of the model
+    ahead: bool = False  # it also has its shard as of the next step
 
     def to_row(self) -> torch.Tensor:
         return torch.tensor([int(value) for value in astuple(self)], dtype=torch.int64)
@@ -42,23 +42,23 @@ class ShardInventory:
 
 @dataclass(frozen=True)
 class RecoveryPlan:
-    """Which step the ranks go on from, and who has it."""
+    """The step from which the ranks continue, and which ranks have it."""
 
-    step: int  # -1: nobody has trained yet
-    sources: tuple[int, ...] = ()  # a rank for each shard; empty where somebody has the whole
+    step: int  # -1: no rank has trained yet
+    sources: tuple[int, ...] = ()  # a rank for each shard; empty if one rank has the whole model
 
 
 def count_shards(world_size: int, shards: int | None) -> int:
-    """Over how many ranks a model is cut: the smallest divisor of the world size that is at least `shards`."""
+    """The number of shards: the smallest divisor of the world size that is at least `shards`."""
     least = world_size if shards is None else min(shards, world_size)
     return next(n for n in range(least, world_size + 1) if world_size % n == 0)
 
 
 def plan_recovery(shard_inventories: Sequence[ShardInventory]) -> RecoveryPlan:
-    """The latest step of which all shards are there; raises StateLostError where there is none.
+    """The latest step of which all shards exist. Raises StateLostError if there is none.
 
-    A step counts only where some rank has ended it in order: that one also has the sampler's place, and what the script
-    does after its optimizer. The others had all gradients of the step before anybody applied it.
+    A step counts only if some rank has completed it: that rank also has the sampler's position and the effects of the
+    script's code after the optimizer. The other ranks had all gradients of the step before any rank applied it.
     """
     if all(shard_inventory.step < 0 for shard_inventory in shard_inventories):
         return RecoveryPlan(-1)
@@ -79,7 +79,7 @@ def plan_recovery(shard_inventories: Sequence[ShardInventory]) -> RecoveryPlan:
 
 
 def _find_sources(shard_inventories: Sequence[ShardInventory], step: int, world: int) -> tuple[int, ...]:
-    """A rank for each shard as it was cut in one world; empty where one is missing."""
+    """A rank for each shard of one world; empty if a shard is missing."""
     holders: dict[int, int] = {}
     count = 0
     for rank, shard_inventory in enumerate(shard_inventories):
@@ -91,9 +91,9 @@ def _find_sources(shard_inventories: Sequence[ShardInventory], step: int, world:
 
 
 def take_local(value: Any) -> Any:
-    """A state with each sharded tensor replaced by a copy of this rank's part in the host's memory.
+    """A state in which each sharded tensor is replaced by a copy of this rank's part in host memory.
 
-    Raises ValueError where a tensor is cut in a way that is not known here.
+    Raises ValueError for a placement that is not supported.
     """
     if isinstance(value, DTensor):
         return {_LOCAL: value.to_local().detach().cpu().clone(), "dim": _find_dim(value)}
@@ -107,7 +107,7 @@ def take_local(value: Any) -> Any:
 
 
 def _find_dim(tensor: Any) -> int:
-    """The dimension that is cut; -1 where every rank has all of it."""
+    """The sharded dimension; -1 if every rank has the whole tensor."""
     cuts = [placement for placement in tensor.placements if not isinstance(placement, Replicate)]
     if not cuts:
         return -1
@@ -117,7 +117,7 @@ def _find_dim(tensor: Any) -> int:
 
 
 def put_together(parts: Sequence[Any]) -> Any:
-    """The whole state from what each shard's rank has of it, in their order."""
+    """The whole state, from the parts of each shard's rank, in shard order."""
     first = parts[0]
     if isinstance(first, dict):
         if _LOCAL in first:

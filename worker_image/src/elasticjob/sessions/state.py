@@ -1,8 +1,8 @@
-"""The state of a session as it travels: which rank's counts, how to tell that two are equal, how to cut it up.
+"""The training state in transit: which rank's state is used, how states are compared, how they are split into chunks.
 
-The choice of the source is a pure function. A state dict is split into a skeleton (plain data with placeholders)
-and its tensors, so that tensors are sent as they are and never pickled. Tensors are sent and compared in chunks: a
-large one alone, small ones together, because each message has its price.
+The choice of the source is a pure function. A state dict is split into a skeleton (plain data with placeholders) and
+its tensors, so tensors are sent as raw bytes and never pickled. Tensors are sent and compared in chunks: a large one
+alone, small ones together, because each message has a fixed cost.
 """
 
 from __future__ import annotations
@@ -14,58 +14,59 @@ from typing import Any
 import torch
 
 CHUNK_BYTES = 4 << 20
-_ROW = 1024  # words of a tensor that are added up before the sums are mixed
+_ROW = 1024  # 64-bit words of a tensor that are summed before the sums are mixed
 _MASK = (1 << 64) - 1
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank has in its memory."""
+    """What one rank has in memory."""
 
     step: int  # the last step applied to it; -1 for a joiner
-    clean: bool  # no step is applied in part
-    digest: int  # of everything that must be equal on all ranks
+    clean: bool  # no step is partially applied
+    digest: int  # digest of everything that must be equal on all ranks
 
 
 class StateLostError(RuntimeError):
-    """No rank of the new world has a whole state in memory: only a checkpoint helps."""
+    """No rank of the new world has a complete state in memory: only a checkpoint helps."""
 
 
 def choose_source(rank_states: list[RankState]) -> int:
-    """The rank whose state counts: the most advanced one that is whole, the lowest of them.
+    """The rank whose state is used: the most advanced complete state, from the lowest rank.
 
-    Where nobody has trained yet rank 0's initial parameters count, as with DDP.
+    If no rank has trained yet, rank 0's initial parameters are used, as with DDP. Raises StateLostError if no state is
+    complete.
     """
     whole = [rank for rank, rank_state in enumerate(rank_states) if rank_state.clean]
     if not whole:
-        raise StateLostError("every rank was interrupted in the middle of applying a step")
+        raise StateLostError("every rank was interrupted while it applied a step")
     best = max(rank_states[rank].step for rank in whole)
     return next(rank for rank in whole if rank_states[rank].step == best)
 
 
 def are_equal(rank_states: list[RankState]) -> bool:
-    """Whether all ranks have the same whole state, so that nothing needs to be sent."""
+    """Whether all ranks have the same complete state, so that nothing has to be sent."""
     return all(rank_state == rank_states[0] and rank_state.clean for rank_state in rank_states)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a tensor in a skeleton."""
+    """The placeholder of a tensor in a skeleton."""
 
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    device: str  # its type: each rank has its own index
+    device: str  # the device type; the index differs by rank
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 def split(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The skeleton of `value`; its tensors are appended to `tensors`."""
+    """The skeleton of `value`; appends its tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach())
         return Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
@@ -77,7 +78,7 @@ def split(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def find_slots(skeleton: Any) -> Iterator[Slot]:
-    """The slots of a skeleton in the order of their tensors."""
+    """The slots of a skeleton, in the order of their tensors."""
     if isinstance(skeleton, Slot):
         yield skeleton
     elif isinstance(skeleton, dict):
@@ -89,7 +90,7 @@ def find_slots(skeleton: Any) -> Iterator[Slot]:
 
 
 def join(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
-    """The value again, from its skeleton and its tensors."""
+    """Rebuild the value from its skeleton and its tensors."""
     if isinstance(skeleton, Slot):
         return tensors[skeleton.index]
     if isinstance(skeleton, dict):
@@ -100,7 +101,7 @@ def join(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def pack(slots: list[Slot], limit: int = CHUNK_BYTES) -> list[list[Slot]]:
-    """The chunks: neighbours of one device share one as long as they are small together. Pure."""
+    """Group slots into chunks of at most `limit` bytes: neighbours on one device share a chunk. Pure."""
     chunks: list[list[Slot]] = []
     room = 0
     for slot in slots:
@@ -114,7 +115,7 @@ def pack(slots: list[Slot], limit: int = CHUNK_BYTES) -> list[list[Slot]]:
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """A number that differs where any bit of the tensor does, for all practical purposes. One pass over the memory."""
+    """A 64-bit number that differs if any bit of the tensor does, for all practical purposes. Reads the memory once."""
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if raw.numel() == 0:
         return 0
@@ -124,14 +125,14 @@ def digest(tensor: torch.Tensor) -> int:
     rows = words[: words.numel() // _ROW * _ROW].view(-1, _ROW).sum(1)
     tail = raw[raw.numel() // 8 * 8 :].to(torch.int64)
     sums = torch.cat([rows, words[words.numel() // _ROW * _ROW :], tail])
-    # Where a sum stands counts too: each is mixed with its place before all are added. Overflow wraps around.
+    # The position of a sum matters too: each is mixed with its index before all are added. Overflow wraps around.
     mixed = (sums + torch.arange(1, sums.numel() + 1, device=sums.device)) * _ODD
     mixed = (mixed ^ (mixed >> 29)) * _ODD
     return int((mixed ^ (mixed >> 32)).sum().item()) & _MASK
 
 
 def combine(digests: list[int]) -> int:
-    """One number for several, that fits a signed word."""
+    """Combine several digests into one that fits a signed 64-bit word."""
     total = len(digests)
     for one in digests:
         total = (total * 1_000_003 + one) & _MASK

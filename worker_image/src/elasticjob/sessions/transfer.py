@@ -1,7 +1,7 @@
-"""Sends the state that counts to all ranks of a world, and of it only the chunks that somebody lacks.
+"""Sends one rank's state to all ranks of a world, but only the chunks that some rank lacks.
 
-What a rank has already, for example frozen or pretrained weights that every script loads by itself, is recognised by
-its digest and not sent. A joiner receives into the tensors that it has, without a second copy of the model.
+State that a rank already has, for example frozen or pretrained weights that every script loads, is recognised by its
+digest and not sent. A joiner receives into its own tensors, without a second copy of the model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from elasticjob.sessions import plaindata, state
 
 @dataclass
 class Section:
-    """A named part of a rank's state: its plain data, as they are and as they travel, its tensors, and a digest of
-    each chunk."""
+    """A named part of a rank's state: its plain data, decoded and encoded, its tensors, and a digest of each chunk."""
 
     skeleton: Any
     text: str
@@ -36,9 +35,9 @@ Inventory = dict[str, Section]
 
 
 def take_inventory(value: dict[str, Any]) -> Inventory:
-    """Cut each named part of a state up, and compute what it takes to compare it.
+    """Split each named part of a state into chunks, and compute the digests for the comparison.
 
-    Raises ConfigurationError where it holds an object that is no plain data: such a one could not be sent.
+    Raises ConfigurationError if the state holds an object that is not plain data and so cannot be sent.
     """
     inventory = {}
     for name, part in value.items():
@@ -51,23 +50,23 @@ def take_inventory(value: dict[str, Any]) -> Inventory:
 
 
 def digest_inventory(inventory: Inventory) -> int:
-    """One number for all of it, the plain data included."""
+    """One digest of the whole inventory, including the plain data."""
     plain = [zlib.crc32(section.text.encode()) for section in inventory.values()]
     return state.combine(plain + [one for section in inventory.values() for one in section.digests])
 
 
 @dataclass
 class Exchange:
-    """One exchange in a world: who sends, and over which groups."""
+    """One exchange of state in a world: the source and the groups to use."""
 
     rank: int
     source: int
-    flags: Any  # the group for tensors on the CPU
-    device: torch.device  # of the tensors that are on none
-    keep: bool  # what this rank has counts until all has come: it must not be written over
+    flags: Any  # the process group for CPU tensors
+    device: torch.device  # for tensors without a device of their own
+    keep: bool  # do not overwrite this rank's state before all of the new one has arrived
 
     def run(self, mine: Inventory) -> dict[str, Any] | None:
-        """The source's state, on every rank but the source; only what somebody lacks is sent."""
+        """The source's state, on every rank but the source (None there). Sends only what some rank lacks."""
         rows = [(name, section.text, section.digests) for name, section in mine.items()]
         rows = messages.broadcast_json(rows, self.source, self.flags)
         theirs = {name: Section(plaindata.decode(text), text, [], digests) for name, text, digests in rows}
@@ -87,7 +86,7 @@ class Exchange:
         return None if self.rank == self.source else received
 
     def _prepare(self, mine: Section | None, section: Section) -> list[torch.Tensor]:
-        """Where the tensors of a section come to lie here: what fits is used as it is."""
+        """The receive buffers of a section; tensors with a matching layout are reused."""
         if mine is not None and _has_slots(mine, section) and (self.rank == self.source or not self.keep):
             return list(mine.tensors)
         lacked = find_lacks(mine, section)
@@ -111,7 +110,7 @@ class Exchange:
 
 
 def find_lacks(mine: Section | None, theirs: Section) -> list[bool]:
-    """For each chunk of theirs: whether we have to get it. Pure."""
+    """For each chunk of `theirs`, whether this rank needs it. Pure."""
     if mine is None or not _has_slots(mine, theirs):
         return [True] * len(theirs.digests)
     return [ours != other for ours, other in zip(mine.digests, theirs.digests, strict=True)]
@@ -122,14 +121,14 @@ def _has_slots(mine: Section, theirs: Section) -> bool:
 
 
 def _wrap(chunk: list[state.Slot], tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The bytes of a chunk: the tensor's own memory where there is one and it lies in one piece."""
+    """The bytes of a chunk: a contiguous tensor's own memory, otherwise a copy."""
     if len(chunk) == 1:
         return _bytes(tensors[chunk[0].index])
     return torch.cat([_bytes(tensors[slot.index]) for slot in chunk])
 
 
 def _unwrap(flat: torch.Tensor, chunk: list[state.Slot], tensors: list[torch.Tensor]) -> None:
-    """Write a chunk's bytes to its tensors, where they are not there already."""
+    """Write a chunk's bytes to its tensors, unless they are already there."""
     start = 0
     for slot in chunk:
         tensor = tensors[slot.index]

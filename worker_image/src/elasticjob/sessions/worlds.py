@@ -1,6 +1,6 @@
-"""Carries a session from world to world: carries out what `machine` decides, and owns the process groups.
+"""Moves a session from world to world: executes what `machine` decides, and owns the process groups.
 
-Two threads: the script's, which trains, leaves and enters worlds; and the one that reads what the agent says.
+It uses two threads: the script's thread trains, leaves and enters worlds; another one reads the agent's messages.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ logger = logging.getLogger("elasticjob")
 
 
 class Worlds:
-    """The worlds of one session, one after the other. `client` is None where no agent regroups: one world for ever."""
+    """The worlds of one session, one after the other. `client` is None if the world never changes."""
 
     def __init__(
         self, memory: Memory, groups: ProcessGroups, client: control.Client | None, on_world: Callable[[], None]
     ) -> None:
         """`on_world` is called in each new world, before it trains."""
-        # Where the agent regroups, the world in which the process was started is the first to be entered.
+        # With an agent that regroups, the world in which the process was started is entered like any other.
         self.state = machine.State(generation=0 if client is not None else int(os.environ.get(GENERATION) or 0))
-        self.entered = 0  # worlds, where they change
+        self.entered = 0  # number of worlds; stays 0 if the world never changes
         self.groups = groups
         self._memory = memory
         self._client = client
         self._on_world = on_world
-        self._lock = threading.Lock()  # of the state
+        self._lock = threading.Lock()  # guards the state
         self._calls: queue.SimpleQueue[Place] = queue.SimpleQueue()
         self._vote: tuple[Any, torch.Tensor] | None = None
         self.interrupter = Interrupter(lambda: self.state.is_lost)
@@ -72,13 +72,13 @@ class Worlds:
             self.change()
 
     def change(self) -> None:
-        """Leave this world, and enter the next with the state that counts. Other worlds may break meanwhile."""
+        """Leave this world, and enter the next one with the shared state. Repeats if that world is lost meanwhile."""
         self._leave_whole()
         while not self._try(self._await_call()):
             self._leave_whole()
 
     def end_step(self) -> None:
-        """The step is applied here; learn whether all agreed to stop at this boundary, and ask for the next one."""
+        """The step is applied here. Learn whether all ranks agreed to stop after it, and start the next vote."""
         if self._client is None:
             return
         vote, self._vote = self._vote, None
@@ -94,11 +94,11 @@ class Worlds:
                 self._vote = (dist.all_reduce(flag, group=self.groups.flags, async_op=True), flag)
 
     def break_off(self, error: Exception) -> None:
-        """This world is gone."""
+        """Record that this world is lost."""
         self._step(machine.Broke(first_line(error)))
 
     def close(self) -> None:
-        """Leave the world in order: everybody has finished the last step."""
+        """Leave the world in order, once every rank has finished the last step."""
         try:
             if self._vote is not None:
                 self._vote[0].wait()
@@ -112,7 +112,7 @@ class Worlds:
             self.state, actions = machine.step(self.state, event)
         return actions
 
-    # In the channel's thread.
+    # In the channel's reader thread.
 
     def _on_message(self, message: control.Message) -> None:
         if message.get("type") == "world":
@@ -127,7 +127,7 @@ class Worlds:
     # In the script's thread.
 
     def _leave_whole(self) -> None:
-        """Leave, and tell the agent; what not every rank has is kept over the end of this world."""
+        """Leave the world and inform the agent; keep state that not every rank has."""
         self._pack()
         self._leave()
         for action in self._step(machine.Left()):
@@ -140,7 +140,7 @@ class Worlds:
         self.groups.leave(broken=self.state.stage is Stage.BROKEN)
 
     def is_lost(self) -> bool:
-        """Whether the agent has said that a member of this world is gone."""
+        """Whether the agent has reported a lost member of this world."""
         return self.state.is_lost
 
     def _pack(self) -> None:
@@ -164,18 +164,18 @@ class Worlds:
                 called = self._calls.get(timeout=1.0)
             except queue.Empty:
                 if self._client.closed.is_set():
-                    raise SystemExit(1) from None  # the agent is gone, and with it the world
+                    raise SystemExit(1) from None  # the agent has exited, so there will be no other world
                 continue
             if (taken := self._take(called)) is not None:
                 return taken
 
     def _take(self, called: Place) -> Place | None:
-        """The world to enter; None where the machine does not want this one."""
+        """The world to enter; None if the machine ignores this message."""
         actions = self._step(machine.Called(called))
         return next((action.place for action in actions if isinstance(action, machine.Enter)), None)
 
     def _try(self, called: Place) -> bool:
-        """Enter this world and have the state that counts; False where it broke meanwhile."""
+        """Enter this world with the shared state; False if the world was lost meanwhile."""
         try:
             self._enter(called)
             self._memory.agree(self.groups.flags)
@@ -194,13 +194,13 @@ class Worlds:
     def _enter(self, called: Place) -> None:
         model_state = self._memory.model_state
         self.groups.enter(called, lambda: self.state.is_lost, lambda: model_state.connect(called.generation))
-        if self.state.is_lost:  # it was too early to abort when the agent said so
-            raise WorldLostError("a member was lost while the process group was made")
+        if self.state.is_lost:  # the agent's message came before there was a group to abort
+            raise WorldLostError("a member was lost while the process group was created")
         self._memory.enter_sampler(called.rank, called.world_size)
         model_state.bind(called.generation)
 
 
 def _give_up(reason: object) -> NoReturn:
-    """End as a process that was killed from outside: the agent starts it again."""
+    """Exit like a process that was killed: the agent restarts it."""
     logger.warning("%s: going back to the last checkpoint.", reason)
     raise SystemExit(1)
