@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, podtemplate
+from elasticjob_operator.model import launchers
 
 # Status fields that decide who is in the world, what is charged to the budget, and whether the job has finished.
 DECIDING = frozenset({"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce"})
@@ -64,7 +65,7 @@ def read_spec(raw: object, limits: bounds.Limits, *, has_started: bool) -> SpecR
     too_many = find_too_many(spec, limits)
     if too_many is not None:
         return SpecRead(_bounded(spec, spec.wanted, limits) if has_started else None, (too_many,), notices)
-    return SpecRead(spec, (), (*notices, *_find_silent_fallbacks(spec)))
+    return SpecRead(spec, (), (*notices, *_find_silent_fallbacks(spec), *_find_foreign_launcher(spec)))
 
 
 def _find_excess(raw: object, limits: bounds.Limits) -> tuple[api.Problem, ...]:
@@ -145,6 +146,18 @@ def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
         "process; ask for GPUs there, or set nprocPerNode to a number"
     )
     return (Notice("NoDevices", message),)
+
+
+def _find_foreign_launcher(spec: api.Spec) -> tuple[Notice, ...]:
+    if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
+        return ()
+    name = podtemplate.trainer_container(spec.template)
+    containers = spec.template["spec"]["containers"]
+    trainer = next((one for one in containers if isinstance(one, dict) and one.get("name") == name), {})
+    parts = [trainer.get("command") or [], trainer.get("args") or []]
+    words = [word for part in parts if isinstance(part, list) for word in part if isinstance(word, str)]
+    problem = launchers.find_foreign(words)
+    return () if problem is None else (Notice("ForeignLauncher", f"container {name!r}: {problem}"),)
 
 
 def find_pruned(annotations: Mapping[str, Any], spec: object) -> tuple[Notice, ...]:

@@ -194,6 +194,16 @@ def test_gpu_without_gpus_is_told() -> None:
     assert read({"template": with_gpus, "nprocPerNode": "gpu"}).notices == ()
 
 
+def test_a_launcher_that_starts_no_agent_is_told_before_anything_waits() -> None:
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"]["containers"][0] |= {"command": ["accelerate", "launch"], "args": ["train.py"]}
+    found = condition(read(make_spec(template=template)), "Warning")
+    assert found is not None
+    assert found[1] == "ForeignLauncher"
+    native = make_spec(template=template, rendezvous={"backend": "c10d", "endpoint": "a:1"})
+    assert read(native).notices == ()
+
+
 # --- status ----------------------------------------------------------------------------------------------
 
 

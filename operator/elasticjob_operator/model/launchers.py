@@ -1,0 +1,63 @@
+"""Finds commands that start a script without an elastic agent, and the command to use instead. Pure.
+
+The launchers of the frameworks start processes too, but they know nothing of an ElasticJob. Each pod would train alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+_AGENTS = ("torchrun", "elasticjob-run", "torch.distributed.run", "torch.distributed.launch", "elasticjob.run")
+_LAUNCHERS = ("deepspeed", "mpirun", "mpiexec", "horovodrun", "srun")
+_SHELLS = ("sh", "bash", "dash")
+_WRAPPERS = ("env", "exec", "nice", "nohup", "tini", "dumb-init", "--")
+_MOST = 4096  # characters of a shell script that are read
+
+
+def find_foreign(command: Sequence[str]) -> str | None:
+    """Why this command of a trainer container starts no agent, and what to write; None if it may start one.
+
+    Only what is certain is reported: an unknown program may start an agent itself.
+    """
+    words = _split(command)
+    if any(agent in word for word in words for agent in _AGENTS) or any("elasticjob" in word for word in words[1:]):
+        return None
+    while words and (PurePosixPath(words[0]).name in _WRAPPERS or "=" in words[0]):
+        words = words[1:]
+    if not words:
+        return None
+    name = PurePosixPath(words[0]).name
+    instead = _rewrite(words)
+    if name == "accelerate" and words[1:2] == ["launch"]:
+        why = "accelerate launch starts a world of this pod alone"
+        return f"{why}: write `{instead}`; Accelerator() reads the environment that torchrun sets"
+    if name in _LAUNCHERS:
+        return f"{name} starts processes of its own, which do not join the job: write `{instead}`"
+    if name.startswith("python") and len(words) > 1 and words[1].endswith(".py"):
+        return f"{name} starts the script without an elastic agent, so each pod trains alone: write `{instead}`"
+    return None
+
+
+def _split(command: Sequence[str]) -> list[str]:
+    """The words of the command; of the last line of a script that a shell is given."""
+    words = list(command)
+    if len(words) >= 3 and PurePosixPath(words[0]).name in _SHELLS and words[1] in ("-c", "-ec", "-lc", "-exc"):
+        text = words[2][:_MOST]
+        if any(agent in text for agent in _AGENTS):
+            return [_AGENTS[0]]
+        lines = [line for line in text.replace("&&", "\n").replace(";", "\n").splitlines() if line.strip()]
+        try:
+            return shlex.split(lines[-1]) if lines else []
+        except ValueError:
+            return []
+    return words
+
+
+def _rewrite(words: Sequence[str]) -> str:
+    """The same script under torchrun."""
+    script = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
+    if script is None:
+        return "torchrun SCRIPT"
+    return shlex.join(["torchrun", *words[script:]])[:300]

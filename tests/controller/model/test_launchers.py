@@ -1,0 +1,48 @@
+"""Commands that start no elastic agent, and what their users are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_operator.model.launchers import find_foreign
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([], id="the image's own"),
+        pytest.param(["torchrun", "train.py"], id="torchrun"),
+        pytest.param(["/opt/venv/bin/elasticjob-run", "train.py"], id="elasticjob-run"),
+        pytest.param(["python", "-m", "torch.distributed.run", "train.py"], id="torchrun as a module"),
+        pytest.param(["sh", "-c", "pip install . && exec torchrun train.py"], id="in a shell"),
+        pytest.param(["bash", "-c", "source env; python prepare.py; torchrun train.py"], id="after something else"),
+        pytest.param(["accelerate", "launch", "--rdzv_backend", "elasticjob", "train.py"], id="accelerate, told"),
+        pytest.param(["accelerate", "config"], id="another command of accelerate"),
+        pytest.param(["python", "-m", "our.own.launcher"], id="a module that may start one"),
+        pytest.param(["/start.sh"], id="a program that may start one"),
+        pytest.param(["sh", "-c", "echo 'unfinished"], id="no shell text"),
+        pytest.param(["sh", "-c", ""], id="an empty shell text"),
+        pytest.param(["env", "A=b"], id="nothing is started"),
+    ],
+)
+def test_what_may_start_an_agent_is_left_alone(command: list[str]) -> None:
+    assert find_foreign(command) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        pytest.param(["python", "train.py", "--x", "a b"], "torchrun train.py --x 'a b'", id="python"),
+        pytest.param(["/usr/bin/python3.11", "/a/train.py"], "torchrun /a/train.py", id="python by its path"),
+        pytest.param(["env", "A=b", "python", "train.py"], "torchrun train.py", id="behind env"),
+        pytest.param(["accelerate", "launch", "--cpu", "t.py", "-v"], "torchrun t.py -v", id="accelerate"),
+        pytest.param(["accelerate", "launch", "-m", "pack.train"], "torchrun SCRIPT", id="accelerate with a module"),
+        pytest.param(["deepspeed", "--num_gpus=8", "t.py", "--ds", "c"], "torchrun t.py --ds c", id="deepspeed"),
+        pytest.param(["mpirun", "-np", "4", "python", "t.py"], "torchrun t.py", id="mpirun"),
+        pytest.param(["sh", "-c", "cd /w && exec python t.py"], "torchrun t.py", id="python in a shell"),
+    ],
+)  # fmt: skip
+def test_a_foreign_launcher_is_named_with_the_remedy(command: list[str], instead: str) -> None:
+    found = find_foreign(command)
+    assert found is not None
+    assert f"write `{instead}`" in found
