@@ -111,8 +111,8 @@ e2e: setup ## Build the images and prove the install on a container node (root, 
 bench: setup ## Benchmarks against what people use today; QUICK=1 for the short form.
 	@$(PY) -m benchmarks $(if $(QUICK),--quick)
 
-torch-matrix: ## The worker's tests under other versions of torch: TORCH="2.6.0 2.15.0". 5 GB of disk each.
-	@$(PYTHON) scripts/torch_matrix.py $(TORCH)
+torch-matrix: $(RELEASE)/bin/uv ## The worker's tests under other versions of torch: TORCH="2.6.0 2.15.0". 5 GB of disk each.
+	@UV=$(RELEASE)/bin/uv $(PYTHON) scripts/torch_matrix.py $(TORCH)
 
 # The training stacks that people use, each pinned: 3 GB of disk. Their torch is the one of `setup`.
 FRAMEWORKS := .work/frameworks

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OWN = ROOT / ".venv/bin/python"
+UV = os.environ.get("UV", "uv")  # pip takes minutes to unpack a build for CUDA
 HOME = Path(os.environ.get("ELASTICJOB_TORCH_ENVIRONMENTS", ROOT / ".work/torch"))
 SUITES = {
     "worker": ["tests/worker"],
@@ -49,15 +50,14 @@ def prepare(version: str) -> Path:
     if done.exists():
         return python
     print(f"torch {version}: making {home}", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+    subprocess.run([UV, "venv", "--quiet", "--clear", "--python", sys.executable, str(home)], check=True)
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     constraints = home / "constraints.txt"
     constraints.write_text("\n".join(pin for pin in pins if not pin.startswith(_TORCH_DECIDES)) + "\n")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
     places = (f"{ROOT}[dev]", str(ROOT / "devcluster"), str(ROOT / "worker_image"))
     own = [part for place in places for part in ("-e", place)]
     wanted = [f"torch=={version}", "-c", str(constraints), *own]
-    subprocess.run([*pip, *wanted], check=True)
+    subprocess.run([UV, "pip", "install", "--quiet", "--python", str(python), *wanted], check=True)
     done.touch()
     return python
 
