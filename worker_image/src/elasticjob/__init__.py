@@ -1,6 +1,6 @@
 """The in-pod runtime of ElasticJob. Importing it starts nothing, writes nothing and does not import torch.
 
-Everything a training script needs is here by name and is loaded when it is first used:
+It provides everything for a training script by name, loaded on first use:
 
     import elasticjob
 

@@ -1,9 +1,8 @@
-"""What the pod was told: every `ELASTICJOB_*` variable the agent reads, parsed once and frozen.
+"""The configuration of the pod: every `ELASTICJOB_*` variable that the agent reads, parsed once and frozen.
 
-The names are the operator's (`names.py` there); the runtime keeps its own copy because it must not import the
-operator. The agent takes its settings from `load` alone; workers, scripts and the doctor read the variables that
-concern them where they use them. A variable that is missing or broken ends in one `SettingsError` that names it and
-says what to do.
+The names are the operator's (`names.py` there); the runtime has its own copy because it must not import the operator.
+The agent takes its settings only from `load`; workers, scripts and the doctor read the variables they need where they
+use them. A missing or invalid variable raises `SettingsError`, which names it and the remedy.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
 HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"
 PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"
 
-# Set by the agent for the workers it starts.
+# Set by the agent for its workers.
 GENERATION: Final = "ELASTICJOB_GENERATION"
 CONTROL: Final = "ELASTICJOB_CONTROL"
 
-# May be set by the author of the job: 1 starts the workers before there is a world, 0 forbids sessions. Without it the
-# agent learns from the script, and from the hub, that it uses an `elasticjob.Session`.
+# Optional, set by the author of the job: 1 starts the workers before there is a world, 0 disables sessions. Without it,
+# the agent learns from the script and from the hub whether the script uses an `elasticjob.Session`.
 IN_PROCESS: Final = "ELASTICJOB_IN_PROCESS"
 
-# The MASTER_PORT of a worker that is started before there is a world: torch refuses it at once.
+# The MASTER_PORT of a worker that starts before there is a world: torch rejects it at once.
 NO_PORT: Final = 65536
 
 BACKEND: Final = "elasticjob"
@@ -50,12 +49,12 @@ _REMEDY: Final = "The operator sets it in the trainer container; outside of an E
 
 
 class SettingsError(ValueError):
-    """A variable is missing or cannot be used. The text names it and the remedy."""
+    """A variable is missing or invalid. The message names it and the remedy."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the agent needs to know of its pod."""
+    """The settings of the agent in its pod."""
 
     hub_url: str  # ws://host:port or wss://host:port, without a path
     token_file: Path
@@ -65,9 +64,9 @@ class Settings:
     namespace: str = ""
     pod_name: str = ""
     grace_seconds: float = 30.0
-    hang_timeout: float | None = None  # None means: tune it from the step time; 0 means off
+    hang_timeout: float | None = None  # seconds; None: derive it from the step time; 0: off
     preflight: str = "Off"
-    in_process: bool | None = None  # None: learn it from the script and the hub
+    in_process: bool | None = None  # None: determined by the script and the hub
 
     @property
     def endpoint(self) -> str:
@@ -111,7 +110,7 @@ def _ca_file(environ: Mapping[str, str], hub_url: str) -> Path | None:
         return None
     text = environ.get(CA_FILE, "").strip()
     if not text:
-        return None  # a hub with a certificate of a public authority
+        return None  # the hub has a certificate of a public authority
     if not Path(text).is_file():
         raise SettingsError(f"{CA_FILE}={text!r} is no file. Mount the hub's CA certificate there.")
     return Path(text)
@@ -125,12 +124,12 @@ def _preflight(environ: Mapping[str, str]) -> str:
 
 
 def has_hub(environ: Mapping[str, str]) -> bool:
-    """Whether the process was started by the operator (or something that acts like it)."""
+    """Whether the operator, or a compatible program, started this process."""
     return bool(environ.get(HUB_URL, "").strip())
 
 
 def is_in_process(environ: Mapping[str, str]) -> bool | None:
-    """Whether the workers keep their memory between worlds; None where the author did not say."""
+    """Whether the workers keep their memory between worlds; None if the author did not set it."""
     text = environ.get(IN_PROCESS, "").strip().lower()
     if not text:
         return None
@@ -142,7 +141,7 @@ def is_in_process(environ: Mapping[str, str]) -> bool | None:
 
 
 def load(environ: Mapping[str, str], local_addr: str | None = None) -> Settings:
-    """Read the settings; `local_addr` is torchrun's `--local-addr`, which wins over the pod's address."""
+    """Read the settings. `local_addr` is torchrun's `--local-addr`, which overrides the pod's address."""
     hub_url = _hub_url(environ)
     token_file = Path(_require(environ, TOKEN_FILE))
     if not token_file.is_file():

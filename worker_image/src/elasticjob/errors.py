@@ -1,30 +1,30 @@
-"""The errors a user of the runtime can meet. Each message names what is wrong and what to do about it."""
+"""The errors for users of the runtime. Each message names the problem and the remedy."""
 
 from __future__ import annotations
 
 
 class ElasticJobError(Exception):
-    """The base of every error that is meant for the user of the runtime."""
+    """The base class of all errors for users of the runtime."""
 
 
 class ConfigurationError(ElasticJobError, ValueError):
-    """A variable or an argument has a value that cannot work."""
+    """A variable or an argument has an invalid value."""
 
 
 class BackendUnavailableError(ElasticJobError, RuntimeError):
-    """The backend that was asked for by name cannot be used here. The message says which check failed."""
+    """The backend requested by name cannot be used here. The message names the failed check."""
 
 
 class CollectiveFailedError(ElasticJobError, RuntimeError):
-    """A collective ended early, most often because a member of the world went away."""
+    """A collective failed, most often because the world lost a member."""
 
 
 class WorldLostError(ElasticJobError, RuntimeError):
-    """A member of this world is gone. A session catches it at the end of the step and goes on in the next world."""
+    """The world lost a member. A session catches this at the end of the step and continues in the next world."""
 
 
 class CollectiveMismatchError(ElasticJobError, RuntimeError):
-    """The ranks of a group did not call the same thing. The message names the ranks and their calls."""
+    """The ranks of a group made different calls. The message names the ranks and their calls."""
 
 
 class BufferTouchedError(ElasticJobError, RuntimeError):

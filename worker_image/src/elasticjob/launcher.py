@@ -1,6 +1,6 @@
-"""What `elasticjob-run` does once torch is imported: torch's own launch, with workers that come from a standby.
+"""The main part of `elasticjob-run`, once torch is imported: torch's launch, with workers from a fork server.
 
-Outside of an ElasticJob, or with another rendezvous backend, it is torchrun itself.
+Outside of an ElasticJob, or with another rendezvous backend, it behaves like torchrun.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from elasticjob.launch import fork_server
 
 
 def main(arguments: Sequence[str], server: fork_server.ForkServer) -> None:
-    """Launch by these arguments; the workers come from the fork server where they can."""
+    """Launch with these arguments; workers come from the fork server if possible."""
     args = torchrun.get_args_parser().parse_args(arguments)
     if args.standalone or args.rdzv_backend != env.BACKEND:
         if env.has_hub(os.environ) and not args.standalone and args.rdzv_backend == "static":
-            args.rdzv_backend = env.BACKEND  # the default of torchrun; the pod belongs to an ElasticJob
+            args.rdzv_backend = env.BACKEND  # torchrun's default, overridden because the pod belongs to an ElasticJob
         else:
             server.close()
             record(torchrun.run)(args)
@@ -39,10 +39,10 @@ def main(arguments: Sequence[str], server: fork_server.ForkServer) -> None:
 
 @record
 def launch(args: Any, server: fork_server.ForkServer) -> None:
-    """Run the agent until the job or this pod's part in it is over."""
+    """Run the agent until the job, or this pod's part in it, ends."""
     config, command, command_args = torchrun.config_from_args(args)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-    rendezvous.register()  # torch before 2.6 does not look for entry points
+    rendezvous.register()  # torch before 2.6 does not load entry points
     handler = rendezvous_registry.get_rendezvous_handler(
         RendezvousParameters(
             backend=config.rdzv_backend,
@@ -73,7 +73,7 @@ def launch(args: Any, server: fork_server.ForkServer) -> None:
 
 
 def _build_spec(config: Any, command: Any, args: tuple[str, ...], handler: Any) -> WorkerSpec:
-    """A WorkerSpec with every field that this version of torch knows and the configuration has."""
+    """A WorkerSpec with every field that both this version of torch and the configuration have."""
     values: dict[str, Any] = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(WorkerSpec)

@@ -1,7 +1,7 @@
 """The entry point `torchrun.handlers: elasticjob`, which makes an unmodified `torchrun` a member of an ElasticJob.
 
-torch loads it in the middle of importing its own elastic package, in every torchrun on the machine. So nothing of
-torch is imported here: the handler itself is in `handler`, and is loaded when a job asks for it.
+torch loads it while it imports its own elastic package, in every torchrun on the machine. So this module does not
+import torch: the handler itself is in `handler`, and is loaded when a job requests it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What torch registers under the name of the backend."""
+    """The function that torch registers under the name of the backend."""
     return open_handler
 
 
 def open_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler of this pod, from its environment.
+    """The handler of this pod, configured from its environment.
 
-    Before anything else here the process is forked from which the workers come, if it is `torchrun` that calls: a
-    worker returns from the fork as the user's script, and leaves torchrun by its exit code.
+    If the caller is `torchrun`, this first forks the standby from which workers are forked: a worker returns from that
+    call as the user's script, and leaves torchrun with its exit code.
     """
     from elasticjob.launch import fork_server
     from elasticjob.torchcompat import elastic_agent
@@ -43,7 +43,7 @@ def open_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def register() -> None:
-    """Tell torch of the backend by hand: before 2.6 it does not look for entry points. To do so twice is harmless."""
+    """Register the backend with torch: before 2.6 it does not load entry points. Repeated calls are harmless."""
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     rendezvous_handler_registry.register(env.BACKEND, open_handler)

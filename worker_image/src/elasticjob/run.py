@@ -1,7 +1,7 @@
 """`elasticjob-run`: takes torchrun's arguments and `PET_*` variables, and joins the ElasticJob of its pod.
 
-The import of torch is most of a start, and agent and worker both need it: it is imported once, then the process from
-which the workers come is forked, before anything else happens here.
+Importing torch takes most of the start-up time, and both agent and worker need it: it is imported once, and the standby
+from which workers are forked is forked before anything else happens.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Checkpoints that survive: atomic, asynchronous, for any world size, damaged ones skipped, old ones deleted.
+"""Durable checkpoints: atomic, asynchronous, for any world size; damaged ones are skipped, old ones deleted.
 
     checkpoint = Checkpointer("/checkpoints", model, optimizer, sampler=sampler, every=100)
-    step = checkpoint.restore()          # 0 if there is nothing to restore
+    step = checkpoint.restore()          # 0 if there is no checkpoint
     ...
-        if checkpoint.should_save(step):  # every 100 steps, or the agent announced a change of the world
+        if checkpoint.should_save(step):  # every 100 steps, or if the agent announced a change of the world
             checkpoint.save(step)
 
-Tensors go through `torch.distributed.checkpoint`: each rank writes its part, and a world of another size reads what it
-needs. What else has `state_dict()` and `load_state_dict()` (a sampler, a scheduler) is saved by rank 0, so its state
-must not depend on the rank. All ranks need the same directory: a shared volume.
+Tensors are saved with `torch.distributed.checkpoint`: each rank writes its part, and a world of another size reads the
+parts that it needs. Other objects with `state_dict()` and `load_state_dict()` (a sampler, a scheduler) are saved by
+rank 0, so their state must not depend on the rank. All ranks need the same directory: a shared volume.
 
-`save` copies the state and returns; a thread writes. The next `save`, `wait` and the end of the process wait for it and
-raise what went wrong, on every rank. A save that failed leaves the checkpoints before it as they are.
+`save` copies the state and returns; a thread writes it. The next `save`, `wait` and the end of the process wait for
+that thread and raise its error on every rank. A failed save leaves the earlier checkpoints unchanged.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _log = logging.getLogger("elasticjob.checkpoint.checkpointer")
 
 
 class Checkpointer:
-    """Saves and restores a model, its optimizer and what else has a `state_dict`. All ranks make it and call it.
+    """Saves and restores a model, its optimizer and other objects with a `state_dict`. Create and call it on all ranks.
 
-    `every` is in steps (0: only when it is asked for), `keep` is how many checkpoints stay (0: all). Raises
-    ConfigurationError without a process group and for settings that cannot be, CheckpointFailedError where rank 0
-    cannot prepare the directory.
+    `every` is in steps (0: save only on request); `keep` is the number of checkpoints to keep (0: all). Raises
+    ConfigurationError without a process group and for invalid settings, CheckpointFailedError if rank 0 cannot prepare
+    the directory.
     """
 
     def __init__(
@@ -59,24 +59,24 @@ class Checkpointer:
         **others: Any,
     ) -> None:
         if not dist.is_initialized():
-            raise ConfigurationError("Checkpointer needs a process group: call elasticjob.init() first, even alone.")
+            raise ConfigurationError("Checkpointer needs a process group: call elasticjob.init() first.")
         if every < 0 or keep < 0:
-            raise ConfigurationError("every and keep must be 0 or more (0: never by count, and keep all).")
+            raise ConfigurationError("every and keep must be 0 or more (0: save only on request; keep all).")
         wrong = [name for name, one in others.items() if not hasattr(one, "load_state_dict")]
         if wrong:
             raise ConfigurationError(f"{', '.join(wrong)}: an object to save needs state_dict() and load_state_dict().")
         self.directory = Path(directory)
-        self.skipped: list[str] = []  # checkpoints that restore() passed over, with the reason
+        self.skipped: list[str] = []  # checkpoints that restore() skipped, with the reason
         self._model, self._optimizer, self._others = model, optimizer, others
         self._every, self._keep, self._asynchronous = every, keep, asynchronous
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        # Two groups of our own: the thread that writes must not meet the collectives of the training.
+        # Two separate groups: the writer thread must not interfere with the collectives of the training.
         self._writers = dist.new_group(backend="gloo")
         self._deciders = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._answering = False  # the save under way is the one that was asked for
-        signals.checkpoint_requested()  # listen from now on
+        self._answering = False  # the current save answers the agent's request
+        signals.checkpoint_requested()  # installs the signal handler
         self._on_rank_0("prepare the directory", self._prepare)
 
     def _prepare(self) -> None:
@@ -84,10 +84,10 @@ class Checkpointer:
         for name in files.remove_unfinished(self.directory):
             _log.warning("removed %s/%s, which an interrupted save left", self.directory, name)
 
-    # Deciding.
+    # The decision.
 
     def should_save(self, step: int) -> bool:
-        """Whether to save now: the count says so, or any rank got the checkpoint signal. The same on every rank."""
+        """Whether to save now: after `every` steps, or if any rank got the checkpoint signal. Equal on all ranks."""
         asked = bool(self._every and step and step % self._every == 0)
         wanted = signals.checkpoint_requested() and not self._answering
         if asked or self._size == 1:
@@ -97,7 +97,7 @@ class Checkpointer:
         return bool(flag.item())
 
     def steps(self) -> list[int]:
-        """The steps that are on disk, newest first."""
+        """The steps of the checkpoints on disk, newest first."""
         if not self.directory.is_dir():
             return []
         return files.list_steps(path.name for path in self.directory.iterdir())
@@ -105,9 +105,9 @@ class Checkpointer:
     # Saving.
 
     def save(self, step: int, wait: bool = False) -> None:
-        """Save the state as it is now. Returns when it is copied, or written if `wait` or not asynchronous.
+        """Save the current state. Returns once it is copied, or once it is written if `wait` or not asynchronous.
 
-        Raises CheckpointFailedError, on every rank: for the save before this one, and for this one if it waits.
+        Raises CheckpointFailedError on every rank: for the save before this one, and for this one if it waits.
         """
         self.wait()
         self._answering = signals.checkpoint_requested()
@@ -122,18 +122,18 @@ class Checkpointer:
                 self._finish(step, temporary, future, others)
             except BaseException as error:
                 self._failure = error
-            if self._answering:  # the agent waits until it is on disk, or cannot be
+            if self._answering:  # the agent waits until the save has succeeded or failed
                 signals.clear_checkpoint_request()
                 self._answering = False
 
-        # Not a daemon: the interpreter waits for it at exit.
+        # Not a daemon thread: the interpreter waits for it at exit.
         self._thread = threading.Thread(target=finish, name=f"checkpoint-{step}")
         self._thread.start()
         if wait or not self._asynchronous:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last save is on disk. Raises CheckpointFailedError where it could not be written."""
+        """Wait until the last save is on disk. Raises CheckpointFailedError if it could not be written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -148,13 +148,15 @@ class Checkpointer:
         folder.mkdir(parents=True)
 
     def _finish(self, step: int, temporary: Path, future: Any, others: bytes) -> None:
-        """In the thread, on every rank: write, seal the own files, and let rank 0 publish if all went well."""
+        """In the thread, on every rank: write, flush this rank's files, and let rank 0 publish if all ranks
+        succeeded.
+        """
         problem: tuple[int, str] | None = None
         entries: dict[str, list[int]] = {}
         try:
             future.result()
             entries = files.seal_files(self._own_files(temporary, others))
-        except (Exception, CheckpointException) as error:  # the second is not an Exception
+        except (Exception, CheckpointException) as error:  # CheckpointException is not an Exception
             problem = find_culprit(error, self._rank)
         reports = messages.all_gather_json([problem, entries], self._writers)
         problem = next((found for found, _ in reports if found), None)
@@ -192,10 +194,10 @@ class Checkpointer:
     # Restoring.
 
     def restore(self) -> int:
-        """Load the newest checkpoint that is whole, and return its step; 0 if there is none.
+        """Load the newest complete checkpoint and return its step; 0 if there is none.
 
-        A damaged or unfinished one is skipped with a message; `skipped` keeps what was skipped and why. Raises
-        CheckpointFailedError where the save before it failed.
+        A damaged or unfinished checkpoint is skipped with a warning and added to `skipped`. Raises
+        CheckpointFailedError if the previous save failed.
         """
         self.wait()
         for step in self._from_rank_0(self.steps):
@@ -209,7 +211,7 @@ class Checkpointer:
         return 0
 
     def _find_problem(self, folder: Path) -> str | None:
-        """Each rank checks a part of the files; the answer is the same on all."""
+        """Check the files, distributed over the ranks; the result is the same on all ranks."""
         problem: str | None = None
         try:
             entries = sorted(files.read_manifest(folder)["files"].items())
@@ -231,16 +233,16 @@ class Checkpointer:
         if problem is None:
             missing = apply(self._model, self._optimizer, self._others, state, others)
             if missing and self._rank == 0:
-                _log.warning("the checkpoint has no %s: it starts anew", ", ".join(missing))
+                _log.warning("the checkpoint has no %s: it starts from its initial state", ", ".join(missing))
         return problem
 
     def _first_problem(self, problem: str | None) -> str | None:
         return next((one for one in messages.all_gather_json(problem, self._deciders) if one), None)
 
-    # Talking.
+    # Communication.
 
     def _on_rank_0(self, what: str, action: Callable[[], None]) -> None:
-        """Rank 0 acts, the others wait; an error is an error on all."""
+        """Run the action on rank 0 while the others wait; its error is raised on all ranks."""
         problem: str | None = None
         if self._rank == 0:
             try:

@@ -1,8 +1,8 @@
-"""The files of a checkpoint: which are whole, which to keep. No torch here, and no collective.
+"""The files of a checkpoint: which are complete, which to keep. It uses neither torch nor collectives.
 
-A checkpoint is a folder `step-00000100`. It is written as `.tmp-step-00000100`, each file is flushed, the manifest with
-every file's size and checksum comes last, and a rename makes it visible. So a folder with the final name is whole
-unless the disk damaged it later, which the checksums show.
+A checkpoint is a folder `step-00000100`. It is written as `.tmp-step-00000100`: each file is flushed, then the manifest
+with the size and checksum of every file is written, and a rename makes the checkpoint visible. A folder with the final
+name is therefore complete, unless the disk damaged it later, which the checksums detect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 def folder_name(step: int) -> str:
-    """The name of the checkpoint of a step; names sort as steps do."""
+    """The folder name of a step's checkpoint; names sort in the order of steps."""
     return f"step-{step:08d}"
 
 
@@ -38,12 +38,12 @@ def list_steps(names: Iterable[str]) -> list[int]:
 
 
 def find_expired(steps: Sequence[int], keep: int) -> list[int]:
-    """The steps to delete when the newest `keep` stay. 0 keeps all."""
+    """The steps to delete so that the newest `keep` remain; 0 keeps all."""
     return sorted(steps, reverse=True)[keep:] if keep else []
 
 
 def checksum(path: Path) -> tuple[int, int]:
-    """Size and CRC-32: enough against damage by accident."""
+    """Size in bytes and CRC-32, which detects accidental damage."""
     size, value = 0, 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -53,7 +53,7 @@ def checksum(path: Path) -> tuple[int, int]:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file that was written by another library."""
+    """Flush a file that another library has written."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -62,7 +62,7 @@ def sync_file(path: Path) -> None:
 
 
 def seal_files(paths: Iterable[Path]) -> dict[str, list[int]]:
-    """Flush files and return their entries for the manifest."""
+    """Flush files, and return their manifest entries."""
     entries = {}
     for path in paths:
         sync_file(path)
@@ -71,19 +71,19 @@ def seal_files(paths: Iterable[Path]) -> dict[str, list[int]]:
 
 
 def publish(temporary: Path, final: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest and make the checkpoint visible."""
+    """Write the manifest, and make the checkpoint visible."""
     path = temporary / MANIFEST
     path.write_text(json.dumps(manifest, indent=1))
     sync_file(path)
     sync_file(temporary)
-    if final.exists():  # the same step was saved before a restart, which repeated it
+    if final.exists():  # a restart repeated a step that was saved before
         shutil.rmtree(final)
     temporary.replace(final)
     sync_file(final.parent)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, or an error in words."""
+    """The manifest. Raises ValueError with a readable cause if it is missing or damaged."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         manifest["files"].items()
@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def find_damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str | None:
-    """What is wrong with these files, or None."""
+    """What is wrong with these files; None if they are intact."""
     for name, (size, value) in files.items():
         path = folder / name
         if not path.is_file():
@@ -109,7 +109,7 @@ def find_damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str | None:
 
 
 def remove_unfinished(directory: Path) -> list[str]:
-    """Delete what an interrupted save left."""
+    """Delete the remains of interrupted saves; return their names."""
     removed = []
     for path in sorted(directory.glob(".tmp-step-*")):
         shutil.rmtree(path, ignore_errors=True)

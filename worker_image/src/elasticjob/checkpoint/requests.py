@@ -1,4 +1,4 @@
-"""The agent's wish for a checkpoint, as a script sees it."""
+"""The agent's request for a checkpoint, as a public interface for scripts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from elasticjob.channel import signals
 
 
 def on_signal(callback: Callable[[], None]) -> None:
-    """Call `callback` when the agent announces a change of the world: for scripts with a checkpoint of their own.
+    """Call `callback` when the agent announces a change of the world: for scripts with their own checkpoints.
 
-    It is called in the main thread, between two instructions of Python, at another moment on each rank. So it should
-    note the wish, and the loop should save at a point that all ranks agree on, then call `clear()`: the agent waits for
-    that.
+    It is called in the main thread, between two Python instructions, at a different time on each rank. So it should
+    only record the request; the loop should save at a point that all ranks agree on and then call `clear()`, which the
+    agent waits for.
     """
     signals.on_checkpoint(callback)
 
 
 def requested() -> bool:
-    """Whether the agent asked for a checkpoint that is not made yet. Listens from the first call on."""
+    """Whether the agent requested a checkpoint that is not saved yet. Listens from the first call on."""
     return signals.checkpoint_requested()
 
 
 def clear() -> None:
-    """Tell the agent that the checkpoint is made."""
+    """Report to the agent that the checkpoint is saved."""
     signals.clear_checkpoint_request()

@@ -1,1 +1,1 @@
-"""Collective operations with clear errors, and checks that all ranks call the same ones."""
+"""Collective operations with clear errors, and a check that all ranks make the same calls."""

@@ -1,14 +1,14 @@
-"""The checked mode: before each collective, the ranks of the group compare what they are about to call.
+"""The checked mode: before each collective, the ranks of the group compare the calls that they are about to make.
 
-Inside `with checked():` the functions of `torch.distributed` first publish what this rank calls in the group's
-store: the operation, shape, dtype, reduce operation or root, and the line of the script. Then they read what the
-others called. If the calls differ, or if a rank does not come within the time limit, every rank that did come
-raises `CollectiveMismatchError`, which names the ranks and what each one called. So a mistake that would hang
-or corrupt ends in a sentence.
+Inside `with checked():` the functions of `torch.distributed` first publish this rank's call in the group's store: the
+operation, shape, dtype, reduce operation or root, and the line of the script. Then they read the calls of the other
+ranks. If the calls differ, or a rank does not arrive within the time limit, every rank that did arrive raises
+`CollectiveMismatchError`, which names the ranks and their calls. A mistake that would cause a hang or corrupt data
+becomes an error message.
 
-It costs some messages to the store for each call: a tool for finding a mistake, not for long runs. It sees calls
-that are written `torch.distributed.all_reduce(...)`, not the ones that DDP and FSDP make inside torch: for these it
-also turns torch's own check on (`TORCH_DISTRIBUTED_DEBUG=DETAIL`), for groups made after that.
+Each call costs some messages to the store, so this is a tool to find a mistake, not for long runs. It covers calls
+written as `torch.distributed.all_reduce(...)`, but not those that DDP and FSDP make inside torch: for these it also
+enables torch's own check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) for groups created afterwards.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from elasticjob.collectives import messages
 from elasticjob.errors import CollectiveMismatchError, ConfigurationError
 from elasticjob.torchcompat import groups
 
-# What is compared: the parameter that holds the tensor, and those that must agree. Calls whose tensors may
-# differ by rank name no tensor.
+# What is compared: the parameter with the tensor, and the parameters that must be equal. Calls whose tensors may differ
+# by rank have no tensor here.
 COLLECTIVES: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "all_reduce": ("tensor", ("op",)),
     "broadcast": ("tensor", ("src", "group_src")),
@@ -61,7 +61,7 @@ _ROOTS = {"src", "dst", "group_src", "group_dst"}
 
 @dataclass(frozen=True)
 class Call:
-    """What one rank called. `where` is for the reader and is not compared."""
+    """The call of one rank. `where` is shown to the user and not compared."""
 
     operation: str
     tensor: str = ""  # "float32 [4, 2]"
@@ -69,7 +69,7 @@ class Call:
     where: str = ""  # "train.py:12"
 
     def same_as(self, other: Call) -> bool:
-        """Whether the two fit together."""
+        """Whether the two calls match."""
         return (self.operation, self.tensor, self.options) == (other.operation, other.tensor, other.options)
 
     def __str__(self) -> str:
@@ -80,9 +80,9 @@ class Call:
 def explain_mismatch(
     number: int, group: str, calls: Mapping[int, Call], missing: Mapping[int, str], waited: float = 0.0
 ) -> str | None:
-    """One message that names the ranks and their calls, or None if all came and all called the same.
+    """A message that names the ranks and their calls, or None if all ranks arrived with the same call.
 
-    `calls` is by rank. `missing` are the ranks that did not come, with what they called last.
+    `calls` is by rank. `missing` contains the ranks that did not arrive, with their last call. `waited` is in seconds.
     """
     kinds: list[tuple[Call, list[int]]] = []
     for rank, call in sorted(calls.items()):
@@ -119,7 +119,7 @@ def _remedy(calls: Sequence[Call], someone_is_missing: bool) -> str:
     )
 
 
-_blocks = itertools.count(1)  # all ranks enter every block, so they agree on its number
+_blocks = itertools.count(1)  # all ranks enter every block, so its number is equal on all
 
 
 class _Checker:
@@ -134,10 +134,10 @@ class _Checker:
         self._lock = threading.Lock()
 
     def compare(self, call: Call, group: Any) -> None:
-        """Publish, wait for the others, raise if the calls do not fit."""
+        """Publish the call, wait for the other ranks, and raise CollectiveMismatchError if the calls differ."""
         ranks = dist.get_process_group_ranks(group) if group is not None else list(range(dist.get_world_size()))
         if self._rank not in ranks:
-            return  # torch itself warns, and does nothing
+            return  # torch warns and does nothing
         name = "world" if group is None or group is dist.group.WORLD else str(group.group_name)
         with self._lock:
             number = self._numbers[name] = self._numbers.get(name, 0) + 1
@@ -150,11 +150,11 @@ class _Checker:
         message = explain_mismatch(number, name, calls, missing, waited)
         if message is not None:
             raise CollectiveMismatchError(message)
-        if number > 1:  # everybody came to this call, so everybody has read the call before
+        if number > 1:  # all ranks arrived at this call, so all have read the previous one
             self._store.delete_key(f"{prefix}/{number - 1}/{self._rank}")
 
     def _wait(self, keys: Mapping[int, str]) -> tuple[list[int], float]:
-        # Asking, not blocking: a blocking wait would keep the store's connection from other threads.
+        # Poll: a blocking wait would prevent other threads from using the store's connection.
         started = time.monotonic()
         pause = 0.0005
         came: list[int] = []
@@ -171,11 +171,11 @@ class _Checker:
         return self._store.get(key).decode() if self._store.check([key]) else "it made no checked call"
 
 
-_servers: list[Any] = []  # kept: other ranks may read them when the block is over here
+_servers: list[Any] = []  # kept alive: other ranks may read them after this rank has left the block
 
 
 def _make_store() -> Any:
-    """A store for one block, on rank 0's host, where torch does not show that of the world. All ranks call it."""
+    """A store for one block, on rank 0's host, used if torch does not expose the world's store. All ranks call it."""
     host, rank = os.environ.get("MASTER_ADDR", "127.0.0.1"), dist.get_rank()
     if rank == 0:
         _servers.append(dist.TCPStore(host, 0, is_master=True, wait_for_workers=False))  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def _make_store() -> Any:
 
 
 def describe_call(name: str, arguments: Mapping[str, Any], where: str) -> Call:
-    """What is compared of a call to `torch.distributed.<name>` with these arguments."""
+    """The compared properties of a call to `torch.distributed.<name>` with these arguments."""
     tensor_name, compared = COLLECTIVES[name]
     tensor = arguments.get(tensor_name) if tensor_name else None
     text = ""
@@ -202,7 +202,7 @@ def describe_call(name: str, arguments: Mapping[str, Any], where: str) -> Call:
 
 
 def _caller() -> str:
-    """The line of the script: the nearest frame outside torch and this package's modules."""
+    """The line of the script: the nearest frame outside of torch and this package."""
     frame = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -228,7 +228,7 @@ def _checking(name: str, original: Callable[..., Any], checker: _Checker) -> Cal
 
 
 def set_torch_checks() -> None:
-    """Turn torch's own check on, for groups that are made from now on."""
+    """Enable torch's own check for groups created from now on."""
     set_debug_level(DebugLevel.DETAIL)
 
 
@@ -236,9 +236,9 @@ def set_torch_checks() -> None:
 def checked(timeout: float = 30.0) -> Iterator[None]:
     """Compare every collective of the block on all ranks before it runs. All ranks must enter the block.
 
-    `timeout` is how long, in seconds, a rank waits for the others before it says who did not come.
-    Raises ConfigurationError without a process group; a call in the block raises CollectiveMismatchError where the
-    ranks do not fit together.
+    `timeout` is how long, in seconds, a rank waits for the others before it reports the missing ones. Raises
+    ConfigurationError without a process group; a call in the block raises CollectiveMismatchError if the ranks do not
+    match.
     """
     if not dist.is_initialized():
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The errors of collectives for the user: one sentence with the call, the rank and the remedy."""
+"""The error messages of collectives: one sentence with the call, the rank and the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticjob.errors import CollectiveFailedError
 
 @contextlib.contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turn a backend's error into a CollectiveFailedError that names the call, this rank and the remedy."""
+    """Convert a backend's error to a CollectiveFailedError that names the call, this rank and the remedy."""
     started = time.monotonic()
     try:
         yield
@@ -25,7 +25,7 @@ def explained(name: str) -> Iterator[None]:
 
 
 def _explain(name: str, started: float, error: Exception) -> Exception:
-    """The error for the user; one that says enough by itself stays as it is."""
+    """The error for the user; an error that is clear by itself is returned unchanged."""
     if isinstance(error, (CollectiveFailedError, NotImplementedError, torch.cuda.OutOfMemoryError)):
         return error
     rank = dist.get_rank() if dist.is_initialized() else "?"
@@ -38,15 +38,15 @@ def _explain(name: str, started: float, error: Exception) -> Exception:
 
 
 def run(name: str, group: Group, call: Callable[..., Any], *args: Any) -> None:
-    """The synchronous path: torch's call and next to nothing else, because small messages take only microseconds.
+    """Run a synchronous call of torch with minimal overhead: a small message takes only microseconds.
 
-    The caller has made sure that this rank is in the group: torch only warns where it is not. Raises as `explained`.
+    The caller has checked that this rank is in the group: otherwise torch only warns. Raises like `explained`.
     """
     started = time.monotonic()
     try:
         call(*args, group)
     except (RuntimeError, ConnectionError, ValueError) as error:
-        size_and_rank(group)  # there may be no group at all
+        size_and_rank(group)  # raises if there is no group
         if isinstance(error, ValueError):
             raise
         for_user = _explain(name, started, error)

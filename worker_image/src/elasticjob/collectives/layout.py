@@ -1,4 +1,4 @@
-"""How a tensor of any shape and dtype travels: a header of fixed length that describes it, and its bytes."""
+"""The encoding of a tensor of any shape and dtype: a header of fixed length that describes it, and its bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from elasticjob.errors import ConfigurationError
 
 MOST_DIMENSIONS = 32
-# Order is part of the wire format between ranks of one world, which run the same torch.
+# The order is part of the wire format between the ranks of one world, which run the same torch.
 _DTYPES: tuple[torch.dtype, ...] = (
     torch.float32,
     torch.float64,
@@ -32,7 +32,7 @@ _DTYPES: tuple[torch.dtype, ...] = (
 
 
 def byte_count(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """The size of such a tensor in bytes."""
+    """The size in bytes of a tensor of this shape and dtype."""
     count = 1
     for length in shape:
         count *= length
@@ -40,9 +40,9 @@ def byte_count(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def encode_layout(tensor: torch.Tensor) -> list[int]:
-    """Dtype, number of dimensions and shape, padded to MOST_DIMENSIONS + 2 numbers.
+    """Dtype, number of dimensions and shape, padded to MOST_DIMENSIONS + 2 integers.
 
-    Raises ConfigurationError for what cannot be sent.
+    Raises ConfigurationError for a tensor that cannot be sent.
     """
     if tensor.dim() > MOST_DIMENSIONS:
         raise ConfigurationError(f"the tensor has {tensor.dim()} dimensions; at most {MOST_DIMENSIONS} work.")
@@ -53,18 +53,18 @@ def encode_layout(tensor: torch.Tensor) -> list[int]:
 
 
 def decode_layout(numbers: Sequence[int]) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype from what `encode_layout` gave."""
+    """Shape and dtype from the result of `encode_layout`."""
     return tuple(numbers[2 : 2 + numbers[1]]), _DTYPES[numbers[0]]
 
 
 def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements in order, as one row of uint8: a view of it where it is contiguous."""
+    """The tensor's elements in order, as a flat uint8 tensor: a view if the tensor is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return plain.view(torch.uint8) if plain.numel() else plain.new_empty(0, dtype=torch.uint8)
 
 
 def from_bytes(chunk: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """The tensor again: a view of the row of bytes."""
+    """The tensor, as a view of the flat uint8 tensor."""
     if chunk.numel() == 0:
         return torch.empty(tuple(shape), dtype=dtype, device=chunk.device)
     return chunk.view(dtype).reshape(tuple(shape))

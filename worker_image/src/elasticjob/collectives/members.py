@@ -1,6 +1,6 @@
-"""Who is in a group: its size, ranks and device, and making sub-groups. A rank is always the rank *in the group*.
+"""The members of a group: its size, ranks and device, and sub-groups. A rank is always the rank *in the group*.
 
-(torch wants the global rank in some calls, whatever the group.)
+(In some calls torch expects the global rank, whatever the group.)
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch.distributed as dist
 
 from elasticjob.errors import ConfigurationError
 
-Group = Any  # dist.ProcessGroup | None: its class is missing in builds of torch without distributed
+Group = Any  # dist.ProcessGroup | None: builds of torch without distributed do not have the class
 
 
 def size_and_rank(group: Group = None) -> tuple[int, int]:
     """The size of the group and this process's rank in it. Raises ConfigurationError if it is not a member."""
     members: Any = dist.group.WORLD if group is None else group
-    try:  # the group itself is asked: torch's functions look three times whether it is there
+    try:  # query the group directly: torch's functions check three times that it exists
         return members.size(), members.rank()
-    except AttributeError:  # no group, or the mark that torch gives to those outside
+    except AttributeError:  # no group, or torch's marker for non-members
         pass
     if not dist.is_initialized():
         raise ConfigurationError("torch.distributed is not set up: call elasticjob.init() or init_process_group().")
@@ -37,10 +37,10 @@ def global_rank(group_rank: int, group: Group = None) -> int:
 
 
 def new_groups(members: Sequence[Sequence[int]], **options: Any) -> list[Group]:
-    """Make a sub-group of each list of ranks of the world, and return those groups that this rank is in.
+    """Create a sub-group for each list of ranks of the world, and return the groups that this rank is in.
 
-    Every rank of the world must make every group, in the same order, also the groups it is not in. This
-    function does that; call it on all ranks with the same argument. `options` are those of torch's `new_group`.
+    torch requires every rank of the world to create every group, in the same order, including groups that it is not in.
+    This function does that; call it on all ranks with the same argument. `options` are those of torch's `new_group`.
     """
     rank = dist.get_rank()
     made = [(list(ranks), dist.new_group(list(ranks), **options)) for ranks in members]
@@ -48,7 +48,7 @@ def new_groups(members: Sequence[Sequence[int]], **options: Any) -> list[Group]:
 
 
 def group_device(group: Group) -> torch.device:
-    """Where the group's tensors have to be: this process's CUDA device for NCCL, else the CPU."""
+    """The device that the group's tensors must be on: this process's CUDA device for NCCL, otherwise the CPU."""
     if "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -1,7 +1,7 @@
-"""Small messages between the ranks of a group: JSON in tensors of bytes.
+"""Small messages between the ranks of a group: JSON in byte tensors.
 
-torch's own collectives for objects unpickle what they receive, and gloo takes it from whoever connects: a rank must
-not run what another one sends.
+torch's own object collectives unpickle what they receive, and gloo accepts it from any peer that connects: a rank must
+not execute data that another one sends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_BYTES = 64 << 20
 
 
 def broadcast(text: str, source: int, group: Any = None) -> str:
-    """The text of `source`, which is its rank in the world, on every rank of the group."""
+    """The text of rank `source` (its rank in the world), on every rank of the group."""
     device = group_device(group)
     payload = _to_tensor(text) if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([payload.numel()], device=device)
@@ -33,12 +33,12 @@ def broadcast(text: str, source: int, group: Any = None) -> str:
 
 
 def broadcast_json(value: Any, source: int, group: Any = None) -> Any:
-    """What `source` has, as JSON gives it back: tuples are lists, keys are texts."""
+    """The value of `source`, after a round trip through JSON: tuples become lists, keys become strings."""
     return json.loads(broadcast(json.dumps(value) if dist.get_rank() == source else "", source, group))
 
 
 def all_gather_json(value: Any, group: Any = None) -> list[Any]:
-    """What each rank of the group has, in their order, as JSON gives it back."""
+    """The value of each rank of the group, in rank order, after a round trip through JSON."""
     device, size = group_device(group), dist.get_world_size(group)
     payload = _to_tensor(json.dumps(value)).to(device)
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
@@ -53,7 +53,7 @@ def all_gather_json(value: Any, group: Any = None) -> list[Any]:
 
 
 def _check(lengths: list[int]) -> None:
-    """On every rank the same, so that none waits for what another does not send."""
+    """Raises the same error on every rank, so that none waits for data that another does not send."""
     if not all(0 <= length <= MAX_BYTES for length in lengths):
         raise ConfigurationError(f"a message of {max(lengths)} bytes: between ranks at most {MAX_BYTES} are sent.")
 
@@ -65,4 +65,6 @@ def _to_tensor(text: str) -> torch.Tensor:
 
 def _to_text(chunk: torch.Tensor) -> str:
     data = chunk.cpu()
-    return ctypes.string_at(data.data_ptr(), data.numel()).decode() if data.numel() else ""  # NumPy may not be there
+    return (
+        ctypes.string_at(data.data_ptr(), data.numel()).decode() if data.numel() else ""
+    )  # NumPy may not be installed

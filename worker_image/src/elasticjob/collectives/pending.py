@@ -1,4 +1,4 @@
-"""A call under way."""
+"""A transfer in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """A transfer under way. `wait()` gives its result; the tensors it uses must not be changed before."""
+    """A transfer in flight. `wait()` returns its result; do not change the tensors that it uses before that."""
 
     def __init__(self, works: Sequence[Any], finish: Callable[[], T], buffer: torch.Tensor, name: str) -> None:
         self._works = works
@@ -31,7 +31,7 @@ class Pending(Generic[T]):
     def wait(self) -> T:
         """Wait for the transfer and return its result.
 
-        Raises BufferTouchedError where the tensor was changed meanwhile, CollectiveFailedError where a rank is gone.
+        Raises BufferTouchedError if the tensor was changed meanwhile, CollectiveFailedError if a rank was lost.
         """
         touched = versions.count_changes(self._buffer) != self._changes
         with explained(self._name):

@@ -1,6 +1,6 @@
-"""Sending a tensor of any shape and dtype to one rank of the group. The receiver learns both from the message.
+"""Sends a tensor of any shape and dtype to one rank of the group. The message contains both.
 
-Nothing here takes part in autograd. If the other side dies, each call raises `CollectiveFailedError` within the group's
+Nothing here supports autograd. If the other rank dies, each call raises `CollectiveFailedError` within the group's
 timeout, and at once on gloo.
 """
 
@@ -25,15 +25,15 @@ from elasticjob.collectives.pending import Pending
 def send(tensor: torch.Tensor, dst: int, group: Group = None) -> None:
     """Send a tensor of any shape and dtype to rank `dst` of the group, which calls `recv`.
 
-    Raises CollectiveFailedError where that rank is gone, ConfigurationError for a rank or a dtype that cannot be.
+    Raises CollectiveFailedError if that rank was lost, ConfigurationError for an invalid rank or dtype.
     """
     isend(tensor, dst, group).wait()
 
 
 def recv(src: int, group: Group = None, device: torch.device | str | None = None) -> torch.Tensor:
-    """Receive what rank `src` of the group sent by `send` or `isend`, with its shape and dtype.
+    """Receive the tensor that rank `src` of the group sent with `send` or `isend`, with its shape and dtype.
 
-    `device` is where the result is made: by default where the group's tensors are. Raises as `send` does.
+    `device` is the device of the result, by default that of the group's tensors. Raises like `send`.
     """
     source = global_rank(src, group)
     place = torch.device(device) if device is not None else group_device(group)
@@ -48,9 +48,9 @@ def recv(src: int, group: Group = None, device: torch.device | str | None = None
 
 
 def isend(tensor: torch.Tensor, dst: int, group: Group = None) -> Pending[None]:
-    """Start to send. The tensor must stay as it is until `wait()`; a change in place is reported there.
+    """Start to send. Do not change the tensor until `wait()`, which reports a change in place.
 
-    Raises as `send` does, here or in `wait()`.
+    Raises like `send`, here or in `wait()`.
     """
     destination = global_rank(dst, group)
     header = torch.tensor(encode_layout(tensor), dtype=torch.int64, device=tensor.device)
@@ -60,5 +60,5 @@ def isend(tensor: torch.Tensor, dst: int, group: Group = None) -> Pending[None]:
         works = [dist.isend(header, destination, group=group)]
         if payload.numel():
             works.append(dist.isend(payload, destination, group=group))
-    keep = (header, payload)  # the backend reads both until wait()
+    keep = (header, payload)  # kept alive: the backend reads both until wait()
     return Pending(works, lambda: (keep, None)[1], tensor, name)

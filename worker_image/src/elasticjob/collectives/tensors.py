@@ -1,12 +1,12 @@
-"""Collectives of tensors of one shape: what torch has, where its use is error-prone.
+"""Collectives of tensors of one shape: torch's operations, with a safer interface.
 
-- Results are returned, with the right shape, instead of written into buffers that the caller must size.
-- `async_op=True` gives a `Pending`. Its `wait()` gives the result. Until then the input is not yours: a change
-  made in place is found and reported by `wait()`.
+- Results are returned with the right shape, instead of written to buffers that the caller must size.
+- With `async_op=True` a call returns a `Pending`, whose `wait()` returns the result. Do not change the input before
+  that; `wait()` reports a change in place.
 - A rank is always the rank *in the group*.
 - If a member dies, each call raises `CollectiveFailedError` within the group's timeout, and at once on gloo.
 
-Nothing here takes part in autograd.
+Nothing here supports autograd.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def all_gather(
 
 
 def _check_out(out: torch.Tensor, source: torch.Tensor, size: int) -> None:
-    """Only after a failure: torch has looked at it already."""
+    """Explain a failure; called only afterwards, because torch checks `out` itself."""
     wanted = size * source.numel()
     if out.numel() != wanted or out.dtype != source.dtype or out.device != source.device:
         raise ConfigurationError(
@@ -144,11 +144,11 @@ def _check_out(out: torch.Tensor, source: torch.Tensor, size: int) -> None:
 
 
 def _make_joined(source: torch.Tensor, size: int) -> torch.Tensor:
-    """Memory for the tensors of all ranks of a group of this size, one after the other."""
+    """A buffer for the tensors of all ranks of a group of this size, one after the other."""
     if source.dim() == 1:
         return source.new_empty(size * source.numel())
     first, *rest = source.shape
-    return source.new_empty(size * first, *rest)  # lengths one by one are faster than as a tuple
+    return source.new_empty(size * first, *rest)  # separate arguments are faster than a tuple
 
 
 @overload

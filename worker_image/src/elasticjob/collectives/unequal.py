@@ -1,7 +1,7 @@
-"""Gathering tensors whose shapes differ by rank in any dimension, even in the number of dimensions or the dtype.
+"""Gathers tensors whose shapes differ by rank in any dimension, even in the number of dimensions or the dtype.
 
-Empty tensors are fine. Nothing here takes part in autograd. If a member dies, each call raises `CollectiveFailedError`
-within the group's timeout, and at once on gloo.
+Tensors may be empty. Nothing here supports autograd. If a member dies, each call raises `CollectiveFailedError` within
+the group's timeout, and at once on gloo.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from elasticjob.collectives.members import Group, global_rank, size_and_rank
 from elasticjob.errors import ConfigurationError
 from elasticjob.torchcompat import groups
 
-_ALIGNMENT = 16  # bytes: a part of a byte buffer can be viewed as any dtype
+_ALIGNMENT = 16  # bytes, so that a part of the byte buffer can be viewed as any dtype
 
 
 def all_gather_unequal(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
-    """Gather tensors whose shapes differ by rank: every rank gets the list, in the order of the ranks.
+    """Gather tensors whose shapes differ by rank: every rank gets the list, in rank order.
 
-    Each part has the shape and the dtype that its rank gave, and is on the device of `tensor`. Raises
-    CollectiveFailedError where a rank is gone, ConfigurationError outside of the group or for a dtype that cannot be
+    Each item has the shape and dtype of its rank's tensor, and is on the device of `tensor`. Raises
+    CollectiveFailedError if a rank was lost, ConfigurationError outside of the group or for a dtype that cannot be
     sent.
     """
     size, _ = size_and_rank(group)
@@ -44,7 +44,7 @@ def all_gather_unequal(tensor: torch.Tensor, group: Group = None) -> list[torch.
 def gather_unequal(tensor: torch.Tensor, dst: int = 0, group: Group = None) -> list[torch.Tensor] | None:
     """Gather tensors whose shapes differ by rank on rank `dst` of the group: a list there, None elsewhere.
 
-    Nothing is padded. Raises as `all_gather_unequal` does.
+    Nothing is padded. Raises like `all_gather_unequal`.
     """
     _, rank = size_and_rank(group)
     destination = global_rank(dst, group)
@@ -71,7 +71,9 @@ def gather_unequal(tensor: torch.Tensor, dst: int = 0, group: Group = None) -> l
 
 
 def should_pad(sizes: Sequence[int]) -> bool:
-    """Whether one padded all_gather moves less than twice the `sizes` (bytes); else each rank broadcasts its own."""
+    """Whether one padded all_gather moves less than twice the `sizes` (bytes); otherwise each rank
+    broadcasts its own.
+    """
     return max(sizes) * len(sizes) <= 2 * sum(sizes)
 
 
@@ -95,7 +97,7 @@ def _all_gather_padded(tensor: torch.Tensor, sizes: Sequence[int], group: Group)
     mine[: payload.numel()] = payload
     every = torch.empty(stride * len(sizes), dtype=torch.uint8, device=tensor.device)
     groups.find_all_gather()(every, mine, group=group)
-    # Copies, so that a kept small part does not keep the whole padded buffer alive.
+    # Copies, so that a small part does not keep the whole padded buffer alive.
     return [every[i * stride : i * stride + size].clone() for i, size in enumerate(sizes)]
 
 

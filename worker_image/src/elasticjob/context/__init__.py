@@ -1,1 +1,1 @@
-"""What a process knows about its world, and how it joins it: rank, size, backend, network."""
+"""A process's view of its world, and how it joins it: rank, size, backend, network."""

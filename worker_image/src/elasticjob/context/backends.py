@@ -1,8 +1,8 @@
-"""Which backend, by fact. The facts are collected once; the choice is a pure function with a reason.
+"""Chooses the backend from observed facts. The facts are collected once; the choice is a pure function with a reason.
 
-Where CUDA devices and NCCL are there it is `cpu:gloo,cuda:nccl`: NCCL for the tensors on the devices, gloo for the
-small ones that are not. Otherwise gloo. MPI only where torch was built with it, and by name. A backend asked for by
-name and cannot work is an error that says which check failed and what to do.
+With CUDA devices and NCCL the choice is `cpu:gloo,cuda:nccl`: NCCL for tensors on the devices, gloo for CPU tensors.
+Otherwise it is gloo. MPI is used only if torch was built with it and it is requested by name. A requested backend that
+cannot work is an error that names the failed check and the remedy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BOTH = "cpu:gloo,cuda:nccl"
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """What this machine and this build of torch have."""
+    """The capabilities of this machine and this build of torch."""
 
     distributed: bool = True
     cuda_devices: int = 0
@@ -34,7 +34,7 @@ class BackendFacts:
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """A backend for `init_process_group`, the kind of device it goes with, and why."""
+    """A backend for `init_process_group`, its device type, and the reason for the choice."""
 
     backend: str
     device_type: str
@@ -42,7 +42,7 @@ class BackendChoice:
 
 
 def observe_backends() -> BackendFacts:
-    """Ask torch. It imports torch and looks for devices; it starts nothing."""
+    """Query torch. This imports torch and looks for devices, but initialises nothing."""
     import torch
     import torch.distributed as dist
 
@@ -60,10 +60,10 @@ def observe_backends() -> BackendFacts:
 
 
 def choose_backend(facts: BackendFacts, requested: str | None = None, local_ranks: int = 1) -> BackendChoice:
-    """The backend for this process. Raises BackendUnavailableError, which names the check that failed.
+    """The backend for this process. Raises BackendUnavailableError, which names the failed check.
 
-    `requested`: nothing or `auto`, a backend, or a map such as `cpu:gloo,cuda:nccl`. `local_ranks` is the number of
-    processes on this machine: NCCL wants a device for each.
+    `requested` is empty, `auto`, a backend, or a map such as `cpu:gloo,cuda:nccl`. `local_ranks` is the number of
+    processes on this machine: NCCL needs a device for each.
     """
     if not facts.distributed:
         raise BackendUnavailableError(

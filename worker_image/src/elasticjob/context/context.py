@@ -1,7 +1,7 @@
-"""Who am I in this world, read from the environment that a launcher sets.
+"""This process's rank and world, read from the environment that a launcher sets.
 
-Pure: a mapping comes in, a frozen value goes out. Every variable has a single-process default, so the same
-script runs with plain `python train.py`. A broken value is one error that names the variable.
+Pure: takes a mapping, returns a frozen value. Every variable has a single-process default, so the same script runs with
+plain `python train.py`. An invalid value is an error that names the variable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticjob.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Context:
-    """This process in its world, as the launcher describes it."""
+    """This process's position in its world, as the launcher describes it."""
 
     rank: int = 0
     local_rank: int = 0
@@ -33,7 +33,7 @@ class Context:
 
 
 def read_integer(env: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
-    """The integer in a variable; absent or empty means the default. Raises ConfigurationError, which names it."""
+    """The integer in a variable; `default` if it is absent or empty. Raises ConfigurationError, which names it."""
     text = env.get(name, "").strip()
     if not text:
         return default
@@ -49,7 +49,8 @@ def read_integer(env: Mapping[str, str], name: str, default: int, least: int = 0
 def read_context(env: Mapping[str, str]) -> Context:
     """Read the variables of torchrun, elasticjob-run or any other launcher that follows `env://`.
 
-    Without a launcher it is a world of one. Raises ConfigurationError for a variable that is missing or broken.
+    Without a launcher, it describes a world of one process. Raises ConfigurationError for a missing or invalid
+    variable.
     """
     launched = bool(env.get("RANK")) or bool(env.get("WORLD_SIZE"))
     if not launched:
@@ -78,12 +79,12 @@ def read_context(env: Mapping[str, str]) -> Context:
         master_address=env["MASTER_ADDR"],
         master_port=port,
         launched=True,
-        elastic="TORCHELASTIC_RUN_ID" in env,  # what torch.distributed.is_torchelastic_launched() asks
+        elastic="TORCHELASTIC_RUN_ID" in env,  # as torch.distributed.is_torchelastic_launched() does
         job=env.get("ELASTICJOB_NAME", ""),
         pod_ip=env.get("ELASTICJOB_POD_IP", ""),
     )
 
 
 def current() -> Context:
-    """The context of this process. Raises ConfigurationError for a variable that is missing or broken."""
+    """The context of this process. Raises ConfigurationError for a missing or invalid variable."""
     return read_context(os.environ)

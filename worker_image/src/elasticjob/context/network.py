@@ -1,7 +1,7 @@
-"""Which network interface: the one that holds the pod's address, so that the backends do not have to guess.
+"""Chooses the network interface that has the pod's address, so that the backends do not have to guess.
 
-gloo takes the interface that the host's name resolves to, which in a pod can be the wrong one or none. The choice
-is a pure function; reading the interfaces is Linux only and gives an empty table elsewhere.
+gloo uses the interface that the host name resolves to, which in a pod can be the wrong one or none. The choice is a
+pure function; reading the interfaces works on Linux only and returns an empty table elsewhere.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _SIOCGIFADDR = 0x8915
 
 
 def read_interfaces() -> dict[str, str]:
-    """The IPv4 address of each interface, by its name."""
+    """The IPv4 address of each interface, by name."""
     try:
         import fcntl
-    except ImportError:  # not a Unix
+    except ImportError:  # not on Unix
         return {}
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -32,7 +32,7 @@ def read_interfaces() -> dict[str, str]:
 
 
 def find_interface(interfaces: Mapping[str, str], pod_ip: str, master_address: str, world_is_local: bool) -> str | None:
-    """The name of the interface to use, or None to leave the choice to the backend."""
+    """The name of the interface to use; None leaves the choice to the backend."""
     by_address = {address: name for name, address in interfaces.items()}
     if pod_ip:
         return by_address.get(pod_ip)
@@ -42,7 +42,7 @@ def find_interface(interfaces: Mapping[str, str], pod_ip: str, master_address: s
 
 
 def set_interface(environ: MutableMapping[str, str], name: str | None) -> str:
-    """Tell gloo and NCCL, unless the user did. Returns what holds, in words."""
+    """Configure gloo and NCCL, unless the user did. Returns the interface that applies, as text."""
     if environ.get("GLOO_SOCKET_IFNAME"):
         return environ["GLOO_SOCKET_IFNAME"]
     if name is None:
@@ -54,7 +54,7 @@ def set_interface(environ: MutableMapping[str, str], name: str | None) -> str:
 
 
 def resolve(name: str) -> list[str]:
-    """The addresses of a host name; empty if there are none."""
+    """The addresses of a host name; empty if it does not resolve."""
     try:
         return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
     except OSError:
@@ -62,7 +62,7 @@ def resolve(name: str) -> list[str]:
 
 
 def own_address(environ: Mapping[str, str] = os.environ) -> str:
-    """The address others reach this pod at: the pod's, else that of the host name, else loopback."""
+    """The address at which others reach this pod: the pod's IP, else that of the host name, else loopback."""
     if environ.get("ELASTICJOB_POD_IP"):
         return environ["ELASTICJOB_POD_IP"]
     addresses = [address for address in resolve(socket.gethostname()) if "." in address]

@@ -1,7 +1,7 @@
-"""`elasticjob.init()`: join the world that the launcher describes, or be a world of one.
+"""`elasticjob.init()`: joins the world that the launcher describes, or creates a world of one process.
 
-It chooses backend, device and network interface by fact, sets the time limit of collectives, and leaves the world at
-exit. It never guesses silently: the returned `World` says what was chosen and why.
+It chooses backend, device and network interface from observed facts, sets the timeout of collectives, and leaves the
+world at exit. The returned `World` records what was chosen and why.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from elasticjob.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-DEFAULT_TIMEOUT = 600.0  # seconds; what a collective may take before it is an error
+DEFAULT_TIMEOUT = 600.0  # seconds until a blocked collective is an error
 
 
 @dataclass(frozen=True)
 class World:
-    """This process and the world it is in. Made by `init()`."""
+    """This process and its world. Created by `init()`."""
 
     rank: int
     local_rank: int
@@ -33,11 +33,11 @@ class World:
     local_world_size: int
     device: torch.device
     backend: str
-    reason: str  # why this backend
+    reason: str  # why this backend was chosen
     generation: int  # the number of this world; grows with every regroup
     restarts: int
-    elastic: bool  # an elastic agent started us, as torch.distributed.is_torchelastic_launched()
-    interface: str  # the network interface, or empty: the backend's own choice
+    elastic: bool  # an elastic agent started this process, as in torch.distributed.is_torchelastic_launched()
+    interface: str  # the network interface; empty if the backend chooses
 
     @property
     def is_first(self) -> bool:
@@ -45,15 +45,16 @@ class World:
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         import torch.distributed as dist
 
         dist.barrier()
 
     def subgroup(self, ranks: Sequence[int], **options: Any) -> Any:
-        """A group of some of the world's ranks. Every rank of the world calls it, also those that are not in it.
+        """Create a process group of some ranks of the world. Every rank of the world must call it, even non-members.
 
-        `options` are those of torch's `new_group`. Raises ConfigurationError for ranks that are not there.
+        `options` are those of torch's `new_group`. Raises ConfigurationError for duplicate ranks or ranks outside of
+        the world.
         """
         import torch.distributed as dist
 
@@ -65,7 +66,7 @@ class World:
         return dist.new_group(list(ranks), **options)
 
     def close(self) -> None:
-        """Leave the world. Also done at exit; harmless if done twice."""
+        """Leave the world. Also called at exit; repeated calls are harmless."""
         _destroy()
 
     def __enter__(self) -> World:
@@ -73,22 +74,22 @@ class World:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self.barrier()  # nobody hangs up while another still listens
+            self.barrier()  # no rank disconnects while another still communicates
         self.close()
 
 
 def init(
     backend: str | None = None, timeout: float = DEFAULT_TIMEOUT, checked: bool = False, threads: int | None = None
 ) -> World:
-    """Set up `torch.distributed` and return who and where we are.
+    """Set up `torch.distributed`, and return this process's `World`.
 
-    `backend`: by fact if left out; by name it must be available, else the error says what is missing. `timeout`:
-    seconds until a collective that does not end is an error. `checked`: turn torch's consistency checks on (see also
-    `elasticjob.checked()`). `threads`: CPU threads of this process; the launcher's OMP_NUM_THREADS if left out.
+    `backend` is chosen automatically if left out; a backend requested by name must be available, or the error names
+    what is missing. `timeout` is in seconds, until a blocked collective is an error. `checked` turns on torch's
+    consistency checks (see also `elasticjob.checked()`). `threads` is the number of CPU threads of this process, by
+    default the launcher's OMP_NUM_THREADS.
 
-    If a process group is already there, it is described and left as it is. Raises ConfigurationError for a variable or
-    an argument that is broken and where the world cannot be joined in time, BackendUnavailableError for a backend that
-    cannot work here.
+    An existing process group is described and left unchanged. Raises ConfigurationError for an invalid variable or
+    argument and if the world cannot be joined in time, BackendUnavailableError for a backend that cannot work here.
     """
     import torch
     import torch.distributed as dist

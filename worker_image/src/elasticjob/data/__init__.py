@@ -1,1 +1,1 @@
-"""Samplers that keep their place when the world changes its size."""
+"""Samplers that keep their position when the world changes its size."""

@@ -1,13 +1,13 @@
 """Data for a world whose size changes: every sample of an epoch is used exactly once, in batches of a constant size.
 
 The order of an epoch depends on the seed and the epoch, never on the world. A *global batch* is the next
-`global_batch_size` samples of that order; the world takes it together. Each rank takes a share (shares differ by at
-most one sample) in *micro batches* of at most `micro_batch_size`. All ranks make the same number of micro batches, so
-the collectives in them always meet. The state is the epoch and the number of samples used: saved in a checkpoint and
-loaded in a world of any size, it continues with the next sample.
+`global_batch_size` samples of that order, divided over the world. Each rank processes its share (shares differ by at
+most one sample) in *micro batches* of at most `micro_batch_size`. All ranks have the same number of micro batches, so
+their collectives always match. The state is the epoch and the number of samples used: saved in a checkpoint and loaded
+in a world of any size, it continues with the next sample.
 
-A share can be empty, at the end of an epoch in a large world. That rank then loads one sample with `scale` 0, which
-adds nothing to the gradient.
+At the end of an epoch in a large world, a share can be empty. That rank then loads one sample with `scale` 0, which
+does not contribute to the gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Micro:
-    """One forward and backward pass of this rank: which part of the epoch's order, and what it weighs."""
+    """One forward and backward pass of this rank: a part of the epoch's order, and its weight."""
 
     start: int
     stop: int
@@ -39,11 +39,11 @@ class Micro:
 
     @property
     def samples(self) -> int:
-        """How many samples count. The filler of an empty share does not."""
+        """The number of samples that count; excludes the filler of an empty share."""
         return self.stop - self.start
 
     def sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
-        """DDP's `no_sync()` for every micro batch but the last of a step; nothing for other models."""
+        """DDP's `no_sync()` for every micro batch but the last of a step; a null context for other models."""
         if self.ends_step:
             return contextlib.nullcontext()
         if hasattr(model, "no_sync"):
@@ -53,7 +53,7 @@ class Micro:
 
 
 def split_share(count: int, parts: int, index: int) -> tuple[int, int]:
-    """The start and stop of part `index` when `count` things are split as evenly as can be."""
+    """The start and stop of part `index` when `count` items are split as evenly as possible."""
     least, more = divmod(count, parts)
     start = index * least + min(index, more)
     return start, start + least + (index < more)
@@ -62,7 +62,7 @@ def split_share(count: int, parts: int, index: int) -> tuple[int, int]:
 def plan_epoch(
     length: int, used: int, global_batch: int, micro_batch: int, rank: int, world_size: int, drop_last: bool = False
 ) -> Iterator[Micro]:
-    """What `rank` does with the rest of an epoch: pure, and the same number of items on every rank.
+    """The micro batches of `rank` for the rest of an epoch: pure, and equally many on every rank.
 
     `length`, `used` (of this epoch so far), `global_batch` and `micro_batch` are in samples.
     """
@@ -100,12 +100,12 @@ class ElasticDistributedSampler(Sampler[list[int]]):
                     optimizer.step()
                     optimizer.zero_grad()
 
-    `loss_function` gives the mean over its batch. With the last micro batch of a step the position is already behind
-    that step: a checkpoint is saved after `optimizer.step()`, in the loop. A loop without `steps` calls `advance()`.
+    `loss_function` returns the mean over its batch. The position advances with the last micro batch of a step: save a
+    checkpoint after `optimizer.step()`, inside the loop. A loop without `steps` calls `advance()`.
 
-    `data` is the dataset or its length. Batch sizes are in samples; `micro_batch_size` is by default a rank's whole
-    share. `rank` and `world_size` are by default the launcher's. Raises ConfigurationError for an empty dataset and for
-    sizes or a rank that cannot be.
+    `data` is the dataset or its length. Batch sizes are in samples; `micro_batch_size` defaults to a rank's whole
+    share. `rank` and `world_size` default to the launcher's. Raises ConfigurationError for an empty dataset and for an
+    invalid size or rank.
     """
 
     def __init__(
@@ -147,20 +147,20 @@ class ElasticDistributedSampler(Sampler[list[int]]):
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. Going to the one it is in keeps the position, so a resumed loop may always call this."""
+        """Go to an epoch. The current epoch keeps its position, so a resumed loop may always call this."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.used = 0
 
     def order(self) -> list[int]:
-        """The samples of this epoch in their order, for the whole world."""
+        """The sample indices of this epoch in order, for the whole world."""
         if not self._shuffle:
             return list(range(self._length))
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.epoch)
         return list(torch.randperm(self._length, generator=generator).tolist())
 
     def plan(self) -> Iterator[Micro]:
-        """The micro batches that this rank still has in this epoch."""
+        """The remaining micro batches of this rank in this epoch."""
         return plan_epoch(
             self._length,
             self.used,
@@ -178,7 +178,7 @@ class ElasticDistributedSampler(Sampler[list[int]]):
             yield order[micro.start : micro.stop] or [order[0]]
 
     def __len__(self) -> int:
-        """How many micro batches are left in this epoch, the same on every rank."""
+        """The number of micro batches left in this epoch, equal on every rank."""
         left = self._length - self.used
         full, rest = divmod(left, self.global_batch_size)
         return full * self._passes(self.global_batch_size) + (0 if self._drop_last else self._passes(rest))
@@ -190,7 +190,7 @@ class ElasticDistributedSampler(Sampler[list[int]]):
     def steps(self, loader: Iterable[T]) -> Iterator[tuple[Micro, T]]:
         """Each micro batch with its data. The position advances with the last micro batch of each step.
 
-        Raises ValueError where the loader has more or fewer batches than are left: it must use this sampler.
+        Raises ValueError if the loader yields more or fewer batches than are left: it must use this sampler.
         """
         for micro, item in zip(self.plan(), loader, strict=True):
             if micro.ends_step:
@@ -198,18 +198,18 @@ class ElasticDistributedSampler(Sampler[list[int]]):
             yield micro, item
 
     def advance(self, samples: int | None = None) -> None:
-        """Say that the optimizer stepped: the global batch is used."""
+        """Mark samples as used after the optimizer stepped; by default one global batch."""
         step = self.global_batch_size if samples is None else samples
         self.used = min(self._length, self.used + step)
 
     def state_dict(self) -> dict[str, int]:
-        """The position. It does not depend on the world size."""
+        """The position, which does not depend on the world size."""
         return {"epoch": self.epoch, "used": self.used, "seed": self._seed, "length": self._length}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a position saved in a world of any size. At the end of an epoch that is the next one's start.
+        """Continue from a position saved in a world of any size. The end of an epoch is the start of the next one.
 
-        Raises ConfigurationError where it belongs to a dataset of another length.
+        Raises ConfigurationError if the position belongs to a dataset of another length.
         """
         if state["length"] != self._length:
             raise ConfigurationError(
@@ -226,10 +226,10 @@ class ElasticDistributedSampler(Sampler[list[int]]):
 
 
 def learning_rate_factor(global_batch: int, reference_batch: int, rule: str = "linear") -> float:
-    """How the learning rate changes with the global batch. 1 as long as the batch is constant.
+    """The factor for the learning rate at this global batch size; 1 while the batch size is constant.
 
-    Batches are in samples. `rule`: `linear` for SGD, `sqrt` for Adam and its kin, `none`. Raises ConfigurationError for
-    another rule or an empty batch.
+    Batch sizes are in samples. `rule`: `linear` for SGD, `sqrt` for Adam and its variants, `none`. Raises
+    ConfigurationError for another rule or an empty batch.
     """
     if global_batch < 1 or reference_batch < 1:
         raise ConfigurationError("batch sizes must be at least 1.")
@@ -241,10 +241,10 @@ def learning_rate_factor(global_batch: int, reference_batch: int, rule: str = "l
 
 
 def scale_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Multiply the learning rates of an optimizer by a factor. Calling it again replaces the factor before.
+    """Multiply the learning rates of an optimizer by a factor. A further call replaces the previous factor.
 
-    The factor is kept in the optimizer's state, so it is right after a checkpoint was loaded in another world. Call
-    it before a learning-rate scheduler is made, or after its state is loaded.
+    The factor is kept in the optimizer's state, so it stays correct when a checkpoint is loaded in another world. Call
+    this before a learning-rate scheduler is created, or after its state is loaded.
     """
     for group in optimizer.param_groups:
         change = factor / group.get("elasticjob_factor", 1.0)

@@ -1,1 +1,1 @@
-"""What people run to find out what is wrong: `elasticjob doctor`, the self test and `elasticjob bench`."""
+"""Diagnostic tools: `elasticjob doctor`, the self-test and `elasticjob bench`."""

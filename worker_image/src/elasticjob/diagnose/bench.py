@@ -1,11 +1,11 @@
-"""`elasticjob bench`: how fast the collectives are, and how close to what the machine can do.
+"""`elasticjob bench`: measure the collectives, and compare them with the limit of the machine.
 
-The conventions are those of nccl-tests. Algorithm bandwidth is size over time; for all_gather, reduce_scatter and
-all_to_all the size is that of the whole buffer. Bus bandwidth multiplies it by what each rank must send at least, so
-that it compares with the link whatever the number of ranks. The raw limit is measured in the same run: one TCP stream
-between ranks 0 and 1 for gloo, a copy on the device for NCCL.
+The conventions are those of nccl-tests. Algorithm bandwidth is size divided by time; for all_gather, reduce_scatter and
+all_to_all the size is that of the whole buffer. Bus bandwidth multiplies it by the minimum that each rank must send, so
+that it is comparable with the link's bandwidth for any number of ranks. The raw limit is measured in the same run: one
+TCP stream between ranks 0 and 1 for gloo, a copy on the device for NCCL.
 
-Started by a launcher it measures that world; otherwise it starts one on this machine. One JSON object a line.
+Under a launcher it measures that world; otherwise it starts one on this machine. It prints one JSON object per line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def bus_factor(operation: str, world_size: int) -> float:
-    """What turns algorithm bandwidth into bus bandwidth."""
+    """The factor from algorithm bandwidth to bus bandwidth."""
     n = world_size
     if operation == "all_reduce":
         return 2 * (n - 1) / n
@@ -39,9 +39,9 @@ def bus_factor(operation: str, world_size: int) -> float:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Sizes in bytes: `1K:16M` is every fourth power of two between; `1K,3M` are these two.
+    """Sizes in bytes: `1K:16M` is every second power of two between them; `1K,3M` are these two.
 
-    Raises ConfigurationError for what is no size.
+    Raises ConfigurationError for an invalid size.
     """
     try:
         if ":" in text:
@@ -67,7 +67,7 @@ def _parse_size(text: str) -> int:
 
 
 def build_row(operation: str, size: int, seconds: float, world: tuple[int, str], raw: float) -> dict[str, Any]:
-    """One result. Bandwidths are in 10^9 bytes a second; `raw` too."""
+    """One result. Bandwidths, including `raw`, are in 10^9 bytes per second."""
     world_size, backend = world
     algorithm = size / seconds / 1e9
     bus = algorithm * bus_factor(operation, world_size)
@@ -104,7 +104,7 @@ def run_in_world(operations: Sequence[str], sizes: Sequence[int], least_seconds:
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Bus bandwidth over size, a line for each operation, and the raw limit, as a PNG.
+    """Plot bus bandwidth over size, one line per operation, and the raw limit, as a PNG.
 
     Raises ConfigurationError without matplotlib.
     """
@@ -131,7 +131,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _start_world(size: int, arguments: Sequence[str]) -> int:
-    """The same command in processes of this machine; rank 0 writes to our output."""
+    """Run the same command in several processes on this machine; rank 0 writes to our standard output."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     processes = []
@@ -155,7 +155,7 @@ def _start_world(size: int, arguments: Sequence[str]) -> int:
 def _stop_all_if_one_fails(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes):
-            time.sleep(1)  # the others get an error of their own, which says more
+            time.sleep(1)  # the other ranks raise an error of their own, which is more useful
             for process in processes:
                 process.kill()
             return

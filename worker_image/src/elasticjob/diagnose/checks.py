@@ -1,4 +1,4 @@
-"""The checks of one machine or pod. Each takes the environment and gives a `Finding`; none raises, none takes long."""
+"""The checks of one machine or pod. Each takes the environment and returns a `Finding`; none raises or takes long."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Environment = Mapping[str, str]
 _PATIENCE = 3.0  # seconds for one attempt to connect
 _LEAST_TORCH = (2, 4)
 _LEAST_SHM = 1 << 30
-_SHM = "/dev/shm"  # noqa: S108 - it is what is checked
+_SHM = "/dev/shm"  # noqa: S108 - the path to check
 
 
 def check_versions(environ: Environment) -> Finding:
-    """Python, torch and the runtime."""
+    """The versions of Python, torch and the runtime."""
     mine = f"Python {sys.version.split()[0]}, elasticjob {__version__}"
     try:
         import torch
@@ -42,7 +42,7 @@ def check_versions(environ: Environment) -> Finding:
 
 
 def check_torch_internals(environ: Environment) -> Finding:
-    """Which private names of torch, that speed the runtime up, this version does not have."""
+    """The private names of torch, used for speed, that this version does not have."""
     import torch
 
     from elasticjob.torchcompat import catalogue
@@ -56,7 +56,7 @@ def check_torch_internals(environ: Environment) -> Finding:
 
 
 def check_environment(environ: Environment) -> Finding:
-    """What the launcher and the operator set."""
+    """The variables of the launcher and the operator."""
     try:
         here = context.read_context(environ)
         if env.has_hub(environ):
@@ -70,7 +70,7 @@ def check_environment(environ: Environment) -> Finding:
 
 
 def check_names(environ: Environment) -> Finding:
-    """Whether this host's name, and that of the master, resolve."""
+    """Whether this host's name and the master's name resolve."""
     host = socket.gethostname()
     wanted = [host]
     master = environ.get("MASTER_ADDR", "")
@@ -88,7 +88,7 @@ def check_names(environ: Environment) -> Finding:
 
 
 def check_interface(environ: Environment) -> Finding:
-    """Whether one interface holds the pod's address."""
+    """Whether an interface has the pod's address."""
     table = network.read_interfaces()
     names = ", ".join(f"{name} {address}" for name, address in table.items())
     wanted = environ.get("GLOO_SOCKET_IFNAME", "")
@@ -97,7 +97,7 @@ def check_interface(environ: Environment) -> Finding:
             "interface", FAIL, f"GLOO_SOCKET_IFNAME={wanted} does not exist here ({names})", "unset it or correct it"
         )
     pod_ip = environ.get(env.POD_IP, "")
-    # All of 127.0.0.0/8 is this machine's, whatever the table says.
+    # All of 127.0.0.0/8 belongs to this machine, even if the table does not list it.
     if pod_ip and pod_ip not in table.values() and not pod_ip.startswith("127."):
         return Finding(
             "interface",
@@ -109,7 +109,7 @@ def check_interface(environ: Environment) -> Finding:
 
 
 def check_ports(environ: Environment) -> Finding:
-    """Whether a port can be opened and reached at the address that the others use."""
+    """Whether a port can be opened, and reached at the address that other pods use."""
     address = network.own_address(environ)
     try:
         with socket.create_server((address, 0)) as server:
@@ -123,7 +123,7 @@ def check_ports(environ: Environment) -> Finding:
 
 
 def check_master(environ: Environment) -> Finding:
-    """Whether the store of the world answers."""
+    """Whether the store of the world responds."""
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdigit():
         return Finding("store", SKIP, "no MASTER_ADDR and MASTER_PORT")
@@ -174,7 +174,7 @@ def check_devices(environ: Environment) -> Finding:
 
 
 def check_backends(environ: Environment) -> Finding:
-    """Which backends torch has, and which `init()` would choose."""
+    """The backends that torch has, and the one that `init()` would choose."""
     facts = backends.observe_backends()
     have = ", ".join(name for name in backends.KNOWN if facts.has(name)) or "none"
     try:
@@ -185,7 +185,7 @@ def check_backends(environ: Environment) -> Finding:
 
 
 def check_token(environ: Environment) -> Finding:
-    """Whether the projected token is there and still good."""
+    """Whether the projected token exists and has not expired."""
     path = environ.get(env.TOKEN_FILE, "")
     if not path:
         return Finding("token", SKIP, "not in an ElasticJob's pod")
@@ -202,7 +202,7 @@ def check_token(environ: Environment) -> Finding:
 
 
 def check_hub(environ: Environment) -> Finding:
-    """Whether the operator's hub answers, and whether the clocks agree."""
+    """Whether the operator's hub responds, and whether the clocks agree."""
     url = environ.get(env.HUB_URL, "")
     if not url:
         return Finding("hub", SKIP, "not in an ElasticJob's pod")
@@ -211,7 +211,13 @@ def check_hub(environ: Environment) -> Finding:
         status, date = _ask_hub(url, environ)
     except (OSError, http.client.HTTPException, ValueError) as error:
         return Finding("hub", FAIL, f"{url}: {error}", remedy)
-    if status not in (400, 401, 403, 426, 503):  # it refuses a visitor without a token; that it answers is the point
+    if status not in (
+        400,
+        401,
+        403,
+        426,
+        503,
+    ):  # the hub rejects a request without a token, but any response shows that it is reachable
         return Finding("hub", WARN, f"{url}: an unexpected answer, {status}", "is it the hub that listens there?")
     skew = time.time() - email.utils.parsedate_to_datetime(date).timestamp() if date else 0.0
     if abs(skew) > 30:
@@ -238,7 +244,7 @@ def _ask_hub(url: str, environ: Environment) -> tuple[int, str | None]:
 
 
 def check_clock(environ: Environment) -> Finding:
-    """Whether the clock shows a time at which this code can exist."""
+    """Whether the clock shows a plausible time."""
     now = time.gmtime()
     text = time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
     if now.tm_year < 2024:
@@ -265,12 +271,12 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-# A pod must not be kept out of the world by names that torch is allowed to change.
+# A pod must not be kept out of the world because of names that torch may change.
 PREFLIGHT_CHECKS: tuple[Check, ...] = tuple(check for check in CHECKS if check is not check_torch_internals)
 
 
 def run_checks(environ: Environment, checks: Iterable[Check] = CHECKS) -> list[Finding]:
-    """What these checks found. A check that breaks is itself a finding."""
+    """The findings of these checks. A check that raises is itself a finding."""
     findings = []
     for check in checks:
         try:

@@ -19,7 +19,7 @@ commands:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is its own."""
+    """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = given[0] if given else "--help"
     if command == "doctor":

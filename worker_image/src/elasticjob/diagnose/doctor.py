@@ -1,8 +1,8 @@
 """`elasticjob doctor`: what is wrong here, and what to do about it.
 
-On one machine it runs the checks and a world of two processes. Started by a launcher (`torchrun -m elasticjob
-doctor`) each rank runs the checks, then all test the network between them, and rank 0 prints what every rank found. As
-a preflight (`preflight`) it does the same before the first world of a job.
+On one machine it runs the checks and a world of two processes. Under a launcher (`torchrun -m elasticjob doctor`) each
+rank runs the checks, all ranks test the network between them, and rank 0 prints the findings of all. As a preflight
+(`preflight`) it does the same before the first world of a job.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from elasticjob.diagnose.findings import FAIL, OK, Finding
 from elasticjob.errors import ElasticJobError
 
 _SELFTEST_SECONDS = 90.0
-_KNOWN_TO_AGENT = ("hub", "token")  # it is connected: a hub that restarts meanwhile is no reason to give up
+_KNOWN_TO_AGENT = ("hub", "token")  # the agent is connected already; a hub that restarts now is no failure
 
 
 def run_local_world(environ: Mapping[str, str], size: int = 2, backend: str | None = None) -> list[Finding]:
-    """The self-test in a world of processes on this machine."""
+    """The self-test, in a world of processes on this machine."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     arguments = [backend] if backend else []
@@ -43,7 +43,7 @@ def run_local_world(environ: Mapping[str, str], size: int = 2, backend: str | No
             }
             child = {name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_")}
             child |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-            child.pop("ELASTICJOB_POD_IP", None)  # this world talks over loopback
+            child.pop("ELASTICJOB_POD_IP", None)  # this world uses loopback
             child.pop("GLOO_SOCKET_IFNAME", None)
             command = [sys.executable, "-m", "elasticjob.diagnose.selftest", *arguments]
             process = subprocess.Popen(command, env=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -66,7 +66,7 @@ def run_local_world(environ: Mapping[str, str], size: int = 2, backend: str | No
 
 
 def merge_ranks(found: Sequence[Finding]) -> list[Finding]:
-    """One line for a check that is fine on every rank; what is not fine stays, rank by rank."""
+    """One finding for a check that passes on every rank; failures stay separate by rank."""
     merged = []
     for name in dict.fromkeys(finding.check for finding in found):
         same = [finding for finding in found if finding.check == name]
@@ -81,7 +81,7 @@ def merge_ranks(found: Sequence[Finding]) -> list[Finding]:
 
 
 def examine(environ: Mapping[str, str], quick: bool = False, checks: Sequence[Check] = CHECKS) -> list[Finding]:
-    """Everything that can be said on this machine alone."""
+    """All findings that one machine can make on its own."""
     found = run_checks(environ, checks)
     if not quick and f.worst_status(found) != FAIL:
         found += run_local_world(environ)
@@ -89,7 +89,9 @@ def examine(environ: Mapping[str, str], quick: bool = False, checks: Sequence[Ch
 
 
 def examine_job(environ: Mapping[str, str], timeout: float = 60.0) -> list[Finding]:
-    """On every rank of a world: the checks here, the network between all. Every rank gets all findings."""
+    """On every rank of a world: the checks of this machine, and the network between all. Every rank gets
+    all findings.
+    """
     from elasticjob.collectives import messages
     from elasticjob.context.setup import init
     from elasticjob.diagnose.selftest import run_selftest
@@ -111,14 +113,14 @@ def examine_job(environ: Mapping[str, str], timeout: float = 60.0) -> list[Findi
 
 
 def preflight(level: str, environ: Mapping[str, str]) -> list[Finding]:
-    """Before the first world: nothing for `Off`, this node for `Node`, also the self-test for `Network`."""
+    """The checks before the first world: none for `Off`, this node for `Node`, also the self-test for `Network`."""
     if level == "Off":
         return []
     return examine(environ, quick=level == "Node", checks=PREFLIGHT_CHECKS)
 
 
 def find_problem(found: Sequence[Finding]) -> str | None:
-    """Why an agent that has reached its hub must not become a member, in one line; None where all is well."""
+    """Why an agent that is connected to its hub must not become a member, in one line; None if it may."""
     for finding in found:
         if finding.status == FAIL and finding.check not in _KNOWN_TO_AGENT:
             return " ".join(f"{finding.check}: {finding.detail} -- {finding.remedy}".split())
@@ -126,7 +128,7 @@ def find_problem(found: Sequence[Finding]) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Exit code 1 if anything failed."""
+    """The command line. Exit code 1 if any check failed."""
     parser = argparse.ArgumentParser(prog="elasticjob doctor", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="without the self-test in a world of two processes")

@@ -1,4 +1,4 @@
-"""What a check found: a value, its table, its JSON. No I/O."""
+"""The result of a check: a value, its table, its JSON. No I/O."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 
 @dataclass(frozen=True)
 class Finding:
-    """One check and its result. A failure comes with its remedy."""
+    """One check and its result. A failure has a remedy."""
 
     check: str
     status: str
     detail: str
     remedy: str = ""
-    rank: int | None = None  # who found it, in a check across the job
+    rank: int | None = None  # the rank that reported it, in a check of the whole job
 
 
 def worst_status(findings: Sequence[Finding]) -> str:
-    """fail if anything failed, else warn if anything is doubtful, else ok."""
+    """fail if anything failed, else warn if there is a warning, else ok."""
     statuses = {finding.status for finding in findings}
     return FAIL if FAIL in statuses else WARN if WARN in statuses else OK
 
 
 def find_exit_code(findings: Sequence[Finding]) -> int:
-    """1 if anything failed; a warning is not a failure."""
+    """1 if anything failed; warnings do not count."""
     return int(worst_status(findings) == FAIL)
 
 
@@ -36,12 +36,12 @@ def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def find_bad_members(findings: Sequence[Finding]) -> list[int]:
-    """The ranks that failed a check of their own."""
+    """The ranks that failed a check."""
     return sorted({finding.rank for finding in findings if finding.status == FAIL and finding.rank is not None})
 
 
 def render_table(findings: Sequence[Finding]) -> str:
-    """A table for people; the remedy stands below what it is for."""
+    """A table for people; each remedy is below its finding."""
     width = max((len(finding.check) for finding in findings), default=0)
     lines = []
     for finding in findings:

@@ -1,4 +1,4 @@
-"""How long a collective takes in the world that is there, and what its link can do. All ranks call these functions."""
+"""Measures a collective in the current world, and the limit of its link. All ranks call these functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RAW_BYTES = 64 << 20
 
 
 def _prepare(operation: str, size: int, world: World) -> Callable[[], Any]:
-    """The call to measure, with its buffers made before."""
+    """The call to measure, with its buffers allocated."""
     import torch
     import torch.distributed as dist
 
@@ -48,7 +48,7 @@ def _prepare(operation: str, size: int, world: World) -> Callable[[], Any]:
 
 
 def _prepare_send_recv(whole: torch.Tensor, world: World) -> Callable[[], Any]:
-    """Each rank sends to the next and receives from the one before."""
+    """Each rank sends to the next and receives from the previous one."""
     import torch
     import torch.distributed as dist
 
@@ -63,9 +63,9 @@ def _prepare_send_recv(whole: torch.Tensor, world: World) -> Callable[[], Any]:
 
 
 def measure(operation: str, size: int, world: World, least_seconds: float) -> float:
-    """Seconds for a call with `size` bytes: the mean over `least_seconds` or more of calls, of the slowest rank.
+    """Seconds per call with `size` bytes: the mean over at least `least_seconds` of calls, on the slowest rank.
 
-    Raises RuntimeError or NotImplementedError where the backend does not have the operation.
+    Raises RuntimeError or NotImplementedError if the backend does not have the operation.
     """
     import torch
     import torch.distributed as dist
@@ -82,7 +82,7 @@ def measure(operation: str, size: int, world: World, least_seconds: float) -> fl
             call()
         _synchronize(world)
         took = torch.tensor([time.perf_counter() - started], device=world.device)
-        dist.all_reduce(took, op=dist.ReduceOp.MAX)  # every rank decides alike
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)  # every rank makes the same decision
         if took.item() >= least_seconds or calls >= 1 << 14:
             return float(took.item()) / calls
         calls *= 2 if took.item() > least_seconds / 4 else 4
@@ -96,7 +96,7 @@ def _synchronize(world: World) -> None:
 
 
 def measure_raw(world: World) -> float:
-    """The limit in 10^9 bytes a second: a device copy for NCCL, else one TCP stream between ranks 0 and 1."""
+    """The limit in 10^9 bytes per second: a device copy for NCCL, otherwise one TCP stream between ranks 0 and 1."""
     import torch
 
     if world.device.type == "cuda" and "nccl" in world.backend:

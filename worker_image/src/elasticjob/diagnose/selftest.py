@@ -1,7 +1,7 @@
-"""Every collective and point to point, with checked results, in the world that is there.
+"""Every collective and point-to-point operation, with verified results, in the current world.
 
 `run_selftest` is called on all ranks of a world. `python -m elasticjob.diagnose.selftest` is one rank of the world that
-`elasticjob doctor` makes on one machine.
+`elasticjob doctor` creates on one machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from elasticjob.collectives import messages, tensors, unequal
 from elasticjob.context.setup import World, init
 from elasticjob.diagnose.findings import FAIL, OK, WARN, Finding
 
-_MANY = 12  # above so many ranks only neighbours are paired
-_PAYLOAD = 1 << 18  # numbers in the message of a pair: 1 MiB
+_MANY = 12  # above this number of ranks, only neighbours are paired
+_PAYLOAD = 1 << 18  # float32 numbers in a pair's message: 1 MiB
 _CLOCK_SPREAD = 2.0
 
 
@@ -91,7 +91,7 @@ TESTS: dict[str, Callable[[World], bool]] = {
 
 
 def run_selftest(world: World) -> list[Finding]:
-    """The tests, on every rank; a wrong result is found by the rank that got it."""
+    """Run the tests on every rank; the rank that got a wrong result reports it."""
     findings: list[Finding] = []
     for name, test in TESTS.items():
         started = time.monotonic()
@@ -99,7 +99,7 @@ def run_selftest(world: World) -> list[Finding]:
             good = test(world)
         except RuntimeError as error:
             text = str(error).splitlines()[0]
-            # The others cannot go on either: a collective that failed leaves the world unusable.
+            # The other ranks cannot continue either: a failed collective leaves the world unusable.
             remedy = "look at the other ranks; check the interface and NetworkPolicy"
             return [*findings, Finding(name, FAIL, text, remedy, world.rank)]
         took = f"{(time.monotonic() - started) * 1000:.1f} ms"
@@ -123,20 +123,20 @@ def _check_clocks(world: World) -> list[Finding]:
 
 
 def time_offsets(times: Sequence[float]) -> list[float]:
-    """How far each clock is from the middle one."""
+    """The offset of each clock from the median, in the unit of `times`."""
     middle = statistics.median(times)
     return [one - middle for one in times]
 
 
 def list_pairs(size: int) -> list[tuple[int, int]]:
-    """The pairs that are tried: all, or in a large world each rank with its neighbour."""
+    """The pairs to test: all, or in a large world each rank with its neighbour."""
     if size <= _MANY:
         return [(a, b) for a in range(size) for b in range(a + 1, size)]
     return [(a, (a + 1) % size) for a in range(size)]
 
 
 def find_slow_pairs(seconds: dict[tuple[int, int], float], factor: float = 5.0) -> list[tuple[int, int]]:
-    """The pairs that take much longer than the usual one."""
+    """The pairs that take more than `factor` times as long as the median pair."""
     if len(seconds) < 3:
         return []
     usual = statistics.median(seconds.values())
@@ -144,7 +144,7 @@ def find_slow_pairs(seconds: dict[tuple[int, int], float], factor: float = 5.0) 
 
 
 def _check_pairs(world: World) -> list[Finding]:
-    """One pair after the other, so that each has the network for itself."""
+    """Test one pair after the other, so that each has the network to itself."""
     mine: dict[tuple[int, int], float] = {}
     numbers = torch.ones(_PAYLOAD, device=world.device)
     for pair in list_pairs(world.world_size):
@@ -165,7 +165,7 @@ def _check_pairs(world: World) -> list[Finding]:
 
 def _time_pair(world: World, pair: tuple[int, int], numbers: torch.Tensor) -> float:
     first, second = pair
-    for turn in range(2):  # the first turn also connects
+    for turn in range(2):  # the first turn also opens the connection
         started = time.monotonic()
         if world.rank == first:
             dist.send(numbers, second)
@@ -181,7 +181,7 @@ def _time_pair(world: World, pair: tuple[int, int], numbers: torch.Tensor) -> fl
 
 
 def main() -> None:
-    """One rank of the doctor's own world: prints its findings as JSON."""
+    """Run one rank of the doctor's own world, and print its findings as JSON."""
     with init(backend=sys.argv[1] if len(sys.argv) > 1 else None, timeout=30, threads=1) as world:
         findings = run_selftest(world)
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")

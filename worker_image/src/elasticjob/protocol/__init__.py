@@ -1,4 +1,4 @@
-"""What operator, agents and workers agree on: messages, directives, and the keys of a generation's store.
+"""The contract between operator, agents and workers: messages, directives, and the keys of a generation's store.
 
-No sockets and no processes.
+Contains no processes, and no sockets but those of the store.
 """

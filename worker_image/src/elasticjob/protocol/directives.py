@@ -1,7 +1,7 @@
-"""What a directive means for what an agent does now, as pure functions.
+"""The rules for a directive, as pure functions.
 
-No I/O and no clock here. The rules are those of `docs/protocol.md`: a directive counts for the generations it
-names and is ignored otherwise, so that an old or repeated one does no harm.
+They follow `docs/protocol.md`: a directive applies to the generations that it names and is ignored otherwise, so an old
+or repeated one is harmless. No I/O and no clock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from elasticjob.protocol import wire
 
 
 def is_over(generation: int, directive: wire.Directive | None) -> bool:
-    """Whether the generation that runs here must end: told so, replaced by a newer one, or stopped."""
+    """Whether the running generation must end: by a regroup, a newer world, or a stop."""
     if isinstance(directive, wire.Regroup):
         return generation <= directive.generation
     if isinstance(directive, wire.World):
@@ -19,10 +19,10 @@ def is_over(generation: int, directive: wire.Directive | None) -> bool:
 
 
 def find_world(generation: int, store: wire.Store | None, directive: wire.Directive | None) -> wire.World | None:
-    """The world to enter from `ready`, if the directive is one that counts.
+    """The world to enter from `ready`; None if the directive is not a valid world.
 
-    A world that names a store of ours which no longer listens was made for an earlier `ready`: it is void, and
-    the hub makes another one when it hears of the new store.
+    A world that names a store of this agent which no longer listens was created for an earlier `ready`. It is void; the
+    hub creates another one when it learns of the new store.
     """
     if not isinstance(directive, wire.World) or directive.generation <= generation:
         return None
@@ -32,41 +32,41 @@ def find_world(generation: int, store: wire.Store | None, directive: wire.Direct
 
 
 def is_given_up(generation: int, directive: wire.Directive | None) -> bool:
-    """Whether the hub waits to hear, from `ready`, that a generation which never ran here never will."""
+    """Whether the hub waits for a `ready` that confirms that a generation will never run here."""
     return isinstance(directive, wire.Regroup) and directive.generation > generation
 
 
 def grace_of(directive: wire.Directive | None) -> float:
-    """Seconds the script may take to save its state before the generation ends; 0 where nothing can be saved."""
+    """Seconds that the script may take to save its state before the generation ends; 0 if it cannot save."""
     if isinstance(directive, wire.Regroup | wire.Stop) and directive.checkpoint:
         return directive.grace_seconds
     return 0.0
 
 
 def is_hung(directive: wire.Directive | None) -> bool:
-    """Whether the world ends because it makes no steps: where everybody is, is to be found out first."""
+    """Whether the world ends because it makes no steps; stacks are collected first."""
     return isinstance(directive, wire.Regroup) and directive.reason == wire.HUNG
 
 
 def base_rank(world: wire.World) -> int:
-    """The global rank of this pod's first worker: pods may bring different numbers of workers."""
+    """The global rank of this pod's first worker; the number of workers can differ by pod."""
     return sum(world.nprocs[: world.rank])
 
 
 def world_size(world: wire.World) -> int:
-    """How many worker processes the world has."""
+    """The number of worker processes in the world."""
     return sum(world.nprocs)
 
 
 def leave_after(grace_seconds: float) -> float:
-    """How long to train on after SIGTERM: the grace, less the time it takes to stop the workers."""
+    """Seconds to continue training after SIGTERM: the grace period minus the time needed to stop the workers."""
     return max(0.0, grace_seconds - min(5.0, 0.3 * grace_seconds))
 
 
 def backoff(attempt: int, fraction: float) -> float:
-    """Seconds to wait before connection attempt number `attempt`: at once, then 0.1 s doubling to 5 s.
+    """Seconds to wait before connection attempt number `attempt`: none, then 0.1 s doubling up to 5 s.
 
-    `fraction` (0..1) spreads a crowd of agents over the upper half of the interval.
+    `fraction` (0..1) spreads many agents over the upper half of the interval.
     """
     if attempt <= 0:
         return 0.0
@@ -74,5 +74,5 @@ def backoff(attempt: int, fraction: float) -> float:
 
 
 def was_paused(slept: float, timeout_seconds: float) -> bool:
-    """Whether a short sleep took so long that the hub has given us up meanwhile."""
+    """Whether a short sleep took so long that the hub has considered this agent lost meanwhile."""
     return slept > timeout_seconds

@@ -1,9 +1,9 @@
-"""The TCPStore of a generation: who hosts it, who connects to it, and what the agent does through it.
+"""The TCPStore of a generation: who hosts it, who connects to it, and how torch's agent uses it.
 
-Each generation has a store of its own on a port of its own, so a process of an old generation finds nobody.
-`GenerationStore` is what torch's agent gets. It answers the agent's questions about ranks from the world that
-the hub announced, so that assigning ranks never waits for a member that may be dead, and it turns the exit
-barrier of torch's agent into an interruptible wait.
+Each generation has its own store on its own port, so a process of an old generation cannot reach a new one.
+`GenerationStore` is the store that torch's agent gets. It answers the agent's queries for ranks from the world that the
+hub announced, so assigning ranks never waits for a dead member, and it turns the exit barrier of torch's agent into an
+interruptible wait.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def listen(address: str) -> tuple[TCPStore, wire.Store]:
     options: dict[str, Any] = {"wait_for_workers": False, "master_listen_fd": descriptor}
     try:
         store = TCPStore(address, port, None, True, _TIMEOUT, **options)
-    except NotImplementedError:  # torch 2.4 to 2.7: its libuv server takes no socket that listens already
+    except NotImplementedError:  # torch 2.4 to 2.7: the libuv server does not accept a listening socket
         store = TCPStore(address, port, None, True, _TIMEOUT, **options, use_libuv=False)
     return store, wire.Store(address, port)
 
 
 def connect(where: wire.Store, interrupted: Callable[[], bool], deadline: float) -> TCPStore | None:
-    """A client of rank 0's store; None where `interrupted` said so first. Raises OSError at the deadline."""
+    """A client of rank 0's store; None if `interrupted()` returns true first. Raises OSError at the deadline."""
     while not interrupted():
         try:
-            # A plain socket first: torch's own client cannot be interrupted while it tries.
+            # A plain socket first: torch's client cannot be interrupted while it connects.
             socket.create_connection((where.address, where.port), timeout=1.0).close()
             store = TCPStore(where.address, where.port, None, False, timedelta(seconds=5), wait_for_workers=False)
         except (OSError, RuntimeError) as error:
@@ -61,7 +61,7 @@ def connect(where: wire.Store, interrupted: Callable[[], bool], deadline: float)
 
 
 class GenerationStore(Store):
-    """The agent's view of its generation's store."""
+    """torch's agent's view of the store of its generation."""
 
     def __init__(
         self, inner: TCPStore, world: wire.World, finished: Callable[[Callable[[], bool], float], None]
@@ -74,7 +74,7 @@ class GenerationStore(Store):
         self._seconds = _TIMEOUT
 
     def close(self) -> None:
-        """Let go of the socket (and of the server, for its host): torch's agent may keep this object longer."""
+        """Release the socket (and the host's server), although torch's agent may keep this object longer."""
         self._inner = None
 
     @property
@@ -83,7 +83,7 @@ class GenerationStore(Store):
             raise RuntimeError("the store of this generation is closed")
         return self._inner
 
-    # The agent's questions about ranks.
+    # Queries for ranks by torch's agent.
 
     def set(self, key: str, value: Any) -> None:
         if key.startswith(ROLE_INFO):
@@ -125,7 +125,7 @@ class GenerationStore(Store):
         try:
             return bool(self.inner.check(keys))
         except RuntimeError:
-            return True  # its host has gone, so the hub has let it go: nobody needs this barrier any more
+            return True  # the hub has released the host, so no member needs this barrier any more
 
     def add(self, key: str, amount: int) -> int:
         try:
@@ -147,9 +147,9 @@ class GenerationStore(Store):
 
 
 class PodStore(Store):
-    """What torch's agent gets while its workers keep their memory: a world of this pod alone.
+    """The store for torch's agent while its workers keep their memory: a world of this pod alone.
 
-    The real worlds come and go underneath; only the exit barrier at the end concerns them.
+    The real worlds change without the agent; only the exit barrier concerns them.
     """
 
     def __init__(self, nproc: int, finish: Callable[[Callable[[], bool], float], None], count: Callable[[], bool]):
@@ -160,10 +160,10 @@ class PodStore(Store):
         self._seconds = _TIMEOUT
 
     def set(self, key: str, value: Any) -> None:
-        """Nobody else reads it."""
+        """Does nothing: there is no other reader."""
 
     def multi_set(self, keys: list[str], values: list[Any]) -> None:
-        """Nobody else reads them."""
+        """Does nothing: there is no other reader."""
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         info = {"role": "", "rank": 0, "local_world_size": self._nproc}
@@ -171,7 +171,7 @@ class PodStore(Store):
 
     def get(self, key: str) -> bytes:
         if key.startswith(ASSIGNED):
-            # More than there are, so that no script takes itself for the whole world and trains alone.
+            # Larger than the real number, so that no script considers itself the whole world and trains alone.
             size = 2 * self._nproc
             return json.dumps([0, size, 0, size]).encode()
         self.wait([key])

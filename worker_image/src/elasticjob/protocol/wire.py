@@ -1,7 +1,7 @@
-"""The messages between agent and hub, version 1, as the agent sees them (`docs/protocol.md`).
+"""The messages between agent and hub, version 1, from the agent's side (`docs/protocol.md`).
 
-What arrives is checked field by field and frozen: a message is understood or it is a `WireError`, never half
-of each. Fields that are not known here are ignored, so a newer hub may say more.
+Received messages are checked field by field and frozen: a message is either valid or a `WireError`. Unknown fields are
+ignored, so a newer hub may send more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
-MAX_HUB_MESSAGE_BYTES: Final = 16 * 1024 * 1024  # an older hub names all members: 70 KiB for a thousand
+MAX_HUB_MESSAGE_BYTES: Final = 16 * 1024 * 1024  # an older hub lists all members: 70 KiB for a thousand
 MAX_MEMBERS: Final = 1_000_000
 MAX_TEXT: Final = 4096
 MAX_TRACEBACK: Final = 16384
@@ -27,11 +27,11 @@ SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 
 HANG: Final = "hang"  # a kind of failure
-HUNG: Final = "hung"  # the reason of a regroup before which everybody says where it is
+HUNG: Final = "hung"  # the reason of a regroup before which all agents send their stacks
 
 
 class WireError(ValueError):
-    """The peer said something that this version does not understand."""
+    """The peer sent a message that this version cannot parse."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Store:
 class World:
     generation: int
     rank: int
-    nprocs: tuple[int, ...]  # worker processes of each member, in the order of ranks
+    nprocs: tuple[int, ...]  # worker processes of each member, in rank order
     store: Store
     restarts: int = 0
 
@@ -72,13 +72,13 @@ Directive = World | Regroup | Stop
 class Welcome:
     heartbeat_seconds: float
     timeout_seconds: float
-    in_process: bool = False  # the scripts of the others keep their memory over a regroup
-    training: bool = False  # others train, and will stop for a joiner
+    in_process: bool = False  # the other members run sessions
+    training: bool = False  # other members are training, and will stop for a joiner
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The hub's `error`: trying again does not mend it."""
+    """The hub's `error` message: retrying does not help."""
 
     code: str
     message: str
@@ -86,7 +86,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first worker that failed in a generation, as far as it is known."""
+    """The first worker that failed in a generation, as far as known."""
 
     generation: int = 0
     rank: int | None = None
@@ -95,8 +95,8 @@ class Failure:
     signal: str | None = None
     message: str | None = None
     traceback: str | None = None
-    kind: str | None = None  # HANG, where nothing failed and nothing goes on
-    waits: bool | None = None  # in a hang: whether this rank waits for others
+    kind: str | None = None  # HANG if no process failed but no step is made
+    waits: bool | None = None  # in a hang: whether this rank waits for other ranks
     stalled_seconds: float | None = None  # in a hang: since the last step
 
     def dump(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class AgentState:
-    """All that an agent says about itself."""
+    """The complete state that an agent reports."""
 
     phase: str = STARTING
     generation: int = 0
@@ -144,7 +144,7 @@ class AgentState:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the script is; the latest one counts."""
+    """The progress of the script; the latest report counts."""
 
     generation: int = 0
     rank: int = 0
@@ -197,7 +197,7 @@ def _encode(type_: str, **fields: Any) -> str:
 
 
 def parse(text: str | bytes) -> Welcome | Directive | Refusal:
-    """Understand what the hub says, or raise `WireError`."""
+    """Parse a message from the hub. Raises `WireError` if it is invalid."""
     try:
         message = json.loads(text)
     except ValueError as broken:
@@ -242,7 +242,7 @@ def _parse_world(value: dict[str, Any]) -> World:
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...]:
-    """[[members, processes of each], ...]: what a hub says that knows that we understand it."""
+    """[[members, processes of each], ...]: the compact form, from a hub that knows that this agent supports it."""
     nprocs: list[int] = []
     for run in value if isinstance(value, list) else [None]:
         if not isinstance(run, list) or len(run) != 2 or not all(isinstance(n, int) and n > 0 for n in run):
@@ -254,7 +254,7 @@ def _parse_sizes(value: Any) -> tuple[int, ...]:
 
 
 def _parse_members(value: Any) -> tuple[int, ...]:
-    """One object for each member: what every hub of this version of the protocol can say."""
+    """One object for each member: the form that every hub of this protocol version can send."""
     if not isinstance(value, list) or not all(isinstance(raw, dict) for raw in value):
         raise WireError("a world needs members")
     found = sorted((_count(raw, "rank"), _count(raw, "nproc", 1)) for raw in value)

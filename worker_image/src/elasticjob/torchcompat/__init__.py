@@ -1,6 +1,6 @@
-"""Every private name of torch that the worker uses, and every difference between its versions.
+"""Every private name of torch that the worker uses, and every difference between torch versions.
 
-Each name has one function here, which says what the name is for and does without where it is gone. The rest of the
-worker calls these functions and names nothing private of torch itself. `catalogue` lists all names with what their
-absence costs. Nothing here knows of sessions, the agent or the hub.
+Each name is behind one function here, which documents its purpose and works without it. The rest of the worker calls
+these functions and uses no private names of torch. `catalogue` lists all names with the cost of their absence. Nothing
+here depends on sessions, the agent or the hub.
 """

@@ -1,4 +1,4 @@
-"""All private names of torch that are used. Looking for them imports torch's distributed packages."""
+"""All private names of torch in use. Probing them imports torch's distributed packages."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ PROBES: tuple[Probe, ...] = (
 
 
 def find_missing() -> list[Probe]:
-    """What this torch does not have, or has in another form."""
+    """The names that this torch does not have, or has in another form."""
     return [one for one in PROBES if not one.holds()]

@@ -1,4 +1,4 @@
-"""DistributedDataParallel around a model that is equal on all ranks already."""
+"""DistributedDataParallel around a module that is already equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAN_SKIP_SYNC = probe.takes(_DDP, "init_sync")  # since torch 2.7
 
 
 def make_ddp(module: torch.nn.Module, devices: Sequence[torch.device] | None, sync: bool) -> DistributedDataParallel:
-    """DDP around a module; with `sync`, or where torch cannot do without, rank 0's parameters go to all ranks."""
+    """DDP around a module. If `sync`, or if torch requires it, rank 0's parameters are sent to all ranks."""
     if not CAN_SKIP_SYNC:
         return DistributedDataParallel(module, device_ids=devices)
     return DistributedDataParallel(module, device_ids=devices, init_sync=sync)

@@ -1,4 +1,4 @@
-"""torch's elastic agent: which one called us, its workers and their failures, and how it counts restarts."""
+"""torch's elastic agent: finding the one that called, its workers and their failures, and its restart count."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TORCHRUN = str(Path("torch", "distributed", "run.py"))
 _AGENT = "torch.distributed.elastic.agent.server.api.SimpleElasticAgent"
 _LOCAL_AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
 _CONTEXT = "torch.distributed.elastic.multiprocessing.api.SubprocessContext"
-ENDLESS = 1_000_000  # restarts; the operator keeps the budget, not the agent
-NO_ERROR_FILE = "<NONE>"  # what torch writes for a script that noted nothing
+ENDLESS = 1_000_000  # restarts; the operator has the restart budget, not the agent
+NO_ERROR_FILE = "<NONE>"  # torch's value for a script that recorded no error
 
 
 def find_agent() -> SimpleElasticAgent | None:
-    """The agent whose method called us, directly or not."""
+    """The agent whose method called this function, directly or indirectly."""
     frame = inspect.currentframe()
     while frame is not None:
         candidate = frame.f_locals.get("self")
@@ -32,7 +32,7 @@ def find_agent() -> SimpleElasticAgent | None:
 
 
 def is_forkable_torchrun() -> bool:
-    """Whether this process is a `torchrun` without threads, and no program of its own that uses torch's launcher."""
+    """Whether this process is a `torchrun` without threads, and not another program that uses torch's launcher."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
@@ -43,20 +43,20 @@ def is_forkable_torchrun() -> bool:
 
 
 def set_restarts(agent: SimpleElasticAgent, restarts: int) -> None:
-    """Make the agent count `restarts` so far, and go on without end.
+    """Set the agent's restart count to `restarts`, without a limit.
 
-    The workers see the count as TORCHELASTIC_RESTART_COUNT, and older versions of torch put it into the keys of
-    the shared store: agents that count for themselves would wait for each other there for ever.
+    The workers get the count as TORCHELASTIC_RESTART_COUNT, and older versions of torch use it in the keys of the
+    shared store, where agents with different counts would wait for each other for ever.
     """
     spec = agent.get_worker_group().spec
     if hasattr(agent, "_remaining_restarts"):
         spec.max_restarts = restarts + ENDLESS
         agent._remaining_restarts = ENDLESS
-    # Else the agent counts for itself, and gives up after as many failures as torchrun's --max-restarts says.
+    # Otherwise the agent counts on its own, and gives up after torchrun's --max-restarts failures.
 
 
 def find_processes(agent: SimpleElasticAgent) -> dict[int, Any]:
-    """The workers' Popen-like objects by local rank; empty where torch keeps them elsewhere."""
+    """The workers' Popen-like objects by local rank; empty if this torch stores them elsewhere."""
     handlers = getattr(_context(agent), "subprocess_handlers", None)
     if not handlers:
         return {}
@@ -64,7 +64,7 @@ def find_processes(agent: SimpleElasticAgent) -> dict[int, Any]:
 
 
 def find_pids(agent: SimpleElasticAgent) -> dict[int, int]:
-    """The pids of the workers by local rank. From any thread."""
+    """The pids of the workers by local rank. Thread-safe."""
     processes = find_processes(agent)
     if processes:
         return {local_rank: process.pid for local_rank, process in processes.items()}
@@ -73,13 +73,13 @@ def find_pids(agent: SimpleElasticAgent) -> dict[int, int]:
 
 
 def find_noted_failures(agent: SimpleElasticAgent) -> list[Any]:
-    """The ProcessFailures that the agent has noted of its last workers; empty where it has not, or hides them."""
+    """The ProcessFailures that the agent recorded for its last workers; empty if there are none or torch hides them."""
     noted = getattr(_context(agent), "_failures", None)
     return list(noted.values()) if isinstance(noted, dict) else []
 
 
 def find_error_files(agent: SimpleElasticAgent) -> dict[int, str]:
-    """Where each worker notes its exception, by local rank; empty where torch keeps it elsewhere."""
+    """The error file of each worker, by local rank; empty if this torch stores it elsewhere."""
     files = getattr(_context(agent), "error_files", None)
     return files if isinstance(files, dict) else {}
 

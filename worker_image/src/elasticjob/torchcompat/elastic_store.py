@@ -1,4 +1,4 @@
-"""The keys under which torch's elastic agent asks its store for ranks, and waits at the end."""
+"""The store keys that torch's elastic agent uses to query ranks and for its exit barrier."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import inspect
 from elasticjob.torchcompat import probe
 from elasticjob.torchcompat.probe import Probe
 
-ROLE_INFO = "torchelastic/role_info/"  # + the rank of an agent: what it says of itself
+ROLE_INFO = "torchelastic/role_info/"  # + the rank of an agent: its description of itself
 ASSIGNED = "torchelastic/assigned_ranks/"  # + the rank of an agent: the ranks of its workers
-TERMINAL = "torchelastic/agent/terminal_state"  # the barrier at the end
+TERMINAL = "torchelastic/agent/terminal_state"  # the exit barrier
 _API = "torch.distributed.elastic.agent.server.api"
 
 
 def knows_rank_keys() -> bool:
-    """Whether torch's agent asks for ranks under the keys above, so that they can be answered from the world."""
+    """Whether torch's agent queries ranks with the keys above, so that the world can answer them."""
     return RANKS.holds()
 
 

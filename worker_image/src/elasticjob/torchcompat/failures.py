@@ -1,4 +1,4 @@
-"""What torch raises when the communication of a process group breaks, told from everything else that it raises."""
+"""Distinguishes torch's errors for broken communication in a process group from all its other errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch.distributed as dist
 from elasticjob.torchcompat import probe
 from elasticjob.torchcompat.probe import Probe
 
-# gloo raises a plain RuntimeError. Its text begins with the line of gloo's source that raised it, or quotes it; only
-# what follows a time-out does not.
+# gloo raises a plain RuntimeError. Its text starts with the line of gloo's source that raised it, or quotes it, except
+# for errors that follow a timeout.
 _OF_GLOO = re.compile(
     r"(\[|enforce fail at )[^\s\[\]]*/gloo/[^\s\[\]]*\.(cc|h|cpp|hpp):\d+\]|^Application timeout caused pair closure"
 )
@@ -24,12 +24,12 @@ _TYPES: tuple[type[BaseException], ...] = tuple(
 
 
 def is_broken_communication(error: BaseException) -> bool:
-    """Whether torch raised it, or what it was raised from, because a group or its store does not work any more."""
+    """Whether the error, or one of its causes, means that a group or its store no longer works."""
     return any(_is_broken(one) for one in chain(error))
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that led to it, the last one first."""
+    """The error and its causes, the last error first."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -43,12 +43,12 @@ def _is_broken(error: BaseException) -> bool:
 
 
 def can_be_recognized() -> bool:
-    """Whether gloo's errors carry the line that raised them on this torch."""
+    """Whether gloo's errors contain their source line on this torch."""
     return MARKED.holds()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device has no memory left: the script's matter, whatever the world does."""
+    """Whether a device ran out of memory: the script's problem, whatever the state of the world."""
     return isinstance(error, torch.cuda.OutOfMemoryError)
 
 

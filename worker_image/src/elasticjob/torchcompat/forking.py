@@ -1,4 +1,4 @@
-"""Forking a process that has imported torch. torch is imported by the functions, not by this module."""
+"""Forks a process that has imported torch. The functions import torch; this module does not."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _DEVICES = ("cuda", "xpu", "mtia")
 
 
 def import_compiler() -> None:
-    """Import what the first optimizer of a process imports, used or not: about a second."""
+    """Import what the first optimizer of a process imports anyway, which takes about a second."""
     with contextlib.suppress(ImportError):
         importlib.import_module(_COMPILER)
 
 
 def has_lost_devices() -> bool:
-    """Whether something had started a device's driver before the fork: this process cannot use it any more.
+    """Whether a device driver was initialised before the fork, so that this process cannot use its devices.
 
-    torch says so too where somebody only looked for devices and there are none: nothing was started then. Where it
-    says nothing, the devices of a forked process count as lost.
+    torch also reports this if the parent only looked for devices and there are none; nothing was initialised then. If
+    torch does not report it, the devices of a forked process count as lost.
     """
     import torch
 
@@ -36,7 +36,7 @@ def _has_lost(module: Any) -> bool:
         return False
     try:
         return int(module.device_count()) > 0
-    except RuntimeError:  # that is what torch raises in a process that lost them
+    except RuntimeError:  # raised by torch in a process that lost its devices
         return True
 
 

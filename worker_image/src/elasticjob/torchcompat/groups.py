@@ -1,4 +1,4 @@
-"""Process groups: the list that torch keeps of them, how it names them, and the functions that it has renamed."""
+"""Process groups: torch's list of them, how it names them, and the functions that it has renamed."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ _STORE = "torch.distributed.distributed_c10d._get_default_store"
 
 
 def name_groups_anew() -> None:
-    """Let the names of process groups begin from the start, as in the ranks that are new. There must be no group.
+    """Restart the numbering of process groups, as on new ranks. There must be no group.
 
-    torch names groups by counting, and counts those too that it could not make: ranks that failed to enter an earlier
+    torch names groups with a counter that includes groups it failed to create: ranks that failed to enter an earlier
     world would look for the others under another name.
     """
     if probe.find(_COUNT) is not None:
         probe.find(_WORLD).group_count = 0
-    elif not dist.is_initialized():  # torch starts to count anew when a world is taken down in order
+    elif not dist.is_initialized():  # torch resets the counter when a world is destroyed in order
         store: Any = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         dist.destroy_process_group()
 
 
 def find_groups() -> list[Any]:
-    """All process groups of this process, those of meshes too; only the default one where torch hides the rest.
+    """All process groups of this process, including those of meshes; only the default one if torch hides the rest.
 
-    It is called in another thread than the one that makes and destroys them, and never raises.
+    It is called in a thread other than the one that creates and destroys groups, and never raises.
     """
-    with contextlib.suppress(TypeError, RuntimeError):  # gone, or changed while it was read
+    with contextlib.suppress(TypeError, RuntimeError):  # removed or changed while it was read
         return list(probe.find(_GROUPS))
     return [dist.group.WORLD] if dist.is_initialized() else []
 
 
 def find_store() -> Any:
-    """The store that the default group was made with; None where torch does not show it."""
+    """The store of the default group; None if torch does not expose it."""
     look = probe.find(_STORE)
     return None if look is None else look()
 
 
 def find_all_gather() -> Callable[..., Any]:
-    """torch's gather of equal tensors into one: `f(output, input, group=None, async_op=False)`."""
-    # all_gather_into_tensor is the name up to torch 2.12; newer ones warn and say all_gather_single.
+    """torch's all_gather of equal tensors into one: `f(output, input, group=None, async_op=False)`."""
+    # all_gather_into_tensor is the name up to torch 2.12; newer versions deprecate it for all_gather_single.
     return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def find_reduce_scatter() -> Callable[..., Any]:
-    """torch's reduction of one tensor into shares: `f(output, input)`."""
+    """torch's reduction of one tensor into shards: `f(output, input)`."""
     return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @contextlib.contextmanager
 def replaced(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block these functions stand in `torch.distributed` under their names."""
+    """Replace these functions of `torch.distributed`, by name, within the block."""
     originals = {name: getattr(dist, name) for name in functions}
     for name, function in functions.items():
         setattr(dist, name, function)

@@ -1,4 +1,4 @@
-"""One private name of torch: what it is for, whether this torch has it, and what its absence costs."""
+"""A private name of torch: its purpose, whether this torch has it, and the cost of its absence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Probe:
     """Private names of torch that serve one purpose."""
 
     purpose: str
-    names: tuple[str, ...]  # dotted paths; the last part is what a search in the sources finds
-    without: str  # what it costs where they are gone: time or comfort, never a wrong result
+    names: tuple[str, ...]  # dotted paths; the last part can be found in the sources
+    without: str  # the cost of their absence: time or convenience, never a wrong result
     look: Callable[[], bool]
 
     def holds(self) -> bool:
-        """Whether this torch has the names, in the form that is expected. Never raises."""
+        """Whether this torch has the names, in the expected form. Never raises."""
         try:
             return self.look()
         except Exception:
@@ -27,7 +27,7 @@ class Probe:
 
 
 def find(path: str) -> Any:
-    """What a dotted path leads to, importing modules on the way; None where a part is missing."""
+    """The object at a dotted path, importing modules on the way; None if a part is missing."""
     parts = path.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -41,7 +41,7 @@ def find(path: str) -> Any:
 
 
 def has_all(*paths: str) -> Callable[[], bool]:
-    """A look for names that need only be there."""
+    """A check that only requires the names to exist."""
     return lambda: all(find(path) is not None for path in paths)
 
 
@@ -52,6 +52,6 @@ def takes(path: str, parameter: str) -> bool:
 
 
 def stores(path: str, *attributes: str) -> bool:
-    """Whether the constructor of the class mentions these attributes of the instance: it is not called."""
+    """Whether the source of the class's constructor mentions these instance attributes; it is not called."""
     constructor = find(f"{path}.__init__")
     return constructor is not None and set(attributes) <= set(constructor.__code__.co_names)

@@ -1,4 +1,4 @@
-"""Sharded tensors (DTensor, FSDP2): where their classes are, and what torch remembers of meshes that are gone."""
+"""Sharded tensors (DTensor, FSDP2): where their classes are, and how to free torch's caches of old meshes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["HAS_FSDP_ON_CPU", "PROBES", "DTensor", "Replicate", "Shard", "distri
 
 HAS_FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since torch 2.7; FSDP2 calls it in every forward pass
 
-# Every rank cuts its shards out of its own copy; before torch 2.6 rank 0 sends them.
+# Every rank takes its shards from its own copy; before torch 2.6 rank 0 sends them.
 _CUTS_ITS_OWN = probe.takes("torch.distributed.tensor.distribute_tensor", "src_data_rank")
 _OWN_COPY: dict[str, Any] = {"src_data_rank": None} if _CUTS_ITS_OWN else {}
 
@@ -38,12 +38,12 @@ _MEMORIES = (
 
 
 def distribute_like(value: torch.Tensor, pattern: DTensor) -> DTensor:
-    """`value`, of which every rank has the whole, cut as `pattern` is. All ranks call it."""
+    """Shard `value`, which every rank has completely, like `pattern`. All ranks call it."""
     return _distribute(value, pattern.device_mesh, pattern.placements, **_OWN_COPY)
 
 
 def forget_meshes() -> None:
-    """Free what torch remembers of how it cut tensors: every mesh with its groups, their threads and their sockets."""
+    """Free torch's sharding caches, which keep every mesh with its groups, threads and sockets alive."""
     forgetting = [probe.find(path) for path in _MEMORIES]
     for forget in forgetting:
         if forget is not None:
@@ -51,17 +51,17 @@ def forget_meshes() -> None:
     if None in forgetting:
         for cache in _find_caches():
             cache.cache_clear()
-    gc.collect()  # what was made in the world before this one is tied up in circles
+    gc.collect()  # objects of earlier worlds are in reference cycles
 
 
 def _find_caches() -> Iterator[Any]:
-    """Every cached function of torch's package of sharded tensors, and of its classes."""
+    """Every cached function of torch's DTensor package and of its classes."""
     for name, module in list(sys.modules.items()):
         if name == _TENSOR or name.startswith(f"{_TENSOR}."):
             for value in list(vars(module).values()):
                 inner = list(vars(value).values()) if isinstance(value, type) else []
                 for one in (value, *inner):
-                    function = getattr(one, "__func__", one)  # of a static method
+                    function = getattr(one, "__func__", one)  # the function of a static method
                     if isinstance(function, functools._lru_cache_wrapper):
                         yield function
 

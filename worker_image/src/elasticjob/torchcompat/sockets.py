@@ -1,9 +1,9 @@
-"""The TCP connections of this process, to be ended from a thread that does not own them.
+"""The TCP connections of this process, which another thread than their owner can shut down.
 
-gloo has no abort: a collective waits until its peers answer, die or time out. Where a peer is silent, ending our side
-of its connections makes the collective raise. Only the side that reads: gloo queues a write that fails, and forgets the
-queue when it then reads that the connection is over; who waits for that send would wait for the group's timeout.
-Linux only; elsewhere nothing is found.
+gloo has no abort: a collective waits until its peers answer, die or time out. If a peer is silent, shutting down our
+side of its connections makes the collective raise. Only the read side: gloo queues a failed write, and drops the queue
+when it then reads the end of the connection; a thread that waits for that send would wait for the group's timeout.
+Linux only; elsewhere no connection is found.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _OPEN_FILES = Path("/proc/self/fd")
 
 
 def find_connections() -> frozenset[int]:
-    """The inodes of all TCP sockets that are connected now."""
+    """The inodes of all connected TCP sockets."""
     return frozenset(inode for inode, _ in _connected())
 
 
 def shut_down(inodes: frozenset[int]) -> int:
-    """Let these connections read their end, as if the peers had closed them; returns how many there still were."""
+    """Shut down the read side of these connections, as if the peers had closed them; return how many still existed."""
     count = 0
     for inode, connection in _connected():
         if inode in inodes:
-            with contextlib.suppress(OSError):  # the peer was faster
+            with contextlib.suppress(OSError):  # the peer has already closed
                 connection.shutdown(socket.SHUT_RD)
                 count += 1
     return count
 
 
 def _connected() -> Iterator[tuple[int, socket.socket]]:
-    """Each with a descriptor of its own, since the owner may close his at any time."""
+    """Each socket with a duplicated descriptor, since the owner may close its own at any time."""
     if not _OPEN_FILES.is_dir():
         return
     for entry in list(_OPEN_FILES.iterdir()):
@@ -44,7 +44,7 @@ def _connected() -> Iterator[tuple[int, socket.socket]]:
             continue  # closed meanwhile
         try:
             mine = socket.socket(fileno=own)
-        except OSError:  # no socket
+        except OSError:  # not a socket
             os.close(own)
             continue
         with mine:

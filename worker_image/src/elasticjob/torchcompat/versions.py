@@ -1,4 +1,4 @@
-"""How often a tensor was changed in place."""
+"""The counter of in-place changes of a tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from elasticjob.torchcompat.probe import Probe
 
 
 def count_changes(tensor: torch.Tensor) -> int | None:
-    """A number that grows with each change in place; None where torch does not count, as for inference tensors."""
+    """A number that grows with each in-place change; None if torch does not count, as for inference tensors."""
     try:
         return int(tensor._version)
     except (AttributeError, RuntimeError):

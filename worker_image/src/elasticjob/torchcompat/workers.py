@@ -1,4 +1,4 @@
-"""Where torch's elastic agent gets its worker processes from."""
+"""How torch's elastic agent starts its worker processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from elasticjob.torchcompat.probe import Probe
 _FACTORY = "torch.distributed.elastic.multiprocessing.api.get_subprocess_handler"
 _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.SubprocessHandler"
 
-# Arguments, environment, standard output and standard error (files, or None for ours) of a worker; something like a
-# subprocess.Popen.
+# Arguments, environment, standard output and standard error (files; None: inherited) of a worker; returns an object
+# like subprocess.Popen.
 Start = Callable[[tuple[str, ...], Mapping[str, str], Any, Any], Any]
 
 
 def replace_start(start: Start) -> bool:
-    """Let torch's agent start its workers by this function from now on. False: it goes on to start them itself."""
+    """Make torch's agent start its workers with this function. False: torch continues to start them itself."""
     if not STARTS.holds():
         return False
     base: Any = probe.find(_HANDLER)
