@@ -6,8 +6,8 @@
         client.submit(manifest)
         client.wait("digits", "Complete", timeout=3600)
 
-`Client` is the same with `async`. Both take a kubeconfig, a context and a namespace as kubectl does. Whatever goes
-wrong is a `ClientError` whose text says what to do; none of them shows the transport underneath.
+`Client` is the asynchronous version. Both take a kubeconfig, a context and a namespace like kubectl. Every error is a
+`ClientError` whose message names the remedy; errors of the transport are never exposed.
 """
 
 from elasticjob_operator.client.errors import (

@@ -1,7 +1,7 @@
-"""The way to the API server: which cluster, which namespace, and one function that sends a request.
+"""The connection to the API server: which cluster, which namespace, and one function that sends a request.
 
-The configuration is found as kubectl finds it: an explicit file, `KUBECONFIG`, `~/.kube/config`, the pod's own service
-account. Request and transport are those of the operator (`rest`); what goes wrong is said in words.
+The configuration is found like kubectl does: an explicit file, `KUBECONFIG`, `~/.kube/config`, the pod's service
+account. Requests and transport are shared with the operator (`rest`); errors become readable messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STREAM: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
 
 
 class Connection:
-    """One connection pool to one API server, and the errors of its answers in words."""
+    """A connection pool to one API server, which converts error responses to `ClientError`s."""
 
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
@@ -45,16 +45,18 @@ class Connection:
 
     async def close(self) -> None:
         await self._transport.close()
-        await asyncio.sleep(_CLOSING)  # TLS transports end on later turns of the loop, which the caller may end now
+        await asyncio.sleep(
+            _CLOSING
+        )  # TLS transports close in later iterations of the loop, which the caller may stop now
 
     async def ask(self, request: Request) -> dict[str, Any]:
-        """Sends a request and returns the JSON object that answers it."""
+        """Send a request and return the JSON object of the response. Raises ClientError."""
         async with self._answer(request, _ASK) as response:
             parsed = json.loads(await response.text())
         return parsed if isinstance(parsed, dict) else {}
 
     async def stream_lines(self, request: Request) -> AsyncGenerator[str, None]:
-        """The lines of an answer that goes on. Lines may be of any length: an object of 1,000 members is one."""
+        """The lines of a streaming response. Lines may be of any length: an object of 1,000 members is one line."""
         rest = b""
         try:
             async with self._answer(request, _STREAM) as response:
@@ -62,7 +64,7 @@ class Connection:
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         yield line.decode("utf-8", "replace")
-        except aiohttp.ClientPayloadError:  # the server closed in the middle: the same as an end
+        except aiohttp.ClientPayloadError:  # the server closed the connection early: treated as the end
             pass
         if rest:
             yield rest.decode("utf-8", "replace")
@@ -88,7 +90,10 @@ class Connection:
 async def connect(
     kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
 ) -> Connection:
-    """Opens the way to a cluster. No request is sent: a wrong address shows at the first one."""
+    """Open the connection to a cluster. No request is sent: a wrong address shows with the first one.
+
+    Raises ConfigError if the kubeconfig is missing or invalid.
+    """
     configuration = Configuration()
     path = find_kubeconfig(kubeconfig, os.environ.get("KUBECONFIG"), Path.home())
     try:
@@ -106,7 +111,7 @@ async def connect(
 
 
 def find_kubeconfig(explicit: str | None, environment: str | None, home: Path) -> str | None:
-    """Which file to read; None where there is none and only a pod's own account is left."""
+    """The file to read; None if there is none and only a pod's own service account is left."""
     if explicit:
         if not Path(explicit).is_file():
             raise errors.ConfigError(f"kubeconfig {explicit}: no such file: check --kubeconfig")

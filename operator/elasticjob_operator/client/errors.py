@@ -1,6 +1,6 @@
-"""What can go wrong between a user and the API server, one class a remedy, each with a text for people.
+"""Errors between a user and the API server: one class for each remedy, each with a readable message.
 
-`explain` turns an answer of the API server into one of them. It is pure: the texts are tested as a table.
+`explain` converts a response of the API server to one of them. It is pure, and tested as a table of messages.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from elasticjob_operator.rest.errors import ApiError
 
 
 class ClientError(Exception):
-    """Anything a caller can be told about. The text says what to do."""
+    """The base class of the client's errors. The message names the remedy."""
 
 
 class ConfigError(ClientError):
-    """No way to a cluster is configured, or it is configured wrongly."""
+    """No cluster is configured, or the configuration is invalid."""
 
 
 class UnreachableError(ClientError):
-    """The API server does not answer."""
+    """The API server does not respond."""
 
 
 class UnauthorizedError(ClientError):
-    """The API server does not know who asks."""
+    """The API server does not accept the user's credentials."""
 
 
 class ForbiddenError(ClientError):
-    """The user may not do this."""
+    """The user lacks the permission."""
 
 
 class NotFoundError(ClientError):
@@ -36,31 +36,31 @@ class NotFoundError(ClientError):
 
 
 class AlreadyExistsError(ClientError):
-    """There is an object of that name."""
+    """An object of that name exists."""
 
 
 class ConflictError(ClientError):
-    """Somebody else changed the object in between."""
+    """The object was changed by someone else since it was read."""
 
 
 class InvalidError(ClientError):
-    """The object is refused; the text names the field."""
+    """The object is invalid; the message names the field."""
 
 
 class GoneError(ClientError):
-    """The history that a watch asks for is no longer kept. Answered by listing again, never shown."""
+    """The API server no longer has the history that a watch requested. Handled by listing again; never shown."""
 
 
 class JobFailedError(ClientError):
-    """The job ended in `Failed` while somebody waited for something else."""
+    """The job ended in `Failed` while the caller waited for another condition."""
 
 
 class WaitTimeoutError(ClientError):
-    """What was waited for did not come in time."""
+    """The condition was not met in time."""
 
 
 def explain(error: ApiError, what: str) -> ClientError:
-    """The error for an answer of the API server to `what` (for example: "get elasticjob digits")."""
+    """The error for a response of the API server to `what` (for example "get elasticjob digits")."""
     status, phrase = error.status, phrase_of(error.status)
     said = error.message.strip() or phrase
     if status == 401:
@@ -86,7 +86,7 @@ def explain(error: ApiError, what: str) -> ClientError:
 
 
 def phrase_of(status: int) -> str:
-    """`Forbidden`, `Not Found`, …; empty for a code that nobody has named."""
+    """`Forbidden`, `Not Found`, …; empty for an unassigned status code."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -1,7 +1,7 @@
-"""Runs a command in a pod over the API server's exec channel.
+"""Runs a command in a pod through the API server's exec channel.
 
-The command's exit code comes as a metav1.Status on a channel of its own. A server or a node without exec is an
-`ExecUnavailableError`: the caller chooses another way.
+The exit code arrives as a metav1.Status on a separate channel. If exec is not possible, `ExecUnavailableError` lets the
+caller use another way.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PATIENCE: Final = 30.0
 
 
 class ExecUnavailableError(errors.ClientError):
-    """The pod cannot be reached by exec: no right to, no shell in the image, or no support by the node."""
+    """Exec is not possible: no permission, no shell in the image, or no support by the node."""
 
 
 async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: list[str]) -> tuple[int, str]:
-    """(exit code, output and errors as text)."""
+    """Run the command; return (exit code, output and errors as text). Raises ExecUnavailableError."""
     query = [("command", part) for part in command]
     query += [("container", pod.trainer), ("stdout", "true"), ("stderr", "true")]
     api = WsApiClient(connection.configuration)
@@ -45,7 +45,7 @@ async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: 
                 channel, data = frame.data[0], frame.data[1:].decode("utf-8", "replace")
                 verdict += data if channel == _ERROR_CHANNEL else ""
                 output += [data] if channel in (1, 2) else []
-    except aiohttp.WSServerHandshakeError as error:  # its own text repeats the whole command, encoded for a URL
+    except aiohttp.WSServerHandshakeError as error:  # its message repeats the whole command, URL-encoded
         said = f"the API server answered {error.status} {errors.phrase_of(error.status)}".rstrip()
         raise ExecUnavailableError(f"exec in pod {pod.name}: {said}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -56,7 +56,7 @@ async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: 
 
 
 def exit_code_of(verdict: str, pod: str) -> int:
-    """The exit code in what the server says at the end."""
+    """The exit code in the server's final status. Raises ExecUnavailableError if it has none."""
     try:
         status: dict[str, Any] = json.loads(verdict)
     except ValueError:

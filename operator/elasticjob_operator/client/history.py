@@ -1,7 +1,7 @@
-"""What happened to a job: its worlds, its progress and its failures, put together from samples and events.
+"""The history of a job: its worlds, progress and failures, combined from samples and events.
 
-Pure. A `Sample` is what the status said at one time; a recording is a file of them, one JSON object a line. Events
-fill in what happened before the first sample, as long as the API server keeps them (an hour by default).
+Pure. A `Sample` is the status at one time; a recording is a file of samples, one JSON object per line. Events cover the
+time before the first sample, as far back as the API server keeps them (an hour by default).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTABLE: Final = ("MemberLost", "WorkerFailed", "Failed", "Completed", "Suspend
 
 @dataclass(frozen=True)
 class Sample:
-    """What the status said at `time`."""
+    """The status at `time`, in seconds since 1970."""
 
     time: float
     phase: str
@@ -46,12 +46,12 @@ class Sample:
     lost_seconds: float = 0.0
     recovery_seconds: float | None = None
     restarts: int = 0
-    measured: str = api.Measured.FORMATION.value  # from when on a world counts as one that trains
+    measured: str = api.Measured.FORMATION.value  # the point from which a world counts as training
 
 
 @dataclass(frozen=True)
 class World:
-    """One generation: when it was formed, with how many pods, why, and what the change cost."""
+    """One generation: when it was formed, its number of pods, the cause, and the cost of the change in seconds."""
 
     generation: int
     time: float | None
@@ -71,8 +71,8 @@ class History:
     start: float | None
     end: float | None
     worlds: tuple[World, ...]
-    sizes: tuple[Point, ...]  # steps: the size from this time on; 0 while nothing trains
-    throughput: tuple[Point, ...]  # steps a second
+    sizes: tuple[Point, ...]  # a step function: the size from this time on; 0 while nothing trains
+    throughput: tuple[Point, ...]  # steps per second
     metrics: dict[str, tuple[Point, ...]]  # over time
     notable: tuple[Happening, ...]
 
@@ -103,7 +103,7 @@ def take_sample(job: Job, now: float) -> Sample:
 
 
 def goodput_seconds(job: Job, now: float) -> tuple[float, float]:
-    """(training, lost) seconds up to now."""
+    """(training, lost) seconds until now."""
     return timeline.read(job.status).seconds_until(now)
 
 
@@ -113,7 +113,7 @@ def format_sample(sample: Sample) -> str:
 
 
 def read_recording(text: str) -> list[Sample]:
-    """The samples of a recording; raises ValueError naming the line. A last line cut off in the middle is left out."""
+    """The samples of a recording; a truncated last line is ignored. Raises ValueError, which names the line."""
     known = {f.name for f in fields(Sample)}
     samples: list[Sample] = []
     lines = text.splitlines()
@@ -126,12 +126,12 @@ def read_recording(text: str) -> list[Sample]:
         except (ValueError, TypeError, AttributeError) as error:
             if number == len(lines) and not text.endswith("\n"):
                 break
-            raise ValueError(f"line {number} is no sample of a recording: {error}") from None
+            raise ValueError(f"line {number} is not a sample of a recording: {error}") from None
     return samples
 
 
 def is_news(before: Sample | None, after: Sample) -> bool:
-    """Whether a sample says more than the one before it, apart from the time that went by."""
+    """Whether a sample differs from the one before in more than the elapsed time."""
     if before is None:
         return True
     clock = {"time", "training_seconds", "lost_seconds"}
@@ -165,13 +165,13 @@ def _worlds_of_events(events: Iterable[Happening]) -> dict[int, World]:
 
 
 def _worlds_of_samples(samples: Sequence[Sample]) -> dict[int, World]:
-    """`seconds` is the recovery that was booked when this generation began to train."""
+    """`seconds` is the recovery time that the status reports when this generation begins to train."""
     found: dict[int, World] = {}
     before = Moment()
     for sample in samples:
         after = _moment_of(sample)
         if before.generation != after.generation:
-            before = Moment()  # what was between them was not seen
+            before = Moment()  # the samples in between are missing
         for record in timeline.compare(before, after, sample.time):
             world = found.get(record.generation)
             if record.kind is Kind.FORMED and world is None:
@@ -203,13 +203,13 @@ def _merge_worlds(events: dict[int, World], samples: dict[int, World]) -> tuple[
         assert first is not None
         cause = (event.cause if event else "") or first.cause
         time = min((w.time for w in (event, sample) if w and w.time is not None), default=None)
-        size = first.size or (event.size if event else 0)  # a finished job has no world any more
+        size = first.size or (event.size if event else 0)  # a finished job has no world
         merged.append(World(generation, time, size, cause, sample.seconds if sample else None))
     return tuple(merged)
 
 
 def _sizes(worlds: Sequence[World], samples: Sequence[Sample], events: Sequence[Happening]) -> tuple[Point, ...]:
-    # A world that was seen to start counts from when it trains; of one that was not, only its forming is known.
+    # A world counts from when it starts to train; if the samples missed that, from when it was formed.
     ended = ("Complete", "Failed", "Suspended")
     starting = {s.generation for s in samples if not s.training and s.phase not in ended}
     points = [Point(w.time, w.size) for w in worlds if w.time is not None and w.generation not in starting]
@@ -225,7 +225,7 @@ def _sizes(worlds: Sequence[World], samples: Sequence[Sample], events: Sequence[
 
 
 def _progress(samples: Sequence[Sample]) -> list[tuple[float, int]]:
-    """(when reported, step), each report once."""
+    """(time of the report, step), each report once."""
     found: dict[float, int] = {}
     for sample in samples:
         if sample.step is not None:
@@ -234,7 +234,7 @@ def _progress(samples: Sequence[Sample]) -> list[tuple[float, int]]:
 
 
 def _throughput(samples: Sequence[Sample]) -> tuple[Point, ...]:
-    """Between two reports; a step back (a restart from a checkpoint) counts as none."""
+    """Steps per second between two reports; a step back (a restart from a checkpoint) counts as none."""
     return tuple(
         Point(later, max(0.0, (high - low) / (later - earlier)))
         for (earlier, low), (later, high) in pairwise(_progress(samples))

@@ -1,7 +1,7 @@
-"""The asynchronous client: one method a thing a user does to a job.
+"""The asynchronous client: one method for each operation on a job.
 
-Every method is one or two requests; what they mean is the operator's business. `wait` and `watch` survive a closed
-connection and a server that has forgotten the history.
+Each method sends one or two requests; the operator does the rest. `wait` and `watch` survive a closed connection and an
+expired watch history.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _PAUSE: Final = 1.0
 
 
 class Client:
-    """A connection to one cluster and, unless told otherwise, one namespace. Use it as a context manager."""
+    """A connection to one cluster and, by default, one namespace. Use it as a context manager. Methods raise
+    ClientError.
+    """
 
     def __init__(
         self, *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
@@ -74,7 +76,7 @@ class Client:
         return sorted((Pod(raw) for raw in found), key=lambda p: (p.index is None, p.index or 0, p.name))
 
     async def events(self, name: str, namespace: str | None = None) -> Happenings:
-        """The events of the job and of its pods, oldest first; those of an earlier job of that name are left out.
+        """The events of the job and its pods, oldest first, without those of an earlier job of the same name.
 
         The API server keeps events for an hour by default.
         """
@@ -83,18 +85,18 @@ class Client:
         try:
             job: Job | None = await self.get(name, namespace)
         except errors.NotFoundError:
-            job = None  # all that is left of it
+            job = None  # deleted; only its events remain
         return rules.choose_events(found, name, job)
 
     async def pod_metrics(self, name: str, namespace: str | None = None) -> dict[str, dict[str, str]] | None:
-        """Pod → its usage of cpu and memory; None where the cluster has no metrics server."""
+        """The usage of cpu and memory by pod; None if the cluster has no metrics server."""
         path = path_of("metrics.k8s.io/v1beta1", "pods", self._space(namespace))
         try:
             found, _ = await self._list(path, f"metrics of {name}", names.selector(name))
         except (errors.NotFoundError, errors.ForbiddenError):
             return None
         except errors.ClientError as error:
-            if "503" in str(error):  # registered, but not up
+            if "503" in str(error):  # registered, but not available
                 return None
             raise
         return {raw["metadata"]["name"]: rules.sum_usage(raw) for raw in found}
@@ -102,19 +104,19 @@ class Client:
     # --- changing --------------------------------------------------------------------------------------------
 
     async def submit(self, manifest: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False) -> Job:
-        """Creates a job. A bad field is named before anything is sent."""
+        """Create a job. An invalid field is reported before anything is sent."""
         body = dict(manifest)
         rules.check_manifest(body)
         metadata = body.get("metadata") or {}
         space = namespace or metadata.get("namespace")
         body["metadata"] = {**metadata, "namespace": self._space(space)}
-        # From 1.25 on a server then refuses fields that it would drop; an older one takes no notice.
+        # Kubernetes 1.25 and later then reject unknown fields; older versions ignore the parameter.
         query = (("fieldValidation", "Strict"), *((("dryRun", "All"),) if dry_run else ()))
         what = f"create job {metadata.get('name') or metadata['generateName']}"
         return Job.parse(await self.connection.ask(Request("POST", self._jobs(space), what, query, body)))
 
     async def scale(self, name: str, replicas: int, namespace: str | None = None) -> Job:
-        """Sets the wanted number of pods, within the job's bounds."""
+        """Set the number of pods, within the job's bounds."""
         job = await self.get(name, namespace)
         spec = job.spec
         if spec is not None and not spec.min_replicas <= replicas <= spec.max_replicas:
@@ -127,24 +129,25 @@ class Client:
         return await self.get(name, namespace)
 
     async def suspend(self, name: str, namespace: str | None = None) -> Job:
-        """Asks the job to checkpoint and give its pods back."""
+        """Let the job save a checkpoint and release its pods."""
         return await self._set_suspend(name, namespace, suspend=True)
 
     async def resume(self, name: str, namespace: str | None = None) -> Job:
+        """Let a suspended job continue."""
         return await self._set_suspend(name, namespace, suspend=False)
 
     async def patch(self, name: str, body: dict[str, Any], namespace: str | None = None) -> Job:
-        """A JSON merge patch of the job."""
+        """Apply a JSON merge patch to the job."""
         path = self._job(name, namespace)
         return Job.parse(await self.connection.ask(_merge_patch(path, body, f"patch job {name}")))
 
     async def delete(self, name: str, namespace: str | None = None) -> None:
-        """Deletes the job; the garbage collector takes its pods."""
+        """Delete the job; the garbage collector deletes its pods."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         await self.connection.ask(Request("DELETE", self._job(name, namespace), f"delete job {name}", (), options))
 
     async def kill_pod(self, pod: Pod, namespace: str | None = None) -> None:
-        """Deletes a pod without grace, and only the one that was seen: its successor has another UID."""
+        """Delete a pod without a grace period, but not its successor, which has another UID."""
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -155,13 +158,13 @@ class Client:
         await self.connection.ask(Request("DELETE", path, f"kill pod {pod.name}", (), options))
 
     async def execute(self, pod: Pod, command: Words, namespace: str | None = None) -> tuple[int, str]:
-        """Runs a command in the trainer of a pod: (exit code, what it wrote)."""
+        """Run a command in the trainer container of a pod; return (exit code, output)."""
         return await run_in_pod(self.connection, self._space(namespace), pod, command)
 
     # --- following -------------------------------------------------------------------------------------------
 
     async def watch(self, name: str | None = None, namespace: str | None = None) -> AsyncGenerator[Change, None]:
-        """Every job (or the one) as it is, then every change of it. Never ends by itself."""
+        """The current state of every job (or of one), then every change. Never ends by itself."""
         path = self._jobs(namespace)
         query = (("fieldSelector", f"metadata.name={name}"),) if name else ()
         seen: dict[str, str] = {}
@@ -179,7 +182,11 @@ class Client:
     async def wait(
         self, name: str, condition: str = "Complete", namespace: str | None = None, *, timeout: float | None = None
     ) -> Job:
-        """Waits until a condition of the job is True. Raises where it cannot come true any more."""
+        """Wait until a condition of the job is True; `timeout` is in seconds.
+
+        Raises WaitTimeoutError at the timeout, JobFailedError if the condition can no longer be met, NotFoundError if
+        the job is deleted.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         job = await self.get(name, namespace)
         changes = self.watch(name, namespace)
@@ -208,7 +215,7 @@ class Client:
         follow: bool = False,
         tail: int | None = None,
     ) -> AsyncGenerator[logs.Line, None]:
-        """The lines of all ranks, or of the pod that runs one rank."""
+        """The log lines of all ranks, or of the pod that runs one rank."""
 
         async def look() -> tuple[Job | None, Pods]:
             try:
@@ -244,7 +251,7 @@ class Client:
     async def _list(
         self, path: str, what: str, selector: str | None, more: tuple[tuple[str, str], ...] = ()
     ) -> tuple[Raws, str]:
-        """All pages of a list, and the version at which it was read."""
+        """All pages of a list, and its resource version."""
         found: Raws = []
         query = (("limit", _PAGE), *more, *((("labelSelector", selector),) if selector else ()))
         token = ""

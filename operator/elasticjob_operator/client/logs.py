@@ -1,7 +1,7 @@
 """The logs of all ranks of a job as one stream of lines.
 
-One stream a pod, merged as the lines come. While following, a pod that joins later is picked up and a stream that
-breaks is taken up again where it ended: the server's timestamps say which lines were seen.
+One stream per pod, merged in order of arrival. While following, pods that join later are added, and a broken stream
+continues where it ended: the server's timestamps show which lines were already read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOK_EVERY: Final = 1.0
 
 @dataclass(frozen=True)
 class Line:
-    """One line of one pod. `ranks` are those the pod has in the present world, empty where it has none."""
+    """One line of one pod. `ranks` are the pod's ranks in the current world, empty if it has none."""
 
     pod: str
     ranks: range
@@ -32,13 +32,13 @@ class Line:
 
 
 def split_stamp(line: str) -> tuple[str | None, str]:
-    """The server's timestamp and the line without it."""
+    """The server's timestamp, and the line without it."""
     found = _STAMP.match(line)
     return (found.group(1), found.group(2)) if found else (None, line)
 
 
 def is_newer(stamp: str | None, seen: str | None) -> bool:
-    """Whether a line comes after the last one seen. The fraction's trailing zeros are left out by the server."""
+    """Whether a line is newer than the last one. The server omits trailing zeros of fractional seconds."""
     return stamp is None or seen is None or _padded(stamp) > _padded(seen)
 
 
@@ -50,7 +50,7 @@ def _padded(stamp: str) -> str:
 async def read_pod(
     connection: Connection, pod: Pod, namespace: str, *, follow: bool, tail: int | None, since: str | None = None
 ) -> AsyncGenerator[tuple[str | None, str], None]:
-    """(timestamp, line) of the trainer's log of one pod."""
+    """(timestamp, line) of the log of a pod's trainer container."""
     query = [("container", pod.trainer), ("timestamps", "true")]
     query += [("follow", "true")] if follow else []
     query += [("tailLines", str(tail))] if tail is not None else []
@@ -62,7 +62,7 @@ async def read_pod(
 
 
 class Merger:
-    """Follows every pod that `look` shows and hands their lines out as they come."""
+    """Reads the log of every pod that `look` returns, and yields their lines as they arrive."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Merger:
                 getter.cancel()
                 while not self._lines.empty():
                     yield self._lines.get_nowait()
-                await director  # raises what stopped it
+                await director  # raises its error, if any
                 return
         finally:
             tasks = (director, *self._readers.values())
@@ -104,7 +104,7 @@ class Merger:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _direct(self) -> None:
-        """Starts a reader for every pod with a log; ends when there is nothing left to come."""
+        """Start a reader for every pod with a log; return when no further lines can arrive."""
         while True:
             self._job, pods = await self._look()
             for pod in pods:
@@ -112,7 +112,7 @@ class Merger:
                     self._readers[pod.uid] = asyncio.create_task(self._read(pod))
             for reader in self._readers.values():
                 if reader.done():
-                    reader.result()  # raises what stopped it: said now, not when the job ends
+                    reader.result()  # raises its error now, not when the job ends
             over = not self._follow or self._job is None or self._job.status.finished
             if over:
                 await asyncio.gather(*self._readers.values())
@@ -134,7 +134,7 @@ class Merger:
                     ranks = self._job.rank_ranges().get(pod.name, range(0)) if self._job else range(0)
                     await self._lines.put(Line(pod.name, ranks, text, stamp))
             except errors.NotFoundError:
-                return  # the pod is gone, and its log with it
+                return  # the pod and its log were deleted
             except (errors.InvalidError, errors.UnreachableError):
                 if not self._follow:
                     raise
@@ -143,7 +143,7 @@ class Merger:
             await asyncio.sleep(_LOOK_EVERY)
 
     async def _goes_on(self, pod: Pod) -> bool:
-        """Whether a log that ended may still grow: its stream broke while the pod runs."""
+        """Whether more lines may follow: the stream broke while the pod runs."""
         path = path_of("v1", "pods", self._namespace, pod.name)
         try:
             now = Pod(await self._connection.ask(Request("GET", path, f"get pod {pod.name}")))
@@ -153,5 +153,5 @@ class Merger:
 
 
 def _whole_second(stamp: str | None) -> str | None:
-    """`sinceTime` counts whole seconds: ask from the second's start, the rest is dropped here."""
+    """`sinceTime` has whole seconds: request from the start of the second, and drop the lines read before."""
     return stamp.partition(".")[0].rstrip("Z") + "Z" if stamp else None

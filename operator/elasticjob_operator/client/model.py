@@ -1,7 +1,7 @@
-"""What the client hands out: jobs, pods, events and changes, frozen, made from the API server's JSON.
+"""The client's values: jobs, pods, events and changes, frozen, created from the API server's JSON.
 
-Pure. `Job` keeps the raw object beside the parsed status, so that `-o yaml` prints what the server said. A job is
-shown even where its spec is invalid: `spec` is parsed only when it is asked for.
+Pure. `Job` has both the raw object and the parsed status, so that `-o yaml` prints the server's object. Jobs with an
+invalid spec can be shown too: `spec` is parsed only on access.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticjob_operator.model import reading
 
 
 def parse_time(text: str | None) -> float | None:
-    """An RFC 3339 time as seconds since 1970."""
+    """An RFC 3339 time as seconds since 1970; None if there is none."""
     if not text:
         return None
     try:
@@ -27,7 +27,7 @@ def parse_time(text: str | None) -> float | None:
 
 @dataclass(frozen=True)
 class Job:
-    """An ElasticJob as the API server has it."""
+    """An ElasticJob as the API server returned it."""
 
     raw: dict[str, Any]
     status: api.Status
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def spec(self) -> api.Spec | None:
-        """The validated spec; None where it is invalid."""
+        """The validated spec; None if it is invalid."""
         try:
             return api.parse_spec(self.raw.get("spec"))
         except api.InvalidJobError:
@@ -71,11 +71,11 @@ class Job:
 
     @property
     def members(self) -> tuple[api.Member, ...]:
-        """The world, ordered by rank."""
+        """The members of the world, in rank order."""
         return tuple(sorted(self.status.rendezvous.members, key=lambda m: m.rank))
 
     def rank_ranges(self) -> dict[str, range]:
-        """Pod → ranks of its processes, as the script sees them in `RANK`."""
+        """The ranks of each pod's processes, as in the script's `RANK`."""
         found: dict[str, range] = {}
         first = 0
         for member in self.members:
@@ -89,7 +89,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Pod:
-    """A worker pod, as much of it as a user looks at."""
+    """A worker pod, with the properties that matter to users."""
 
     raw: dict[str, Any]
 
@@ -130,7 +130,7 @@ class Pod:
 
     @property
     def started(self) -> bool:
-        """Whether the trainer has run, so that there is a log."""
+        """Whether the trainer container has started, so that it has a log."""
         entries = (self.raw.get("status") or {}).get("containerStatuses") or []
         return any(
             {"running", "terminated"} & set(e.get("state") or {}) for e in entries if e.get("name") == self.trainer
@@ -138,7 +138,7 @@ class Pod:
 
     @property
     def trainer(self) -> str:
-        """The container that trains: the annotated one, or the first."""
+        """The container that trains: the one named in the annotation, or else the first."""
         annotations = self.raw["metadata"].get("annotations") or {}
         containers = (self.raw.get("spec") or {}).get("containers") or [{}]
         return str(annotations.get(names.ANNOTATION_TRAINER) or containers[0].get("name", ""))
@@ -172,13 +172,13 @@ class Happening:
 
 @dataclass(frozen=True)
 class Change:
-    """One step of a watch: ADDED, MODIFIED or DELETED, and the job after it."""
+    """One event of a watch: ADDED, MODIFIED or DELETED, with the job after it."""
 
     type: str
     job: Job
 
 
-# Names for lists: a client's method is called `list`, and inside its class the built-in one is hidden.
+# Aliases for list types: inside the client classes, the method `list` hides the built-in type.
 Jobs = list[Job]
 Pods = list[Pod]
 Happenings = list[Happening]
@@ -199,7 +199,9 @@ def build_manifest(
     env: dict[str, str] | None = None,
     namespace: str | None = None,
 ) -> dict[str, Any]:
-    """The manifest of a job that runs `command` in `image`; raises api.InvalidJobError naming a bad field."""
+    """The manifest of a job that runs `command` in `image`. Raises api.InvalidJobError, which names the
+    invalid field.
+    """
     container: dict[str, Any] = {"name": "worker", "image": image, "command": command}
     if env:
         container["env"] = [{"name": key, "value": value} for key, value in env.items()]

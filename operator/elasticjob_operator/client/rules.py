@@ -1,4 +1,4 @@
-"""What the API server's answers mean for a caller, apart from any connection. Pure."""
+"""How the client interprets responses of the API server, independent of any connection. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticjob_operator.rest.errors import decode_watch_error
 
 
 def is_met(job: Job, condition: str) -> bool:
-    """Whether the condition holds; raises JobFailedError where the job failed and something else is waited for."""
+    """Whether the condition is True. Raises JobFailedError if the job ended and can no longer meet it."""
     wanted = condition.lower()
     if wanted == "finished":
         return job.status.finished
@@ -29,7 +29,7 @@ def is_met(job: Job, condition: str) -> bool:
 
 
 def choose_pods(job: Job, pods: list[Pod], rank: int, *, patient: bool) -> list[Pod]:
-    """The pod that runs a rank. Without a world the pod of that index counts; else there is no such rank."""
+    """The pod that runs a rank; without a world, the pod of that index. Raises NotFoundError if there is none."""
     if job.members:
         wanted = job.pod_of_rank(rank)
         chosen = [p for p in pods if p.name == wanted]
@@ -44,7 +44,9 @@ def choose_pods(job: Job, pods: list[Pod], rank: int, *, patient: bool) -> list[
 
 
 def parse_change(line: str) -> Change | None:
-    """One line of a watch; None for what is no change of a job. Raises where the server ended the watch."""
+    """Parse one line of a watch; None if it is not a change of a job. Raises ClientError if the server
+    ended the watch.
+    """
     raw = json.loads(line) if line.strip() else {}
     type, item = raw.get("type"), raw.get("object") or {}
     if type == "ERROR":
@@ -55,7 +57,7 @@ def parse_change(line: str) -> Change | None:
 
 
 def find_differences(seen: dict[str, str], found: list[dict[str, Any]]) -> list[Change]:
-    """What a fresh list tells beyond what was seen; updates `seen`."""
+    """The changes of a new list relative to `seen`, which is updated."""
     jobs = {job.uid: job for job in map(Job.parse, found)}
     changes = [
         Change("MODIFIED" if uid in seen else "ADDED", job)
@@ -68,7 +70,7 @@ def find_differences(seen: dict[str, str], found: list[dict[str, Any]]) -> list[
 
 
 def check_manifest(body: Mapping[str, Any]) -> None:
-    """Raises an error that names the field where the API server or the operator would refuse this job."""
+    """Raises InvalidError, which names the field, if the API server or the operator would reject this job."""
     if body.get("kind") != names.KIND or body.get("apiVersion") != names.API_VERSION:
         raise errors.InvalidError(
             f"kind: must be {names.KIND} of {names.API_VERSION}, not {body.get('kind')} of {body.get('apiVersion')}: "
@@ -81,7 +83,7 @@ def check_manifest(body: Mapping[str, Any]) -> None:
 
 
 def describe_state(job: Job) -> str:
-    """Phase and the condition that explains it, for somebody whose patience is over."""
+    """The phase, and the condition that explains it, for a timeout message."""
     state = f"its phase is {job.phase}"
     for type in ("Failed", "Degraded", "Running"):
         found = job.status.condition(type)
@@ -93,8 +95,8 @@ def describe_state(job: Job) -> str:
 def choose_events(found: Sequence[dict[str, Any]], name: str, job: Job | None) -> list[Happening]:
     """The events of a job and its pods, oldest first.
 
-    Names come again, UIDs do not: with a job, events of another job of its name are left out, and those of pods of
-    which something is told from before the job was created.
+    Names are reused, UIDs are not: given a job, events of another job of the same name are excluded, and so are those
+    of pods that have an event older than the job.
     """
     prefix = names.pod_name(name, 0)[:-1]
     created = (job.created or 0.0) if job is not None else 0.0

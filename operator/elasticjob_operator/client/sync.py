@@ -1,6 +1,6 @@
-"""The same client without `async`: each call runs on an event loop in a thread of its own.
+"""The synchronous client: each call runs on an event loop in a separate thread.
 
-A thread, and not `asyncio.run`, so that it also works where a loop already runs (a notebook).
+A thread instead of `asyncio.run`, so that it also works while another loop runs (in a notebook).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SyncClient:
-    """`Client` for plain code. Use it as a context manager."""
+    """`Client` for synchronous code, with the same methods and errors. Use it as a context manager."""
 
     def __init__(
         self, *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
@@ -103,7 +103,7 @@ class SyncClient:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C while it waits: nothing goes on behind the caller's back
+            future.cancel()  # on Ctrl-C, do not continue in the background
             raise
 
     def _iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:

@@ -1,8 +1,8 @@
-"""Jobs of other operators → ElasticJobs. Pure: a parsed YAML document in, a manifest and warnings out.
+"""Converts jobs of other operators to ElasticJobs. Pure: takes a parsed YAML document, returns a manifest and warnings.
 
-Four kinds are known: Kubeflow's PyTorchJob and TrainJob, TorchElastic's ElasticJob and DLRover's ElasticJob. A thing
-without a counterpart is never dropped in silence: each one is a warning that names its field and says what to do.
-The result is validated; a document that cannot become a valid job raises `ConversionError`.
+It supports four kinds: Kubeflow's PyTorchJob and TrainJob, TorchElastic's ElasticJob and DLRover's ElasticJob. No field
+is dropped silently: each one without a counterpart is a warning that names the field and the remedy. The result is
+validated; a document that cannot become a valid job raises `ConversionError`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_convertible(document: object) -> bool:
 
 
 def convert(document: object) -> Conversion:
-    """One document → one ElasticJob."""
+    """Convert one document to one ElasticJob. Raises ConversionError."""
     if not isinstance(document, dict):
         raise ConversionError("the document is not an object: give the YAML of a job")
     fill = _KNOWN.get(_kind_of(document))

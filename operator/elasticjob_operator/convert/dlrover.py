@@ -1,7 +1,7 @@
 """DLRover's ElasticJob (`elastic.iml.github.io/v1alpha1`).
 
-Its sizes stand in the command, mostly in a shell line: `dlrover-run --nnodes=1:$NODE_NUM`. `NODE_NUM` is set by its
-master and is the number of worker replicas.
+Its size is in the command, usually in a shell line: `dlrover-run --nnodes=1:$NODE_NUM`. DLRover's master sets
+`NODE_NUM` to the number of worker replicas.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _fill_job(draft: Draft, source: Source) -> None:
 
 
 def _take_shell(draft: Draft, worker: Source, replicas: int | None) -> None:
-    """Their published examples run a shell line: the launcher's membership arguments are taken out of it."""
+    """DLRover's published examples run a shell line: remove the launcher's membership arguments from it."""
     container = pods.trainer_of(draft)
     for key in ("command", "args"):
         words = container.get(key)

@@ -1,7 +1,7 @@
-"""The half-made job that a converter fills in, and how it takes fields out of the source.
+"""The draft of a job that a converter fills in, and how it takes fields from the source.
 
-A converter *takes* what it understands. What is left over at the end has no counterpart and becomes a warning by
-itself, so that a field added to a source's API later cannot be lost unseen.
+A converter *takes* the fields that it supports. The fields left at the end have no counterpart and become warnings
+automatically, so that a field added to a source's API later is never lost silently.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class ConversionError(ValueError):
-    """The document cannot become an ElasticJob; the text names the field."""
+    """The document cannot become an ElasticJob; the message names the field."""
 
 
 @dataclass(frozen=True)
 class Warning:
-    """One thing that has no counterpart, or means something else: the source's field and what to know."""
+    """A field of the source without a counterpart, or with another meaning, and what to do about it."""
 
     field: str
     message: str
@@ -42,7 +42,7 @@ class Conversion:
 
 
 class Source:
-    """A part of the source document. Every `take` removes, so that the rest can be reported."""
+    """A part of the source document. Every `take` removes the field, so that the rest can be reported."""
 
     def __init__(self, values: object, path: str, draft: Draft) -> None:
         if values is not None and not isinstance(values, dict):
@@ -69,7 +69,7 @@ class Source:
         self._draft.warn(f"{self.path}.{key}", message)
 
     def drop(self, reasons: Mapping[str, str]) -> None:
-        """Takes fields that have no counterpart, with what to do instead."""
+        """Drop fields without a counterpart, each with a message that names the alternative."""
         for key, message in reasons.items():
             if self.take(key) is not None:
                 self.warn(key, message)
@@ -81,7 +81,7 @@ class Source:
 
 @dataclass
 class Draft:
-    """The job so far. Values of None are left out at the end."""
+    """The draft of the job. Values of None are omitted from the result."""
 
     document: dict[str, Any]
     spec: dict[str, Any] = field(default_factory=dict)

@@ -1,6 +1,7 @@
-"""Takes membership out of a launcher's arguments: `torchrun --nnodes=1:4 --max-restarts=3 train.py --nnodes x`.
+"""Removes membership arguments from a launcher's command: `torchrun --nnodes=1:4 --max-restarts=3 train.py --nnodes x`.
 
-Only the words between the launcher and the script are the launcher's; what follows the script is the script's own.
+Only the arguments between the launcher and the script belong to the launcher; those after the script belong to the
+script.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 from elasticjob_operator.convert.draft import Draft
 from elasticjob_operator.convert.pods import trainer_of
 
-# What the operator decides: option → where it is said now.
+# Options that are now decided elsewhere: option → where.
 _MEMBERSHIP: Final = {
     "--nnodes": "spec.elasticPolicy",
     "--rdzv-backend": "spec.rendezvous.backend",
@@ -27,7 +28,7 @@ _MEMBERSHIP: Final = {
     "--standalone": "the operator",
 }
 _LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torchelastic.distributed.launch")
-# Options without a value; all others take the next word where they have no `=`.
+# Options without a value; all others take the next argument if they have no `=`.
 _FLAGS: Final = {"--standalone", "--no-python", "--run-path", "--module", "-m", "--use-env", "--network-check"}
 
 
@@ -38,10 +39,10 @@ class _Word:
 
 
 def take_arguments(draft: Draft, path: str, foreign: Collection[str] = (), *, implied: bool = False) -> None:
-    """Moves the membership from the trainer's command line into the draft.
+    """Move the membership arguments from the trainer's command to the draft.
 
-    `foreign` are launchers that torchrun replaces. `implied`: the image's entry point launches, so that the first
-    word is its argument already.
+    `foreign` are launchers that torchrun replaces. `implied`: the image's entry point is the launcher, so the first
+    argument is the launcher's already.
     """
     container = trainer_of(draft)
     words = [_Word(key, str(w)) for key in ("command", "args") for w in container.get(key) or []]
@@ -80,7 +81,7 @@ def _as_torchrun(draft: Draft, text: str, foreign: Collection[str], path: str) -
 
 
 def _take_options(draft: Draft, words: list[_Word], path: str) -> list[_Word]:
-    """The launcher's options that stay, and everything from the script on."""
+    """The remaining options of the launcher, and everything from the script on."""
     kept: list[_Word] = []
     i = 0
     while i < len(words) and words[i].text.startswith("-"):
@@ -97,7 +98,7 @@ def _take_options(draft: Draft, words: list[_Word], path: str) -> list[_Word]:
 
 
 def place_option(draft: Draft, option: str, value: str, path: str) -> None:
-    """Where an argument of torchrun goes. What the source's spec said already wins."""
+    """Move a torchrun argument to its field. The source's spec takes precedence."""
     low, _, high = value.partition(":")
     if option == "--nproc-per-node":
         draft.spec.setdefault("nprocPerNode", int(value) if value.isdecimal() else value)
@@ -112,7 +113,7 @@ def place_option(draft: Draft, option: str, value: str, path: str) -> None:
 
 
 def _warn_shell(draft: Draft, line: str, path: str) -> None:
-    """A shell line is left as it is: rewriting it could break it."""
+    """Leave a shell line unchanged, with a warning: rewriting it could break it."""
     plain = line.replace("_", "-")
     for option, where in _MEMBERSHIP.items():
         if f"{option}=" in plain or f"{option} " in plain:

@@ -1,4 +1,4 @@
-"""What all converters share: the pod template, the bounds, restart policies. Pure."""
+"""The common parts of all converters: pod template, bounds, restart policies. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from elasticjob_operator.api import names
 from elasticjob_operator.convert.draft import ConversionError, Draft
 
-# The operator sets these: in a template they would contradict it.
+# The operator sets these; values in the template would conflict.
 _MEMBERSHIP_ENV: Final = {
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ID",
     "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_MAX_RESTARTS",
@@ -17,7 +17,7 @@ _MEMBERSHIP_ENV: Final = {
 
 
 def take_template(draft: Draft, template: object, path: str, trainer: str) -> dict[str, Any]:
-    """The pod template as ours. `trainer` is the container name that the source's operator looks for."""
+    """The pod template for our job. `trainer` is the container name that the source's operator uses."""
     if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
         raise ConversionError(f"{path}: is required: the pod template has spec.containers")
     result = copy.deepcopy(template)
@@ -29,7 +29,7 @@ def take_template(draft: Draft, template: object, path: str, trainer: str) -> di
     if policy not in (None, "Never"):
         draft.warn(f"{path}.spec.restartPolicy", "was dropped: the operator replaces pods, which restart never")
     named = next((i for i, c in enumerate(containers) if c.get("name") == trainer), 0)
-    if named > 0:  # ours trains in the first one unless told otherwise
+    if named > 0:  # our default is the first container
         metadata = result.setdefault("metadata", {}) or {}
         result["metadata"] = metadata
         metadata["annotations"] = {**(metadata.get("annotations") or {}), names.ANNOTATION_TRAINER: trainer}
@@ -48,7 +48,7 @@ def take_template(draft: Draft, template: object, path: str, trainer: str) -> di
 
 
 def trainer_of(draft: Draft) -> dict[str, Any]:
-    """The container that trains, in the draft, to be changed."""
+    """The draft's trainer container, to be modified."""
     annotations = (draft.template.get("metadata") or {}).get("annotations") or {}
     containers: list[dict[str, Any]] = draft.template["spec"]["containers"]
     wanted = annotations.get(names.ANNOTATION_TRAINER)
@@ -56,9 +56,9 @@ def trainer_of(draft: Draft) -> dict[str, Any]:
 
 
 def take_bounds(draft: Draft, low: int | None, high: int | None, replicas: int | None, path: str) -> None:
-    """minReplicas, maxReplicas and replicas, made consistent: the source's operators clamp, ours refuses.
+    """Make minReplicas, maxReplicas and replicas consistent: the source's operators clamp, ours rejects.
 
-    Where the spec has no bounds, those of the command line count, which were taken before.
+    If the spec has no bounds, those of the command line, which were taken before, apply.
     """
     low = draft.elastic.get("minReplicas") if low is None else low
     high = draft.elastic.get("maxReplicas") if high is None else high
@@ -78,9 +78,9 @@ def take_bounds(draft: Draft, low: int | None, high: int | None, replicas: int |
 
 
 def add_restart_rules(draft: Draft, policy: str | None, path: str) -> None:
-    """The source's restartPolicy of a replica as failure rules."""
+    """Convert the source's restartPolicy of a replica to failure rules."""
     if policy in (None, "OnFailure", "Always"):
-        return  # a failed worker restarts within the budget: the same
+        return  # the same meaning: a failed worker restarts within the budget
     if policy == "Never":
         draft.elastic["maxRestarts"] = 0
         draft.warn(

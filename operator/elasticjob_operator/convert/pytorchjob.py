@@ -1,4 +1,4 @@
-"""Kubeflow's PyTorchJob (`kubeflow.org/v1`). Master and Worker become one set of equal pods: rank 0 is elected."""
+"""Kubeflow's PyTorchJob (`kubeflow.org/v1`). Master and Worker become one set of equal pods; any pod can be rank 0."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _fill_run(draft: Draft, run: Source) -> None:
         run.warn("backoffLimit", f"{limit} was dropped: elasticPolicy.maxRestarts, which is {restarts}, counts")
     elif limit is not None:
         draft.elastic["maxRestarts"] = limit
-        draft.elastic["restartWindowSeconds"] = 0  # theirs counts for the whole life of the job
+        draft.elastic["restartWindowSeconds"] = 0  # PyTorchJob counts over the job's whole lifetime
     scheduling = run.take("schedulingPolicy") or {}
     if scheduling.get("priorityClass"):
         draft.template["spec"].setdefault("priorityClassName", scheduling["priorityClass"])

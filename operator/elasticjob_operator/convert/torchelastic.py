@@ -1,4 +1,4 @@
-"""TorchElastic's ElasticJob (`elastic.pytorch.org/v1alpha1`), whose rendezvous was an etcd run by the user."""
+"""TorchElastic's ElasticJob (`elastic.pytorch.org/v1alpha1`), whose rendezvous is an etcd that the user runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def fill(draft: Draft) -> None:
 
 
 def _add_command(draft: Draft, worker: Source) -> None:
-    """Their images' entry point is the launcher and `args` are its arguments: say it, where no command is given."""
+    """Add torchrun if there is no command: the entry point of such images is the launcher, and `args` are its
+    arguments.
+    """
     container = pods.trainer_of(draft)
     if container.get("args") and not container.get("command"):
         container["command"] = ["torchrun"]
@@ -45,7 +47,7 @@ def _add_command(draft: Draft, worker: Source) -> None:
 
 
 def _fill_run(draft: Draft, source: Source) -> None:
-    """The fields of kubeflow/common's RunPolicy stand in the spec itself."""
+    """In this API, the fields of kubeflow/common's RunPolicy are in the spec itself."""
     run = source.part("runPolicy")
     run.values = {**source.values, **run.values}
     for key in ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"):

@@ -1,7 +1,6 @@
 """Kubeflow Trainer's TrainJob (`trainer.kubeflow.org/v1alpha1`).
 
-Half of such a job stands in its runtime, which is another object: what the document does not say itself is asked
-for by a warning.
+Half of such a job is in its runtime, which is a separate object: a warning requests what the document does not contain.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any, Final
 from elasticjob_operator.convert import launcher, pods
 from elasticjob_operator.convert.draft import Draft, Source
 
-_IMAGE: Final = "REPLACE-ME"  # no valid image: the job says so when it is run unread
+_IMAGE: Final = "REPLACE-ME"  # not a valid image, so that an unedited job fails with this name
 _OWN: Final = "trainer.kubeflow.org/trainjob-controller"
 
 
@@ -88,7 +87,7 @@ def _warn_initializer(source: Source) -> None:
 
 
 def _fill_overrides(draft: Draft, source: Source) -> None:
-    """podTemplateOverrides that reach the trainer's pods are merged; the others have no pods here."""
+    """Merge the podTemplateOverrides that affect the trainer's pods; the others have no pods here."""
     for key in ("podTemplateOverrides", "podSpecOverrides"):
         for i, override in enumerate(source.take(key) or []):
             path = f"{key}[{i}]"

@@ -1,4 +1,4 @@
-"""The report of a job: one HTML file that needs nothing else, from what samples and events tell. Pure."""
+"""The report of a job: one self-contained HTML file, created from samples and events. Pure."""
 
 from elasticjob_operator.html_report.page import Facts, render
 

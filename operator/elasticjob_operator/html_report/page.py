@@ -1,4 +1,4 @@
-"""The page around the plots. Everything from the cluster is escaped: a log line is text, whatever it says. Pure."""
+"""The HTML page around the plots. All text from the cluster, such as log lines, is escaped. Pure."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ pre{background:var(--card);padding:.8rem;border-radius:8px;overflow-x:auto;font-
 
 @dataclass(frozen=True)
 class Facts:
-    """What the page says in words."""
+    """The text of the page."""
 
     name: str
     namespace: str
     phase: str
     written: float
-    failure: str = ""  # the last one, as text
+    failure: str = ""  # the last failure, as text
 
 
 def render(facts: Facts, history: History, last: Sample | None) -> str:
@@ -94,7 +94,7 @@ def _marks(history: History, start: float) -> list[Mark]:
 
 
 def is_failure(world: World) -> bool:
-    """Whether something broke, as opposed to a change that was wanted."""
+    """Whether the generation was caused by a failure, as opposed to a requested change."""
     return any(word in world.cause for word in ("lost", "failed"))
 
 

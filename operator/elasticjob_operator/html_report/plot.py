@@ -1,4 +1,4 @@
-"""Plots as inline SVG, drawn by hand so that the report needs no script and no library. Pure."""
+"""Plots as inline SVG, without scripts and libraries. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 26, 24
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line at a time, with what it says when pointed at."""
+    """A vertical line at a time, with its tooltip."""
 
     time: float
     text: str
@@ -26,7 +26,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values of one axis → pixels."""
+    """Maps the values of one axis to pixels."""
 
     low: float
     high: float
@@ -52,14 +52,14 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def time_ticks(seconds: float) -> list[tuple[float, str]]:
-    """Times since the start, at steps that clocks have."""
+    """(seconds since the start, label), at the usual steps of a clock."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800)
     step = next((s for s in steps if seconds / s <= 8), steps[-1])
     return [(t, clock(t)) for t in range(0, int(seconds) + 1, step)]
 
 
 def clock(seconds: float) -> str:
-    """`0:42`, `12:05`, `3:07:00`: time since the start."""
+    """The time since the start: `0:42`, `12:05`, `3:07:00`."""
     minutes, second = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
@@ -77,9 +77,9 @@ def draw(
     log: bool = False,
     unit: str = "",
 ) -> str:
-    """One panel over time. `steps`: a value holds until the next one; otherwise the points are joined.
+    """One panel over time. `steps`: a value holds until the next one; otherwise the points are connected.
 
-    `log`: the axis is logarithmic; values that are not above zero are left out.
+    `log`: the axis is logarithmic; values that are not positive are omitted.
     """
     finite = [p for p in points if math.isfinite(p.value)]
     if log:
@@ -102,7 +102,7 @@ def draw(
 
 
 def spans_decades(points: Sequence[Point]) -> bool:
-    """Whether a linear axis would hide the curve: all above zero, and the largest twenty times the smallest."""
+    """Whether a linear axis would hide the curve: all values are positive, and the largest is 20 times the smallest."""
     values = [p.value for p in points if math.isfinite(p.value)]
     return bool(values) and min(values) > 0 and max(values) >= 20 * min(values)
 

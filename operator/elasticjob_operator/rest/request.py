@@ -1,4 +1,4 @@
-"""A request to the API server as a value, and the paths of what it is about. Pure."""
+"""A request to the API server as a value, and the paths of resources. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
-# For replies of which only the metadata is new: less to write for the server and to read for us.
+# For responses of which only the metadata is new: less to write for the server and less to parse for us.
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
@@ -17,7 +17,7 @@ Query = Mapping[str, str] | Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to send, and what to call it when it fails."""
+    """What to send, and how error messages describe it."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Request:
 
     @property
     def title(self) -> str:
-        """For error messages: what a person asked for, else method and path."""
+        """The description in error messages: `what`, or else method and path."""
         return self.what or f"{self.method} {self.path}"
 
 
@@ -38,7 +38,7 @@ def api_root(group_version: str) -> str:
 
 
 def path_of(group_version: str, plural: str, namespace: str = "", name: str = "", sub: str = "") -> str:
-    """The path of a resource or an object. Namespace and name may be what a person typed: they are quoted."""
+    """The path of a resource or an object. Namespace and name may be user input: they are quoted."""
     parts = [api_root(group_version)]
     if namespace:
         parts.append(f"namespaces/{quote(namespace, safe='')}")
@@ -48,12 +48,12 @@ def path_of(group_version: str, plural: str, namespace: str = "", name: str = ""
 
 
 def namespace_of(path: str) -> str:
-    """The namespace that a request is about; "" where it is about more than one."""
+    """The namespace of a request; "" for a cluster-wide one."""
     return path.partition("/namespaces/")[2].partition("/")[0]
 
 
 def resource_name(path: str) -> str:
-    """`pods`, `elasticjobs/status`, …: what a request is about, for metrics."""
+    """The resource of a request, for metrics: `pods`, `elasticjobs/status`, …"""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]
     if len(parts) > 2 and parts[0] == "namespaces":

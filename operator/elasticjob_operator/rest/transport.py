@@ -1,8 +1,8 @@
-"""The way to one API server: an aiohttp session with the TLS and the credentials of `kubernetes.aio`.
+"""The transport to one API server: an aiohttp session with TLS and credentials from `kubernetes.aio`.
 
 The typed client builds a model object for every field of every pod; we need only the JSON. So address, TLS, credentials
-and their refresh are that client's, and requests go straight to the session: what lies between costs a third of a
-request's CPU.
+and their refresh come from that client, but requests go directly to the session: the layers in between cost a third of
+a request's CPU time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from yarl import URL
 from elasticjob_operator.rest.request import Request
 
 READ_BUFFER: Final = 2**20
-LARGE_BYTES: Final = 2**15  # of a body that takes long enough to encode for others to be let in between
+LARGE_BYTES: Final = 2**15  # a body of this size takes long enough to encode that other tasks should run in between
 KEEP_ALIVE_SECONDS: Final = 60.0  # the API server drops an idle connection after 90; a new one costs a TLS handshake
 CONNECT_SECONDS: Final = 10.0
-NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)  # what `send`, and reading its answer, may raise
+NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)  # may be raised by `send` and by reading its response
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request with its credentials and its encoded body: nothing but the connection is missing."""
+    """A request with its credentials and its encoded body, ready to be sent."""
 
     method: str
     url: URL
@@ -39,15 +39,16 @@ class Prepared:
 
 
 def find_proxy(host: str) -> str | None:
-    """What HTTPS_PROXY and NO_PROXY say of this server."""
+    """The proxy for this server by HTTPS_PROXY and NO_PROXY; None for a direct connection."""
     split = urlsplit(host)
     return None if proxy_bypass(split.netloc) else getproxies().get(split.scheme)
 
 
 class _GuardedConnector(aiohttp.TCPConnector):
-    """Asks `guard` once more when a request has its connection: getting one may have taken any time.
+    """Calls `guard` again once a request has its connection: obtaining one may have taken any time.
 
-    A process that was stopped in between finds its connection and the end of its timeout in the same turn of the loop.
+    A process that was stopped meanwhile gets the connection and the expiry of its timeout in the same iteration of the
+    loop.
     """
 
     guard: Callable[[str, str], object] = staticmethod(lambda method, path: None)
@@ -65,18 +66,17 @@ class _GuardedConnector(aiohttp.TCPConnector):
 
 
 class Transport:
-    """One session with one API server. Raises OSError where the certificates of the configuration cannot be used."""
+    """One session with one API server. Raises OSError if the certificates of the configuration cannot be used."""
 
     def __init__(
         self, configuration: client.Configuration, *, user_agent: str, encoding: str = "gzip, deflate"
     ) -> None:
-        configuration.retries = None  # callers try again by their own rules
+        configuration.retries = None  # callers retry by their own rules
         self.configuration = configuration
         self.typed = client.ApiClient(configuration)  # shares the session
         self.typed.user_agent = user_agent
         self._headers = {"User-Agent": user_agent, "Accept-Encoding": encoding}
-        # It is told its proxy once: with `trust_env`, aiohttp asks a thread for it, and for ~/.netrc, before every
-        # request.
+        # The proxy is set once: with `trust_env`, aiohttp reads it, and ~/.netrc, in a thread before every request.
         self._connector = _GuardedConnector(
             limit=0, ssl=self.typed.rest_client.ssl_context, keepalive_timeout=KEEP_ALIVE_SECONDS
         )
@@ -89,7 +89,7 @@ class Transport:
         self._encoding = asyncio.Lock()
 
     def guard(self, check: Callable[[str, str], object]) -> None:
-        """`check` sees method and path of every request that is about to be sent, and raises where it must not be."""
+        """`check` gets method and path of every request that is about to be sent, and raises if it must not be."""
         self._connector.guard = check
 
     async def close(self) -> None:
@@ -97,7 +97,7 @@ class Transport:
         await self._session.close()
 
     async def prepare(self, request: Request) -> Prepared:
-        """Everything that may take time before the request is sent: credentials, a large body."""
+        """Do everything that may take time before the request is sent: credentials, encoding of a large body."""
         headers = {**self._headers, "Accept": request.accept, "Content-Type": request.content_type}
         bearer = (await self.configuration.auth_settings()).get("BearerToken")
         if bearer and bearer["value"]:
@@ -108,7 +108,7 @@ class Transport:
         return Prepared(request.method, url, headers, data)
 
     async def send(self, request: Prepared, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """The head of the answer, whatever its status. Raises one of `NO_ANSWER`."""
+        """Send; return the response once its headers have arrived, whatever the status. Raises one of `NO_ANSWER`."""
         return await self._session.request(
             request.method,
             request.url,
@@ -119,7 +119,9 @@ class Transport:
         )
 
     async def _encode(self, body: Mapping[str, Any]) -> bytes:
-        """At most one large body in a turn of the loop: a row of pods with a large template must not hold up others."""
+        """Encode at most one large body per loop iteration: many pods with a large template must not block
+        other tasks.
+        """
         async with self._encoding:
             data = json.dumps(body, separators=(",", ":")).encode()
             if len(data) > LARGE_BYTES:

@@ -1,4 +1,4 @@
-"""Jobs for people: tables, details and words, as pure functions of what the client read.
+"""The presentation of jobs: tables, details and text, as pure functions of what the client read.
 
-Nothing here asks the API server, and nothing writes to a terminal.
+Nothing here sends requests or writes to a terminal.
 """

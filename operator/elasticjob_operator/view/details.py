@@ -1,4 +1,4 @@
-"""One job at length: `describe`, the live view of `watch` and the last failure. Values in, rich out. Pure."""
+"""The details of one job: `describe`, the live view of `watch` and the last failure. Returns rich renderables. Pure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _conditions(job: Job, now: float) -> Table:
 
 
 def failure(last: api.FailureStatus, now: float) -> RenderableType:
-    """What is kept of the last failure: who, how, the traceback and the end of the log."""
+    """The last failure: pod and rank, cause, traceback and the end of the log."""
     who = f"rank {last.rank} in {last.pod}" if last.rank is not None else (last.pod or "a worker")
     how = f"exit code {last.exit_code}" if last.exit_code is not None else (last.reason or "failed")
     how += f" ({last.signal})" if last.signal else ""
@@ -116,7 +116,7 @@ def failure(last: api.FailureStatus, now: float) -> RenderableType:
 
 
 def live(job: Job, pods: Sequence[Pod], worlds: Sequence[World], now: float, *, rows: int = 40) -> RenderableType:
-    """One screen: phase, progress, members and the last generations."""
+    """One screen: phase, progress, members and the latest generations."""
     status = job.status
     head = Text.assemble(
         (job.name, "bold"),
@@ -175,7 +175,7 @@ def generations(worlds: Sequence[World], now: float) -> Table:
 
 
 def change_line(job: Job, before: Job | None) -> str | None:
-    """What a change means in one line, for a watch that is not on a terminal; None where nothing is worth a line."""
+    """A change in one line, for a watch without a terminal; None if it is not worth a line."""
     parts = []
     status = job.status
     if before is None or before.phase != job.phase:

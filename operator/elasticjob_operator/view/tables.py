@@ -1,4 +1,4 @@
-"""Tables of jobs, pods and events: values in, a rich table out. Pure."""
+"""Tables of jobs, pods and events as rich tables. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticjob_operator.view import words
 
 
 def plain_table(*columns: str) -> Table:
-    """As kubectl draws it: no lines, so that awk and people can both read it."""
+    """A table in kubectl's style: without lines, for both awk and people."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
     for column in columns:
         table.add_column(column, no_wrap=True, overflow="fold")
@@ -60,7 +60,7 @@ def _wide_cells(job: Job, now: float) -> list[str]:
 
 
 def reason_of(job: Job) -> str:
-    """The most telling condition, in short."""
+    """The most important condition, in short form."""
     for type in ("Failed", "Complete", "Suspended", "Degraded"):
         found = job.status.condition(type)
         if found is not None and found.status == "True":
@@ -76,7 +76,7 @@ def list_members(
     usage: Mapping[str, Mapping[str, str]] | None = None,
     limit: int | None = None,
 ) -> Table:
-    """The world by rank, then the pods outside it. Rows beyond `limit` are counted."""
+    """The members of the world by rank, then other pods. Rows beyond `limit` are only counted."""
     more = ("CPU", "MEMORY") if usage is not None else ()
     table = plain_table("RANKS", "POD", "NODE", "STATE", *more)
     by_name = {pod.name: pod for pod in pods}
@@ -110,7 +110,7 @@ def list_events(events: Sequence[Happening], now: float) -> Table:
 
 
 def list_top(jobs: Sequence[Job], now: float) -> Table:
-    """What the jobs achieve, the busiest first."""
+    """Throughput and goodput of the jobs, the busiest first."""
     table = plain_table("NAME", "PHASE", "WORLD", "PROCESSES", "STEP", "RATE", "GOODPUT", "RESCALES", "RECOVERY")
     for job in sorted(jobs, key=lambda j: (-j.status.rendezvous.processes, j.name)):
         status = job.status

@@ -1,4 +1,4 @@
-"""Numbers and states as people read them. Pure."""
+"""Formats numbers and states for people. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANK_STYLES: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan
 
 
 def duration(seconds: float | None) -> str:
-    """As kubectl writes ages: the two largest units, or one where it is big enough."""
+    """A duration in kubectl's style: the two largest units, or only one if it is large enough."""
     if seconds is None:
         return "-"
     whole = int(seconds)
@@ -42,7 +42,7 @@ def duration(seconds: float | None) -> str:
 
 
 def seconds_exact(seconds: float | None) -> str:
-    """Short times with the digits that matter: a recovery is a second or a minute."""
+    """A short duration with the relevant digits, for example of a recovery."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -55,7 +55,7 @@ def age(then: float | None, now: float) -> str:
 
 
 def ranks(found: range) -> str:
-    """`0`, `0-7` or `-`: the ranks of a pod's processes."""
+    """The ranks of a pod's processes: `0`, `0-7` or `-`."""
     if not found:
         return "-"
     return str(found.start) if len(found) == 1 else f"{found.start}-{found.stop - 1}"
@@ -67,7 +67,7 @@ def share(part: float, rest: float) -> str:
 
 
 def goodput(measured: str, trained: float, lost: float) -> str:
-    """`97.0%`; `≤97.0%` where the script reports no steps, so that loading and waiting count as training."""
+    """`97.0%`; `≤97.0%` if the script reports no steps, so that loading and waiting count as training."""
     known = share(trained, lost)
     bound = "≤" if measured != api.Measured.STEPS and known != "-" else ""
     return bound + known
@@ -78,7 +78,7 @@ def number(value: float) -> str:
 
 
 def steps_per_second(job: Job) -> float | None:
-    """From what is left and how long it takes, as the script itself measured it."""
+    """Derived from the remaining steps and the remaining time that the script reported."""
     progress = job.status.progress
     if progress is None or not progress.total_steps or progress.step is None:
         return None
@@ -88,7 +88,7 @@ def steps_per_second(job: Job) -> float | None:
 
 
 def bounds(job: Job) -> str:
-    """`1-4`; of an invalid spec, what it says."""
+    """`1-4`; the raw values if the spec is invalid."""
     spec = job.spec
     if spec is not None:
         return f"{spec.min_replicas}-{spec.max_replicas}"
@@ -100,7 +100,7 @@ def bounds(job: Job) -> str:
 
 
 def wanted(job: Job) -> str:
-    """The wanted number of pods; of an invalid spec, what it says."""
+    """The requested number of pods; the raw value if the spec is invalid."""
     spec = job.spec
     return _raw_number(_raw_spec(job).get("replicas")) if spec is None else str(spec.wanted)
 
@@ -115,7 +115,7 @@ def _raw_number(value: object) -> str:
 
 
 def progress_text(job: Job) -> str:
-    """`40%` or `step 12`; `done` where the job is complete, whose last report came before its last steps."""
+    """`40%` or `step 12`; `done` for a complete job, whose last report may be older than its last steps."""
     progress = job.status.progress
     if progress is None or progress.step is None:
         return "-"
@@ -125,6 +125,6 @@ def progress_text(job: Job) -> str:
 
 
 def is_plausible(progress: api.ProgressStatus) -> bool:
-    """Whether a script's total can be right: some go on after it."""
+    """Whether the script's total can be correct: some scripts continue after it."""
     known = progress.percentage is not None and progress.total_steps is not None and progress.step is not None
     return known and (progress.step or 0) <= (progress.total_steps or 0)

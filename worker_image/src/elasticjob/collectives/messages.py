@@ -65,6 +65,5 @@ def _to_tensor(text: str) -> torch.Tensor:
 
 def _to_text(chunk: torch.Tensor) -> str:
     data = chunk.cpu()
-    return (
-        ctypes.string_at(data.data_ptr(), data.numel()).decode() if data.numel() else ""
-    )  # NumPy may not be installed
+    # Not tensor.numpy(): NumPy may not be installed.
+    return ctypes.string_at(data.data_ptr(), data.numel()).decode() if data.numel() else ""

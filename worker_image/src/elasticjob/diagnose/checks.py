@@ -211,13 +211,8 @@ def check_hub(environ: Environment) -> Finding:
         status, date = _ask_hub(url, environ)
     except (OSError, http.client.HTTPException, ValueError) as error:
         return Finding("hub", FAIL, f"{url}: {error}", remedy)
-    if status not in (
-        400,
-        401,
-        403,
-        426,
-        503,
-    ):  # the hub rejects a request without a token, but any response shows that it is reachable
+    # The hub rejects a request without a token, but any of these responses shows that it is reachable.
+    if status not in (400, 401, 403, 426, 503):
         return Finding("hub", WARN, f"{url}: an unexpected answer, {status}", "is it the hub that listens there?")
     skew = time.time() - email.utils.parsedate_to_datetime(date).timestamp() if date else 0.0
     if abs(skew) > 30:
