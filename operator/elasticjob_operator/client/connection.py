@@ -45,9 +45,8 @@ class Connection:
 
     async def close(self) -> None:
         await self._transport.close()
-        await asyncio.sleep(
-            _CLOSING
-        )  # TLS transports close in later iterations of the loop, which the caller may stop now
+        # TLS transports close in later iterations of the loop, which the caller may stop after this.
+        await asyncio.sleep(_CLOSING)
 
     async def ask(self, request: Request) -> dict[str, Any]:
         """Send a request and return the JSON object of the response. Raises ClientError."""

@@ -1,8 +1,8 @@
-"""How places are shared among groups that do not know each other: namespaces, or the addresses that sockets come from.
+"""Shares a bounded number of slots among groups: namespaces, or client addresses.
 
-A group may hold as many places as are free, times its `greed`. So one group alone gets nearly all, several get the same
-each, and there is always a place left for a group that has none: whoever takes many makes room for those who take few.
-Pure: time comes in as an argument.
+A group may hold as many slots as are free, times its `greed`. So one group alone gets nearly all slots, several groups
+get equal shares, and there is always a slot for a group that has none: groups that hold many leave room for those that
+hold few. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from elasticjob_operator import ratelimit
 
 
 def has_room(own: int, taken: int, capacity: int, greed: float) -> bool:
-    """Whether a group that holds `own` of the `taken` places may have one more.
+    """Whether a group that holds `own` of the `taken` slots may have one more.
 
-    In the long run one group alone gets `greed / (1 + greed)` of the capacity, n of them get
-    `greed / (1 + n * greed)` each.
+    In equilibrium one group alone gets `greed / (1 + greed)` of the capacity, and each of n groups gets `greed / (1 + n
+    * greed)`.
     """
     free = capacity - taken
     return free > 0 and own < greed * free
 
 
 class Room:
-    """A bounded number of places and who holds them."""
+    """A bounded number of slots, and the groups that hold them."""
 
     def __init__(self, capacity: int, greed: float = 1.0) -> None:
         self.capacity = capacity
@@ -38,7 +38,7 @@ class Room:
         return has_room(self._held[group], self._taken, self.capacity, self._greed)
 
     def enter(self, group: str) -> bool:
-        """Takes a place; false where the group has to wait for one."""
+        """Take a slot; False if the group must wait for one."""
         if not self.has_room(group):
             self._forget_if_none(group)
             return False
@@ -47,7 +47,7 @@ class Room:
         return True
 
     def leave(self, group: str) -> None:
-        """Gives a place back that was taken."""
+        """Release a slot."""
         self._held[group] -= 1
         self._taken -= 1
         self._forget_if_none(group)
@@ -58,7 +58,7 @@ class Room:
 
 
 class Allowances:
-    """A token bucket for each of many keys. Those that were used longest ago are forgotten, which fills them."""
+    """A token bucket per key. The least recently used keys are evicted, which refills their buckets."""
 
     def __init__(self, rate: float, burst: float, capacity: int = 4096) -> None:
         self._rate = rate
@@ -67,7 +67,7 @@ class Allowances:
         self._buckets: OrderedDict[str, ratelimit.Bucket] = OrderedDict()
 
     def is_spent(self, key: str, now: float) -> bool:
-        """Whether the key has nothing left; takes nothing."""
+        """Whether the key's bucket is empty; takes no token."""
         bucket = self._buckets.get(key)
         return bucket is not None and not bucket.has(1.0, self._rate, self._burst, now)
 

@@ -1,15 +1,15 @@
-"""Authenticates agents: the API server, never the pod, confirms whose token it is.
+"""Authenticates agents by their token, which the API server, never the pod, verifies.
 
-A worker's token is made for the audience `elasticjob.dev` and bound to its pod, so a TokenReview says exactly
-which pod speaks, and refuses a token whose pod is gone. What the API server does not answer is never the pod's
-fault: that is 503, try again. Only a clear no is 401 or 403.
+A worker's token has the audience `elasticjob.dev` and is bound to its pod, so a TokenReview identifies the pod exactly,
+and rejects a token whose pod was deleted. A failed request to the API server is never the pod's fault: the response is
+503, and the agent retries. Only a clear rejection is 401 or 403.
 
-A token that cannot be that of a worker costs no review: what it claims is read first, believing nothing of it, and only
-where it names a pod that the operator knows is the API server asked. An unauthenticated client cannot name one: it
-would have to guess the UID.
+A token that cannot belong to a worker costs no review: its claims are read first, without trusting them, and the API
+server is asked only if they name a pod that the operator knows. An unauthenticated client cannot name one: it would
+have to guess the UID.
 
-A yes is remembered for a few seconds, by the token's hash: a reconnecting agent costs no request. The pod itself
-is looked up every time, so a yes does not outlive it. Tokens are neither stored nor logged.
+An accepted token is cached for a few seconds, by its hash: a reconnecting agent costs no request. The pod itself is
+looked up every time, so an accepted token does not outlive its pod. Tokens are neither stored nor logged.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _EXTRA_POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 _EXTRA_POD_UID: Final = "authentication.kubernetes.io/pod-uid"
 _JWT = re.compile(r"[A-Za-z0-9_=-]+\.[A-Za-z0-9_=-]+\.[A-Za-z0-9_=-]+")
 _MAX_TOKEN: Final = 8192
-_SKEW_SECONDS: Final = 60.0  # that the clocks of the operator and the API server may differ by
+_SKEW_SECONDS: Final = 60.0  # tolerated clock skew between the operator and the API server
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The worker pod that speaks."""
+    """The authenticated worker pod."""
 
     namespace: str
     pod: str
@@ -53,7 +53,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a token opens nothing: 401 (bad token), 403 (not a worker pod), 503 (could not ask)."""
+    """Why a token is rejected: 401 (bad token), 403 (not a worker pod), 503 (could not be checked)."""
 
     status: int
     message: str
@@ -61,7 +61,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class BoundPod:
-    """What the API server vouches for."""
+    """The pod that the API server confirms."""
 
     namespace: str
     pod: str
@@ -78,7 +78,7 @@ NO_WORKER: Final = Refusal(403, "this pod is not a worker of an ElasticJob")
 
 
 def read_review(status: Mapping[str, Any]) -> BoundPod | Refusal:
-    """The status of a TokenReview → the pod that the token is bound to. Pure."""
+    """The pod that the token is bound to, from the status of a TokenReview. Pure."""
     if status.get("authenticated") is not True:
         return Refusal(401, "the API server does not accept this token (expired, or its pod is gone)")
     if names.TOKEN_AUDIENCE not in (status.get("audiences") or ()):
@@ -95,7 +95,7 @@ def read_review(status: Mapping[str, Any]) -> BoundPod | Refusal:
 
 
 def read_claims(token: str, now: float) -> BoundPod | Refusal:
-    """What an unverified token says of itself → the pod that it would be bound to, if it were true. Pure."""
+    """The pod that an unverified token claims to be bound to. Pure."""
     payload = token.split(".")[1]
     try:
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -114,14 +114,14 @@ def read_claims(token: str, now: float) -> BoundPod | Refusal:
 
 
 def review_with(api_client: client.ApiClient, *, timeout: float = 5.0) -> Review:
-    """Asks the API server. Needs `create` on `tokenreviews.authentication.k8s.io`."""
+    """A review through the API server. Requires `create` on `tokenreviews.authentication.k8s.io`."""
     api = client.AuthenticationV1Api(api_client)
 
     async def review(token: str) -> BoundPod | Refusal:
         spec = client.V1TokenReviewSpec(token=token, audiences=[names.TOKEN_AUDIENCE])
         try:
             async with asyncio.timeout(timeout):
-                # Without preload: the client would log the reply, and the reply repeats the token.
+                # Without preload: the client would log the response, which contains the token.
                 response = await api.create_token_review_without_preload_content(client.V1TokenReview(spec=spec))
                 data = await response.read()
             if not 200 <= response.status < 300:
@@ -130,7 +130,7 @@ def review_with(api_client: client.ApiClient, *, timeout: float = 5.0) -> Review
             return read_review(json.loads(data).get("status") or {})
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # not to be able to ask is never the agent's fault
+        except Exception as error:  # a failed request is never the agent's fault
             logger.warning("TokenReview failed: %s", type(error).__name__)
             return TRY_AGAIN
 
@@ -144,7 +144,7 @@ def _hint(status: int) -> str:
 
 
 class TokenAuthenticator:
-    """Token → worker pod, with one review for many connections of the same token."""
+    """Maps tokens to worker pods, with one review for concurrent connections with the same token."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class TokenAuthenticator:
         self._waiting = waiting
         self._capacity = capacity
         self._clock = clock
-        self._unseen = admission.Room(unseen)  # by the namespace that they claim to be of
+        self._unseen = admission.Room(unseen)  # by the namespace that their tokens claim
         self._slots = asyncio.Semaphore(parallel)
         self._known: OrderedDict[bytes, tuple[float, BoundPod]] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[BoundPod | Refusal]] = {}
@@ -197,7 +197,7 @@ class TokenAuthenticator:
                 return TRY_AGAIN
             task = asyncio.create_task(self._ask(key, token))
             self._asking[key] = task
-        # One caller that gives up must not take the answer away from the others.
+        # A caller that is cancelled must not cancel the review for the others.
         return await asyncio.shield(task)
 
     async def _ask(self, key: bytes, token: str) -> BoundPod | Refusal:
@@ -217,7 +217,7 @@ class TokenAuthenticator:
         now = asyncio.get_running_loop().time()
         self._known[key] = (now + self._remember_seconds, bound)
         self._known.move_to_end(key)
-        # Oldest first, so what has run out stands in front.
+        # Oldest first, so expired entries are at the front.
         while self._known:
             until, _ = next(iter(self._known.values()))
             if until > now and len(self._known) <= self._capacity:
@@ -225,9 +225,9 @@ class TokenAuthenticator:
             self._known.popitem(last=False)
 
     async def _await_pod(self, pod: BoundPod) -> Refusal | None:
-        """None where the pod works for a job. It may reach the hub before the watch has told of it: look again.
+        """None if the pod works for a job. It may connect before the watch reports it, so look several times.
 
-        Anybody may name a pod that is not there, so only a few wait at a time; the others have to come again.
+        Any client may name a pod that does not exist, so only a few may wait at a time; the others have to retry.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._find_seconds

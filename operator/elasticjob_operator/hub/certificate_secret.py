@@ -1,7 +1,7 @@
-"""The Secret that holds the hub's certificates.
+"""The Secret with the hub's certificates.
 
-It is a `kubernetes.io/tls` Secret: it has the keys that people and tools expect, and takes more. The leader writes it,
-the other replicas read it.
+It is a `kubernetes.io/tls` Secret with the keys that people and tools expect, and some more. The leader writes it, the
+other replicas read it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from elasticjob_operator.kube.client import Api
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 
-ATTEMPTS: Final = 5  # to write the Secret where somebody else writes it too
+ATTEMPTS: Final = 5  # attempts to write the Secret under concurrent writes
 
 
 class UnusableSecretError(ValueError):
-    """The Secret is not the operator's and contains no certificate for the hub."""
+    """The Secret was not created by the operator and contains no certificate for the hub."""
 
 
 def to_secret_data(bundle: Bundle) -> dict[str, str]:
@@ -43,7 +43,7 @@ def to_secret_data(bundle: Bundle) -> dict[str, str]:
 
 
 def from_secret_data(data: Mapping[str, bytes | str] | None) -> Bundle | None:
-    """None where the Secret holds no whole bundle. One without the CA's key is another's certificate."""
+    """None if the Secret contains no complete bundle. A Secret without the CA's key has an external certificate."""
     try:
         raw = {key: base64.b64decode(value, validate=True) for key, value in (data or {}).items()}
         foreign = "authority.key" not in raw
@@ -59,14 +59,14 @@ def from_secret_data(data: Mapping[str, bytes | str] | None) -> Bundle | None:
 
 
 async def read_certificates(api: Api, namespace: str, secret_name: str) -> Bundle | None:
-    """What the Secret holds; None where it is not there or its owner, the leader, has yet to mend it."""
+    """The content of the Secret; None if it does not exist, or if the leader has yet to repair it."""
     return _parse(await _fetch(api, namespace, secret_name), namespace, secret_name)
 
 
 async def ensure_certificates(api: Api, namespace: str, secret_name: str, sans: Sequence[str], now: datetime) -> Bundle:
-    """Reads the bundle, makes or renews it where that is due. For the leader: others may only read.
+    """Read the bundle; create or renew it if that is due. Only for the leader: others may only read.
 
-    A former leader may have been faster: then the write is refused, and its bundle is taken. Raises ApiError.
+    If a former leader was faster, the write is rejected and its bundle is used. Raises ApiError.
     """
     for attempt in range(1, ATTEMPTS + 1):
         secret = await _fetch(api, namespace, secret_name)
@@ -113,5 +113,5 @@ async def _write(api: Api, namespace: str, name: str, existing: Mapping[str, Any
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": data}
         await api.request("POST", path_of("v1", "secrets", namespace), body)
         return
-    # The version, which is in the metadata, makes the write fail where another replica was faster.
+    # The resourceVersion in the metadata makes the write fail if another replica was faster.
     await api.request("PUT", path_of("v1", "secrets", namespace, name), {**existing, "data": data})

@@ -1,9 +1,9 @@
 """The hub's own certificate authority, so that agents can verify the hub without other infrastructure.
 
 A bundle is a CA, a serving certificate, and the certificates of the CAs that agents may trust. The serving certificate
-is renewed when two thirds of its life are over. The CA is renewed in two steps: first the new one is added to what
-agents trust and only later does it sign, so that at no moment an agent trusts less than it needs. Creating and judging
-are pure; `certificate_secret` stores the bundle.
+is renewed after two thirds of its lifetime. The CA is renewed in two steps: the new one is first distributed to agents
+and signs only later, so agents always trust the current certificate. Creation and checks are pure; `certificate_secret`
+stores the bundle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_LIFE: Final = timedelta(days=3650)
 SERVING_LIFE: Final = timedelta(days=90)
-# How long a new CA is handed out before it signs: kubelets refresh projected volumes within minutes.
+# How long a new CA is distributed before it signs: kubelets refresh projected volumes within minutes.
 CA_OVERLAP: Final = timedelta(days=1)
 _SKEW: Final = timedelta(hours=1)
 _RENEW_AT: Final = 2 / 3
@@ -34,22 +34,22 @@ _RENEW_AT: Final = 2 / 3
 @dataclass(frozen=True, slots=True)
 class Authority:
     certificate: bytes  # PEM
-    key: bytes = field(repr=False)  # PEM; empty where the certificate comes from elsewhere
+    key: bytes = field(repr=False)  # PEM; empty for an external certificate
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """All of it, in PEM. `repr` shows no keys."""
+    """The CA and the serving certificate with their keys, in PEM. `repr` shows no keys."""
 
     authority: Authority
     certificate: bytes
     key: bytes
-    next_authority: Authority | None = None  # handed out already, signs when agents have had time to learn it
-    retired: bytes = b""  # certificates of former CAs that still have to be trusted
+    next_authority: Authority | None = None  # already distributed; signs once agents have had time to load it
+    retired: bytes = b""  # certificates of former CAs that agents must still trust
 
     @property
     def trust(self) -> bytes:
-        """What agents get as `ca.crt`."""
+        """The content of the agents' `ca.crt`."""
         following = self.next_authority.certificate if self.next_authority is not None else b""
         return self.authority.certificate + following + self.retired
 
@@ -63,14 +63,14 @@ def create(sans: Sequence[str], now: datetime) -> Bundle:
 
 
 def refresh(bundle: Bundle, sans: Sequence[str], now: datetime) -> Bundle:
-    """The bundle as it should be now: the same object where nothing has to change."""
+    """The bundle as it should be now; the same object if nothing has to change."""
     if not bundle.authority.key:
-        return bundle  # somebody else, such as cert-manager, made it and renews it
+        return bundle  # an external tool such as cert-manager created it and renews it
     following = bundle.next_authority
     if following is None and _is_old(bundle.authority.certificate, now):
         bundle = replace(bundle, next_authority=_new_authority(now))
     elif following is not None and _age(following.certificate, now) >= CA_OVERLAP:
-        # Agents that reconnect in the middle of this still know the old one.
+        # Agents that reconnect during the change still trust only the old one.
         old = bundle.authority.certificate
         bundle = replace(bundle, authority=following, next_authority=None, retired=old)
         return _sign(bundle, sans, now)
@@ -87,10 +87,10 @@ def should_rotate(bundle: Bundle, sans: Sequence[str], now: datetime) -> bool:
 
 
 def server_context(bundle: Bundle) -> ssl.SSLContext:
-    """For the hub's listener."""
+    """The TLS context of the hub's listener."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Each session ticket and each cached session is memory of a connection that need not be.
+    # Session tickets and cached sessions would cost memory for each connection.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     with _private_file(bundle.key + bundle.certificate) as path:
@@ -100,7 +100,7 @@ def server_context(bundle: Bundle) -> ssl.SSLContext:
 
 @contextmanager
 def _private_file(content: bytes) -> Iterator[str]:
-    """The standard library loads keys from files only: one in memory, for a root filesystem may be read-only."""
+    """The standard library loads keys only from files: an in-memory one, since the root filesystem may be read-only."""
     if hasattr(os, "memfd_create"):
         number = os.memfd_create("elasticjob-hub")
         try:
@@ -116,7 +116,7 @@ def _private_file(content: bytes) -> Iterator[str]:
 
 
 def check(bundle: Bundle, *, has_own_authority: bool) -> None:
-    """Raises ValueError or TypeError where a certificate or a key that has to be there cannot be read."""
+    """Raises ValueError or TypeError if a required certificate or key cannot be parsed."""
     following = [bundle.next_authority] if bundle.next_authority is not None else []
     signing = [bundle.authority, *following] if has_own_authority else following
     for pem in (bundle.authority.certificate, bundle.certificate, *(one.certificate for one in following)):
@@ -152,7 +152,7 @@ def _should_sign(bundle: Bundle, sans: Sequence[str], now: datetime) -> bool:
 def _new_authority(now: datetime) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
-    # Every CA has a name of its own, so that a client with two of them picks the right one.
+    # Every CA has a unique name, so that a client with two of them picks the right one.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ElasticJob hub CA {serial:x}"[:64])])
     builder = (
         _builder(name, name, public_key=key.public_key(), serial=serial, now=now, life=CA_LIFE)

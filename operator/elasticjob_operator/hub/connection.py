@@ -2,9 +2,9 @@
 
 It owns all of the connection's state: what was sent, since when the peer is silent or slow, and why it was closed.
 
-No received message may raise. A write goes to the socket's buffer at once; a peer that does not read has its
-connection closed by the sweep, so no agent can hold up another. There is no queue: a directive replaces the
-one before it, so what waits is only ever the latest.
+No received message may raise. Writes go to the socket's buffer at once; the sweep closes the connection of a peer that
+does not read, so no agent can delay another. There is no queue: a directive replaces the one before it, so only the
+latest one is ever pending.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ CLOSE_RATE: Final = 4429
 
 @dataclass(frozen=True, slots=True)
 class CloseReason:
-    """Why the hub closes a connection: what it counts, what it says, and the close code."""
+    """Why the hub closes a connection: the name of the counter, the error sent, and the close code."""
 
     reason: str
     close: int
     error: frames.Problem | None = None
 
 
-# An error tells an agent to give up, so there is none where trying again is right.
+# An error makes an agent give up, so reasons after which it should retry have none.
 NOT_LEADER = CloseReason("not-leader", CLOSE_RESTART)
 SUPERSEDED = CloseReason("superseded", CLOSE_REPLACED)
 NO_HELLO = CloseReason("no-hello", CLOSE_NO_HELLO)
@@ -51,7 +51,7 @@ RATE = CloseReason("rate", CLOSE_RATE, frames.Problem("rate", "too many messages
 
 
 class Connection:
-    """The transport side of an agent. It knows nothing of jobs."""
+    """The transport of one agent. It does not know about jobs."""
 
     __slots__ = (
         "_bucket",
@@ -71,22 +71,22 @@ class Connection:
         self.ws = web.WebSocketResponse(
             timeout=settings.close_seconds,
             autoclose=False,
-            autoping=False,  # aiohttp would answer pings unseen, and they are the heartbeat
-            compress=False,  # costs memory for each connection, and a small frame could become a huge one
-            # A little above the limit, so that the usual offender hears why; far above, aiohttp closes (1009).
+            autoping=False,  # aiohttp would answer pings internally, and they are the heartbeat
+            compress=False,  # costs memory per connection, and a small frame could expand to a huge one
+            # Slightly above the limit, so that most violations get an error; far above it, aiohttp closes (1009).
             max_msg_size=2 * settings.max_message_bytes,
-            writer_limit=sys.maxsize,  # never wait for the peer: `find_failure` sees those who do not read
+            writer_limit=sys.maxsize,  # never wait for the peer: `find_failure` detects peers that do not read
         )
         self.heartbeat = heartbeat
         self.timeout = limits.timeout_seconds(heartbeat, settings)
-        self.close_reason: CloseReason | None = None  # set once the connection is over from the hub's side
+        self.close_reason: CloseReason | None = None  # set once the hub has closed the connection
         self._transport: asyncio.WriteTransport | None = None
         self._heard = now
         self._sent: wire.Directive | None = None
-        self._sizes = False  # whether the agent understands sizes in place of members
-        self._stuck_since: float | None = None  # since when bytes wait that the peer does not read
+        self._sizes = False  # whether the agent supports sizes instead of members
+        self._stuck_since: float | None = None  # since when unsent bytes wait for the peer to read
         self._settings = settings
-        self._bucket = bucket  # the pod's, not the connection's: who comes again has said no less
+        self._bucket = bucket  # shared by the pod's connections: a reconnect does not refill it
 
     async def open(self, request: web.Request) -> None:
         await self.ws.prepare(request)
@@ -101,13 +101,13 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """Whether the peer has so much left to read that it gets no more for now."""
+        """Whether the peer has so many unread bytes that it gets no more for now."""
         return self.unsent() > self._settings.max_buffer_bytes
 
     def unsent(self) -> int:
-        """Bytes that wait for the peer to read."""
+        """The number of bytes that wait for the peer to read."""
         if self._transport is None or self._transport.is_closing():
-            return 0  # a TLS transport that is gone cannot even be asked
+            return 0  # a closed TLS transport raises an error here
         return self._transport.get_write_buffer_size()
 
     def find_failure(self, now: float) -> str | None:
@@ -146,7 +146,7 @@ class Connection:
             self._heard = loop.time()
             cost = 1.0 + len(frame.data or ()) // settings.message_bytes_per_token
             if not self._bucket.take(settings.messages_per_second, settings.message_burst, self._heard, cost):
-                self._bucket.level = 0.0  # what was too large must not leave room for what is small
+                self._bucket.level = 0.0  # after an oversized message, small ones must not pass either
                 return RATE
             if frame.type is WSMsgType.PING:
                 if not self.is_full:
@@ -167,7 +167,7 @@ class Connection:
         return _malformed(message) if isinstance(message, frames.Problem) else message
 
     async def send(self, frame: bytes) -> None:
-        """Hands the frame to the socket's buffer; returns at once."""
+        """Write the frame to the socket's buffer; returns at once."""
         await self.ws.send_frame(frame, WSMsgType.TEXT)
 
     def has_sent(self, directive: wire.Directive) -> bool:
@@ -191,12 +191,12 @@ class Connection:
             if close_reason.error is not None:
                 error = wire.Error(code=close_reason.error.code, message=close_reason.error.message)
                 await self.send(frames.encode(error))
-            # Not `ws.close`: it ends the connection under the peer's answer where somebody else is reading.
+            # Not `ws.close`: if another task is reading, it ends the connection before the peer has replied.
             await self.ws.send_frame(close_reason.close.to_bytes(2, "big"), WSMsgType.CLOSE)
         asyncio.get_running_loop().call_later(self._settings.close_seconds, self.abort)
 
     async def drain(self) -> None:
-        """After `close`: reads until the peer has answered or its time is over."""
+        """After `close`: read until the peer has replied or its time is up."""
         while not _over(await self.ws.receive()):
             pass
         self.abort()

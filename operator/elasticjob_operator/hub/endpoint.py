@@ -1,8 +1,8 @@
 """Makes the hub's Service point to the leader only.
 
-The Service has no selector; whoever leads writes its one EndpointSlice. So an agent that reconnects finds the leader
-at once, and the address of a former one is gone in the same write. Without a pod's address (outside of a cluster), or
-where the Service selects its pods itself, there is nothing to do: a replica that does not lead answers 503.
+The Service has no selector; the leader writes its only EndpointSlice. An agent that reconnects finds the leader at
+once, and the same write removes the former leader's address. Without a pod address (outside of a cluster), or if the
+Service selects its pods, nothing is written: a replica that does not lead responds with 503.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ RETRY_SECONDS = 2.0
 
 
 def is_ours_to_point(service: Mapping[str, Any], pod_address: str) -> bool:
-    """Whether this Service waits for somebody to say where it leads."""
+    """Whether the operator manages this Service's endpoints."""
     return bool(pod_address) and not service["spec"].get("selector")
 
 
 def build_slice(service: Mapping[str, Any], version: str, address: str, port: int) -> dict[str, Any]:
-    """The slice that makes a Service lead to one address; it goes with the Service."""
+    """The EndpointSlice that points a Service to one address; deleted together with the Service."""
     metadata = service["metadata"]
     owner = {"apiVersion": "v1", "kind": "Service", "name": metadata["name"], "uid": metadata["uid"]}
     return {
@@ -51,7 +51,7 @@ def build_slice(service: Mapping[str, Any], version: str, address: str, port: in
 
 
 async def point_service(api: Api, service: Mapping[str, Any], address: str, port: int) -> None:
-    """Writes the slice, whatever was in it; tries until it is there. The write needs no look before it."""
+    """Write the slice, overwriting any content; retry until it succeeds. No read is needed before."""
     while True:
         for version in VERSIONS:
             try:

@@ -1,7 +1,7 @@
-"""Messages → text frames and back. Pure.
+"""Encodes messages to text frames, and decodes them. Pure.
 
-A world of a thousand members is told a thousand times. What it says of its members is the same every time, so it is
-encoded once and each frame only adds the rank.
+A world of a thousand members is sent a thousand times, each time with the same list of members. So the list is encoded
+once, and each frame adds only the rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elasticjob_operator.api import wire
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a message was not understood. `code` is one of those of `wire.Error`."""
+    """Why a message is invalid. `code` is one of those of `wire.Error`."""
 
     code: str
     message: str
@@ -29,7 +29,7 @@ Message = wire.Hello | wire.State | wire.Progress | wire.Diagnosis
 
 
 def decode(data: str | bytes) -> Message | Problem:
-    """One frame of an agent. Never raises."""
+    """Decode one frame of an agent. Never raises."""
     try:
         message = wire.AGENT_MESSAGE.validate_json(data)
         return finite(message) if isinstance(message, wire.Progress) else message
@@ -40,7 +40,7 @@ def decode(data: str | bytes) -> Message | Problem:
 
 
 def finite(progress: wire.Progress) -> wire.Progress:
-    """Without NaN and infinities: a loss may well be NaN, but JSON, and so the API server, has no such number."""
+    """Replace NaN and infinities: a loss may be NaN, but JSON, and so the API server, cannot represent it."""
     metrics = {name: value for name, value in progress.metrics.items() if math.isfinite(value)}
     seconds = progress.step_seconds
     if seconds is not None and not math.isfinite(seconds):
@@ -58,7 +58,7 @@ def _explain(data: str | bytes, error: pydantic.ValidationError) -> Problem:
     if version is not None and version != wire.PROTOCOL_VERSION:
         return Problem("version", f"v: this hub speaks version {wire.PROTOCOL_VERSION}, not {version}")
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # The first element names the member of the union, not a field.
+    # The first element is the member of the union, not a field.
     field = ".".join(str(part) for part in first["loc"][1:])[:256]
     return Problem("malformed", f"{field or 'message'}: {first['msg']}"[:1024])
 
@@ -75,7 +75,7 @@ def encode(message: wire.Welcome | wire.Error) -> bytes:
 
 
 class DirectiveEncoder:
-    """The directives of one job → frames; remembers what it encoded of the last world's members."""
+    """Encodes the directives of one job; caches the encoded members of the last world."""
 
     def __init__(self) -> None:
         self._members: tuple[wire.Member, ...] = ()
@@ -83,34 +83,34 @@ class DirectiveEncoder:
         self._sizes = b"[]"
 
     def encode(self, directive: wire.Directive, *, sizes: bool = False) -> bytes:
-        """A frame; with `sizes` for an agent that understands these in place of members."""
+        """The frame; with `sizes` for an agent that supports these instead of members."""
         head: dict[str, object] = {"v": wire.PROTOCOL_VERSION, "type": "directive"}
         if not isinstance(directive, wire.World):
             return json.dumps({**head, "directive": directive.dump()}, separators=(",", ":")).encode()
-        # Comparing tuples looks at identity first, so worlds that share their members cost nothing here.
+        # Tuple comparison checks identity first, so worlds that share their members cost nothing here.
         if directive.members != self._members:
             listed = [member.dump() for member in directive.members]
             self._listed = json.dumps(listed, separators=(",", ":")).encode()
             self._sizes = json.dumps(sizes_of(directive.members), separators=(",", ":")).encode()
-        self._members = directive.members  # even where equal: the next ones share the objects of these
+        self._members = directive.members  # even if equal: later directives share these objects
         own = directive.model_dump(by_alias=True, exclude_none=True, mode="json", exclude={"members", "sizes"})
         text = json.dumps({**head, "directive": own}, separators=(",", ":")).encode()
-        # `text` ends with the two braces of the directive and of the message.
+        # `text` ends with the closing braces of the directive and the message.
         if sizes:
             return b'%s,"sizes":%s}}' % (text[:-2], self._sizes)
         return b'%s,"members":%s}}' % (text[:-2], self._listed)
 
 
 def sizes_of(members: tuple[wire.Member, ...]) -> list[tuple[int, int]]:
-    """How many members in a row, in the order of ranks, have how many processes."""
+    """Run lengths in rank order: (number of members, processes of each)."""
     runs = itertools.groupby(member.nproc for member in sorted(members, key=lambda member: member.rank))
     return [(len(list(run)), nproc) for nproc, run in runs]
 
 
 def same(left: wire.Directive | None, right: wire.Directive | None) -> bool:
-    """Whether sending `right` after `left` would tell the agent nothing.
+    """Whether sending `right` after `left` would give the agent no new information.
 
-    A generation is announced only once and never changes, so worlds need no comparison of their members.
+    A generation is announced only once and never changes, so the members of worlds are not compared.
     """
     if left is right:
         return True

@@ -29,7 +29,7 @@ WORDS_A_TURN: Final = 4
 
 
 class Visitor:
-    """One socket between its acceptance and its first whole request."""
+    """A socket between its acceptance and its first complete request."""
 
     raw: asyncio.Transport | None = None
     since = 0.0
@@ -41,13 +41,13 @@ class Visitor:
         self.handler = handler
 
     def arrive(self, transport: asyncio.BaseTransport) -> None:
-        self.raw = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
+        self.raw = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         self.listener.arrived(self)
 
     def wait(self) -> None:
-        """Its first word is here; it is heard when its address has its turn."""
+        """The first bytes have arrived; process them when it is this address's turn."""
         assert self.raw is not None
         self.raw.pause_reading()
         self.listener.queue(self)
@@ -59,7 +59,7 @@ class Visitor:
             self.raw.resume_reading()
 
     def forward(self) -> None:
-        """Passes the first word on."""
+        """Pass the first bytes on."""
         raise NotImplementedError
 
     def abort(self) -> None:
@@ -68,7 +68,7 @@ class Visitor:
 
 
 class _Plain(Visitor, asyncio.Protocol):
-    """Stands before aiohttp's protocol."""
+    """Wraps aiohttp's protocol until the first complete request."""
 
     def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
         super().__init__(listener, handler)
@@ -118,7 +118,7 @@ class _TLS(Visitor, sslproto.SSLProtocol):
             asyncio.get_running_loop(),
             handler,
             context,
-            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            None,  # type: ignore[arg-type]  # no task waits for the handshake
             server_side=True,
             ssl_handshake_timeout=math.ceil(patience),
             ssl_shutdown_timeout=1,
@@ -137,7 +137,7 @@ class _TLS(Visitor, sslproto.SSLProtocol):
         if self.may_speak:
             super().buffer_updated(nbytes)
             return
-        self._bytes = nbytes  # they stay in the buffer, for nothing more is read
+        self._bytes = nbytes  # they stay in the buffer, because reading is paused
         self.wait()
 
     def forward(self) -> None:
@@ -145,10 +145,10 @@ class _TLS(Visitor, sslproto.SSLProtocol):
 
 
 class HandshakeListener:
-    """Sockets that have not yet sent a whole request.
+    """Sockets that have not sent a complete request.
 
-    A socket that nobody lets in by `enter` is here until it is gone, so a server that never does bounds all of its
-    sockets, in number and in time.
+    A socket stays here until it is closed, unless `enter` accepts it. So a server that never calls `enter` limits all
+    of its sockets, in number and in time.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class HandshakeListener:
         self._context = context
         self._patience = patience
         self._capacity = capacity
-        self._visitors: dict[web.RequestHandler, Visitor] = {}  # in the order of their arrival, as those below
+        self._visitors: dict[web.RequestHandler, Visitor] = {}  # in order of arrival, like those below
         self._addresses: dict[str, dict[Visitor, None]] = {}
-        self._turns: dict[str, deque[Visitor]] = {}  # the address whose turn is next stands first
+        self._turns: dict[str, deque[Visitor]] = {}  # the address with the next turn is first
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -179,7 +179,7 @@ class HandshakeListener:
         return _Plain(self, self._server())
 
     def arrived(self, visitor: Visitor) -> None:
-        """A socket is here. Where there are too many, one has to go: of the address that has most of them."""
+        """Register a new socket. If there are too many, close one of the address that has the most."""
         visitor.since = asyncio.get_running_loop().time()
         self._visitors[visitor.handler] = visitor
         self._addresses.setdefault(visitor.address, {})[visitor] = None
@@ -196,14 +196,14 @@ class HandshakeListener:
             del self._addresses[visitor.address]
 
     def enter(self, request: web.BaseRequest) -> Visitor | None:
-        """A whole request has arrived: from now on its handler looks after the time."""
+        """Release a socket whose complete request has arrived: its handler now enforces the timeouts."""
         visitor = self._visitors.get(request.protocol)
         if visitor is not None:
             self.gone(visitor)
         return visitor
 
     def send_away(self, visitor: Visitor | None) -> None:
-        """It was refused: until its socket is closed, it is one of those that wait."""
+        """Take a rejected socket back until it is closed."""
         if visitor is not None and visitor.raw is not None and not visitor.raw.is_closing():
             self.arrived(visitor)
 
@@ -227,7 +227,7 @@ class HandshakeListener:
             asyncio.get_running_loop().call_soon(self._take_turns)
 
     def sweep(self, now: float) -> None:
-        """Drops those that have had their time. They stand in the order of their arrival."""
+        """Close the sockets whose time is up. They are in order of arrival."""
         for visitor in list(self._visitors.values()):
             if now - visitor.since <= self._patience:
                 return
@@ -240,10 +240,10 @@ class HandshakeListener:
 
 
 async def close_after(request: web.Request, response: web.StreamResponse) -> None:
-    """For `on_response_prepare`: one request a socket, so that a socket that was answered cannot stay."""
+    """For `on_response_prepare`: one request per socket, so that a socket cannot stay open after its response."""
     if not isinstance(response, web.WebSocketResponse):
         response.force_close()
-        response.headers["Connection"] = "close"  # the headers are made already
+        response.headers["Connection"] = "close"  # the headers have been prepared already
 
 
 class _NoGarbage(logging.Filter):
@@ -253,9 +253,9 @@ class _NoGarbage(logging.Filter):
 
 
 def quiet_logger(name: str) -> logging.Logger:
-    """For aiohttp's server, which logs a traceback and the bytes of every request that is no HTTP.
+    """A logger for aiohttp's server, which logs a traceback and the bytes of every request that is not HTTP.
 
-    An unauthenticated client must not fill our log, and what it sends does not belong there. Other errors are logged.
+    Unauthenticated clients must not fill our log, or put their data there. Other errors are logged.
     """
     logger = logging.getLogger(name)
     if not any(isinstance(one, _NoGarbage) for one in logger.filters):

@@ -1,7 +1,7 @@
 """The agent registry: the agents of all jobs and their current connections.
 
 Every worker pod has one entry (`agents`), which outlives its connections. One task sends for all connections and one
-sweep judges silence for all; neither waits for a single agent.
+sweep checks all for silence; neither waits for a single agent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class AgentRegistry:
-    """The entries of all jobs, and the connections that belong to them now."""
+    """The entries of all jobs, and their current connections."""
 
     def __init__(
         self, wake: Callable[[JobKey], None], clock: Callable[[], float], settings: limits.HubSettings
@@ -31,11 +31,11 @@ class AgentRegistry:
         self._clock = clock
         self._settings = settings
         self._jobs: dict[JobKey, JobAgents] = {}
-        self._links: dict[connection.Connection, AgentEntry] = {}  # those that said hello
+        self._links: dict[connection.Connection, AgentEntry] = {}  # connections that have sent hello
         self._unsent: dict[AgentEntry, None] = {}
         self._send_now = asyncio.Event()
         self._closing: dict[connection.Connection, None] = {}
-        self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, as the next one
+        self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
         self.pending = admission.Room(settings.max_pending)
         self.closing: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
@@ -43,17 +43,17 @@ class AgentRegistry:
     def __len__(self) -> int:
         return len(self._links)
 
-    # What the operator asks and says.
+    # The interface for the operator.
 
     def agents(self, job: JobKey) -> Mapping[str, observe.Agent]:
-        """The job's agents by pod uid, those included that lately lost their connection."""
+        """The job's agents by pod UID, including those that recently lost their connection."""
         return self._jobs[job].agents() if job in self._jobs else {}
 
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
-        """Says what holds for the job's pods, by pod uid; a pod that is not named has no directive.
+        """Set the directives of the job's pods, by pod UID; a pod that is not included has none.
 
-        Level-triggered: call it with the same again and nothing is sent. A directive is sent when it differs
-        from the last one on the present connection, and again when the same agent reconnects.
+        Level-triggered: a repeated call with the same directives sends nothing. A directive is sent if it differs from
+        the last one on the current connection, and again when the same agent reconnects.
         """
         if job not in self._jobs and not directives:
             return
@@ -68,14 +68,14 @@ class AgentRegistry:
                 self.send_soon(entry)
 
     def forget(self, job: JobKey) -> None:
-        """The job is gone: closes what is left of it."""
+        """The job was deleted: close its remaining connections."""
         if job in self._jobs:
             for uid in list(self._jobs[job].entries):
                 self.forget_pod(job, uid)
             del self._jobs[job]
 
     def forget_pod(self, job: JobKey, uid: str) -> None:
-        """The pod is gone."""
+        """The pod was deleted."""
         entry = self._jobs[job].forget(uid) if job in self._jobs else None
         if entry is None:
             return
@@ -100,12 +100,12 @@ class AgentRegistry:
         job = self._jobs.get((identity.namespace, identity.job))
         return None if job is None else job.entries.get(identity.pod_uid)
 
-    # The way in: a place, a hello, an entry.
+    # Admission: a slot, a hello, an entry.
 
     def admit(self, identity: auth.Identity, heartbeat: float) -> connection.Connection | auth.Refusal:
-        """Whether the pod may connect once more: the connection on which it has to say hello.
+        """Admit a pod's new connection, on which it must send hello, or reject it.
 
-        A pod has one such connection. A newer one takes the place of an older one, which may be half open.
+        A pod has one such connection. A newer one replaces an older one, which may be half open.
         """
         settings, now = self._settings, _now()
         entry = self._job((identity.namespace, identity.job)).entry(identity.pod_uid, now)
@@ -123,7 +123,7 @@ class AgentRegistry:
         return entry.pending
 
     def settle(self, link: connection.Connection, identity: auth.Identity, *, stays: bool) -> bool:
-        """The wait for a hello is over. False where the connection was given up for another meanwhile."""
+        """The wait for hello has ended. False if another connection has replaced this one meanwhile."""
         entry = self._find(identity)
         if entry is None or entry.pending is not link:
             return False
@@ -146,7 +146,7 @@ class AgentRegistry:
             self.places.leave(entry.identity.namespace)
 
     def enter(self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello) -> AgentEntry:
-        """The agent said hello: its pod's entry has this connection now, in place of one that was there."""
+        """Record the agent's hello: this connection replaces the pod's previous one."""
         job = self._jobs[identity.namespace, identity.job]
         entry = job.entries[identity.pod_uid]
         old, entry.link = entry.link, link
@@ -159,7 +159,7 @@ class AgentRegistry:
         self._wake(job.key)
         return entry
 
-    # What agents say, and how connections end.
+    # Messages of agents, and the end of connections.
 
     def receive(self, entry: AgentEntry, message: frames.Message) -> None:
         self.counts[f"message:{message.type}"] += 1
@@ -179,7 +179,7 @@ class AgentRegistry:
             self._wake(job.key)
 
     def _note(self, entry: AgentEntry, line: str) -> None:
-        """Writes what a pod caused into the log, as long as the pod and its job have not filled their share of it."""
+        """Log something that a pod caused, as long as the quotas of the pod and its job allow."""
         if entry.identity is None:
             return
         if entry.job.may_note(entry, line, _now()):
@@ -188,7 +188,7 @@ class AgentRegistry:
             self.counts["unlogged"] += 1
 
     def leave(self, link: connection.Connection, lost_by: str) -> None:
-        """The connection is over; nothing happens where that is known already."""
+        """The connection has ended; does nothing if that is already recorded."""
         entry = self._links.pop(link, None)
         if entry is None or entry.link is not link or entry.agent is None:
             return
@@ -208,7 +208,7 @@ class AgentRegistry:
                 self._note(entry, f"closed the connection of {identity.namespace}/{identity.pod}: {said}")
 
     def _dismiss(self, link: connection.Connection, close_reason: connection.CloseReason) -> None:
-        """Ends a connection from the hub's side, in the background."""
+        """Close a connection from the hub's side, in the background."""
         self.leave(link, "closed")
         if link.close_reason is not None:
             return
@@ -220,13 +220,13 @@ class AgentRegistry:
         task.add_done_callback(self.closing.discard)
 
     def _abort(self, link: connection.Connection, close_reason: connection.CloseReason) -> None:
-        """Ends a connection whose peer does not listen."""
+        """End a connection whose peer does not read."""
         link.mark_over(close_reason)
         self.count_close(close_reason, None)
         link.abort()
 
     def part(self, link: connection.Connection) -> None:
-        """From now on the connection waits for its peer to agree that it is over. Not too many do that at a time."""
+        """Let the connection wait for the peer's close frame; the number of such connections is limited."""
         self._closing[link] = None
         if len(self._closing) > self._settings.max_pending:
             next(iter(self._closing)).abort()
@@ -237,12 +237,12 @@ class AgentRegistry:
     # One sender and one sweep for all.
 
     def send_soon(self, entry: AgentEntry) -> None:
-        """The sender looks at this entry when its turn comes."""
+        """Queue this entry for the sender."""
         self._unsent[entry] = None
         self._send_now.set()
 
     async def send_forever(self) -> None:
-        """Sends what is wanted and not sent yet, for all entries."""
+        """Send all directives that have not been sent yet, for all entries."""
         while True:
             await self._send_now.wait()
             self._send_now.clear()
@@ -253,24 +253,24 @@ class AgentRegistry:
                 await self._send_directive(entry)
                 sent += 1
                 if sent % 32 == 0:
-                    await asyncio.sleep(0)  # others want to be heard meanwhile
+                    await asyncio.sleep(0)  # let other tasks run
 
     async def _send_directive(self, entry: AgentEntry) -> None:
         link, directive = entry.link, entry.wanted
         if link is None or directive is None or link not in self._links or not link.open_for_sending:
             return
         if link.has_sent(directive) or link.is_full:
-            return  # where it is full, the sweep comes back to it
+            return  # the sweep retries if the buffer is full
         try:
             await link.direct(directive, entry.job.encoder)
             self.counts["directives"] += 1
         except (ConnectionError, RuntimeError):
-            pass  # its handler notices by itself
+            pass  # its handler detects that
         except Exception:
             logger.exception("could not send a directive")
 
     def sweep(self, now: float, *, judge: bool) -> None:
-        """Looks at every connection once. `judge` is false where the hub itself was away."""
+        """Check every connection once. `judge` is false if the hub itself did not run for a while."""
         for link, entry in list(self._links.items()):
             failure = link.find_failure(now)
             if judge and failure is not None:

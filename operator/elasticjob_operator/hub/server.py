@@ -1,9 +1,9 @@
-"""The hub: receives the states of agents and sends them directives. It decides nothing.
+"""The hub: receives the states of agents and sends them directives. It makes no decisions.
 
 The operator reads `agents`, calls `direct`, and is woken by changes. This module admits connections and runs the
 protocol on them; `registry` keeps the state.
 
-The hub never waits for one agent on behalf of another, and each costs it a bounded amount of memory.
+No agent makes the hub wait for it while others need it, and each costs a bounded amount of memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Hub:
         self._clock = clock
         self._settings = settings or limits.HubSettings()
         self._registry = registry.AgentRegistry(wake, clock, self._settings)
-        self._unauthenticated = admission.Room(self._settings.max_unauthenticated)  # by address, as the next one
+        self._unauthenticated = admission.Room(self._settings.max_unauthenticated)  # by address, like the next one
         self._failures = admission.Allowances(self._settings.failures_per_second, self._settings.failure_burst)
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
@@ -52,11 +52,11 @@ class Hub:
         self._listener: handshake.HandshakeListener | None = None
         self._context: ssl.SSLContext | None = None
         self._leader = False
-        self._on_restart = on_restart  # of a background task that failed
+        self._on_restart = on_restart  # called when a background task failed
         self.started_at = clock()
         self.counts = self._registry.counts  # "refused:401", "closed:silent", "message:state", ...
 
-    # What the operator's loop calls.
+    # The interface for the operator's loop.
 
     @property
     def leader(self) -> bool:
@@ -75,30 +75,30 @@ class Hub:
 
     @property
     def pending_sockets(self) -> int:
-        """Open sockets that have not sent a whole request yet."""
+        """The number of open sockets that have not sent a complete request."""
         return len(self._listener) if self._listener is not None else 0
 
     @property
     def places(self) -> Mapping[str, tuple[int, int]]:
-        """How many places are taken on the way in and inside, and how many there are."""
+        """By kind of slot: how many are taken, and how many there are."""
         rooms = {"strangers": self._unauthenticated, "pending": self._registry.pending, "agents": self._registry.places}
         sockets = {"newcomers": (self.pending_sockets, self._settings.max_pending_sockets)}
         return sockets | {name: (len(room), room.capacity) for name, room in rooms.items()}
 
     def agents(self, job: JobKey) -> Mapping[str, observe.Agent]:
-        """The job's agents by pod uid, those included that lately lost their connection."""
+        """The job's agents by pod UID, including those that recently lost their connection."""
         return self._registry.agents(job)
 
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
-        """Says what holds for the job's pods, by pod uid: see `AgentRegistry.direct`."""
+        """Set the directives of the job's pods, by pod UID: see `AgentRegistry.direct`."""
         self._registry.direct(job, directives)
 
     def forget(self, job: JobKey) -> None:
-        """The job is gone: closes what is left of it."""
+        """The job was deleted: close its remaining connections."""
         self._registry.forget(job)
 
     def forget_pod(self, job: JobKey, uid: str) -> None:
-        """The pod is gone."""
+        """The pod was deleted."""
         self._registry.forget_pod(job, uid)
 
     # Start and stop.
@@ -110,14 +110,14 @@ class Hub:
         return app
 
     async def start(self, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> int:
-        """Listens; returns the port."""
+        """Listen; return the port."""
         loop = asyncio.get_running_loop()
         self._context = ssl_context
         self._runner = web.AppRunner(
             self.application(),
             access_log=None,
             keepalive_timeout=1.0,
-            lingering_time=0.0,  # what follows a request that was answered is not read
+            lingering_time=0.0,  # do not read data after a request with a response
             shutdown_timeout=1.0,
             logger=handshake.quiet_logger(f"{__name__}.http"),
         )
@@ -139,11 +139,11 @@ class Hub:
         return int(self._server.sockets[0].getsockname()[1])
 
     def use_certificate(self, ssl_context: ssl.SSLContext) -> None:
-        """New connections use this one; those that exist stay as they are."""
+        """Use this certificate for new connections; existing ones are unaffected."""
         self._context = ssl_context
 
     async def stop(self) -> None:
-        """Tells the agents to come back elsewhere and ends."""
+        """Close all connections so that the agents reconnect elsewhere, and stop."""
         self._leader = False
         if self._server is not None:
             self._server.close()
@@ -155,7 +155,7 @@ class Hub:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    # One agent, from its request to its end.
+    # One agent, from its request to the end of its connection.
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         visitor = self._listener.enter(request) if self._listener is not None else None
@@ -187,7 +187,7 @@ class Hub:
         return link if isinstance(link, auth.Refusal) else (identity, link)
 
     async def _review(self, request: web.Request) -> auth.Identity | auth.Refusal:
-        """Who asks. Nothing is asked of the API server for an address that has failed too often."""
+        """Authenticate the request. For an address that has failed too often, the API server is not asked."""
         address, now = request.remote or "", asyncio.get_running_loop().time()
         if not self._leader:
             return STANDBY
@@ -214,7 +214,7 @@ class Hub:
                 return await self._authenticate(token.strip())
         except TimeoutError:
             return auth.Refusal(503, "the API server does not answer; try again")
-        except Exception:  # whatever it is, the agent must try again and not give up
+        except Exception:  # whatever the cause, the agent should retry and not give up
             logger.exception("authentication failed with an unexpected error")
             return auth.Refusal(503, "authentication is not available; try again")
 
@@ -229,7 +229,7 @@ class Hub:
     async def _serve(
         self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello | connection.CloseReason | None
     ) -> None:
-        """From the hello to the end. Whatever happens in between stays in here."""
+        """Serve the connection after hello until it ends. No exception leaves this method."""
         close_reason: connection.CloseReason | None = None
         try:
             close_reason = await self._converse(link, identity, hello)
@@ -247,12 +247,12 @@ class Hub:
                 await link.drain()
             self._registry.parted(link)
             if link.unsent():
-                link.abort()  # a peer that does not read would keep the socket for ever
+                link.abort()  # a peer that does not read would keep the socket open for ever
 
     async def _converse(
         self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello | connection.CloseReason | None
     ) -> connection.CloseReason | None:
-        """Hears the agent until its connection ends; why the hub has to close it, or None where it is closed."""
+        """Receive messages until the connection ends; return why the hub must close it, or None if it is closed."""
         if not isinstance(hello, wire.Hello):
             return hello
         if not self._leader:
@@ -280,12 +280,12 @@ class Hub:
             await asyncio.sleep(self._settings.sweep_seconds)
             now = loop.time()
             if now - last > self._settings.sweep_seconds + 1.0:
-                # The hub itself was away: what was sent to it meanwhile is still to be read.
+                # The hub itself did not run: messages sent meanwhile have yet to be read.
                 excused_until = now + self._settings.timeout_min
             last = now
             try:
                 if self._listener is not None:
                     self._listener.sweep(now)
                 self._registry.sweep(now, judge=now >= excused_until)
-            except Exception:  # without the sweep no loss would ever be seen
+            except Exception:  # without the sweep no loss would be detected
                 logger.exception("the sweep of connections failed")

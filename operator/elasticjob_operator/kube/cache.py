@@ -28,28 +28,28 @@ def is_older(version: str, than: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UnownedObject:
-    """An object with the operator's label that the operator does not own."""
+    """An object with the operator's label that no ElasticJob controls."""
 
     kind: str
     namespace: str
     name: str
-    job: str  # that its labels name
+    job: str  # the job in its labels
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """What is remembered of an object beside the pods."""
+    """The cached properties of a child object other than a pod."""
 
     owner: str  # UID of the job
-    digest: str  # what it was built from; "" where somebody else has changed it since
+    digest: str  # digest of its input; "" if it was modified by someone else
     uid: str
     version: str
-    sound: str  # its generation, or else its version, when it was last known to be as we want it
+    sound: str  # its generation, or else its resourceVersion, when it last matched the wanted state
 
 
 class Cache:
-    """Jobs, pods, nodes and child objects. `wake` is called with the key of every job that something changed for."""
+    """Jobs, pods, nodes and child objects. `wake` is called with the key of every job that a change affects."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class Cache:
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
-        self._gone: dict[str, None] = {}  # UIDs that were deleted lately: a late event must not bring them back
+        self._gone: dict[str, None] = {}  # recently deleted UIDs: a late event must not restore them
         self.nodes: dict[str, Node] = {}
         self.nodes_known = False
         self._children: dict[JobKey, dict[tuple[str, str], _Child]] = {}
         self._jobs_on_node: dict[str, Counter[JobKey]] = {}  # with the number of pods
-        self._unowned: dict[str, None] = {}  # UIDs of those that were told of
+        self._unowned: dict[str, None] = {}  # UIDs that were reported
 
     # Jobs.
 
@@ -81,7 +81,7 @@ class Cache:
             if known[1] == version or is_older(version, known[1]):
                 return
         elif known is not None and is_older(version, known[1]):
-            return  # the predecessor of the same name
+            return  # a predecessor with the same name
         self.jobs[key] = (observe.observe_job(raw, self._limits), version)
         self._wake(key)
 
@@ -142,7 +142,7 @@ class Cache:
         self._wake(key)
 
     def _move(self, key: JobKey, before: str, after: str) -> None:
-        """One pod of this job is on another node than before; "" is none."""
+        """Record that one pod of this job is on another node; "" is none."""
         if before == after:
             return
         if after:
@@ -162,7 +162,7 @@ class Cache:
             self.put_pod(raw)
 
     def replace_pods(self, items: list[Raw], namespace: str = "") -> None:
-        """The metadata of all that exist, in one namespace where one is given; each was entered already."""
+        """The metadata of all existing pods, optionally of one namespace; each was entered already."""
         listed = {item["metadata"]["uid"] for item in items}
         newest = max(
             (int(v) for v in (i["metadata"].get("resourceVersion", "0") for i in items) if v.isdecimal()), default=0
@@ -171,7 +171,7 @@ class Cache:
             if namespace and key[0] != namespace:
                 continue
             for uid, pod in list(pods.items()):
-                # One that we made after the list was taken is not missing, only newer.
+                # A pod that we created after the list was taken is not missing, only newer.
                 if uid not in listed and not is_older(str(newest), pod.resource_version):
                     self.drop_pod(uid)
 
@@ -186,7 +186,7 @@ class Cache:
         pod, job = self._pods[key][uid], self.jobs.get(key)
         return key[1] if pod.name == name and job is not None and job[0].uid == pod.job_uid else None
 
-    # Objects of others: with the operator's label that it did not make.
+    # Unowned objects: they have the operator's label, but it did not create them.
 
     def _put_unowned(self, kind: str, metadata: Raw, why: str) -> None:
         """Report an unowned object once; it is not touched."""
@@ -235,7 +235,7 @@ class Cache:
     # Children.
 
     def put_child(self, kind: str, raw: Raw, *, is_sound: bool = False) -> None:
-        """`is_sound`: what the API server has answered was written, or compared, by us this moment."""
+        """Enter a child object. `is_sound`: the API server has just confirmed that it matches the wanted state."""
         metadata = raw["metadata"]
         job, owner = ownership.owner_of(metadata)
         if not owner:
@@ -247,7 +247,7 @@ class Cache:
         version, uid = str(metadata.get("resourceVersion", "")), str(metadata.get("uid", ""))
         if known is not None and known.uid == uid and is_older(version, known.version):
             return
-        # What counts the changes of the spec; kinds that have no such number are changed by nobody but for their spec.
+        # metadata.generation counts changes of the spec; kinds without it change only together with their spec.
         mark = str(metadata.get("generation") or version)
         if is_sound or (known is None and metadata.get("generation") in (None, 1)):
             sound = mark
@@ -283,12 +283,14 @@ class Cache:
                     self.drop_child(kind, *key, name)
 
     def children(self, job: Job) -> frozenset[tuple[str, str, str]]:
-        """(kind, name, digest) of the children of this very job, not of a predecessor; "" where others changed it."""
+        """(kind, name, digest) of the children of this job, not of a predecessor; "" if someone else
+        changed the child.
+        """
         known = self._children.get(job.key, {})
         return frozenset((kind, name, child.digest) for (kind, name), child in known.items() if child.owner == job.uid)
 
     def child_uid(self, job: Job, kind: str, name: str) -> str:
-        """Of a child of this very job; "" where none is known."""
+        """The UID of a child of this job; "" if it is unknown."""
         known = self._children.get(job.key, {}).get((kind, name))
         return known.uid if known is not None and known.owner == job.uid else ""
 

@@ -21,10 +21,10 @@ from elasticjob_operator.rest.errors import ApiError, UnreadableError, decode_er
 from elasticjob_operator.rest.request import JSON, Query, Request, namespace_of, resource_name
 from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
 
-# Of a reply, and of an event of a watch. The API server takes objects of 1.5 MB; in JSON each byte may become six.
+# Limit for a response and for a watch event. Objects may have 1.5 MB, and in JSON each byte may become six.
 LARGEST_BYTES = 2**24
 READS = ("GET", "HEAD")
-FREE_TO_ALL = ("leases", "tokenreviews")  # by the first a replica becomes the leader; the second is only a question
+FREE_TO_ALL = ("leases", "tokenreviews")  # the first makes a replica the leader; the second changes nothing
 Observer = Callable[[str, str, int, float], None]  # verb, resource, status code (0: no reply), seconds
 
 
@@ -36,9 +36,9 @@ class NotLeadingError(ApiError):
 
 
 class Api:
-    """One API server. `parallel` bounds the requests under way; watches do not count.
+    """One API server. `parallel` limits the concurrent requests, not counting watches.
 
-    Writes are refused while `leadership` is not held: see `elasticjob_operator.kube.leadership`.
+    Writes are rejected while `leadership` is not held: see `elasticjob_operator.kube.leadership`.
     """
 
     def __init__(self, transport: Transport, *, parallel: int = 32, timeout: float = 30.0) -> None:
@@ -67,12 +67,12 @@ class Api:
                 await config.load_kube_config(client_configuration=configuration)
         else:
             await config.load_kube_config(kubeconfig, context, configuration)
-        # A long list costs the server more to compress than it costs the network of a cluster to carry it.
+        # Compressing a long list costs the server more than sending it costs the cluster's network.
         return cls(Transport(configuration, user_agent=user_agent, encoding="identity"), **options)
 
     @property
     def client(self) -> client.ApiClient:
-        """The typed client, for what has no other; it shares the connections."""
+        """The typed client, for APIs without another one; it shares the connections."""
         return self._transport.typed
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class Api:
                 if response.status >= 400:
                     data = await _read(response, request.title)
                     raise decode_error(response.status, data, response.headers.get("Retry-After"))
-                with contextlib.suppress(aiohttp.SocketTimeoutError):  # a silent watch ends like any other
+                with contextlib.suppress(aiohttp.SocketTimeoutError):  # an idle watch ends normally
                     async for chunk in response.content.iter_any():
                         for event in lines.feed(chunk):
                             yield event
@@ -146,7 +146,7 @@ class Api:
         return await self._transport.send(prepared, self._permit(request, timeout))
 
     def _permit(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
-        """The timeout of a request that may be sent. A write has to have its connection while it may be sent."""
+        """The timeout of a permitted request. A write must get its connection while it is permitted."""
         left = self._seconds_to_send(request.method, request.path)
         if left is None:
             return timeout
@@ -155,7 +155,7 @@ class Api:
         )
 
     def _seconds_to_send(self, method: str, path: str) -> float | None:
-        """How long it may still be sent; None: at any time. Raises NotLeadingError where it may not."""
+        """For how many seconds the request may be sent; None: without limit. Raises NotLeadingError if it may not."""
         if method in READS or resource_name(path) in FREE_TO_ALL:
             return None
         left = self.leadership.seconds_left()

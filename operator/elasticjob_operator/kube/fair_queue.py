@@ -1,8 +1,8 @@
-"""Whose turn it is where more is wanted than may be under way at once.
+"""Decides which request is next when more are waiting than may run concurrently.
 
-What is urgent goes first. Among equals namespaces take turns, and the jobs of a namespace among themselves: ten
-thousand requests of one job hold up another job's only request by one. Slow answers for one namespace must not hold up
-the others either, so no namespace has more than its share of the slots, and some are kept for what is urgent.
+Urgent requests go first. Otherwise namespaces take turns, and the jobs of a namespace among themselves: ten thousand
+requests of one job delay another job's only request by one. Slow responses for one namespace must not delay the others
+either, so no namespace gets more than its share of the slots, and some slots are reserved for urgent requests.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-Owner = tuple[str, str]  # (namespace, job); "" where there is none
+Owner = tuple[str, str]  # (namespace, job); "" for none
 
 T = TypeVar("T")
 
 
 class Urgency(IntEnum):
-    """Who goes first where more requests are wanted than may be under way."""
+    """The priority of a request when more requests wait than may run."""
 
-    NOW = 0  # others wait for it: the Lease, what is remembered, what has to go
+    NOW = 0  # others wait for it: the Lease, status patches, deletions
     NORMAL = 1
-    LATER = 2  # nobody waits for it
+    LATER = 2  # nothing waits for it
 
 
 class Turns(Generic[T]):
-    """A queue for each job. Who has had a turn goes to the end: the job in its namespace, the namespace among all."""
+    """A queue per job. After a turn, the job goes to the end of its namespace, and the namespace to the end of all."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, dict[str, deque[T]]] = {}  # both in the order of their next turn
+        self._queues: dict[str, dict[str, deque[T]]] = {}  # both in order of their next turn
 
     def push(self, owner: Owner, item: T) -> None:
         self._queues.setdefault(owner[0], {}).setdefault(owner[1], deque()).append(item)
 
     def pop(self, may_go: Callable[[str], bool]) -> tuple[Owner, T] | None:
-        """The next one, of the namespaces that may go."""
+        """The next item of the namespaces for which `may_go` holds."""
         namespace = next((n for n in self._queues if may_go(n)), None)
         if namespace is None:
             return None
@@ -52,7 +52,7 @@ class Turns(Generic[T]):
 
 
 class Slots:
-    """`count` of them: the last `reserved` only for what is urgent, and for the rest `share` a namespace at most."""
+    """`count` slots: the last `reserved` are for urgent requests; others may use `share` per namespace at most."""
 
     def __init__(self, count: int, *, reserved: int = 0, share: int | None = None) -> None:
         self._free = count
@@ -68,7 +68,7 @@ class Slots:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was handed over in the same moment
+            if turn.done() and not turn.cancelled():  # it was granted at the same moment
                 self.release(owner)
             raise
 

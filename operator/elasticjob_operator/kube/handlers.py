@@ -1,7 +1,7 @@
-"""kopf: ElasticJobs are watched here, and every event only enters what was seen and wakes the job's loop.
+"""kopf watches ElasticJobs; every event only updates the cache and wakes the job's loop.
 
-There is one handler and it is `on.event`: it needs no finalizer, no annotation and no write. Everything that kopf would
-do between events (retries, progress, peering) is the loop's or the Lease's business. The reasons are in docs/adr, 18.
+The only handler is `on.event`, which needs no finalizer, annotation or write. The loop or the Lease replaces what kopf
+would do between events (retries, progress, peering). The reasons are in docs/adr, 18.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Credentials = Callable[[], Awaitable[kopf.ConnectionInfo]]
 
 
 def build_registry(cache: Cache, intake: Intake, credentials: Credentials) -> kopf.OperatorRegistry:
-    """A registry with our one handler, and the credentials that the rest of the operator uses."""
+    """A registry with our handler, and the credentials that the rest of the operator uses."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -30,7 +30,7 @@ def build_registry(cache: Cache, intake: Intake, credentials: Credentials) -> ko
         return await credentials()
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
-    async def seen(event: Mapping[str, Any], **_: Any) -> None:  # kopf runs what is not async in threads
+    async def seen(event: Mapping[str, Any], **_: Any) -> None:  # async because kopf runs other functions in threads
         raw = dict(event["object"])
         intake.take(names.PLURAL, raw, lambda: cache.apply_job(event.get("type"), raw))
 
@@ -38,25 +38,25 @@ def build_registry(cache: Cache, intake: Intake, credentials: Credentials) -> ko
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """kopf prints a traceback where the API server has answered a watch with an error."""
+    """A log filter: kopf prints a traceback when the API server answers a watch with an error."""
     record.exc_info = None
     return True
 
 
 def _not_of_the_end(record: logging.LogRecord) -> bool:
-    """kopf's watches complain with a traceback where the process ends in the middle of one."""
+    """A log filter: kopf's watches log a traceback when the process ends."""
     return "closing of asynchronous generator" not in str(record.msg)
 
 
 class _Patience:
-    """kopf's pauses between tries: without an end, since its watches would end with them."""
+    """kopf's retry delays, without an end, because its watches would end with them."""
 
     def __iter__(self) -> Iterator[float]:
         return (find_pause(failures, most=10.0) for failures in itertools.count(1))
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """kopf compares every object with the last one it handled; we only want to be told, and the copies cost CPU."""
+    """Disables diffs: kopf compares every object with the last one it handled, and the copies cost CPU time."""
 
     def build(self, *, body: Any, extra_fields: Any = None) -> Any:
         return {}
@@ -69,12 +69,12 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """kopf's settings for a thin watch: quick to try again, silent, with nothing stored."""
+    """kopf's settings for a plain watch: quick retries, no posted events, nothing stored in objects."""
     for name in ("orchestration", "running"):
         logging.getLogger(f"kopf._core.reactor.{name}").addFilter(_in_one_line)
     logging.getLogger("asyncio").addFilter(_not_of_the_end)
     settings = kopf.OperatorSettings()
-    settings.posting.enabled = False  # kopf's events would be written past the leader's right to write
+    settings.posting.enabled = False  # kopf would write events without the leadership check
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.scanning.disabled = True
     settings.watching.server_timeout = 240

@@ -15,14 +15,14 @@ REMEMBERED = 10_000  # warnings that are not repeated
 
 
 class Intake:
-    """`count` is called with the kind of the object and the kind of the trouble."""
+    """Processes objects. `count` is called with the object's kind and the kind of problem."""
 
     def __init__(self, count: Callable[[str, str], None] = lambda kind, problem: None) -> None:
         self._count = count
         self._said: dict[tuple[str, str, str], None] = {}
 
     def take(self, kind: str, raw: Mapping[str, Any], enter: Callable[[], None]) -> None:
-        """Calls `enter`, which may raise."""
+        """Call `enter`, which may raise."""
         try:
             enter()
         except Exception as error:
@@ -41,7 +41,7 @@ class Intake:
 
 
 def name_of(raw: Mapping[str, Any]) -> str:
-    """namespace/name, of whatever claims to be an object."""
+    """namespace/name of anything that claims to be an object."""
     metadata = raw.get("metadata") if isinstance(raw, Mapping) else None
     if not isinstance(metadata, Mapping):
         return ""

@@ -1,6 +1,6 @@
 """Runs kopf's watch of the ElasticJobs, and restarts it when kopf gives up.
 
-kopf stops if the API server answers a watch with an error such as 410 Gone, or refuses a token twice. Then the jobs are
+kopf stops if the API server answers a watch with an error such as 410 Gone, or rejects a token twice. Then the jobs are
 listed, because kopf would not report those deleted meanwhile, and kopf is started again.
 """
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class JobWatch:
-    """Keeps the jobs of these namespaces in the cache; none means all of the cluster."""
+    """Keeps the jobs of these namespaces in the cache; no namespaces means the whole cluster."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class JobWatch:
         self._logins = 0
 
     async def run(self) -> None:
-        """Until it is stopped, or kopf ends at a signal."""
+        """Run until stopped, or until kopf ends on a signal."""
         while await self._run_kopf():
             await asyncio.sleep(1.0)
             await self.catch_up()
@@ -64,7 +64,7 @@ class JobWatch:
                     self._cache.drop_job(key, uid)
 
     async def _take_all(self, namespace: str) -> set[str]:
-        """Takes in every job of this namespace, or of all; returns the UIDs of those that exist."""
+        """Enter every job of this namespace, or of all; return the UIDs of the existing jobs."""
         failures = 0
         while True:
             present: set[str] = set()
@@ -88,13 +88,13 @@ class JobWatch:
         self._intake.take(names.PLURAL, raw, lambda: self._cache.put_job(raw))
 
     async def _run_kopf(self) -> bool:
-        """Whether to run it again."""
+        """Run kopf; return whether to run it again."""
         try:
             await kopf.operator(
                 registry=handlers.build_registry(self._cache, self._intake, self._credentials),
                 settings=handlers.build_settings(),
                 standalone=True,
-                identity=self._identity,  # type: ignore[arg-type] # else it asks for the user's name: there is none
+                identity=self._identity,  # type: ignore[arg-type] # the default needs a user name
                 clusterwide=not self._namespaces,
                 namespaces=self._namespaces,
                 stop_flag=self._stopped,
@@ -107,10 +107,10 @@ class JobWatch:
         return False
 
     async def _credentials(self) -> kopf.ConnectionInfo:
-        """What kopf needs to speak as we do; asked again whenever the API server refuses it.
+        """Our credentials for kopf; called again whenever the API server rejects them.
 
-        A token may have expired before the next one is there. kopf would not try the same one again and end, so that
-        is waited for here, and each answer differs from those before.
+        A token may have expired before the next one is available. kopf does not retry the same token and would stop, so
+        this waits for a new one; each result differs from the ones before.
         """
         self._logins += 1
         if self._logins > 1:

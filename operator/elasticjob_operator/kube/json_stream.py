@@ -1,7 +1,7 @@
-"""JSON as the API server sends it: a watch line by line, a reply item by item.
+"""Decodes JSON from the API server: a watch line by line, a response item by item.
 
-A line that is too long or cannot be read is returned as `Unreadable`, not raised: the watch goes on. A long list is
-decoded one item at a time, so that the event loop is free in between.
+A line that is too long or invalid is returned as `Unreadable`, not raised, so the watch continues. A long list is
+decoded one item at a time, so that the event loop can run in between.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from elasticjob_operator.turn import Turn
 
-LARGE_BYTES = 2**16  # a shorter reply is decoded at once
+LARGE_BYTES = 2**16  # a shorter response is decoded at once
 
-HEAD_BYTES = 4096  # of a line that cannot be read: its object's name is in there, for metadata comes first
+HEAD_BYTES = 4096  # the start of an unreadable line, which contains the object's name, since metadata comes first
 _NAME = re.compile(rb'"name":"([a-z0-9.:-]{1,253})"')
 _WHITE = re.compile(r"[ \t\n\r]*")
 _NAMESPACE = re.compile(rb'"namespace":"([a-z0-9-]{1,63})"')
@@ -26,14 +26,14 @@ _NAMESPACE = re.compile(rb'"namespace":"([a-z0-9-]{1,63})"')
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A line that was left out."""
+    """A skipped line."""
 
-    name: str  # namespace/name of the object that it tells of, as far as it can be made out
+    name: str  # namespace/name of its object, as far as it can be found
     why: str
 
 
 class Lines:
-    """Cuts what is fed into lines. A longer one than `longest` bytes is never held in memory as a whole."""
+    """Splits a stream into lines. A line longer than `longest` bytes is never held in memory completely."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
@@ -42,7 +42,7 @@ class Lines:
         self._size = 0
 
     def feed(self, chunk: bytes) -> Iterator[Any | Unreadable]:
-        """The value of each line that ends in this chunk. What is left at the end of a stream is no line."""
+        """The value of each line that ends in this chunk. An incomplete line at the end of a stream is ignored."""
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             self._add(end)
@@ -70,14 +70,14 @@ class Lines:
 
 
 def find_name(head: bytes) -> str:
-    """namespace/name of the object that begins so, for a warning; empty where it is not to be seen."""
+    """namespace/name of the object that starts with `head`, for a warning; empty if it is not found."""
     metadata = head.partition(b'"metadata":')[2]
     name, namespace = _NAME.search(metadata), _NAMESPACE.search(metadata)
     return "/".join(found[1].decode() for found in (namespace, name) if found)
 
 
 class _Reader:
-    """A text of JSON, value by value."""
+    """A JSON text, read value by value."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -90,7 +90,7 @@ class _Reader:
         self._at = found.end() if found else self._at
 
     def take(self, mark: str) -> bool:
-        """Whether this mark comes next; if so it is passed."""
+        """Whether this mark is next; consumes it if so."""
         if not self._text.startswith(mark, self._at):
             return False
         self._at += 1
@@ -98,14 +98,14 @@ class _Reader:
         return True
 
     def value(self) -> Any:
-        """The value that comes next. Raises ValueError or RecursionError."""
+        """The next value. Raises ValueError or RecursionError."""
         with _without_collector():
             value, self._at = self._decoder.raw_decode(self._text, self._at)
         self.skip()
         return value
 
     def members(self, end: str) -> Iterator[None]:
-        """One turn for each member of the list or object that has begun. ValueError where no comma parts two."""
+        """Yield once for each member of the current list or object. Raises ValueError if a comma is missing."""
         if self.take(end):
             return
         yield
@@ -123,7 +123,7 @@ class _Reader:
 
 
 async def decode(data: bytes) -> Any:
-    """The value of a reply; the items of a list are decoded in turns. Raises ValueError or RecursionError."""
+    """The value of a response; yields to the event loop between list items. Raises ValueError or RecursionError."""
     reader = _Reader(data.decode()) if len(data) > LARGE_BYTES else None
     if reader is None or not reader.take("{"):
         with _without_collector():
@@ -148,7 +148,7 @@ async def _decode_items(reader: _Reader) -> list[Any]:
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """The garbage collector would look at each value many times over; none of them is garbage yet."""
+    """Disable the garbage collector, which would scan each value many times although none is garbage yet."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,13 +1,13 @@
-"""Leadership: permission to write, which the election grants until a time on this machine's clock.
+"""Leadership: permission to write, granted by the election until a time on this machine's clock.
 
-Everything that changes something in the cluster goes through `Api`, and `Api` refuses whatever is not a read where this
-right is not held. It is refused by default: nothing that forgets to ask can write.
+Every change in the cluster goes through `Api`, which rejects all requests but reads while leadership is not held.
+Rejection is the default: code that forgets to check cannot write.
 
-What is promised: no request to write is handed to a connection after the moment until which the right was lent. That
-moment lies before the one at which another replica may take the Lease. A request that was handed over before may still
-be carried out after it, for no API server can be asked to forget a request; it is bounded by the end of the process,
-which closes its connections, and harmless: what is written carries the version or the UID that it was decided on, and
-what is created has a name that only one can have.
+The guarantee: no write request is handed to a connection after the time until which leadership was granted. That time
+is before the one at which another replica may take the Lease. A request that was handed over earlier may still be
+executed after it, because a request cannot be revoked. This is bounded by the end of the process, which closes its
+connections, and harmless: updates have the resourceVersion or UID that they were decided on, and created objects have
+unique names.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable
 
 
 def read_clock() -> float:
-    """Seconds that no change of the date moves, and that count while the machine is suspended, where that is known."""
+    """Monotonic seconds, including the time in suspend if the platform supports that."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Leadership:
-    """Whether this replica may write. Only the election lends it; it runs out by itself."""
+    """Whether this replica may write. Only the election grants it; it expires by itself."""
 
     __slots__ = ("_clock", "_until")
 
@@ -32,7 +32,7 @@ class Leadership:
         self._until = -math.inf
 
     def lend(self, until: float) -> None:
-        """`until` is a moment of the clock; a later call replaces it."""
+        """Grant leadership until this time of the clock; a later call replaces it."""
         self._until = until
 
     def end(self) -> None:

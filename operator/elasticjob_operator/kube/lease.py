@@ -1,9 +1,9 @@
 """Leader election with a Lease (coordination.k8s.io/v1): only one of several operators acts.
 
-The holder renews it several times in its duration and gives it back when it ends, so that a rolling upgrade hands over
-at once. With the Lease it has the right to write (`leadership`), and loses it by its own clock before anybody else may
-take over. Followers judge by what they see change, never by the clock of another machine, and grant a holder the
-duration that it wrote into the Lease, or their own where that is longer.
+The holder renews the Lease several times in its duration and releases it on shutdown, so that a rolling upgrade hands
+over at once. The Lease gives it leadership (`leadership`), which it loses by its own clock before another replica may
+take over. Followers rely on observed changes, never on the clock of another machine, and grant a holder the duration
+that it wrote to the Lease, or their own if that is longer.
 """
 
 from __future__ import annotations
@@ -24,54 +24,56 @@ from elasticjob_operator.rest.request import path_of
 
 logger = logging.getLogger(__name__)
 
-RELEASED_SECONDS = 1  # the duration in a Lease that was given back; one that is empty otherwise may still be held
-LONGEST_SECONDS = 300.0  # that a holder is granted: one that was written for seventy years by mistake ends
-MOST_TRANSITIONS = 2**31 - 1  # what the API server can store
-SHORTEST_SECONDS = 3.0  # below it, a pause of the machine would cost the Lease
+RELEASED_SECONDS = 1  # the duration in a released Lease; an empty Lease without it may still be held
+LONGEST_SECONDS = 300.0  # the longest granted duration, so that a duration of years, written by mistake, ends
+MOST_TRANSITIONS = 2**31 - 1  # the API server's limit
+SHORTEST_SECONDS = 3.0  # with less, a pause of the machine would lose the Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds."""
 
-    duration: float = 10.0  # without a renewal for this long, others may take over
+    duration: float = 10.0  # seconds without a renewal after which others may take over
 
     @property
     def renew(self) -> float:
-        """How often the holder renews: a second and a third try fit in before the deadline."""
+        """The renewal interval: a second and a third attempt fit in before the deadline."""
         return self.duration * 0.2
 
     @property
     def poll(self) -> float:
-        """How often others look, and how soon a renewal that failed is tried again."""
+        """The followers' polling interval, and the retry interval of a failed renewal."""
         return self.duration * 0.1
 
     @property
     def deadline(self) -> float:
-        """The holder steps down this long after it sent its last renewal: well before others may take over."""
+        """The holder steps down this long after it sent its last renewal, well before others may take over."""
         return self.duration * 0.7
 
     @property
     def patience(self) -> float:
-        """For one request."""
+        """The timeout of one request."""
         return self.duration * 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The Lease as last seen, and since when it looks like that (seconds of `read_clock`).
+    """The Lease as last observed, and since when it is unchanged (seconds of `read_clock`).
 
-    Where it was deleted or emptied, its holder is still the one that was seen last: that one has not heard of it yet.
+    If it was deleted or emptied, the last observed holder still counts: it does not know that yet.
     """
 
     holder: str = ""
     renewed: str = ""
     since: float = 0.0
-    duration: float = 0.0  # what its holder says of it
+    duration: float = 0.0  # as written by its holder
 
 
 def is_free(sighting: Sighting, identity: str, timing: Timing, now: float) -> bool:
-    """Whether this candidate may write its name: nobody holds it, it does, or the holder has been still too long."""
+    """Whether this candidate may take the Lease: no holder, it is the holder, or the holder has been silent
+    too long.
+    """
     if sighting.holder in ("", identity):
         return True
     granted = min(sighting.duration, LONGEST_SECONDS)
@@ -79,7 +81,7 @@ def is_free(sighting: Sighting, identity: str, timing: Timing, now: float) -> bo
 
 
 class Election:
-    """One candidate for the right to write by this `Api`."""
+    """A candidate for leadership with this `Api`."""
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, timing: Timing = Timing()) -> None:
         self._api = api
@@ -91,16 +93,16 @@ class Election:
         self._timing = timing
         self._seen = Sighting()
         self._lease: dict[str, Any] = {}
-        self._until = 0.0  # when it is lost at the latest, unless it is renewed
+        self._until = 0.0  # when leadership ends unless it is renewed
 
     async def acquire(self) -> None:
-        """Waits until this candidate holds the Lease, and with it the right to write."""
-        while not (await self._try() and self._leadership.is_held):  # noqa: ASYNC110 - nobody sets an event
+        """Wait until this candidate holds the Lease, and with it leadership."""
+        while not (await self._try() and self._leadership.is_held):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(self._timing.poll)
         logger.info("leading as %s", self.identity)
 
     async def hold(self) -> None:
-        """Renews until that fails for too long, or another has it; returns when the right to write is gone."""
+        """Renew until that fails for too long or another candidate has the Lease; returns once leadership has ended."""
         pause = self._timing.renew
         while (left := self._until - read_clock()) > 0:
             renewed = False
@@ -109,7 +111,7 @@ class Election:
                     await asyncio.sleep(pause)
                     renewed = await self._try()
                     if not renewed and not self._leadership.is_held:
-                        renewed = await self._try()  # somebody else has written into it: look whose it is
+                        renewed = await self._try()  # a concurrent write: read who holds it
             if not renewed and self._seen.holder not in ("", self.identity):
                 break
             pause = self._timing.renew if renewed else self._timing.poll
@@ -117,7 +119,7 @@ class Election:
         logger.warning("lost the Lease; another replica takes over")
 
     async def release(self) -> None:
-        """Gives it back, so that the next one need not wait. Nothing is written from here on."""
+        """Release the Lease, so that the next leader need not wait. Nothing is written afterwards."""
         self._leadership.end()
         if self._lease.get("spec", {}).get("holderIdentity") != self.identity:
             return
@@ -127,7 +129,7 @@ class Election:
             logger.info("could not release the Lease: %s", error)
 
     async def _try(self) -> bool:
-        """Whether it is this candidate's now."""
+        """Whether the Lease is this candidate's now."""
         try:
             if not self._lease or self._seen.holder != self.identity:
                 await self._look()
@@ -137,7 +139,7 @@ class Election:
         except ApiError as error:
             self._lease = {}
             if error.status in (404, 409):
-                self._leadership.end()  # it may be another's by now
+                self._leadership.end()  # another candidate may hold it by now
             else:
                 logger.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
             return False
@@ -157,7 +159,7 @@ class Election:
         if not holder and spec.get("leaseDurationSeconds") != RELEASED_SECONDS:
             return
         if (holder, renewed) != (self._seen.holder, self._seen.renewed):
-            # From now on, not from when it was asked for: its holder may have renewed it in between.
+            # Count from now, not from the request: the holder may have renewed it in between.
             self._seen = Sighting(holder, renewed, read_clock(), float(spec.get("leaseDurationSeconds") or 0))
 
     async def _write(self) -> None:
@@ -180,7 +182,7 @@ class Election:
         self._leadership.lend(self._until)
 
     async def _put(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """The Lease with this spec; refused with 409 where somebody else has written since it was read."""
+        """Write the Lease with this spec; fails with 409 if it was changed since it was read."""
         if self._lease:
             method, path, body = "PUT", f"{self._path}/{self._name}", {**self._lease, "spec": spec}
         else:

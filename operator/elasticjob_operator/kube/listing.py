@@ -1,8 +1,8 @@
-"""Long lists, page by page, however large or strange their objects are.
+"""Reads long lists page by page, even if objects are large or invalid.
 
-A page that is too large, or that cannot be decoded, is asked for again in smaller pieces, until the one object that
-is to blame is alone: that one is left out, by name. So no object keeps the others from being seen, and the objects of a
-big cluster never lie in memory together.
+A page that is too large or cannot be decoded is requested again in smaller pieces, until the responsible object is
+alone; it is skipped by name. So no object hides the others, and the objects of a large cluster are never in memory
+together.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Raw = Mapping[str, Any]
 PAGE = 500
 PLAIN = "application/json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
-SEND_SECONDS = 0.001  # for a request to be on its way
+SEND_SECONDS = 0.001  # until a request has been sent
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     items: Sequence[Raw]
-    version: str  # of the whole list
-    following: str  # what to ask for the next page with; empty after the last
-    unreadable: Sequence[Raw] = ()  # objects that are left out of the items; of them there is only the metadata
+    version: str  # resourceVersion of the whole list
+    following: str  # continue token of the next page; empty after the last
+    unreadable: Sequence[Raw] = ()  # metadata of the objects that are missing in the items
 
     @property
     def present(self) -> Iterator[Raw]:
-        """All that exist: they are not gone because they cannot be read."""
+        """All existing objects, including those that cannot be read."""
         return itertools.chain(self.items, self.unreadable)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One list to ask for."""
+    """One list to read."""
 
     api: Api
     path: str
@@ -50,7 +50,7 @@ class Listing:
     is_metadata_enough: bool = False
 
     async def pages(self) -> AsyncGenerator[Page]:
-        """While one is looked at, the server works on the next. Raises ApiError; 410 where it took too long."""
+        """The pages, each with the next one requested in advance. Raises ApiError; 410 if it took too long."""
         coming = asyncio.create_task(self._read(PAGE, ""))
         try:
             while True:
@@ -65,7 +65,7 @@ class Listing:
             coming.cancel()
 
     async def _read(self, limit: int, token: str) -> tuple[Page, int]:
-        """A page of at most so many objects, and of how many in the end."""
+        """A page of at most `limit` objects, and the limit that was used in the end."""
         while True:
             try:
                 return await self._ask(limit, token, METADATA_LIST if self.is_metadata_enough else PLAIN), limit
@@ -75,7 +75,7 @@ class Listing:
                 limit = max(1, limit // 4)
 
     async def _leave_out(self, token: str, error: UnreadableError) -> Page:
-        """The page of the one object that cannot be read."""
+        """The page of the single object that cannot be read."""
         page = await self._ask(1, token, METADATA_LIST)
         for item in page.items:
             self.intake.skip(resource_name(self.path), name_of(item), "Unreadable", error.message)

@@ -1,10 +1,9 @@
-"""A watch that keeps in sync with the API server: list, watch, and start over when the watch breaks.
+"""A watch that stays in sync with the API server: list, watch, and start over when the watch breaks.
 
-It asks for the objects of its selector only, and for no more of them than their metadata where that is enough. It
-promises to call `apply` for every object that exists and for each event, and `replace` with the metadata of all that
-exist, once in the beginning and after every gap: what is not among them is gone. What it tells may be old, repeated or
-late, never wrong about one object at one version. An object that `apply` raises for, or that cannot be read, is left
-out with a warning; the others go on.
+It requests only the objects of its selector, and only their metadata if that is enough. It calls `apply` for every
+existing object and for each event, and `replace` with the metadata of all existing objects, at the start and after
+every gap: objects that are not among them were deleted. Reports may be outdated, repeated or late, but are never wrong
+about one object at one version. An object that cannot be read, or for which `apply` raises, is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ logger = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 IDENTITY = ("namespace", "name", "uid", "resourceVersion")
-SERVER_SECONDS = 240  # a watch is renewed this often, ± 20 %
-# A longer silence may mean a dead connection. It need not: where nothing has happened to a resource since the API
-# server started, it sends no bookmarks either, so the end of a silent watch is nothing to speak of.
+SERVER_SECONDS = 240  # interval at which a watch is renewed, ± 20 %
+# A longer silence may mean a dead connection, but not always: if a resource has not changed since the API server
+# started, there are no bookmarks either. So the end of a silent watch is not logged.
 IDLE_SECONDS = 90.0
 HEALTHY_SECONDS = 10.0
 
 
 def count_failures(before: int, failed: bool, seconds: float) -> int:
-    """Failures in a row, after a try that went on for so long. One that ends at once is a failure, whatever it says."""
+    """Consecutive failures, after an attempt that lasted `seconds`. An attempt that ends at once is a failure."""
     if seconds >= HEALTHY_SECONDS:
         before = 0
     return before + 1 if failed or seconds < 1.0 else 0
 
 
 class Watch:
-    """One resource, followed."""
+    """Follows one resource."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Watch:
         self.forbidden = False
 
     async def run(self) -> None:
-        """Follows for ever; ends only where the resource may not be seen and is not required."""
+        """Follow for ever; returns only if access is forbidden and the resource is optional."""
         failures = 0
         while True:
             error: ApiError | None = None
@@ -104,7 +103,7 @@ class Watch:
         await asyncio.sleep(pause)
 
     async def _list(self) -> str:
-        """Told page by page; returns the version of the list."""
+        """Apply the list page by page; return its resource version."""
         listed: list[Raw] = []
         version = ""
         turn = Turn()
