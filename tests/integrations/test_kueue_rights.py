@@ -79,6 +79,8 @@ def live(queues: Queues) -> None:
     queues.make("gpus", 3)
     queues.submit("first", "gpus", priority="high", elasticPolicy={"minReplicas": 1, "maxReplicas": 2})
     queues.jobs.await_world("first", 2)
+    queues.jobs.scale("first", 1)
+    wait_for(lambda: len(queues.workloads("first")) == 1, "the increment is given back")
     spec = light_spec(replicas=1)
     spec["template"]["spec"]["priorityClassName"] = "of-pods"
     queues.submit("second", "gpus", **spec)
