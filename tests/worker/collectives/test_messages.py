@@ -73,7 +73,7 @@ def test_what_is_no_plain_data_is_named(value: Any) -> None:
     ],
 )
 def test_what_we_did_not_write_is_an_error_and_nothing_else(text: str) -> None:
-    with pytest.raises(ValueError, match="no plain data"):
+    with pytest.raises(ValueError, match="not plain data"):
         plaindata.decode(text)
 
 

@@ -203,7 +203,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         self.harm: str | None = None
         self._folder = str(folder) + os.sep
         self._last = Footprint.look()
-        self._asked: list[str] = []
+        self.asked: list[str] = []
 
     def __enter__(self) -> _Watch:
         watch = self
@@ -212,7 +212,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         class Watched(base):  # type: ignore[misc]
             def __getitem__(self, name: str) -> Any:
                 if name in OWN_VARIABLES:
-                    watch._asked.append(name)
+                    watch.asked.append(name)
                 return super().__getitem__(name)
 
         self._plain = base
@@ -238,12 +238,12 @@ class _Watch(importlib.abc.MetaPathFinder):
         load: Callable[[ModuleType], None] = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            outer, self._asked = self._asked, []
+            outer, self.asked = self.asked, []
             try:
                 load(module)
             finally:
                 loader.__dict__.pop("exec_module", None)
-                asked, self._asked = self._asked, outer
+                asked, self.asked = self.asked, outer
                 self._look(fullname, asked)
             if self.harm is not None:
                 raise _HarmDone(self.harm)
@@ -253,7 +253,7 @@ class _Watch(importlib.abc.MetaPathFinder):
 
     def finish(self, step: Step) -> None:
         """A step is done; what ran outside of any module, such as a lazy attribute, belongs to it."""
-        asked, self._asked = self._asked, []
+        asked, self.asked = self.asked, []
         self._look(step.module if isinstance(step, Import) else step.name, asked)
 
     def _look(self, module: str, asked: Sequence[str]) -> None:
