@@ -2,7 +2,7 @@
 
 Brings up a cluster of three nodes with two (declared) GPUs each, runs the operator and applies
 manifests/examples/digits.yaml. While it trains, the demo scales up, kills the pod of rank 0, kills the operator, scales
-down, and lets it finish. With `--session` it tells the same story of digits-session.yaml, whose processes keep their
+down, and lets the job finish. With `--session` it does the same with digits-session.yaml, whose processes keep their
 memory.
 """
 
@@ -31,15 +31,15 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "default"
 JOBS = f"/apis/elasticjob.dev/v1alpha1/namespaces/{NAMESPACE}/elasticjobs"
 MERGE = "application/merge-patch+json"
-CHECKPOINT_EVERY = 5  # steps, where the script has checkpoints
+CHECKPOINT_EVERY = 5  # steps, if the script has checkpoints
 
 
 class DemoError(Exception):
-    """Something that must be seen was not; the message says what."""
+    """An expected event was not observed; the message names it."""
 
 
 class Demo:
-    """One run. Every method waits for what it causes to be seen."""
+    """One run of the demo. Every method waits until its effect is observed."""
 
     def __init__(
         self, cluster: Cluster, screen: Screen, epochs: int, step_seconds: float, *, session: bool = False
@@ -106,10 +106,10 @@ class Demo:
         path = f"{JOBS}/{self.name}/scale"
         self.cluster.kube.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type=MERGE)
 
-    # Looking.
+    # Observation.
 
     def look(self) -> None:
-        """One look at everything; the screen shows it."""
+        """Read the current state once and show it."""
         kube = self.cluster.kube
         with contextlib.suppress(KubeError, OSError):
             job = kube.get(f"{JOBS}/{self.name}") or {}
@@ -144,7 +144,7 @@ class Demo:
         return self.status.get("phase") == "Running" and self.status.get("readyReplicas") == size
 
     def await_first_step(self, event: str, since: float, size: int, *, pause: bool) -> None:
-        """Until every rank of a world of `size` has made a step after `since`; books the event."""
+        """Wait until every rank of a world of `size` has made a step after `since`; record the event."""
         what = f"a step of every rank at world size {size} after {event}"
         done = self.wait(lambda: self.history.first_step_of_all(since, size), 120, what)
         self.wait(lambda: self.trains_at(size), 60, f"phase Running at world size {size}")
@@ -156,7 +156,7 @@ class Demo:
         self.events.append(entry)
         self.screen.tell(entry)
 
-    # The story.
+    # The sequence of events.
 
     def run(self) -> dict[str, Any]:
         began = time.time()
@@ -195,11 +195,11 @@ class Demo:
         self.wait(lambda: time.monotonic() > until, 10, "a moment")
 
     def await_recovery(self, moment: float, generation: int) -> None:
-        """Survivors train on at once, at the size that is left; then the replacement is taken in."""
+        """The survivors continue at once in a smaller world; then the replacement pod joins."""
         sizes = (2, 3)
 
         def recovered() -> tuple[float, int] | None:
-            # Steps of the old world may be stamped just after the kill: only a newer one counts.
+            # Steps of the old world may have a timestamp just after the kill: only a newer generation counts.
             firsts = [(self.history.first_step_of_all(moment, size, newer_than=generation), size) for size in sizes]
             return min(((at, size) for at, size in firsts if at is not None), default=None)
 
@@ -263,7 +263,7 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="lines instead of a live table")
     args = parser.parse_args()
     screen = Screen(plain=args.plain or not sys.stderr.isatty())
-    epochs = args.epochs or (90 if args.session else 55)  # a session trains on while others start again
+    epochs = args.epochs or (90 if args.session else 55)  # a session continues to train while other scripts restart
     nodes = [NodeSpec(f"node-{i}", gpus=2) for i in range(3)]
     path = [Path(sys.executable).parent]
     try:

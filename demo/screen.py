@@ -1,4 +1,6 @@
-"""What a person watches: a live table on a terminal, plain lines elsewhere. Everything goes to standard error."""
+"""The output of the demo: a live table on a terminal, plain lines elsewhere. Everything is written to
+standard error.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from rich.text import Text
 
 from demo.training import History
 
-# What stock torchrun needs on such a machine, measured (docs/performance.md); None: it never recovers.
+# Measured times of stock torchrun on such a machine (docs/performance.md); None: it never recovers.
 STOCK: dict[str, str] = {
     "start": "33 s",
     "scale-up": "never",
@@ -35,7 +37,7 @@ _WORDS = {
 
 
 class Screen:
-    """Shows; knows nothing of the demo's story."""
+    """Displays the demo; independent of its sequence of events."""
 
     def __init__(self, *, plain: bool) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -56,7 +58,7 @@ class Screen:
         self.console.print(text)
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """An event has been seen."""
+        """Show an observed event."""
         self.say(f"  ✔ {_WORDS.get(event['event'], event['event'])}: {event['seconds']:.2f} s")
 
     def show(
@@ -66,7 +68,7 @@ class Screen:
         history: History,
         events: Sequence[Mapping[str, Any]],
     ) -> None:
-        """The present state."""
+        """Show the current state."""
         world = status.get("rendezvous") or {}
         latest = history.latest()
         epochs = history.select(lambda x: x.event == "epoch" and x.accuracy is not None)

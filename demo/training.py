@@ -1,6 +1,6 @@
-"""What the training says of itself: the JSON lines of every pod's log, as one history.
+"""The training's output: the JSON lines of every pod's log, merged into one history.
 
-The script stamps each line itself, so how late a line is read does not matter.
+The script adds a timestamp to each line, so it does not matter how late a line is read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticjob_devcluster.api.kube import Kube, KubeError
 
-TAIL = 400  # lines of a log that one look asks for: seconds of training
+TAIL = 400  # log lines per request: some seconds of training
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Line:
 
 
 def read_line(pod: str, text: str) -> Line | None:
-    """A line of the script's output, or None where it is none of its reports."""
+    """Parse a line of the script's output; None if it is not a report."""
     try:
         raw = json.loads(text)
         return Line(
@@ -53,20 +53,20 @@ def read_line(pod: str, text: str) -> Line | None:
 
 @dataclass
 class History:
-    """All lines so far. Pods are read again and again; a line counts once."""
+    """All lines so far. Pods are read repeatedly; a line counts once."""
 
     lines: list[Line] = field(default_factory=list)
     _known: dict[str, set[str]] = field(default_factory=dict)
 
     def read(self, kube: Kube, namespace: str, pods: dict[str, str]) -> None:
-        """Takes in what is new in the logs of these pods (name → UID): only their ends are asked for."""
+        """Add new lines from the logs of these pods (name → UID); only the ends of the logs are requested."""
         for name, uid in pods.items():
             try:
                 path = f"/api/v1/namespaces/{namespace}/pods/{name}/log?tailLines={TAIL}"
                 text = kube.raw("GET", path).decode(errors="replace")
             except (KubeError, OSError):
                 continue
-            whole = text[: text.rfind("\n") + 1]  # the last line may be half written
+            whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
             known = self._known.setdefault(uid, set())
             for line in whole.splitlines():
                 if line not in known:
@@ -78,7 +78,7 @@ class History:
             self.lines.append(line)
 
     def select(self, accept: Callable[[Line], bool]) -> list[Line]:
-        """The lines that fit, in the order of their time stamps."""
+        """The matching lines, in order of their timestamps."""
         return sorted((line for line in self.lines if accept(line)), key=lambda line: line.time)
 
     def latest(self) -> Line | None:
@@ -86,7 +86,7 @@ class History:
         return steps[-1] if steps else None
 
     def first_step_of_all(self, after: float, world_size: int, newer_than: int = 0) -> float | None:
-        """When every rank of a world of this size had made its first step after this moment."""
+        """When every rank of a world of this size had made its first step after this time."""
         firsts: dict[int, float] = {}
         for line in self.select(lambda x: x.event == "step" and x.time > after and x.world_size == world_size):
             if line.generation > newer_than:
@@ -94,14 +94,14 @@ class History:
         return max(firsts.values()) if len(firsts) == world_size else None
 
     def pause_before(self, moment: float) -> float:
-        """From the last step of the old world to `moment`, the first step of the new one on every rank."""
+        """Seconds from the last step of the old world to `moment`, the first step of the new one on every rank."""
         steps = self.select(lambda x: x.event == "step" and x.time <= moment)
         old = [x.time for x in steps if x.generation < steps[-1].generation]
         return moment - old[-1] if old else 0.0
 
     def went_back(self) -> int:
-        """How many steps a new world repeated at most."""
-        spans: dict[int, tuple[int, int]] = {}  # of a generation: its first and its last step
+        """The maximum number of steps that a new world repeated."""
+        spans: dict[int, tuple[int, int]] = {}  # by generation: first and last step
         for line in self.select(lambda x: x.event == "step"):
             first, last = spans.get(line.generation, (line.step, line.step))
             spans[line.generation] = (min(first, line.step), max(last, line.step))

@@ -22,7 +22,7 @@ EXPECTED = (BinariesUnavailable, ClusterError, DrainTimeout, KubeError, OSError,
 
 
 class Friendly(click.Group):
-    """One clear line for what can go wrong, no traceback."""
+    """Reports expected errors as one clear line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -46,12 +46,14 @@ def main(ctx: click.Context, directory: Path | None) -> None:
 
 
 @main.command()
-@click.option("--nodes", default=3, show_default=True, help="How many nodes.")
-@click.option("--gpus-per-node", default=2, show_default=True, help="nvidia.com/gpu that each node declares.")
+@click.option("--nodes", default=3, show_default=True, help="Number of nodes.")
+@click.option("--gpus-per-node", default=2, show_default=True, help="Number of nvidia.com/gpu that each node declares.")
 @click.option("--cpus-per-node", default="16", show_default=True)
 @click.option("--memory-per-node", default="64Gi", show_default=True)
-@click.option("--resource", "resources", multiple=True, metavar="NAME=COUNT", help="Another resource of each node.")
-@click.option("--path-prepend", multiple=True, help="A directory for the front of the containers' PATH.")
+@click.option(
+    "--resource", "resources", multiple=True, metavar="NAME=COUNT", help="Further resource that each node declares."
+)
+@click.option("--path-prepend", multiple=True, help="Directory to put first in the containers' PATH.")
 @click.option("--node-grace", default="10s", show_default=True, help="Silence after which a node is NotReady.")
 @click.option("--toleration-seconds", default=300, show_default=True, help="How long pods stay on a NotReady node.")
 @click.option("--audit", is_flag=True, help="Write an audit log of all requests.")
@@ -76,7 +78,7 @@ def up(
     audit: bool,
     runtime: str,
 ) -> None:
-    """Start a cluster that stays until `down`."""
+    """Start a cluster that runs until `down`."""
     extended = dict(_parse_resource(text) for text in resources)
     specs = [
         NodeSpec(
@@ -110,7 +112,7 @@ def _parse_resource(text: str) -> tuple[str, str]:
 @main.command()
 @click.pass_obj
 def down(directory: Path) -> None:
-    """Stop the cluster and remove every trace of it."""
+    """Stop the cluster and remove everything that belongs to it."""
     Cluster.attach(directory).stop()
     click.echo("The cluster is gone.")
 
@@ -119,7 +121,7 @@ def down(directory: Path) -> None:
 @click.option("--json", "as_json", is_flag=True)
 @click.pass_obj
 def status(directory: Path, as_json: bool) -> None:
-    """What runs."""
+    """Show the running components and nodes."""
     cluster = Cluster.attach(directory)
     state = cluster.status()
     if as_json:
@@ -224,7 +226,7 @@ def parse_taint(text: str) -> tuple[str, str, str, bool]:
 @click.argument("pod")
 @click.option("-n", "--namespace", default="default", show_default=True)
 @click.option("-c", "--container", default=None)
-@click.option("-p", "--previous", is_flag=True, help="The attempt before.")
+@click.option("-p", "--previous", is_flag=True, help="Log of the previous attempt.")
 @click.pass_obj
 def logs(directory: Path, pod: str, namespace: str, container: str | None, previous: bool) -> None:
     """Print a pod's log."""

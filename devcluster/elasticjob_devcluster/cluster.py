@@ -1,8 +1,8 @@
-"""The cluster as a Python object: start it, use it, break it, stop it. Synchronous, for tests, demos and the
+"""The cluster as a Python object: start it, use it, inject faults, stop it. Synchronous, for tests, demos and the
 command line.
 
-`Cluster.start` makes a cluster that ends with the calling process, however that ends. `Cluster.attach` takes
-one that is there.
+`Cluster.start` creates a cluster that ends with the calling process, however that ends. `Cluster.attach` connects to a
+running one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Cluster:
         keep_directory: bool = False,
         wait: bool = True,
     ) -> Cluster:
-        """Bring a cluster up and wait until its nodes are ready. Raises BinariesUnavailable or ClusterError."""
+        """Start a cluster and wait until its nodes are ready. Raises BinariesUnavailable or ClusterError."""
         containers = [spec for spec in nodes if spec.runtime == "containerd"]
         if containers and (why := why_unavailable()):
             raise BinariesUnavailable(why)
@@ -120,7 +120,7 @@ class Cluster:
         self.stop()
 
     def stop(self) -> None:
-        """Take everything down: no process and no file is left."""
+        """Stop everything; no process or file is left."""
         with contextlib.suppress(ClusterError, OSError):
             self._command(op="stop")
         deadline = time.monotonic() + STOP_SECONDS
@@ -140,7 +140,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Let go of the cluster without stopping it."""
+        """Disconnect from the cluster without stopping it."""
         self.kube.close()
 
     # Nodes and faults
@@ -151,39 +151,39 @@ class Cluster:
             self.wait_nodes_ready([spec.name])
 
     def remove_node(self, name: str) -> None:
-        """The machine is gone for good, and its Node object with it."""
+        """Remove the machine for good, and its Node object."""
         self._command(op="remove-node", name=name)
         with contextlib.suppress(KubeError):
             self.kube.request("DELETE", f"/api/v1/nodes/{name}")
 
     def kill_node(self, name: str) -> None:
-        """Power loss: the node and every process of its pods die at once. Nothing is reported by it."""
+        """Power loss: the node and every process of its pods die at once, without any report."""
         self._node(name, "kill")
 
     def restart_node(self, name: str, *, wait: bool = True) -> None:
-        """Power loss, if it still runs, then a fresh boot."""
+        """Power loss if it is running, then a fresh boot."""
         self._node(name, "kill")
         self.start_node(name, wait=wait)
 
     def start_node(self, name: str, *, wait: bool = True) -> None:
-        """Start what does not run of a node: after `kill_node` or `stop_agent`."""
+        """Start the parts of a node that do not run, after `kill_node` or `stop_agent`."""
         self._node(name, "start")
         if wait:
             self.wait_nodes_ready([name])
 
     def stop_agent(self, name: str) -> None:
-        """Only the node's agent dies, as a kubelet may; its pods go on."""
+        """Kill only the node's agent, like a crashed kubelet; its pods continue."""
         self._node(name, "stop-agent")
 
     def pause_node(self, name: str) -> None:
-        """SIGSTOP for the node and all its pods: a machine that hangs."""
+        """Send SIGSTOP to the node and all its pods: a machine that hangs."""
         self._node(name, "pause")
 
     def resume_node(self, name: str) -> None:
         self._node(name, "resume")
 
     def cut(self, name: str) -> None:
-        """Partition the node's agent from the API server. See docs/devcluster.md for what this leaves connected."""
+        """Partition the node's agent from the API server. docs/devcluster.md lists what stays connected."""
         self._node(name, "cut")
 
     def heal(self, name: str) -> None:
@@ -209,7 +209,7 @@ class Cluster:
         drain.set_taint(self.kube, name, {"key": key, "value": value, "effect": effect}, remove=remove)
 
     def drain(self, name: str, *, timeout: float = 60.0) -> None:
-        """Cordon, then evict every pod as `kubectl drain` does: budgets are honoured. Raises DrainTimeout."""
+        """Cordon, then evict every pod like `kubectl drain`: budgets are respected. Raises DrainTimeout."""
         self.cordon(name)
         drain.drain(self.kube, name, timeout=timeout)
 
@@ -230,13 +230,13 @@ class Cluster:
         return pids
 
     def kill_pod(self, namespace: str, name: str, number: int = signal.SIGKILL) -> None:
-        """Signal every process of the pod, as an OOM kill or a crash would; the pod object stays."""
+        """Signal every process of the pod, like an OOM kill or a crash; the pod object stays."""
         processes.send(self.pod_pids(namespace, name), number)
 
     def make_namespace(self, name: str, timeout: float = 60.0) -> None:
-        """Create it, and wait until the server takes pods there.
+        """Create a namespace, and wait until the server accepts pods there.
 
-        It refuses them until the namespace has its service account (and, before 1.24, that a token).
+        It rejects them until the namespace has its service account (and, before 1.24, the account's token).
         """
         readiness.make_namespace(self.kube, name, timeout)
 

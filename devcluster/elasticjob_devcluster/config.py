@@ -1,4 +1,4 @@
-"""What a cluster consists of, as values: written by whoever starts it, read by its supervisor."""
+"""The configuration of a cluster, as values: written by the process that starts it, read by its supervisor."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from elasticjob_devcluster.flags import Tuning
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node to be: its name and what it says it has."""
+    """A node to create: its name and its declared resources."""
 
     name: str
     gpus: int = 0
     cpu: int | str = 16
     memory: str = "64Gi"
     pods: int = 110
-    extended: Mapping[str, int | str] = field(default_factory=dict)  # any other resources, as {"amd.com/gpu": 2}
+    extended: Mapping[str, int | str] = field(default_factory=dict)  # further resources, for example {"amd.com/gpu": 2}
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Mapping[str, str], ...] = ()
-    runtime: str = "process"  # or "containerd": a node that runs images, which needs root
-    sandbox: str = "auto"  # or one of `node.sandbox.Mode`: how volumes are shown to containers
+    runtime: str = "process"  # or "containerd": a node that runs images, as root
+    sandbox: str = "auto"  # or one of `node.sandbox.Mode`: how containers see volumes
 
     def capacity(self) -> dict[str, str]:
         result = {"cpu": str(self.cpu), "memory": self.memory, "pods": str(self.pods)}
@@ -37,7 +37,7 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Everything the supervisor needs; `owner` is the process whose end ends the cluster, 0 for none."""
+    """The supervisor's configuration; `owner` is the process whose end stops the cluster, 0 for none."""
 
     id: str
     directory: Path
@@ -68,7 +68,7 @@ class ClusterConfig:
 
     @property
     def etcd_data(self) -> Path:
-        """In memory where there is such a place: nothing in a devcluster has to survive the machine."""
+        """In memory if possible: no data of a devcluster has to survive the machine."""
         shm = Path("/dev/shm")  # noqa: S108
         if os.access(shm, os.W_OK):
             return shm / f"elasticjob-devcluster-{self.id}"

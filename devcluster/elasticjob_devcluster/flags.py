@@ -1,6 +1,6 @@
 """The command lines of the control plane, as functions of paths, ports and version.
 
-Two generations of flags have to work: what was removed in 1.24 is passed only to older servers. No I/O here.
+Two generations of flags must work: flags removed in 1.24 are passed only to older servers. No I/O here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tests and demos may want to be faster, or other, than a production cluster has it."""
+    """Settings that tests and demos may want to differ from those of a production cluster."""
 
     node_monitor_period: str = "1s"
     node_monitor_grace_period: str = "10s"
@@ -23,14 +23,14 @@ class Tuning:
     audit: bool = False  # write every request's metadata (of Leases: all) to audit.log
     apiserver_flags: tuple[str, ...] = ()
     controller_manager_flags: tuple[str, ...] = ()
-    crash_backoff: tuple[float, float] = (10.0, 300.0)  # the kubelet's: first and longest pause
+    crash_backoff: tuple[float, float] = (10.0, 300.0)  # the kubelet's: first and longest delay in seconds
     image_backoff: tuple[float, float] = (10.0, 300.0)
-    lease_seconds: float = 1.0  # how often a node says that it lives
+    lease_seconds: float = 1.0  # how often a node renews its Lease
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of one cluster find each other."""
+    """The paths, addresses and ports of one cluster."""
 
     directory: Path
     binaries: Path
@@ -149,9 +149,9 @@ def build_scheduler_argv(layout: Layout) -> list[str]:
 
 
 def build_scheduler_config(layout: Layout) -> dict[str, object]:
-    """The scheduler's file: tries pods that did not fit again after one to two seconds."""
+    """The scheduler's configuration: pods that did not fit are retried after one to two seconds."""
     version = "v1" if layout.version >= (1, 25) else "v1beta2" if layout.version >= (1, 22) else "v1beta1"
-    # With --config an old scheduler ignores --port=0 and takes 10251 on all addresses: two clusters would collide.
+    # With --config an old scheduler ignores --port=0 and uses 10251 on all addresses: two clusters would collide.
     insecure = f"{layout.own_address}:20251"
     old = {"healthzBindAddress": insecure, "metricsBindAddress": insecure} if version == "v1beta1" else {}
     return {
@@ -171,7 +171,7 @@ AUDIT_POLICY: dict[str, object] = {
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
     "rules": [
-        # With their content: they say who held what when another request came.
+        # With request bodies: they show who held a Lease when another request arrived.
         {"level": "RequestResponse", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
         {"level": "Metadata"},
     ],

@@ -1,4 +1,4 @@
-"""Manifests made for images, run by nodes that have none: what the image would hold is mounted from a folder."""
+"""Runs manifests made for images on nodes without images: folders are mounted in place of the image's content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def localize(manifest: Mapping[str, Any], mounts: Mapping[str, Path]) -> dict[str, Any]:
     """The manifest with these folders at these mount paths, in every container of its pod template.
 
-    A volume that the manifest already mounts there is replaced, whatever it was.
+    If the manifest already mounts a volume there, it is replaced.
     """
     result = copy.deepcopy(dict(manifest))
     spec = result["spec"]["template"]["spec"]

@@ -1,5 +1,5 @@
-"""The supervisor's side of nodes: each one is a container runtime and an agent, two processes that can be
-killed and started again.
+"""The supervisor's side of nodes: each has a container runtime and an agent, two processes that can be killed and
+restarted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elasticjob_devcluster.system.relay import Relay
 
 
 class ProcessNode:
-    """A node whose pods are local processes. A node of another kind would have the same methods."""
+    """A node whose pods are local processes. Other kinds of nodes have the same methods."""
 
     def __init__(self, config: ClusterConfig, plane: ControlPlane, spec: NodeSpec, address: str) -> None:
         self.spec = spec
@@ -42,7 +42,7 @@ class ProcessNode:
         await self.relay.start()
 
     def start(self) -> None:
-        """Start what does not run."""
+        """Start the parts that do not run."""
         env = processes.base_env() | {
             processes.MARK_CLUSTER: self.config.id,
             processes.MARK_NODE: self.mark,
@@ -86,13 +86,13 @@ class ProcessNode:
         )
 
     def stop_agent(self) -> None:
-        """The kubelet dies; its pods go on."""
+        """Kill the agent; its pods continue."""
         if self.agent is not None:
             self.agent.kill()
             self.agent.wait()
 
     def kill(self) -> None:
-        """The power fails: agent, runtime and every process of every pod at once. The agent first, so that it
+        """Power loss: kill agent, runtime and every process of every pod; the agent first, so that it
         reports nothing.
         """
         for child in (self.agent, self.runtime):
@@ -104,7 +104,7 @@ class ProcessNode:
                 child.wait()
 
     def freeze(self, number: int) -> None:
-        """SIGSTOP or SIGCONT for the node and all its pods: a machine that hangs and comes back."""
+        """Send SIGSTOP or SIGCONT to the node and all its pods: a machine that hangs and recovers."""
         processes.send(processes.find_marked(processes.MARK_NODE, self.mark), number)
 
     async def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""What a cluster writes about itself into its directory: who looks after it, and how far its start has come."""
+"""The state that a cluster writes to its directory: its supervisor, and the progress of its start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START_SECONDS: Final = 120.0
 
 
 class ClusterError(Exception):
-    """The cluster cannot do what was asked; the message says what to do instead."""
+    """The cluster cannot execute the request; the message names the remedy."""
 
 
 def read_state(directory: Path) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def refuse_if_used(directory: Path) -> None:
         return
     if not (directory / "config.json").exists():
         raise ClusterError(f"{directory} is not empty and not a devcluster's: choose another with --dir")
-    shutil.rmtree(directory)  # what a cluster left that ended badly
+    shutil.rmtree(directory)  # the remains of a cluster that crashed
 
 
 def wait_for_phase(directory: Path, supervisor: subprocess.Popen[bytes]) -> None:

@@ -1,8 +1,7 @@
-"""The process that owns a cluster: it starts everything, carries out commands, and takes everything down with itself.
+"""The process that owns a cluster: it starts everything, executes commands, and stops everything when it ends.
 
-It watches its own owner, if there is one, through a file descriptor of that process, so no signal and no
-signal handler has to work for the cluster to end. A small watchdog in turn watches the supervisor and removes
-what is left, also after a SIGKILL.
+It watches its own owner, if there is one, through a pidfd, so the cluster ends without relying on signals or signal
+handlers. A small watchdog in turn watches the supervisor and removes what is left, even after a SIGKILL.
 """
 
 from __future__ import annotations
@@ -199,7 +198,7 @@ class Supervisor:
 
 
 def start_watchdog(config: ClusterConfig) -> None:
-    """Not a child that dies with us: it is there for the case that we are killed."""
+    """Start the watchdog detached: it must survive when this process is killed."""
     remove = [str(config.etcd_data)]
     if not config.keep_directory:
         remove.append(str(config.directory))

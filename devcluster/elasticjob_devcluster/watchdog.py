@@ -1,5 +1,5 @@
-"""Waits for a supervisor's end, kills what carries its cluster's mark, removes its directories. Usage: PID ID
-PATH...
+"""Waits until a supervisor ends, kills all processes with its cluster's mark, and removes its directories. Usage: PID
+ID PATH...
 """
 
 from __future__ import annotations

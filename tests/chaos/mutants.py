@@ -73,7 +73,7 @@ MUTANTS = (
            "            pass\n", ("tests/controller/kube/test_leadership.py", "-k", "connection_is_got"), quick=True),
     Mutant("whoever asks may write", "kube/client.py", "        if left <= 0:\n", "        if False:\n", LEADERSHIP,
            quick=True),
-    Mutant("in doubt go on writing", "kube/lease.py", "self._leadership.end()  # it may be another's by now", "pass",
+    Mutant("in doubt go on writing", "kube/lease.py", "self._leadership.end()  # another candidate may hold it by now", "pass",
            LEADERSHIP),
     Mutant("a longer Lease is cut short", "kube/lease.py", "max(timing.duration, granted)", "timing.duration",
            LEADERSHIP),

@@ -1,1 +1,1 @@
-"""What is said to the API server of a devcluster: requests, apply, drain, and waiting until something is ready."""
+"""Requests to the API server of a devcluster: apply, drain, and waiting until something is ready."""

@@ -1,7 +1,7 @@
-"""Objects from YAML files into the cluster: created, or replaced where they exist.
+"""Applies objects from YAML files: creates them, or replaces them if they exist.
 
-The API server judges them, nobody before it: `kubectl` refuses fields that this server's version does not know, such as
-the CEL rules of a CRD before 1.25, where the server itself leaves them out.
+Only the API server validates them: `kubectl` rejects fields that this server's version does not know, such as the CEL
+rules of a CRD before 1.25, while the server itself drops them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 
 def read_objects(paths: Iterable[Path]) -> Iterator[Object]:
-    """The objects in YAML files; a directory stands for all of its `.yaml` files. Raises ValueError with the file."""
+    """The objects in YAML files; a directory means all of its `.yaml` files. Raises ValueError with the file."""
     for path in paths:
         for file in sorted(path.glob("*.yaml")) if path.is_dir() else [path]:
             try:
@@ -32,7 +32,7 @@ def read_objects(paths: Iterable[Path]) -> Iterator[Object]:
 
 
 def apply_object(kube: Kube, wanted: Object, namespace: str) -> str:
-    """Creates or replaces one object; returns `kind/name created` or `kind/name replaced`."""
+    """Create or replace one object; return `kind/name created` or `kind/name replaced`."""
     root, plural, namespaced = find_resource(kube, wanted["apiVersion"], wanted["kind"])
     name = wanted["metadata"]["name"]
     space = f"/namespaces/{wanted['metadata'].get('namespace') or namespace}" if namespaced else ""
@@ -50,7 +50,7 @@ def apply_object(kube: Kube, wanted: Object, namespace: str) -> str:
 
 
 def find_resource(kube: Kube, api_version: str, kind: str) -> tuple[str, str, bool]:
-    """(root path, plural, whether it lives in a namespace) of a kind that this server has."""
+    """(root path, plural, whether it is namespaced) of a kind. Raises ValueError if the server does not have it."""
     root = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     found = (kube.get(root) or {}).get("resources") or ()
     for resource in found:

@@ -1,4 +1,4 @@
-"""Cordon, taint and drain through the API, as `kubectl` does them."""
+"""Cordon, taint and drain through the API, like `kubectl`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DrainTimeout(Exception):  # noqa: N818 - says what happened
 
 
 def set_taint(kube: Kube, node: str, taint: Mapping[str, str], *, remove: bool = False) -> None:
-    """Add or replace one taint, or remove it; conflicts with other writers are tried again."""
+    """Add, replace or remove one taint; retries conflicts with other writers."""
     while True:
         current = kube.request("GET", f"/api/v1/nodes/{node}")
         others = [
@@ -36,14 +36,14 @@ def set_taint(kube: Kube, node: str, taint: Mapping[str, str], *, remove: bool =
 
 
 def eviction_version(kube: Kube) -> str:
-    """`policy/v1` where the server has it for evictions, else `policy/v1beta1`."""
+    """`policy/v1` if the server supports it for evictions, otherwise `policy/v1beta1`."""
     resources = kube.request("GET", "/api/v1")["resources"]
     subresource: Mapping[str, Any] = next((r for r in resources if r["name"] == "pods/eviction"), {})
     return f"policy/{subresource.get('version', 'v1beta1')}"
 
 
 def should_evict(pod: Mapping[str, Any]) -> bool:
-    """Not what has ended, and not what a DaemonSet or the node itself would bring back at once."""
+    """False for pods that have ended, and for those that a DaemonSet or the node itself would restart at once."""
     if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         return False
     metadata = pod["metadata"]
@@ -53,7 +53,7 @@ def should_evict(pod: Mapping[str, Any]) -> bool:
 
 
 def drain(kube: Kube, node: str, *, timeout: float) -> None:
-    """Evict every pod of the node and wait until they are gone."""
+    """Evict every pod of the node and wait until they are deleted. Raises DrainTimeout; `timeout` is in seconds."""
     version, deadline = eviction_version(kube), time.monotonic() + timeout
     refusals: dict[str, str] = {}
     while True:
@@ -73,7 +73,7 @@ def drain(kube: Kube, node: str, *, timeout: float) -> None:
 
 
 def _evict(kube: Kube, pod: Mapping[str, Any], version: str) -> str:
-    """Ask for one eviction; returns why it was refused, or nothing."""
+    """Request one eviction; return why it was refused, or ""."""
     metadata = pod["metadata"]
     body = {
         "apiVersion": version,

@@ -1,6 +1,4 @@
-"""A small synchronous client for the cluster's API, standard library only: what the facade and its command
-line need.
-"""
+"""A small synchronous client for the cluster's API, for the facade and its command line. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ MERGE: Final = "application/merge-patch+json"
 
 
 class KubeError(Exception):
-    """The API server refused; `status` is the HTTP status."""
+    """The API server rejected a request; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -26,7 +24,7 @@ class KubeError(Exception):
 
 
 class Kube:
-    """One admin identity; safe to use from several threads."""
+    """A client with the admin identity; thread-safe."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = json.loads(kubeconfig.read_text())
@@ -42,7 +40,7 @@ class Kube:
             key.write_text(_decode(user["client-key-data"]))
             self._tls.load_cert_chain(certificate, key)
         self._local = threading.local()
-        self._connections: set[http.client.HTTPSConnection] = set()  # of all threads
+        self._connections: set[http.client.HTTPSConnection] = set()  # those of all threads
 
     def raw(
         self,
@@ -53,7 +51,7 @@ class Kube:
         content_type: str = "application/json",
         timeout: float = 30,
     ) -> bytes:
-        """One request; a kept connection that the server closed meanwhile is made again. Bytes are sent as they are."""
+        """Send one request; reconnects if the server closed a kept connection. Bytes are sent unchanged."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body)
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         for attempt in (0, 1):
@@ -75,7 +73,7 @@ class Kube:
         return answer
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """The object, or None where there is none."""
+        """The object, or None if it does not exist."""
         try:
             return self.request("GET", path)
         except KubeError as error:
@@ -98,7 +96,7 @@ class Kube:
         return connection
 
     def close(self) -> None:
-        """Close the connections; the next request opens one again."""
+        """Close the connections; the next request opens a new one."""
         while self._connections:
             self._connections.pop().close()
 

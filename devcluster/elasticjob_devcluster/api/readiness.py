@@ -1,4 +1,4 @@
-"""Waiting until something in the cluster is ready."""
+"""Waits until something in the cluster is ready."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_READY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreacha
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, what: str, *, poll: float = 0.05) -> None:
-    """Poll until the condition holds; TimeoutError names what did not happen."""
+    """Poll until the condition holds. Raises TimeoutError, which names `what`. Times are in seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -20,7 +20,7 @@ def wait_until(condition: Callable[[], bool], timeout: float, what: str, *, poll
 
 
 def make_namespace(kube: Kube, name: str, timeout: float) -> None:
-    """Creates it, and waits until the server takes pods there."""
+    """Create the namespace, and wait until the server accepts pods there."""
     kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
 
@@ -37,7 +37,7 @@ def make_namespace(kube: Kube, name: str, timeout: float) -> None:
 
 
 def wait_for_nodes(kube: Kube, names: Sequence[str], timeout: float) -> list[str]:
-    """The nodes that are not ready in time."""
+    """Wait for the nodes; return those that are not ready in time."""
     missing = list(names)
 
     def ready() -> bool:

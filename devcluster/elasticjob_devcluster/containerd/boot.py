@@ -1,5 +1,5 @@
-"""The first process of a container node. Started by `unshare` in mount and process namespaces of its own, it makes
-the network namespace, prepares the node and keeps its programs running. When it ends, the kernel ends all the rest.
+"""The first process of a container node. `unshare` starts it in separate mount and process namespaces; it creates the
+network namespace, prepares the node and keeps its programs running. When it ends, the kernel ends all other processes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from elasticjob_devcluster.containerd.tools import CGROUPS, PATH
 
 CLONE_NEWNET: Final = 0x40000000
 RUNTIME_SECONDS: Final = 60.0
-OFF: Final = "kubelet.off"  # while this file is there, no kubelet runs
+OFF: Final = "kubelet.off"  # while this file exists, no kubelet runs
 
 
 def join_network(node: NodeFiles) -> None:
-    """A network namespace of our own, with a link to the cluster's bridge."""
+    """Create a network namespace with a link to the cluster's bridge."""
     host = os.open("/proc/self/ns/net", os.O_RDONLY)
     os.set_inheritable(host, True)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -56,10 +56,10 @@ def join_network(node: NodeFiles) -> None:
 
 
 def mount_private(node: NodeFiles) -> None:
-    """What the node's programs write outside of their directory is in memory, and only here."""
+    """Mount tmpfs where the node's programs write outside of their directory, visible only here."""
     for place in ("/run", "/var/lib", "/var/log"):
         network.run("mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", place)
-    network.run("mount", "-t", "sysfs", "-o", "ro", "sysfs", "/mnt")  # a namespace that may not is noticed here
+    network.run("mount", "-t", "sysfs", "-o", "ro", "sysfs", "/mnt")  # fails here if the namespace lacks the permission
     network.run("umount", "/mnt")
     logs = node.path / "pods"
     logs.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def mount_private(node: NodeFiles) -> None:
 
 
 def make_cgroups(node: NodeFiles) -> None:
-    """The kubelet wants its root to exist in every hierarchy; a new cpuset is empty until it is told."""
+    """Create the kubelet's root in every hierarchy, as it requires; a new cpuset must be filled explicitly."""
     for hierarchy in CGROUPS.iterdir():
         if not (hierarchy / "cgroup.procs").exists() or hierarchy.name == "unified":
             continue
@@ -101,7 +101,7 @@ def write_files(node: NodeFiles) -> None:
 
 
 class Programs:
-    """containerd, kube-proxy and kubelet, started again when they end."""
+    """Runs containerd, kube-proxy and kubelet, and restarts them when they end."""
 
     def __init__(self, node: NodeFiles) -> None:
         self.node = node
@@ -138,7 +138,7 @@ class Programs:
         archive.unlink()
 
     def keep(self) -> None:
-        """One look: what ended is started, and what is not wanted is killed."""
+        """One check: restart programs that ended, kill those that should not run."""
         for name in self.argv:
             child = self.children.get(name)
             wanted = name != "kubelet" or not (self.node.path / OFF).exists()
@@ -150,7 +150,7 @@ class Programs:
 
 
 def reap(known: set[int]) -> None:
-    """The first process inherits the orphans; those that we started are waited for by their owners."""
+    """Reap orphans, which the first process inherits; processes that we started are reaped by their owners."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

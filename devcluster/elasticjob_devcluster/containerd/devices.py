@@ -1,4 +1,4 @@
-"""Devices that a container node declares though no plugin serves them: enough for the scheduler."""
+"""Devices that a container node declares without a device plugin: sufficient for the scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from elasticjob_devcluster.config import NodeSpec
 
 
 def declared_devices(spec: NodeSpec) -> dict[str, str]:
-    """What a kubelet does not find by itself."""
+    """The resources that a kubelet does not detect by itself."""
     return {key: value for key, value in spec.capacity().items() if "/" in key}
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a container node, as text. Pure."""
+"""The configuration files of a container node. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SANDBOX_IMAGE: Final = "devcluster.local/pause:1"
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """What a container node is made of; written by the supervisor, read by the node's first process."""
+    """The configuration of a container node; written by the supervisor, read by the node's first process."""
 
     name: str
     cluster_id: str
-    cluster: int  # the cluster's number, in addresses
-    number: int  # the node's
+    cluster: int  # the cluster's number in addresses
+    number: int  # the node's number in addresses
     directory: str
     binaries: str
     cni: str
@@ -151,9 +151,9 @@ def build_proxy_config(node: NodeFiles) -> dict[str, Any]:
         "clientConnection": {"kubeconfig": str(node.path / "kubeconfig")},
         "hostnameOverride": node.name,
         "mode": "iptables",
-        # A reply between two pods of one bridge would not come back the way it went.
+        # A reply between two pods on one bridge would take another path than the request.
         "iptables": {"masqueradeAll": True, "minSyncPeriod": "0s", "syncPeriod": "10s"},
-        # The machine's own connection tracking is none of our business.
+        # Leave the machine's own connection tracking unchanged.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "healthzBindAddress": f"{node.address}:10256",
         "metricsBindAddress": f"{node.address}:10249",
@@ -161,7 +161,7 @@ def build_proxy_config(node: NodeFiles) -> dict[str, Any]:
 
 
 def build_kubeconfig(node: NodeFiles, read: Any) -> dict[str, Any]:
-    """`read` gives the bytes of a file; the server is known by a name that its certificate has."""
+    """`read` returns the bytes of a file; the server's name is one that its certificate contains."""
 
     def embed(name: str) -> str:
         return base64.b64encode(read(f"{node.pki}/{name}")).decode()

@@ -13,7 +13,7 @@ from typing import Final
 from elasticjob_devcluster.containerd.tools import PATH
 
 MAX_NODES: Final = 50
-API_SERVICE: Final = "10.96.0.1"  # the first of the control plane's Service addresses
+API_SERVICE: Final = "10.96.0.1"  # the first address of the control plane's Service range
 
 
 def bridge_name(cluster: int) -> str:
@@ -21,7 +21,7 @@ def bridge_name(cluster: int) -> str:
 
 
 def gateway(cluster: int) -> str:
-    """This machine, as nodes and pods see it."""
+    """The address of this machine for nodes and pods."""
     return f"100.64.{cluster}.1"
 
 
@@ -36,7 +36,7 @@ def pod_network(cluster: int, node: int) -> str:
 
 
 def routes(cluster: int, own: int | None) -> list[tuple[str, str]]:
-    """(network, via) for the pods of all nodes that there can be, but one's own."""
+    """(network, via) for the pods of all possible nodes except `own`."""
     return [(pod_network(cluster, n), node_address(cluster, n)) for n in range(8) if n != own]
 
 
@@ -45,9 +45,9 @@ def run(*argv: str) -> None:
 
 
 def create_bridge(cluster: int) -> None:
-    """The cluster's bridge on this machine, with routes to all pods."""
+    """Create the cluster's bridge on this machine, with routes to all pods."""
     name = bridge_name(cluster)
-    delete_bridge(cluster)  # one of a cluster that is gone: the number is ours now
+    delete_bridge(cluster)  # left by a former cluster with our number
     run("ip", "link", "add", name, "type", "bridge")
     run("ip", "addr", "add", f"{gateway(cluster)}/24", "dev", name)
     run("ip", "link", "set", name, "up")

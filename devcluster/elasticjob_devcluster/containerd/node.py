@@ -1,4 +1,4 @@
-"""The supervisor's side of a container node; it has the methods of a node that runs processes."""
+"""The supervisor's side of a container node; it has the methods of a process node."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ContainerNode:
         )
 
     def _point_service(self) -> None:
-        """Pods reach the API server by the Service `kubernetes`; the server itself cannot name a loopback address."""
+        """Make the Service `kubernetes` reach the API server, which cannot register a loopback address itself."""
         subset = {
             "addresses": [{"ip": network.gateway(self.cluster)}],
             "ports": [{"name": "https", "port": self.relay.port, "protocol": "TCP"}],
@@ -86,7 +86,7 @@ class ContainerNode:
             kube.close()
 
     def start(self) -> None:
-        """Start what does not run."""
+        """Start the parts that do not run."""
         (self.directory / OFF).unlink(missing_ok=True)
         if self.boot is not None and self.boot.poll() is None:
             return
@@ -96,21 +96,21 @@ class ContainerNode:
         self.boot = processes.start(argv, log=self.directory / "agent.log", env=env)
 
     def stop_agent(self) -> None:
-        """The kubelet dies; its pods go on."""
+        """Kill the kubelet; its pods continue."""
         (self.directory / OFF).touch()
 
     def kill(self) -> None:
-        """The power fails: the kernel ends all processes of the namespaces with their first one."""
+        """Power loss: the kernel ends all processes of the namespaces together with the first one."""
         if self.boot is not None:
             self.boot.kill()
             self.boot.wait()
         processes.kill_marked(processes.MARK_NODE, self.mark)
         sweep.remove_cgroups(self.config.id, self.spec.name)
-        for state in ("run", "kubelet", "ipam"):  # what a machine has in memory, or would find stale
+        for state in ("run", "kubelet", "ipam"):  # state that a machine loses with its memory, or that would be stale
             shutil.rmtree(self.directory / state, ignore_errors=True)
 
     def freeze(self, number: int) -> None:
-        """SIGSTOP or SIGCONT for the node and all its pods: a machine that hangs and comes back."""
+        """Send SIGSTOP or SIGCONT to the node and all its pods: a machine that hangs and recovers."""
         marked = processes.find_marked(processes.MARK_NODE, self.mark)
         processes.send({*marked, *processes.descendants(marked)}, number)
 
@@ -131,7 +131,7 @@ class ContainerNode:
             "import",
             archive,
         ]
-        # The mounts that unpacking makes have to be made in the node's namespace: that is the server's business.
+        # Unpacking mounts file systems, which must happen in the node's namespace, so the server does it.
         result = subprocess.run(
             argv, capture_output=True, text=True, env={"PATH": tools.PATH}, timeout=600, check=False
         )

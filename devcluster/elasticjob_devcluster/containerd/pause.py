@@ -1,5 +1,5 @@
-"""The sandbox image: what holds a pod's namespaces open. Any image whose command sleeps will do, so it is made here
-from the machine's own `sleep` and the libraries that it loads.
+"""The sandbox image, which holds a pod's namespaces open. Any image whose command sleeps is sufficient, so it is built
+from the machine's own `sleep` and its shared libraries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elasticjob_devcluster.containerd.files import SANDBOX_IMAGE
 
 
 def write_pause_image(path: Path) -> None:
-    """Write an archive that `ctr images import` takes."""
+    """Write an archive that `ctr images import` accepts."""
     program = shutil.which("sleep") or "/bin/sleep"
     text = subprocess.run(["ldd", program], capture_output=True, text=True, check=True, timeout=10).stdout
     libraries = re.findall(r"(/\S+) \(0x", text)

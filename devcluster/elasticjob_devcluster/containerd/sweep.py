@@ -1,4 +1,4 @@
-"""What a container node leaves outside of its namespaces, removed: control groups and the bridge."""
+"""Removes what a container node leaves outside of its namespaces: control groups and the bridge."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from elasticjob_devcluster.containerd.tools import CGROUPS
 
 
 def clean_up(cluster_id: str, cluster: int) -> None:
-    """All that the nodes of a cluster left."""
+    """Remove everything that the nodes of a cluster left."""
     remove_cgroups(cluster_id)
     network.delete_bridge(cluster)
 
 
 def remove_cgroups(cluster_id: str, node: str | None = None, *, seconds: float = 10.0) -> None:
-    """Empty ones, from the leaves up; processes that are just dying are waited for."""
+    """Remove empty control groups, leaves first; waits up to `seconds` for processes that are exiting."""
     deadline = time.monotonic() + seconds
     while trees := _trees(cluster_id, node):
         for tree in trees:

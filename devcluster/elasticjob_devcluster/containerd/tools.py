@@ -1,4 +1,4 @@
-"""What container nodes need of the machine, and whether it is there."""
+"""The tools that container nodes need on the machine, and whether they are installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-# The program → the Debian package that has it.
+# Program → the Debian package that contains it.
 PROGRAMS: Final = {
     "containerd": "containerd",
     "ctr": "containerd",
@@ -41,7 +41,7 @@ def missing_packages() -> list[str]:
 
 
 def why_unavailable() -> str:
-    """Empty where container nodes can run here, else what is missing and what to do."""
+    """ "" if container nodes can run here, otherwise what is missing and the remedy."""
     if os.geteuid() != 0:
         return "container nodes need root: run as root, or use nodes that run pods as processes"
     if packages := missing_packages():

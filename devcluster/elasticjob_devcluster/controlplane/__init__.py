@@ -1,1 +1,1 @@
-"""The control plane: where its programs come from, its certificates, and its servers."""
+"""The control plane: the source of its programs, its certificates, and its servers."""

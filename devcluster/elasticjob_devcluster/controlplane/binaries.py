@@ -1,9 +1,8 @@
-"""Where the control plane's programs come from.
+"""Finds or builds the control plane's programs.
 
-In this order: `KUBEBUILDER_ASSETS`; `PATH`; our cache; the official release, where it can be reached;
-Debian's source package, built once. The cache is checked, not trusted: a file whose size or time differs from
-the manifest is hashed, and a wrong hash discards the entry. `ELASTICJOB_DEVCLUSTER_BINARIES` narrows the
-choice to some of `assets,path,cache,release,debian`.
+The order: `KUBEBUILDER_ASSETS`; `PATH`; our cache; the official release, if it can be reached; Debian's source package,
+built once. The cache is verified: a file whose size or time differs from the manifest is hashed, and a wrong hash
+invalidates the entry. `ELASTICJOB_DEVCLUSTER_BINARIES` limits the choice to some of `assets,path,cache,release,debian`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MANIFEST: Final = "manifest.json"
 
 
 class BinariesUnavailable(Exception):  # noqa: N818 - says what happened
-    """The control plane's programs cannot be had on this machine; the message lists what was tried."""
+    """The control plane's programs are not available on this machine; the message lists what was tried."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,10 @@ class Source:
 
 
 def find_or_build(programs: Sequence[str] = SERVERS) -> Path:
-    """A directory that holds these programs. May build for some minutes, once per machine."""
+    """A directory that contains these programs. May build for some minutes, once per machine.
+
+    Raises BinariesUnavailable.
+    """
     choices = read_choices(os.environ.get("ELASTICJOB_DEVCLUSTER_BINARIES", ""))
     tried: list[str] = []
     if (found := _find_installed(programs, choices, tried)) is not None:
@@ -108,13 +110,13 @@ def cache_root() -> Path:
 
 
 def _fill(root: Path, source: Source, programs: Sequence[str]) -> Path:
-    """Fill a cache entry under a lock, aside, and put it in place in one step."""
+    """Fill a cache entry under a lock in a temporary directory, and move it into place atomically."""
     root.mkdir(parents=True, exist_ok=True)
     entry = root / source.key
     with _lock(root / f"{source.key}.lock"):
-        if check_entry(entry, programs, say):  # somebody else was faster
+        if check_entry(entry, programs, say):  # another process was faster
             return entry
-        # What is there already stays: another task may have asked for other programs.
+        # Keep existing files: another task may have requested other programs.
         everything = tuple(dict.fromkeys((*_present(entry), *programs)))
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{source.key}-") as aside:
             fresh = Path(aside) / "entry"
@@ -161,9 +163,7 @@ def _read_manifest(entry: Path) -> Mapping[str, Mapping[str, object]] | None:
 
 
 def check_entry(entry: Path, programs: Sequence[str], report: Callable[[str], None]) -> bool:
-    """Whether the entry has these programs, unchanged. An entry that was damaged is removed, so that it is
-    made anew.
-    """
+    """Whether the entry has these programs, unmodified. Removes a damaged entry, so that it is created again."""
     if not entry.exists():
         return False
     files = _read_manifest(entry)
@@ -195,5 +195,5 @@ def sha256(path: Path) -> str:
 
 
 def say(text: str) -> None:
-    """Progress goes to standard error, so that standard output stays the command's own."""
+    """Print progress to standard error; standard output belongs to the command."""
     print(f"devcluster: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""The certificates of one devcluster: an authority of its own, made fresh, valid for thirty days.
+"""The certificates of one devcluster: its own authority, created on each start, valid for thirty days.
 
-Elliptic keys, since making them takes a millisecond. Nothing here is meant to guard more than a cluster on a
-laptop, but it is real TLS with real identities: the API server authenticates everybody by these certificates.
+The keys are elliptic, since generating them takes a millisecond. They protect only a cluster on a laptop, but it is
+real TLS with real identities: the API server authenticates all clients by these certificates.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LIFETIME = datetime.timedelta(days=30)
 
 @dataclass(frozen=True)
 class Pair:
-    """Where a certificate and its key lie."""
+    """The paths of a certificate and its key."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """Signs certificates and writes them below one directory."""
+    """Signs certificates and writes them to one directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -43,7 +43,7 @@ class Authority:
     def issue(
         self, file: str, common_name: str, *, organization: str | None = None, addresses: tuple[str, ...] = ()
     ) -> Pair:
-        """A certificate that serves and connects: the subject is the Kubernetes user, the organization its group."""
+        """A certificate for servers and clients: its subject is the Kubernetes user, its organization the group."""
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organization:
@@ -83,7 +83,7 @@ class Authority:
 
 
 def make_service_account_key(path: Path) -> None:
-    """The key that signs service-account tokens; RSA, as every version of the API server takes it."""
+    """The key that signs service-account tokens; RSA, which every version of the API server supports."""
     write_secret(path, _pem(rsa.generate_private_key(public_exponent=65537, key_size=2048)))
 
 

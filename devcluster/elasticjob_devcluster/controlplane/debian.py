@@ -1,9 +1,8 @@
-"""The control plane built from Debian 12's source package. Takes some minutes, needs apt-get and dpkg-deb, no
+"""Builds the control plane from Debian 12's source package. It takes some minutes, needs apt-get and dpkg-deb but no
 root, and installs nothing.
 
-apt works in a directory of its own with the machine's own sources, so it verifies signatures as always and
-the system stays as it is. Compiler and etcd are unpacked, not installed. Two things about this source need
-care:
+apt runs in a separate directory with the machine's own sources, so it verifies signatures as usual and leaves the
+system unchanged. Compiler and etcd are unpacked, not installed. This source has two problems:
 - The vendored reflect2 crashes under Go ≥ 1.18 on the first custom resource; Debian's package of it replaces it.
 - The OpenAPI definitions are generated code that the package does not contain; their generator is part of the source.
 """
@@ -36,11 +35,11 @@ OPENAPI_TAG: Final = re.compile(rb"^\s*//\s*\+k8s:openapi-gen=", re.MULTILINE)
 
 
 class BuildFailed(Exception):  # noqa: N818 - says what happened
-    """The programs could not be built here; the text says at which step and why."""
+    """The programs could not be built here; the message names the step and the cause."""
 
 
 def build(target: Path, programs: Sequence[str]) -> None:
-    """Put the programs into `target`. Raises BuildFailed."""
+    """Build the programs into `target`. Raises BuildFailed."""
     with _workspace() as work:
         apt = _Apt(work / "apt")
         _say(f"builds Kubernetes {VERSION} from Debian's source package; this takes about five minutes, once")
@@ -60,7 +59,7 @@ def build(target: Path, programs: Sequence[str]) -> None:
 
 
 def fetch_etcd(target: Path) -> None:
-    """Only etcd, as Debian has built it."""
+    """Fetch only etcd, as built by Debian."""
     with _workspace() as work:
         apt = _Apt(work / "apt")
         apt.update()
@@ -70,7 +69,7 @@ def fetch_etcd(target: Path) -> None:
 
 @contextmanager
 def _workspace() -> Iterator[Path]:
-    """Some gigabytes of room that are given back; next to the cache, since a temporary directory may be small."""
+    """Temporary space of some gigabytes, next to the cache, since the temporary directory may be too small."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticjob"
     base.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(dir=base, prefix=".build-"))
@@ -81,7 +80,7 @@ def _workspace() -> Iterator[Path]:
 
 
 class _Apt:
-    """apt-get with lists, cache and sources of its own."""
+    """apt-get with separate lists, cache and sources."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -130,7 +129,7 @@ class _Apt:
             package.unlink()
 
     def unpack_source(self, package: str, parent: Path) -> Path:
-        """Download a source package and unpack the original source; Debian's patches to it only concern kubectl."""
+        """Download a source package and unpack the original source; Debian's patches to it concern only kubectl."""
         place = self.directory / "source"
         place.mkdir()
         _say(f"downloads the source of {package}")
@@ -147,7 +146,7 @@ class _Apt:
 
 
 def add_source_entries(text: str, *, deb822: bool) -> str:
-    """The Debian entries of an apt source file, with their source packages; other archives are left out."""
+    """The Debian entries of an apt source file, extended by their source packages; other archives are omitted."""
     if deb822:
         stanzas = [s for s in re.split(r"\n\s*\n", text) if re.search(r"^URIs:.*debian", s, re.MULTILINE)]
         return "\n\n".join(re.sub(r"^Types:.*$", "Types: deb deb-src", s, flags=re.MULTILINE) for s in stanzas) + "\n"
@@ -159,7 +158,7 @@ def add_source_entries(text: str, *, deb822: bool) -> str:
 
 
 class _Go:
-    """The compiler from Debian's package, with a cache and a GOPATH of its own."""
+    """The compiler from Debian's package, with a separate cache and GOPATH."""
 
     def __init__(self, work: Path, source: Path) -> None:
         self.work = work
@@ -217,7 +216,7 @@ def build_ldflags() -> str:
 
 
 def find_openapi_packages(source: Path) -> list[str]:
-    """Packages whose source asks for OpenAPI definitions, as paths relative to the source."""
+    """Packages whose source requests OpenAPI definitions, as paths relative to the source."""
     found: set[str] = set()
     for tree in OPENAPI_TREES:
         for directory, _, files in os.walk(source / tree, followlinks=True):

@@ -1,7 +1,7 @@
-"""The official Kubernetes release: each program next to its SHA-256, so that a broken download is noticed.
+"""Downloads the official Kubernetes release, and verifies each program by its SHA-256.
 
-Tried only where the site answers within a few seconds. etcd is taken from `PATH` or from Debian's package,
-since the release has none. `ELASTICJOB_KUBERNETES_VERSION` picks the version.
+It is used only if the site responds within a few seconds. etcd comes from `PATH` or Debian's package, since the release
+does not contain it. `ELASTICJOB_KUBERNETES_VERSION` selects the version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def site() -> str:
 def fetch(target: Path, programs: Sequence[str]) -> None:
     """Download the programs into `target`. Raises Unreachable."""
     arch = "arm64" if platform.machine() == "aarch64" else "amd64"
-    for program in sorted(programs, key=lambda name: name == "etcd"):  # first see whether the site answers at all
+    for program in sorted(programs, key=lambda name: name == "etcd"):  # first check that the site responds
         path = target / program
         if program == "etcd":
             _find_etcd(path)

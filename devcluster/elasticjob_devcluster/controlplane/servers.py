@@ -24,11 +24,11 @@ BIND_ERRORS: Final = ("address already in use", "bind: address")
 
 
 class StartFailed(Exception):  # noqa: N818 - says what happened
-    """A part of the control plane did not come up; the text shows the end of its log."""
+    """A part of the control plane did not start; the message contains the end of its log."""
 
 
 class PortTaken(StartFailed):
-    """Somebody else took a port between choosing and using it: try again with others."""
+    """Another process took a port between its selection and its use: retry with other ports."""
 
 
 class ControlPlane:
@@ -57,7 +57,7 @@ class ControlPlane:
         )
 
     def prepare(self) -> None:
-        """Keys, certificates and files that do not depend on ports."""
+        """Create keys, certificates and files that do not depend on ports."""
         names = ("127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1")
         self.authority.issue("apiserver", "kube-apiserver", addresses=names)
         self.authority.issue("admin", "devcluster-admin", organization="system:masters")
@@ -68,7 +68,7 @@ class ControlPlane:
         (self.config.directory / "audit-policy.yaml").write_text(policy)
 
     async def start(self) -> None:
-        """Bring everything up; a port that somebody took meanwhile is replaced."""
+        """Start all servers; replaces ports that were taken meanwhile. Raises StartFailed."""
         self.prepare()
         for attempt in range(BIND_ATTEMPTS):
             try:
@@ -137,7 +137,7 @@ class ControlPlane:
             return False
 
     async def restart(self, name: str) -> None:
-        """Kill one part and start it again on the same ports."""
+        """Kill one server and start it again on the same ports."""
         builders = {
             "etcd": lambda: flags.build_etcd_argv(self.layout, can_skip_fsync=self._skip_fsync),
             "kube-apiserver": lambda: flags.build_apiserver_argv(self.layout),
@@ -151,11 +151,11 @@ class ControlPlane:
         self._spawn(name, builders[name]())
         await self.wait_ready()
         for other in ("kube-controller-manager", "kube-scheduler"):
-            if self.children[other].poll() is not None:  # they give up when the API server is away
+            if self.children[other].poll() is not None:  # they exit while the API server is unavailable
                 self._spawn(other, builders[other]())
 
     def revive(self) -> None:
-        """Controllers that ended on their own are started again, as a static pod would be."""
+        """Restart controllers that ended on their own, like static pods."""
         for name, build in (
             ("kube-controller-manager", flags.build_controller_manager_argv),
             ("kube-scheduler", flags.build_scheduler_argv),
@@ -165,7 +165,7 @@ class ControlPlane:
                 self._spawn(name, build(self.layout))
 
     def stop(self) -> None:
-        """Controllers first, so that nobody complains about a server that has gone."""
+        """Stop the controllers first, so that they do not log errors about a missing server."""
         for name in ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
             child = self.children.pop(name, None)
             if child is not None:
@@ -175,7 +175,7 @@ class ControlPlane:
 
 
 def write_kubeconfig(path: Path, layout: flags.Layout, user: str) -> None:
-    """A kubeconfig with everything inside, so that it can be copied anywhere on this machine."""
+    """A self-contained kubeconfig, which can be copied anywhere on this machine."""
 
     def embed(name: str) -> str:
         return base64.b64encode((layout.pki / name).read_bytes()).decode()

@@ -1,3 +1,3 @@
-"""A node of the devcluster: `runtime` is its container runtime, `agent` its kubelet. They are two processes,
-as on a real node.
+"""A node of the devcluster: `runtime` is its container runtime, `agent` its kubelet. They are two processes, like on a
+real node.
 """

@@ -1,6 +1,6 @@
-"""The node's agent, what a kubelet is: registers the node, takes the pods bound to it, keeps one worker per pod.
+"""The node's agent, the counterpart of the kubelet: registers the node, takes its pods, runs one worker per pod.
 
-It may be killed and started again at any time: what runs is known to the runtime, what is wanted to the API server.
+It may be killed and restarted at any time: the runtime knows what is running, the API server what should be.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Agent:
             await self.node.api.close()
 
     async def _recall(self) -> None:
-        """What the runtime runs already, by pod and container; only the last attempt of each counts."""
+        """The runtime's running containers, by pod and name; only the last attempt of each counts."""
         info = await self.runtime.call("info")
         self.node.mode = info["mode"]
         for container in sorted(info["containers"], key=lambda c: int(c["labels"]["attempt"])):
@@ -104,12 +104,12 @@ class Agent:
                 await asyncio.sleep(0.2)
 
     def _replace(self, items: list[Raw]) -> None:
-        """The whole truth after a list: what is not in it is gone."""
+        """Apply a complete list: pods that are not in it were deleted."""
         present = {pod["metadata"]["uid"] for pod in items}
         for uid, worker in list(self.workers.items()):
             if uid not in present:
                 worker.vanish()
-        # Addresses that are in use come first, so that no newcomer takes them.
+        # Addresses that are in use come first, so that no new pod takes them.
         for pod in sorted(items, key=lambda p: not (p.get("status") or {}).get("podIP")):
             self._apply("MODIFIED", pod)
 
@@ -143,7 +143,7 @@ class Agent:
             self.tasks[uid] = asyncio.create_task(self._again(worker))
 
     async def _again(self, worker: PodWorker) -> None:
-        """Take up a pod whose worker failed, as a fresh agent would."""
+        """Restart the worker of a pod after it failed, like a fresh agent."""
         await asyncio.sleep(1.0)
         await self._recall()
         self.tasks.pop(worker.uid, None)
@@ -153,7 +153,7 @@ class Agent:
                 self._add(worker.uid, pod)
 
     async def _collect_garbage(self) -> None:
-        """Containers and directories of pods that went away while nobody looked."""
+        """Remove containers and directories of pods that were deleted while no agent ran."""
         for containers in self.known.values():
             for container in containers.values():
                 await self.runtime.call("signal", id=container["id"], signal=int(signal.SIGKILL), all=True)

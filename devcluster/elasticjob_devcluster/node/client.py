@@ -1,4 +1,4 @@
-"""The node's two connections: to the API server (over TLS, as itself) and to its container runtime (over a
+"""The node's two connections: to the API server (over TLS, with its own identity) and to its container runtime (over a
 Unix socket).
 """
 
@@ -26,7 +26,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """Requests with JSON in and out; anything but 2xx raises ApiError."""
+    """JSON requests; a status other than 2xx raises ApiError."""
 
     def __init__(self, server: str, ca: Path, certificate: Path, key: Path) -> None:
         self._server = server
@@ -68,7 +68,7 @@ class Api:
             return answer
 
     async def watch(self, path: str) -> AsyncIterator[dict[str, Any]]:
-        """Events of a watch until the server ends it."""
+        """The events of a watch until the server ends it."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
         async with self._open().get(self._server + path, timeout=timeout) as response:
             if response.status >= 300:
@@ -83,11 +83,11 @@ class Api:
 
 
 class RuntimeGone(Exception):  # noqa: N818 - says what happened
-    """The node's container runtime does not answer."""
+    """The node's container runtime does not respond."""
 
 
 class RuntimeClient:
-    """Talks to `runtime`; exits of containers are pushed to `on_exit`."""
+    """The client of `runtime`; `on_exit` is called when a container exits."""
 
     def __init__(self, path: Path, on_exit: Callable[[dict[str, Any]], None]) -> None:
         self._path = path

@@ -24,13 +24,13 @@ Raw = Mapping[str, Any]
 
 CONFIG_RETRY_SECONDS: Final = 2.0
 MESSAGE_LIMIT: Final = 4096
-KILL_SECONDS: Final = 10.0  # for the kernel to end a process that is gone already
+KILL_SECONDS: Final = 10.0  # for the kernel to end a killed process
 FALLBACK_LINES: Final = 80
 FALLBACK_LIMIT: Final = 2048
 
 
 class ContainerLoop:
-    """Runs one container; `on_change` hears of every new state."""
+    """Runs one container; `on_change` is called for every new state."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ContainerLoop:
         return f"{self.pod()['metadata']['uid']}_{self.name}_{attempt}"
 
     async def run(self) -> Ended:
-        """Attempts until the restart policy is satisfied."""
+        """Run attempts until the restart policy is satisfied."""
         while True:
             ended = await self._resume_or_start()
             if not status.should_restart(self.policy, ended):
@@ -86,7 +86,7 @@ class ContainerLoop:
     async def _resume_or_start(self) -> Ended:
         if self.running_id is not None:  # adopted after a restart of the agent
             return await self._wait_for_exit()
-        if self._ended_before is not None:  # it ended while no agent looked
+        if self._ended_before is not None:  # it ended while no agent was running
             ended, self._ended_before = self._ended_before, None
             return ended
         await self._pull()
@@ -115,7 +115,7 @@ class ContainerLoop:
             except (ConfigError, VolumeError) as error:
                 self._set(state=Waiting("CreateContainerConfigError", str(error)))
                 await asyncio.sleep(CONFIG_RETRY_SECONDS)
-            except (aiohttp.ClientError, TimeoutError, OSError):  # the API server is away: nothing to tell it
+            except (aiohttp.ClientError, TimeoutError, OSError):  # the API server is unavailable: report nothing
                 await asyncio.sleep(CONFIG_RETRY_SECONDS / 4)
         self.running_id = launch["id"]
         self._exited = asyncio.get_running_loop().create_future()
@@ -133,7 +133,7 @@ class ContainerLoop:
         return await self._wait_for_exit()
 
     def _begin(self, started_at: float, identity: str) -> None:
-        """The process runs: report it and watch over it."""
+        """The process is running: report it and start its probes."""
         self._liveness_failed = False
         has_startup = "startupProbe" in self.container
         ready = not has_startup and "readinessProbe" not in self.container
@@ -182,7 +182,7 @@ class ContainerLoop:
         return answer.get("code") == 0, answer.get("failure") or answer.get("output", "")
 
     def adopt(self, known: Raw | None, reported: Raw | None) -> None:
-        """Take up where an earlier agent stopped: `known` by the runtime, `reported` in the pod's status."""
+        """Continue where an earlier agent stopped: `known` by the runtime, `reported` in the pod's status."""
         if reported:
             self.state = self.state.changed(
                 restarts=int(reported.get("restartCount", 0)),
@@ -206,7 +206,7 @@ class ContainerLoop:
 
     def _adopt_lost(self, reported: Raw | None) -> None:
         running = ((reported or {}).get("state") or {}).get("running")
-        if running:  # it was running, and the runtime that ran it is no more
+        if running:  # it was running in a runtime that has ended
             began = parse_time(running.get("startedAt"))
             message = "The container could not be located when the node came back"
             ended = Ended(255, "Unknown", began, time.time(), message=message, container_id=self.state.container_id)
@@ -219,7 +219,7 @@ class ContainerLoop:
 
     async def _wait_for_exit(self) -> Ended:
         assert self._exited is not None
-        event = await asyncio.shield(self._exited)  # the exit is awaited by others too
+        event = await asyncio.shield(self._exited)  # other tasks wait for the exit too
         self._stop_probes()
         identity = f"process://{event['id']}"
         code = int(event["exit_code"])
@@ -261,7 +261,7 @@ class ContainerLoop:
             await self.execute(list(action["command"]), grace)
 
     async def stop(self, grace: float) -> None:
-        """preStop, SIGTERM to the first process, and after `grace` seconds SIGKILL to all of them."""
+        """Run preStop, send SIGTERM to the first process, and after `grace` seconds SIGKILL to all processes."""
         if self.running_id is None or self._exited is None:
             return
         identity, exited = self.running_id, self._exited
@@ -275,10 +275,10 @@ class ContainerLoop:
             answer = await self.node.runtime.call("signal", id=identity, signal=int(signal.SIGKILL), all=True)
             await _wait_until(exited, KILL_SECONDS)
             if not answer["sent"] and not exited.done():
-                self.running_id = None  # it never started: the loop was cancelled while it asked for it
+                self.running_id = None  # it never started: the loop was cancelled during the request
 
     async def finish_after_stop(self) -> None:
-        """Record how a stopped container ended, where the loop that would have done so was cancelled."""
+        """Record how a stopped container ended, if the loop that does so was cancelled."""
         self._stop_probes()
         if self.running_id is not None and self._exited is not None:
             await self._wait_for_exit()

@@ -1,4 +1,4 @@
-"""What every pod on a node shares: its settings, its connections, its addresses."""
+"""The shared context of all pods on a node: its settings, connections and addresses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Settings:
     name: str
     address: str
     port: int
-    server: str  # where this node reaches the API server: its own relay
-    api_host: str  # where pods reach it
+    server: str  # the API server's address for this node: its own relay
+    api_host: str  # the API server's host for pods
     api_port: int
     pki: str
     cluster: str
@@ -44,7 +44,7 @@ class Settings:
 
 
 class Node:
-    """The parts that pods use; made once by the agent."""
+    """The parts of the node that pods use; created once by the agent."""
 
     def __init__(self, settings: Settings, directory: Path, api: Api, runtime: RuntimeClient) -> None:
         self.settings = settings
@@ -57,7 +57,7 @@ class Node:
         self.image_backoff = Backoff(*settings.image_backoff)
 
     def claim_address(self, uid: str, wanted: str | None = None) -> str | None:
-        """An address for this pod: the one it had, if it had one."""
+        """An address for this pod: `wanted`, its previous one, if possible. None if all are taken."""
         if uid not in self.addresses:
             used = set(self.addresses.values())
             address = wanted if wanted and wanted not in used else None

@@ -1,6 +1,4 @@
-"""A container's environment and command line, worked out as the kubelet does. Pure: what has to be fetched
-comes in as values.
-"""
+"""A container's environment and command line, by the kubelet's rules. Pure: data that must be fetched is passed in."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ class ConfigError(Exception):
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """`$(NAME)` becomes its value, `$$` one dollar sign; a reference to an unknown name stays as it is."""
+    """Replace `$(NAME)` by its value and `$$` by a dollar sign; references to unknown names stay unchanged."""
 
     def replace(match: re.Match[str]) -> str:
         if match[0] == "$$":
@@ -87,7 +85,7 @@ def _quote(text: str) -> str:
 
 
 def resource_value(container: Raw, allocatable: Mapping[str, str], resource: str, divisor: str | None) -> str:
-    """A `resourceFieldRef`: limits fall back to what the node has, requests to the limits; rounded up."""
+    """A `resourceFieldRef`, rounded up: limits default to the node's allocatable, requests to the limits."""
     kind, _, name = resource.partition(".")
     resources = container.get("resources") or {}
     limit = (resources.get("limits") or {}).get(name)
@@ -103,7 +101,7 @@ def resource_value(container: Raw, allocatable: Mapping[str, str], resource: str
 
 
 def references(container: Raw) -> set[tuple[str, str]]:
-    """Which ConfigMaps and Secrets the environment needs: pairs of kind and name."""
+    """The ConfigMaps and Secrets that the environment needs, as (kind, name)."""
     found: set[tuple[str, str]] = set()
     for source in container.get("envFrom") or ():
         for key, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
@@ -127,7 +125,7 @@ def build_env(
     pod_ip: str,
     host_ip: str,
 ) -> dict[str, str]:
-    """The variables of a container. `objects` holds the data of every reference, None for what does not exist."""
+    """The variables of a container. `objects` has the data of every reference, None for missing objects."""
     result = dict(base)
     for source in container.get("envFrom") or ():
         result.update(_env_from(source, objects))
@@ -185,7 +183,7 @@ def _key_ref(origin: Raw, objects: Mapping[tuple[str, str], Mapping[str, str] | 
 
 
 def build_argv(container: Raw, env: Mapping[str, str]) -> list[str]:
-    """The command line. There are no images here, so nobody else could provide an entry point."""
+    """The command line. There are no images here, so nothing else could provide an entry point."""
     argv = [expand(part, env) for part in [*(container.get("command") or ()), *(container.get("args") or ())]]
     if not container.get("command"):
         raise ConfigError(
@@ -195,7 +193,7 @@ def build_argv(container: Raw, env: Mapping[str, str]) -> list[str]:
 
 
 def rewrite_path(text: str, places: Sequence[tuple[str, str]]) -> str:
-    """Replace mount paths by where their volumes really lie: for machines where nothing can be mounted."""
+    """Replace mount paths by the volumes' real paths: for machines on which nothing can be mounted."""
     for target, source in sorted(places, key=lambda p: -len(p[0])):
         pattern = rf"(?<![\w./-]){re.escape(target.rstrip('/'))}(?=$|[/:,;\s\"'])"
         text = re.sub(pattern, source.replace("\\", r"\\"), text)

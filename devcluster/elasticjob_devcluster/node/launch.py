@@ -1,4 +1,4 @@
-"""From a pod's container to what the runtime starts: environment, command, mounts, directories."""
+"""Converts a pod's container to the runtime's spec: environment, command, mounts, directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_MESSAGE_PATH = "/dev/termination-log"
 async def build_launch(
     node: Node, pod: Raw, container: Raw, volumes: PodVolumes, identity: str, attempt: int
 ) -> dict[str, Any]:
-    """The runtime's spec. Raises ConfigError where the container cannot be configured."""
+    """The runtime's spec. Raises ConfigError if the container cannot be configured."""
     uid = pod["metadata"]["uid"]
     home = node.pod_directory(uid) / "containers" / container["name"]
     for part in ("home", "scratch"):
@@ -44,7 +44,7 @@ async def build_launch(
     if node.mode == Mode.REWRITE:
         argv, env, cwd = _rewrite(mounts, argv, env, cwd)
     elif not Path(cwd).exists() and not any(cwd.startswith(m["target"]) for m in mounts):
-        mounts.append({"source": str(home / "home"), "target": cwd})  # made on demand, unseen by the host
+        mounts.append({"source": str(home / "home"), "target": cwd})  # created on demand, invisible to the host
     return {
         "id": identity,
         "argv": argv,
@@ -107,7 +107,7 @@ def build_mounts(container: Raw, volumes: PodVolumes, env: Mapping[str, str]) ->
 
 
 def _write_hosts(node: Node, pod: Raw, pod_ip: str) -> Path:
-    """The pod's own /etc/hosts: its name leads to its address, as on any cluster."""
+    """The pod's own /etc/hosts, in which its name resolves to its address, as on any cluster."""
     spec, name = pod["spec"], hostname(pod)
     lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
     names = [name]

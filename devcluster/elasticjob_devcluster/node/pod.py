@@ -1,7 +1,7 @@
-"""The life of one pod on this node: volumes, init containers, containers, deletion, and its status all along.
+"""The life of one pod on this node: volumes, init containers, containers, deletion, and its status throughout.
 
-What is reported is what the processes did. Every change of a container's state wakes one reporter, which
-sends the newest status.
+The status reports what the processes did. Every change of a container's state wakes one reporter, which sends the
+latest status.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elasticjob_devcluster.node.volumes import PodVolumes, VolumeError
 Raw = Mapping[str, Any]
 
 RETRY_SECONDS: Final = 0.5
-MINIMUM_GRACE: Final = 1.0  # a pod deleted by force still gets this long, as from the kubelet
+MINIMUM_GRACE: Final = 1.0  # seconds that even a force-deleted pod gets, like from the kubelet
 
 
 class PodWorker:
@@ -55,7 +55,9 @@ class PodWorker:
                 loop.state = loop.state.changed(state=Waiting("PodInitializing"))
 
     def _loop(self, container: Raw, policy: str, *, is_init: bool = False) -> ContainerLoop:
-        """An init container with `restartPolicy: Always` is a sidecar: the others do not wait for its end."""
+        """The loop of a container. An init container with `restartPolicy: Always` is a sidecar: others do not wait for
+        it.
+        """
         sidecar = is_init and container.get("restartPolicy") == "Always"
         policy = "Always" if sidecar else policy
         return ContainerLoop(
@@ -70,7 +72,7 @@ class PodWorker:
             self._leave.set()
 
     def vanish(self) -> None:
-        """The pod object is gone: whatever still runs has to end."""
+        """The pod object was deleted: stop everything that still runs."""
         self.vanished = True
         self._leave.set()
 
@@ -79,7 +81,7 @@ class PodWorker:
             loop.on_exit(event)
 
     async def run(self, known: Mapping[str, Raw]) -> None:
-        """From the first sight of the pod to its end. `known`: the runtime's containers of this pod, by name."""
+        """Run the pod until its end. `known`: the runtime's containers of this pod, by name."""
         reporter = asyncio.create_task(self._report())
         try:
             self._adopt(known)
@@ -104,7 +106,7 @@ class PodWorker:
                 loop.adopt(known.get(loop.name), reported.get(loop.name))
 
     async def _work_until_left(self) -> None:
-        """Run the containers until they are done; stay until the pod is deleted."""
+        """Run the containers until they are done, then wait until the pod is deleted."""
         if (self.pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             await self._leave.wait()
             return
@@ -156,7 +158,7 @@ class PodWorker:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _run_containers(self) -> None:
-        async with contextlib.AsyncExitStack() as sidecars:  # left in reverse order, as the kubelet does
+        async with contextlib.AsyncExitStack() as sidecars:  # stopped in reverse order, like the kubelet does
             for loop in self.init:
                 if loop.state.sidecar:
                     await sidecars.enter_async_context(self._beside(loop))
@@ -169,7 +171,7 @@ class PodWorker:
 
     @contextlib.asynccontextmanager
     async def _beside(self, loop: ContainerLoop) -> AsyncIterator[None]:
-        """A sidecar that runs, from its start until the others have ended."""
+        """Run a sidecar until the other containers have ended."""
         running = asyncio.create_task(loop.run())
         try:
             await loop.has_started.wait()
@@ -182,7 +184,7 @@ class PodWorker:
             await asyncio.gather(running, return_exceptions=True)
 
     async def _refresh(self) -> None:
-        """Renew tokens before they expire, and pick up changed ConfigMaps."""
+        """Renew tokens before they expire, and update changed ConfigMaps."""
         while True:
             await asyncio.sleep(min(30.0, max(1.0, self.volumes.refresh_at - time.time())))
             if time.time() >= self.volumes.refresh_at:
@@ -204,14 +206,14 @@ class PodWorker:
             await self._stop_containers(self._grace())
 
     async def _stop_containers(self, grace: float) -> None:
-        """The sidecars last."""
+        """Stop the containers, sidecars last."""
         for some in (self.main, self.init):
             await asyncio.gather(*(loop.stop(grace) for loop in some))
             for loop in some:
                 await loop.finish_after_stop()
 
     async def _finalize(self) -> None:
-        """Tell how it ended, remove the object, then the traces of the pod."""
+        """Report how the pod ended, delete the object, then remove the pod's files."""
         if not self.vanished:
             await self._until_accepted(self._send_status)
             await self._until_accepted(self._delete_object)
@@ -251,7 +253,7 @@ class PodWorker:
 
     def _status(self) -> dict[str, Any]:
         pod = self.pod
-        if self._stopping:  # nothing is restarted any more: the phase becomes a final one
+        if self._stopping:  # no further restarts: the phase becomes final
             pod = {**pod, "spec": {**pod["spec"], "restartPolicy": "Never"}}
         return status.compute_status(
             pod,

@@ -1,4 +1,4 @@
-"""The Node object and its Lease: what a kubelet says about itself. Pure builders, and two loops that send them."""
+"""The Node object and its Lease. Pure builders, and two loops that send them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def build_lease(settings: Settings, node_uid: str, now: float) -> dict[str, Any]
 
 
 async def register(api: Api, settings: Settings) -> str:
-    """Create or refresh the Node object, trying until the API server is there; returns its UID."""
+    """Create or update the Node object, retrying until the API server responds; return its UID."""
     delay = 0.02
     while True:
         try:
@@ -132,7 +132,7 @@ async def send_status(api: Api, settings: Settings) -> None:
 
 
 async def heartbeat(api: Api, settings: Settings, node_uid: str) -> None:
-    """Renew the Lease often and the status rarely, for ever. A cut connection is no reason to stop."""
+    """Renew the Lease often and the status rarely, for ever. Failed requests do not end the loop."""
     last_status = time.monotonic()
     while True:
         try:
@@ -149,7 +149,7 @@ async def heartbeat(api: Api, settings: Settings, node_uid: str) -> None:
 
 
 async def _seen_unready(api: Api, settings: Settings) -> bool:
-    """Whether the cluster gave this node up meanwhile: then it says at once that it is back."""
+    """Whether the cluster considers this node lost meanwhile, so that it reports its status at once."""
     node = await api.request("GET", f"/api/v1/nodes/{settings.name}")
     conditions = node["status"].get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] != "True" for c in conditions)

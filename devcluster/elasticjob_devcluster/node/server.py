@@ -1,5 +1,5 @@
-"""The node's own API, as far as `kubectl logs` needs it: `/containerLogs/...` and `/healthz`, over TLS, for
-the API server only.
+"""The part of the kubelet's API that `kubectl logs` needs: `/containerLogs/...` and `/healthz`, over TLS, for the API
+server only.
 """
 
 from __future__ import annotations

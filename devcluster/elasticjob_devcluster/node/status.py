@@ -1,4 +1,4 @@
-"""A pod's status from what its containers do: pure, the same rules as the kubelet's."""
+"""A pod's status derived from its containers, by the kubelet's rules. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ContainerState:
     ready: bool = False
     started: bool = False
     container_id: str = ""
-    sidecar: bool = False  # an init container that runs beside the others until they have ended
+    sidecar: bool = False  # an init container that runs until the other containers have ended
 
     def changed(self, **fields: Any) -> ContainerState:
         return replace(self, **fields)
@@ -97,7 +97,7 @@ def ended_reason(exit_code: int) -> str:
 
 
 def is_initialized(state: ContainerState, main: Sequence[ContainerState]) -> bool:
-    """Whether this init container holds nothing up: it ended well, or it is a sidecar that has started once."""
+    """Whether this init container no longer blocks others: it succeeded, or is a sidecar that has started."""
     if state.sidecar:
         return state.started or any(not isinstance(c.state, Waiting) or c.last for c in main)
     return isinstance(state.state, Ended) and state.state.exit_code == 0
@@ -126,7 +126,7 @@ def compute_conditions(
     main: Sequence[ContainerState],
     gates: Mapping[str, bool],
 ) -> dict[str, tuple[bool, str, str]]:
-    """Type → (holds, reason, message) of the conditions a node owns."""
+    """Type → (status, reason, message) of the conditions that a node owns."""
     unfinished = [c.name for c in init if not is_initialized(c, main)]
     result: dict[str, tuple[bool, str, str]] = {}
     if unfinished:
@@ -154,7 +154,7 @@ def compute_conditions(
 def merge_conditions(
     existing: Iterable[Raw], wanted: Mapping[str, tuple[bool, str, str]], now: float
 ) -> list[dict[str, Any]]:
-    """The conditions to send: the time of transition is kept where the value did not change."""
+    """The conditions to send: the transition time is kept if the value did not change."""
     old = {c["type"]: c for c in existing}
     merged = []
     for kind, (holds, reason, message) in wanted.items():
@@ -184,7 +184,7 @@ def compute_status(
     now: float,
     failure: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The whole status a node reports; `failure` is a reason of the node's own, as DeadlineExceeded."""
+    """The complete status that a node reports; `failure` is a reason set by the node, such as DeadlineExceeded."""
     spec, before = pod["spec"], pod.get("status") or {}
     phase = "Failed" if failure else compute_phase(spec.get("restartPolicy", "Always"), init, main)
     conditions = {c["type"]: c.get("status") == "True" for c in before.get("conditions") or ()}

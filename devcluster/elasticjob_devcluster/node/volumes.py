@@ -1,8 +1,8 @@
-"""Volumes of a pod, as directories below the node's own directory.
+"""Volumes of a pod, as directories below the node's directory.
 
-Files are published as the kubelet does: a new directory is filled, then one symbolic link is switched, so a
-reader sees the old set or the new one and a token is never half written. What a volume holds is fetched here;
-where it is mounted is the sandbox's business.
+Files are published like the kubelet does: a new directory is filled, then one symbolic link is switched, so a reader
+sees either the old or the new set, and never a partly written token. This module fetches the content of volumes; the
+sandbox mounts them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONFIG_REFRESH_SECONDS: Final = 30.0
 
 
 class VolumeError(Exception):
-    """A volume cannot be made yet: the pod waits in ContainerCreating and the node tries again."""
+    """A volume cannot be created yet: the pod waits in ContainerCreating and the node retries."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class File:
 
 @dataclass(frozen=True)
 class Node:
-    """What volumes need to know of the node."""
+    """The properties of the node that volumes need."""
 
     api: Api
     address: str
@@ -42,7 +42,7 @@ class Node:
 
 
 class PodVolumes:
-    """All volumes of one pod; `refresh_at` says when their content has to be fetched again."""
+    """All volumes of one pod; their content must be fetched again at `refresh_at`."""
 
     def __init__(self, node: Node, pod: Raw, directory: Path, pod_ip: str) -> None:
         self.node = node
@@ -52,14 +52,14 @@ class PodVolumes:
         self.refresh_at = float("inf")
 
     def path(self, name: str) -> Path:
-        """Where the volume's content lies on the host."""
+        """The path of the volume's content on the host."""
         volume = next(v for v in self.pod["spec"].get("volumes") or () if v["name"] == name)
         if "hostPath" in volume:
             return Path(volume["hostPath"]["path"])
         return self.directory / name
 
     async def publish(self) -> None:
-        """Make or refresh every volume."""
+        """Create or update every volume. Raises VolumeError."""
         self.refresh_at = float("inf")
         for volume in self.pod["spec"].get("volumes") or ():
             await self._publish(volume)
@@ -177,7 +177,7 @@ class PodVolumes:
 
 
 async def fetch_data(api: Api, namespace: str, plural: str, name: str) -> dict[str, bytes] | None:
-    """The content of a ConfigMap or Secret, None where it does not exist."""
+    """The content of a ConfigMap or Secret, None if it does not exist."""
     try:
         found = await api.request("GET", f"/api/v1/namespaces/{namespace}/{plural}/{name}")
     except ApiError as error:
@@ -191,7 +191,7 @@ async def fetch_data(api: Api, namespace: str, plural: str, name: str) -> dict[s
 
 
 def publish_files(path: Path, files: Mapping[str, File]) -> None:
-    """Replace the visible set of files in one step."""
+    """Replace the visible files atomically."""
     current = path / "..data"
     if current.exists() and _same(current, files):
         return

@@ -1,6 +1,6 @@
-"""A container's log: one line per line of output, with time and stream, as container runtimes write it.
+"""A container's log: each line of output with time and stream, in the format of container runtimes.
 
-`<RFC 3339 time> <stdout|stderr> <F|P> <text>`; P marks a part of a line that was longer than the buffer.
+`<RFC 3339 time> <stdout|stderr> <F|P> <text>`; P marks a part of a line that exceeds the buffer.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LogWriter:
             os.write(self._file, b"".join(out))
 
     async def drain(self) -> None:
-        """Read what is left after the end; somebody who kept the pipe open is not waited for."""
+        """Read the remaining output after the exit, without waiting for a process that keeps the pipe open."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._done.wait(), 0.5)
         for stream in list(self._open):
@@ -109,7 +109,7 @@ def parse_line(raw: bytes) -> Line | None:
 
 
 def tail_text(path: Path, *, lines: int, limit: int) -> str:
-    """The end of a log without times: what FallbackToLogsOnError reports."""
+    """The end of a log without times, as reported by FallbackToLogsOnError."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def time_before(seconds: float) -> str:
 
 
 def show(raw: bytes, *, times: bool, since: str) -> bytes:
-    """One stored line as the user wants to see it; empty where it is older than `since`."""
+    """One stored line in the requested form; empty if it is older than `since`."""
     line = parse_line(raw)
     if line is None or line.time[:19] < since[:19]:
         return b""

@@ -1,6 +1,6 @@
 """Image references. There are no images: any well-formed reference runs in the host's environment.
 
-A registry host below `.invalid` can never resolve (RFC 2606), so such a reference fails as a pull from it would.
+A registry host below `.invalid` can never resolve (RFC 2606), so such a reference fails like a pull from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REFERENCE: Final = re.compile(
 
 
 def pull_error(image: str) -> tuple[str, str] | None:
-    """Reason and message of a failed pull, or None where the image can be had."""
+    """Reason and message of a failed pull, or None if the image is available."""
     match = _REFERENCE.fullmatch(image)
     if match is None:
         return "InvalidImageName", f'Failed to apply default image tag "{image}": couldn\'t parse image reference'

@@ -16,7 +16,7 @@ Exec = Callable[[list[str], float], Awaitable[tuple[bool, str]]]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """How many results in a row change the verdict."""
+    """The numbers of consecutive results that change the verdict."""
 
     success: int
     failure: int
@@ -24,7 +24,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Tally:
-    """Results in a row, and the verdict so far; `judge` is pure."""
+    """Consecutive results, and the verdict so far; `judge` is pure."""
 
     healthy: bool
     successes: int = 0
@@ -41,7 +41,7 @@ class Tally:
 
 
 def find_port(container: Raw, port: str | int) -> int:
-    """A number, or the name of a container port."""
+    """A port number, from a number or the name of a container port."""
     if isinstance(port, int):
         return port
     for declared in container.get("ports") or ():
@@ -51,7 +51,7 @@ def find_port(container: Raw, port: str | int) -> int:
 
 
 async def check(probe: Raw, container: Raw, pod_ip: str, execute: Exec) -> tuple[bool, str]:
-    """One try: whether it worked, and what to tell the user if not."""
+    """One attempt: whether it succeeded, and the message if not."""
     timeout = float(probe.get("timeoutSeconds") or 1)
     if "exec" in probe:
         return await execute(list(probe["exec"].get("command") or ()), timeout)
@@ -66,7 +66,7 @@ async def check(probe: Raw, container: Raw, pod_ip: str, execute: Exec) -> tuple
             return True, ""
     except (OSError, aiohttp.ClientError, TimeoutError, ValueError) as error:
         return False, f"{type(error).__name__}: {error}"
-    return True, ""  # a kind of probe that we do not know must not fail the pod
+    return True, ""  # an unsupported kind of probe must not fail the pod
 
 
 async def _http(action: Raw, container: Raw, pod_ip: str, timeout: float) -> tuple[bool, str]:
@@ -91,7 +91,7 @@ async def watch(
     on_change: Callable[[bool, str], None],
     until_healthy: bool = False,
 ) -> None:
-    """Probe until cancelled, or until the first success for a startup probe; tells each change of the verdict."""
+    """Probe until cancelled, or for a startup probe until the first success; report each change of the verdict."""
     limits = Thresholds(int(probe.get("successThreshold") or 1), int(probe.get("failureThreshold") or 3))
     period = float(probe.get("periodSeconds") or 10)
     tally = Tally(healthy)
@@ -105,5 +105,5 @@ async def watch(
         if until_healthy and tally.healthy:
             return
         with contextlib.suppress(TimeoutError):
-            # A startup probe that has not succeeded yet is tried a little sooner: somebody waits for it.
+            # A startup probe that has not succeeded yet is retried sooner, since the pod waits for it.
             await asyncio.sleep(period if tally.healthy or not until_healthy else min(period, 1.0))

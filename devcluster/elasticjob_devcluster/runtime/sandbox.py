@@ -1,9 +1,9 @@
-"""A container's view of the file system, without touching the host's.
+"""A container's view of the file system, without changes to the host's.
 
-With a mount namespace, volumes appear where the pod says, and a mount point that the host lacks is made in a
-private copy of its parent directory (a small tmpfs whose entries are bind mounts of the originals). Without
-one (no root, no user namespaces) nothing can be mounted; then the agent rewrites paths in the command and the
-environment instead, see `rewrite`.
+With a mount namespace, volumes appear at the pod's mount paths, and a mount point that the host lacks is created in a
+private copy of its parent directory (a small tmpfs whose entries are bind mounts of the originals). Without one (no
+root, no user namespaces) nothing can be mounted; then the agent rewrites paths in the command and the environment
+instead, see `rewrite`.
 
 Everything here runs in the child between fork and exec, in a process with one thread.
 """
@@ -36,7 +36,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Mode(StrEnum):
-    """How much a container can be given on this machine."""
+    """The isolation of containers that this machine supports."""
 
     ROOT = "mount-namespace"
     USER = "user-namespace"
@@ -51,14 +51,14 @@ class Mount:
 
 
 def probe() -> Mode:
-    """Try, in children that end at once, what this machine allows."""
+    """Test what this machine allows, in children that exit at once."""
     with tempfile.TemporaryDirectory(prefix="elasticjob-probe-") as directory:
         for mode in (Mode.ROOT, Mode.USER):
             pid = os.fork()
             if pid == 0:
                 code = 1
                 try:
-                    target = f"{directory}-target/a"  # never seen on the host
+                    target = f"{directory}-target/a"  # invisible on the host
                     enter(mode, [Mount("/etc", target)], hostname="probe", scratch=Path(directory))
                     code = 0 if Path(target, "passwd").exists() else 1
                 except OSError:
@@ -71,9 +71,7 @@ def probe() -> Mode:
 
 
 def enter(mode: Mode, mounts: Sequence[Mount], *, hostname: str, scratch: Path) -> None:
-    """Move this process into its own namespaces and put the mounts in place. `scratch` is an empty directory
-    of ours.
-    """
+    """Move this process into its own namespaces and mount everything. `scratch` is an empty private directory."""
     if mode is Mode.REWRITE:
         return
     if mode is Mode.USER:
@@ -89,7 +87,7 @@ def enter(mode: Mode, mounts: Sequence[Mount], *, hostname: str, scratch: Path) 
 
 
 def join(pid: int, mode: Mode) -> None:
-    """Enter the namespaces of a running container: for probes and hooks."""
+    """Enter the namespaces of a running container, for probes and hooks."""
     if mode is Mode.REWRITE:
         return
     root = os.open(f"/proc/{pid}/root", os.O_RDONLY | os.O_DIRECTORY)
@@ -133,12 +131,12 @@ def _make_mount_point(target: str, directory: bool, private: set[int], scratch: 
 
 
 def _copy(directory: Path, scratch: Path) -> int:
-    """Cover `directory` with a tmpfs that shows the same entries; returns its device number."""
+    """Cover `directory` with a tmpfs that shows the same entries; return its device number."""
     _mount("tmpfs", str(scratch), 0, kind="tmpfs", data=f"mode={stat.S_IMODE(directory.stat().st_mode):o}")
     _mount("none", str(scratch), MS_UNBINDABLE)  # the copy must not contain itself
     for entry in os.scandir(directory):
         place = scratch / entry.name
-        with contextlib.suppress(FileNotFoundError):  # it vanished meanwhile
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             if entry.is_symlink():
                 place.symlink_to(Path(entry.path).readlink())
                 continue

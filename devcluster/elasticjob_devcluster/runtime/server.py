@@ -1,11 +1,11 @@
 """The container runtime of one node: starts containers as local processes, reaps them, keeps their logs.
 
-It is the parent of every container and knows nothing of Kubernetes. The agent may die and come back: the
-runtime goes on and still knows what ran and how it ended. When the runtime dies its containers die with it,
-as on a node that loses power. One thread and the standard library only, since it forks.
+It is the parent of every container and independent of Kubernetes. The agent may die and come back: the runtime
+continues, and knows what ran and how it ended. When the runtime dies, its containers die with it, like on a node that
+loses power. It has one thread and uses only the standard library, since it forks.
 
-The socket speaks JSON lines: a request has `n` and `op`, its answer the same `n`; an exit is pushed to
-everyone as `{"exit": {...}}`.
+The socket's protocol is JSON lines: a request has `n` and `op`, its response the same `n`; exits are sent to all
+clients as `{"exit": {...}}`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXEC_OUTPUT_LIMIT = 16 * 1024
 
 @dataclass
 class Container:
-    """What the runtime knows of a container; kept after its end until the agent forgets it."""
+    """The runtime's record of a container; kept after its end until the agent discards it."""
 
     id: str
     pid: int
@@ -125,7 +125,7 @@ class Runtime:
         self._keep(task)
 
     async def _finish(self, container: Container) -> None:
-        # The first process of a container takes all others with it, as the end of a PID namespace does.
+        # When the first process of a container ends, all others are killed, like in a PID namespace.
         processes.kill_marked(processes.MARK_CONTAINER, container.id)
         await self.logs.pop(container.id).drain()
         for writer in list(self.clients):
@@ -177,7 +177,7 @@ class Runtime:
 
 
 async def _wait(pid: int, timeout: float) -> int | None:
-    """The exit code of a child, or None where it had to be killed after `timeout`."""
+    """The exit code of a child, or None if it had to be killed after `timeout` seconds."""
     handle = os.pidfd_open(pid)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

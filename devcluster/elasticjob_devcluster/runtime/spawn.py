@@ -1,4 +1,4 @@
-"""Fork and exec of a container's first process, with the error of a failed start brought back to the caller."""
+"""Forks and executes a container's first process, and returns the error of a failed start to the caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticjob_devcluster.system import processes
 
 
 class StartError(Exception):
-    """The process could not be started; the text is what a container runtime would say."""
+    """The process could not be started; the message is like that of a container runtime."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Spec:
 
 
 def start(spec: Spec, mode: sandbox.Mode, out: int, err: int) -> int:
-    """Start the container; returns its process id. Raises StartError when nothing runs."""
+    """Start the container; return its process ID. Raises StartError if it does not run."""
 
     def prepare() -> None:
         sandbox.enter(mode, spec.mounts, hostname=spec.hostname, scratch=Path(spec.scratch))
@@ -70,7 +70,7 @@ def _become(
     err: int,
     report: int,
 ) -> NoReturn:
-    """The child between fork and exec. It never returns into the runtime's event loop."""
+    """The child between fork and exec. It never returns to the runtime's event loop."""
     try:
         os.setsid()
         processes.die_with_parent()

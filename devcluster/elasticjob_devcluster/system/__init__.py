@@ -1,1 +1,1 @@
-"""Processes, sockets, addresses and relays of this machine. Nothing here knows Kubernetes."""
+"""Processes, sockets, addresses and relays of this machine. Nothing here depends on Kubernetes."""

@@ -1,8 +1,8 @@
-"""Which loopback addresses a cluster, its nodes and its pods use.
+"""The loopback addresses of a cluster, its nodes and its pods.
 
-All of 127.0.0.0/8 reaches this machine, so every pod can have an address of its own without any set-up:
-127.<cluster>.<node>.<pod>. The cluster's number is claimed with a listening socket, so two clusters on one
-machine never share one.
+All of 127.0.0.0/8 belongs to this machine, so every pod can have its own address without any set-up:
+127.<cluster>.<node>.<pod>. A listening socket claims the cluster's number, so two clusters on one machine never share
+one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import errno
 import socket
 from typing import Final
 
-CLAIM_PORT: Final = 10256  # any fixed port would do: the socket is the lock
+CLAIM_PORT: Final = 10256  # any fixed port works: the socket is the lock
 FIRST_POD: Final = 2
 LAST_POD: Final = 254
 
 
 def claim_cluster(start: int) -> tuple[int, socket.socket]:
-    """A free cluster number and the socket that holds it; the number is free again when the socket closes."""
+    """A free cluster number and the socket that holds it; closing the socket releases the number."""
     for offset in range(253):
         number = 1 + (start + offset) % 253
         claim = socket.socket()
@@ -35,7 +35,7 @@ def claim_cluster(start: int) -> tuple[int, socket.socket]:
 
 
 def own_address(cluster: int) -> str:
-    """Where the cluster itself listens, where it must on a fixed port."""
+    """The address on which the cluster itself listens when it needs a fixed port."""
     return f"127.{cluster}.255.254"
 
 
@@ -46,7 +46,7 @@ def node_address(cluster: int, node: int) -> str:
 
 
 def pod_address(node_ip: str, used: set[str]) -> str | None:
-    """The first free pod address of the node, or None where all 253 are taken."""
+    """The first free pod address of the node, or None if all 253 are taken."""
     prefix = node_ip.rsplit(".", 1)[0]
     for last in range(FIRST_POD, LAST_POD + 1):
         address = f"{prefix}.{last}"
@@ -56,7 +56,7 @@ def pod_address(node_ip: str, used: set[str]) -> str | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on now. Somebody may take it before we do: callers try again with another."""
+    """A port that is free now. Another process may take it first: callers retry with another one."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

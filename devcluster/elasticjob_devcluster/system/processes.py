@@ -1,9 +1,8 @@
-"""Starting and ending processes so that none is ever left behind.
+"""Starts and ends processes so that none is ever left behind.
 
-Every process of a devcluster carries marks in its environment: which cluster, which node, which container.
-Children inherit them, also when they start a session of their own or outlive their parent, so a mark finds a
-whole tree where a process group does not. The kernel kills direct children with their parent; the marks find
-the rest.
+Every process of a devcluster has marks in its environment: its cluster, node and container. Children inherit them, even
+if they start a session of their own or outlive their parent, so a mark finds a whole tree where a process group does
+not. The kernel kills direct children with their parent; the marks find all others.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent's thread ends. To be called in the child, before exec."""
+    """Make the kernel kill this process when its parent's thread ends. Call it in the child, before exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def start(
     argv: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a service that dies with the caller, in a session of its own, its output appended to `log`."""
+    """Start a service that dies with the caller, in a new session, with its output appended to `log`."""
     with log.open("ab") as out:
         return subprocess.Popen(
             list(argv),
@@ -49,18 +48,18 @@ def start(
 
 
 def python_argv(module: str, *arguments: str) -> list[str]:
-    """Run one of our modules with the interpreter and the import path of the caller."""
+    """Run one of our modules with the caller's interpreter and import path."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def base_env() -> dict[str, str]:
-    """What our own services need of the caller's environment; nothing else leaks into them."""
+    """The part of the caller's environment that our services need; nothing else is passed on."""
     keep = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME")
     return {name: os.environ[name] for name in keep if name in os.environ}
 
 
 def find_marked(mark: str, value: str) -> list[int]:
-    """The processes that carry this mark, the caller excepted."""
+    """The processes with this mark, except the caller."""
     needle = f"\0{mark}={value}\0".encode()
     found = []
     for entry in os.scandir("/proc"):
@@ -70,14 +69,14 @@ def find_marked(mark: str, value: str) -> list[int]:
             with open(f"/proc/{entry.name}/environ", "rb") as file:  # noqa: PTH123 - called for every process
                 environ = file.read()
         except OSError:
-            continue  # it ended, or belongs to somebody else
+            continue  # it ended, or belongs to another user
         if needle in b"\0" + environ:
             found.append(int(entry.name))
     return found
 
 
 def find_in_cgroup(name: str) -> list[int]:
-    """The processes in a control group with this name, as a container runtime gives one to each container."""
+    """The processes in a control group with this name; container runtimes create one for each container."""
     needle = f"/{name}\n".encode()
     found = []
     for entry in os.scandir("/proc"):
@@ -93,7 +92,7 @@ def find_in_cgroup(name: str) -> list[int]:
 
 
 def descendants(roots: Iterable[int]) -> set[int]:
-    """The processes below `roots`, for those that overwrote their environment."""
+    """The processes below `roots`, which also finds those that overwrote their environment."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -116,7 +115,7 @@ def descendants(roots: Iterable[int]) -> set[int]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Signal processes; those that are gone already are what was wanted."""
+    """Signal processes; ignores those that have ended."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -134,7 +133,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def kill_marked(mark: str, value: str, *, deadline: float = 10.0) -> int:
-    """SIGKILL everything with this mark until nothing is left; says how many processes it found."""
+    """Send SIGKILL to everything with this mark until nothing is left; return how many processes were found."""
     seen: set[int] = set()
     end = time.monotonic() + deadline
     while True:

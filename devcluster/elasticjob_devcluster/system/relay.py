@@ -1,7 +1,7 @@
-"""A node's way to the API server: a relay that can be cut.
+"""A node's connection to the API server: a relay that can be cut.
 
-A cut drops nothing and closes nothing: bytes stop, as they do when a network is partitioned, and go on when
-it is healed. Works without any privilege, since only the node's own connections run through it.
+A cut drops and closes nothing: bytes stop, like in a network partition, and continue when it is healed. This needs no
+privileges, since only the node's own connections run through it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Unix sockets below directories of any depth: the kernel allows 108 bytes of path, a temporary directory may
-be longer.
+"""Unix sockets below directories of any depth: the kernel limits paths to 108 bytes, and temporary directories may be
+longer.
 """
 
 from __future__ import annotations
