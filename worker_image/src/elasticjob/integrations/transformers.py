@@ -1,0 +1,69 @@
+"""For transformers' Trainer: checkpoints before announced changes, progress, and the newest whole checkpoint.
+
+from elasticjob.integrations.transformers import ElasticJobCallback, find_checkpoint
+
+trainer = Trainer(..., callbacks=[ElasticJobCallback()])
+trainer.train(resume_from_checkpoint=find_checkpoint(args.output_dir))
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from elasticjob.channel import progress
+from elasticjob.checkpoint import requests
+
+
+def find_checkpoint(folder: str | Path) -> str | None:
+    """The newest checkpoint in the Trainer's `output_dir` that is whole; None if there is none, to start from scratch.
+
+    transformers' own `get_last_checkpoint` also returns one whose writer was killed, and resuming from it fails.
+    """
+    found = [place for place in Path(folder).glob("checkpoint-*") if _is_whole(place)]
+    newest = max(found, key=lambda place: int(place.name.rpartition("-")[2]), default=None)
+    return None if newest is None else str(newest)
+
+
+def _is_whole(place: Path) -> bool:
+    """The Trainer writes this file last."""
+    try:
+        json.loads((place / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return place.name.rpartition("-")[2].isdigit()
+
+
+class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Saves a checkpoint when a change of the world is announced, so no step is repeated, and reports the progress.
+
+    All ranks call it after every step and agree on the step to save: that costs one all-reduce of one number per step.
+    """
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if _agree(requests.requested(), args.device):
+            control.should_save = True
+        loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
+        metrics = {} if loss is None else {"loss": loss}
+        progress.report(state.global_step, state.max_steps, **metrics)
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if dist.is_initialized():
+            dist.barrier()  # the agent ends the world when every rank has said that its part is written
+        requests.clear()
+        return control
+
+
+def _agree(wants: bool, device: torch.device) -> bool:
+    """Whether any rank wants it."""
+    if not dist.is_initialized():
+        return wants
+    flag = torch.tensor([float(wants)], device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())
