@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick]`: every benchmark, one after the other. A broken one does not stop the others."""
+"""`python -m benchmarks [--quick]`: every benchmark, one after the other. A failed one does not stop the others."""
 
 from __future__ import annotations
 

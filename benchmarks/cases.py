@@ -1,4 +1,4 @@
-"""The scripted events of the rescale benchmark, and one run of one event under one launcher."""
+"""The events of the rescale benchmark, and one run of one event under one launcher."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from benchmarks import launchers, timeline
 
-SETTLE = 1.5  # seconds a world trains before something happens to it
-SILENCE = 20.0  # seconds a paused node sleeps: longer than any keep-alive that is compared
-SURVIVAL = 10.0  # seconds that training is watched after the coordinator is lost
+SETTLE = 1.5  # seconds that a world trains before the event
+SILENCE = 20.0  # seconds that a paused node sleeps: longer than any compared keep-alive
+SURVIVAL = 10.0  # seconds of observation after the coordinator is lost
 
 
 @dataclass
 class Run:
-    """One job that runs: what the events act on."""
+    """A running job, on which the events act."""
 
     launcher: launchers.Launcher
     tail: timeline.Tail
@@ -30,7 +30,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """An event: start with `before` nodes of `maximum`, do `act`, and wait for a world of `after`."""
+    """An event: start with `before` nodes of `maximum`, run `act`, and wait for a world of `after`."""
 
     name: str
     before: int
@@ -39,12 +39,12 @@ class Case:
     act: Callable[[Run], float | None] | None = None
     step_seconds: float = 0.05
     bound: float = 75.0
-    pause_counts: bool = True  # whether the pause says more than the time since the event
+    pause_counts: bool = True  # whether the pause is reported as well as the time since the event
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Seconds from the event to the first step of every rank; None where that did not happen in the bound."""
+    """Seconds from the event to the first step of every rank; None if that did not happen within the bound."""
 
     recovery: float | None
     pause: float | None = None
@@ -100,7 +100,7 @@ FENCE = Case("paused node wakes", before=3, after=3, maximum=3, act=pause, bound
 
 
 def wait_until(condition: Callable[[], bool], bound: float) -> bool:
-    """Poll until it holds; false where it does not in the bound."""
+    """Poll until the condition holds; False if it does not within the bound."""
     until = time.monotonic() + bound
     while not condition():
         if time.monotonic() > until:
@@ -112,7 +112,7 @@ def wait_until(condition: Callable[[], bool], bound: float) -> bool:
 def wait_for_world(
     run: Run, size: int, after: float, bound: float, *, give_up_when_dead: bool = True
 ) -> timeline.Formed | None:
-    """Look until the world is there, the bound is over or nobody is left who could form it."""
+    """Wait until the world exists, the bound has passed, or no agent is left to form it."""
     until = time.monotonic() + bound
     while True:
         run.tail.read()
@@ -125,7 +125,7 @@ def wait_for_world(
 
 
 def perform(case: Case, launcher: launchers.Launcher, directory: Path) -> Outcome:
-    """Start, settle, do it, measure, end everything."""
+    """Start, settle, run the event, measure, stop everything."""
     arguments = ["--step-seconds", str(case.step_seconds)]
     job = launchers.Job(directory, case.maximum, arguments=arguments)
     run = Run(launcher, timeline.Tail(job.steps))
@@ -164,7 +164,7 @@ def _measure(case: Case, run: Run, event: float, world: timeline.Formed | None) 
 
 
 def _survive(run: Run) -> Outcome:
-    """The coordinator is lost: the longest time without a step, as long as somebody still trains at the end."""
+    """After the loss of the coordinator: the longest time without a step, if training continues until the end."""
     event = run.launcher.lose_coordinator()
     if event is None:
         return Outcome(None, note="rank 0's agent is the coordinator: see SIGKILL rank 0")
@@ -179,7 +179,9 @@ def _survive(run: Run) -> Outcome:
 
 
 def _fence(run: Run, event: float) -> Outcome:
-    """A node sleeps and wakes: time until it trains in a world of three again, unless it goes on in its old one."""
+    """A node sleeps and wakes: seconds until it trains in a world of three again, unless it continues in
+    its old one.
+    """
     assert run.world is not None
     smaller = wait_for_world(run, 2, event, SILENCE)
     node = run.node_of(-1)

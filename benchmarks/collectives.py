@@ -1,9 +1,9 @@
-"""Collectives over gloo on loopback: against raw TCP between the same processes, and ours against plain torch.
+"""Collectives over gloo on loopback: compared with raw TCP between the same processes, and ours with plain torch.
 
-The limit is a ring of plain sockets that moves the bytes each rank has to send, in both directions at once. Against
-torch, ours are `elasticjob`'s own functions with their defaults; `all_gather` writes into a tensor that is there, and
-`all_gather_new` makes one for each result, ours and torch's alike. `--settings` tries what gloo can be told. NCCL is
-measured where CUDA is there.
+The limit is a ring of plain sockets that moves the bytes each rank has to send, in both directions at once. In the
+comparison with torch, ours are `elasticjob`'s functions with their defaults; `all_gather` writes to an existing tensor,
+and `all_gather_new` allocates one for each result, for both sides. `--settings` tries gloo's settings. NCCL is measured
+if CUDA is available.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(
     vias: Sequence[str] = ("torch", "elasticjob", "tcp"),
     settings: Mapping[str, str] | None = None,
 ) -> Times:
-    """Start the ranks, wait, and read what rank 0 said."""
+    """Start the ranks, wait, and read rank 0's output."""
     port = find_port("127.0.0.1")
     command = [sys.executable, str(WORKER), "--repeats", str(repeats), "--seconds", str(seconds)]
     command += ["--sizes", *map(str, sizes), "--ops", *ops, "--vias", *vias]
@@ -80,7 +80,7 @@ def name_size(size: int) -> str:
 
 
 def compare(world: int, found: Times) -> list[harness.Result]:
-    """Torch against the wire, and ours against torch; rates are whole operations a second."""
+    """torch against raw TCP, and ours against torch; rates are whole operations per second."""
     results = []
     for (op, size, via), seconds in found.items():
         case = f"{op} {name_size(size)}, {world} ranks"
@@ -93,7 +93,7 @@ def compare(world: int, found: Times) -> list[harness.Result]:
 
 
 def try_settings(options: harness.Options) -> list[harness.Result]:
-    """Each setting against the plain one, alternating; a setting that this build does not know is left out."""
+    """Each setting against the default, alternating; settings that this build does not support are omitted."""
     sizes, found = (
         (1024, 1 << 20, 16 << 20),
         {name: defaultdict[tuple[int, int], list[float]](list) for name in SETTINGS},

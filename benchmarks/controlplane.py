@@ -1,14 +1,14 @@
-"""Pods for jobs: our operator against Kubernetes' own Job controller, on one API server, on the same objects.
+"""Pods for jobs: our operator compared with Kubernetes' own Job controller, on one API server, with the same objects.
 
-The pods name a scheduler that does not exist, so nobody but the controllers touches them. Measured from the first
-request of the user: until all pods exist, from deletion until all are gone, from the loss of a pod until there is
-another one. The writes of a job's life are read from the API server's own counters, without the user's.
+The pods name a scheduler that does not exist, so only the controllers touch them. Measured times start with the user's
+first request: until all pods exist, from deletion until all are gone, from the loss of a pod until it is replaced. The
+writes over a job's lifetime are read from the API server's own counters, without those of the user.
 
-The peer's pods have the very spec that our operator gives its pods, so both controllers move the same bytes. The Job
-controller limits its own requests: to 20 a second by default (`--qps 20`), to 200 in the devcluster; `--qps 1000`
-takes the limit away. Ours sends up to 32 requests at a time and is bounded by the API server.
+The peer's pods have the same spec as our operator's pods, so both controllers move the same bytes. The Job controller
+limits its own requests: to 20 per second by default (`--qps 20`), to 200 in the devcluster; `--qps 1000` removes the
+limit in practice. Ours sends up to 32 requests concurrently and is limited by the API server.
 
-`--fleet 1000x10` adds the operator among 10,000 pods: its memory, its start, and what it does while nothing happens.
+`--fleet 1000x10` adds the operator with 10,000 pods: its memory, its start, and its activity while idle.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLEET_BOUND = 1200.0
 SHAPES = ((1, 100), (100, 5), (1000, 1), (1, 1000))
 FLEET = (1000, 10)
 QUICK_SHAPES = ((1, 50), (20, 2))
-DEVCLUSTER_QPS = 200  # what the devcluster allows its controllers
+DEVCLUSTER_QPS = 200  # the devcluster's limit for its controllers
 POD: dict[str, Any] = {
     "schedulerName": "nobody",
     "terminationGracePeriodSeconds": 0,
@@ -45,7 +45,7 @@ POD: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What a user creates, and where."""
+    """The kind of job that a user creates."""
 
     name: str
     root: str
@@ -72,18 +72,18 @@ def build_job(name: str, pods: int, *, indexed: bool) -> dict[str, Any]:
 
 
 def build_template(name: str, pods: int) -> dict[str, Any]:
-    """What our operator would send for such a pod, as a template."""
+    """The pod that our operator would create, as a template."""
     metadata = {"name": name, "namespace": "default", "uid": "11111111-2222-3333-4444-555555555555"}
     job = observe.observe_job({**build_elastic_job(name, pods), "metadata": metadata})
     assert job.spec is not None
     pod = manifests.build_pod(job, job.spec, NewPod(0), manifests.Settings(hub_url="ws://127.0.0.1:8443"))
-    del pod["spec"]["hostname"]  # each pod its own, or all would have one
+    del pod["spec"]["hostname"]  # it differs by pod, so it cannot be in a template
     labels = {key: value for key, value in pod["metadata"]["labels"].items() if "index" not in key}
     return {"metadata": {"labels": labels, "annotations": pod["metadata"]["annotations"]}, "spec": pod["spec"]}
 
 
 def find_kinds(version: str) -> tuple[Kind, Kind]:
-    """Ours and the peer. Indexed Jobs exist since 1.22."""
+    """Ours and the peer. Indexed Jobs exist since Kubernetes 1.22."""
     minor = int(version.split(".")[1].rstrip("+")) if "." in version else 0
     indexed = minor >= 22
     peer = Kind(
@@ -119,14 +119,14 @@ def wait_for(condition: Callable[[], bool], began: float, bound: float = BOUND) 
 
 
 def in_parallel(calls: Sequence[Callable[[], object]]) -> None:
-    """Eight at a time: the user must not be what is measured."""
+    """Eight calls at a time, so that the user is not the bottleneck."""
     with ThreadPoolExecutor(8) as pool:
         for future in [pool.submit(call) for call in calls]:
             future.result()
 
 
 def only_writes(counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
-    """What a controller makes and changes. Deletion is left out: it is the garbage collector's, for both alike."""
+    """The controller's creations and updates. Deletions are excluded: the garbage collector does them for both."""
     others: tuple[str, ...] = (
         "leases",
         "events",
@@ -136,7 +136,7 @@ def only_writes(counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
         "secrets",
         "endpoints",
     )
-    others += ("poddisruptionbudgets/status", "configmaps")  # those of the cluster's own controllers
+    others += ("poddisruptionbudgets/status", "configmaps")  # written by the cluster's own controllers
     return Counter(
         {
             (verb, resource): count
@@ -147,7 +147,7 @@ def only_writes(counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
 
 
 def live(system: System, kind: Kind, jobs: int, pods: int) -> Life:
-    """Create, lose a pod, delete."""
+    """Create jobs, lose a pod, delete the jobs."""
     kube, namespace = system.cluster.kube, system.make_namespace()
     process = system.operator_process() if kind.root == JOBS else system.controller_manager()
     path = f"{kind.root}/namespaces/{namespace}/{kind.plural}"
@@ -170,13 +170,13 @@ def live(system: System, kind: Kind, jobs: int, pods: int) -> Life:
 
 
 def warm_up(system: System, *kinds: Kind) -> None:
-    """A job of each kind comes and goes first: the garbage collector takes half a minute to learn of a new kind."""
+    """Create and delete a job of each kind first: the garbage collector takes half a minute to discover a new kind."""
     for kind in kinds:
         live(system, kind, 1, 1)
 
 
 def replace(system: System, namespace: str, total: int) -> float | None:
-    """Delete one pod and wait until another one is there in its stead."""
+    """Delete one pod and wait until another one replaces it."""
     kube = system.cluster.kube
     victim = kube.request("GET", f"/api/v1/namespaces/{namespace}/pods?limit=1")["items"][0]["metadata"]
     began = time.time()
@@ -237,7 +237,7 @@ def measure_small(system: System, kind: Kind, options: harness.Options) -> list[
 
 
 def measure_fleet(system: System, kind: Kind, shape: tuple[int, int]) -> scale.Fleet:
-    """Our operator among many pods that nobody touches."""
+    """Our operator with many idle pods."""
     kube, namespace = system.cluster.kube, system.make_namespace()
     path = f"{kind.root}/namespaces/{namespace}/{kind.plural}"
 
@@ -287,7 +287,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     shapes = tuple(options.extra.shape or shapes)
     qps = options.extra.qps
     report, bars = harness.Report("controlplane", options.out), {}
-    flags = (f"--kube-api-qps={qps}", f"--kube-api-burst={qps * 3 // 2}") if qps else ()  # the last of a kind wins
+    # The last occurrence of a flag wins.
+    flags = (f"--kube-api-qps={qps}", f"--kube-api-burst={qps * 3 // 2}") if qps else ()
     with System(options.out / "controlplane", flags=flags) as system:
         ours, peer = find_kinds(system.cluster.version.removeprefix("v").removeprefix("Kubernetes v"))
         name = f"{peer.name}, {qps or DEVCLUSTER_QPS} requests/s allowed"

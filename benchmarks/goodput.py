@@ -1,9 +1,9 @@
-"""Goodput: three workers are wanted, one is killed at random every so often, and work that was lost does not count.
+"""Goodput: a job of three workers, one of which is killed at random at intervals. Lost work does not count.
 
-The script checkpoints every ten steps and goes on from the last one. The share is what rank 0 had counted at the
-end, divided by what an undisturbed job would have: the median pace of its own steps. A pod that is gone is
-replaced a second later, under every launcher alike; so is an agent that gave up by itself. All launchers run side by
-side, so that they meet the same machine; each is mostly asleep between its steps.
+The script saves a checkpoint every ten steps and continues from the last one. The share is rank 0's count at the end,
+divided by that of an undisturbed job: the median pace of its own steps. Under every launcher, a lost pod is replaced a
+second later, and so is an agent that gave up. All launchers run concurrently, so that they share the same conditions;
+each mostly sleeps between its steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTLE_SECONDS = 5.0  # of training before the clock starts
 
 @dataclass(frozen=True)
 class Series:
-    """One run: how much was kept, and the count over time for the plot."""
+    """One run: the share of work that was kept, and the count over time for the plot."""
 
     launcher: str
     share: float
@@ -37,7 +37,7 @@ class Series:
 
 
 def plan_kills(rng: random.Random, seconds: float, every: float, shift: float = 0.0) -> list[tuple[float, int]]:
-    """(time, which of the live workers): one kill in each interval, at any moment of it, moved on by a share of it."""
+    """(time, index of a live worker): one kill at a random time in each interval, moved by `shift` of an interval."""
     return [
         (begin * every + (rng.uniform(0, every) + shift * every) % every, rng.randrange(WORKERS))
         for begin in range(int(seconds // every))
@@ -45,13 +45,13 @@ def plan_kills(rng: random.Random, seconds: float, every: float, shift: float = 
 
 
 def find_pace(steps: Sequence[timeline.Step]) -> float:
-    """Seconds a step takes when nobody disturbs it: the median does not see the gaps."""
+    """Seconds per undisturbed step: the median is not affected by gaps."""
     times = sorted(step.t for step in steps if step.rank == 0)
     return median([later - earlier for earlier, later in pairwise(times)] or [0.0])
 
 
 def find_points(steps: Sequence[timeline.Step], begin: float, every: float = 0.5) -> list[tuple[float, int]]:
-    """The count over time, thinned out. A restart may take it back to the checkpoint."""
+    """The count over time, thinned out. A restart may move it back to the checkpoint."""
     points: list[tuple[float, int]] = []
     for step in sorted(steps, key=lambda step: step.t):
         if not points or step.t - begin - points[-1][0] >= every or step.count < points[-1][1]:
@@ -60,7 +60,7 @@ def find_points(steps: Sequence[timeline.Step], begin: float, every: float = 0.5
 
 
 class Job:
-    """Three workers that are replaced when they are gone."""
+    """Three workers that are replaced when they are lost."""
 
     def __init__(self, launcher: launchers.Launcher, directory: Path) -> None:
         arguments = ["--checkpoint", str(directory / "checkpoint"), "--step-seconds", "0.05"]
@@ -75,7 +75,7 @@ class Job:
             self.launcher.start_agent(node)
 
     def tend(self) -> None:
-        """What a controller does: replace who is gone."""
+        """Replace lost workers, like a controller."""
         now = time.monotonic()
         for node in range(WORKERS):
             if self.launcher.is_node_alive(node):
@@ -128,7 +128,7 @@ def run(
 def run_side_by_side(
     makers: Mapping[str, Callable[[], launchers.Launcher]], seconds: float, every: float, seed: int
 ) -> dict[str, Series]:
-    """The same kills for each, but not at the same moment: their restarts would be in each other's way."""
+    """The same kills for each launcher, but not at the same time: their restarts would affect each other."""
 
     found: dict[str, Series] = {}
 
@@ -138,7 +138,7 @@ def run_side_by_side(
         harness.say(f"one kill in {every:.0f} s | {series.launcher}: {series.share:.1%} kept")
         found[name] = series
 
-    # Daemons, so that an interrupted benchmark does not wait for them.
+    # Daemon threads, so that an interrupted benchmark does not wait for them.
     threads = [
         threading.Thread(target=measure, args=(name, make, number / len(makers)), daemon=True)
         for number, (name, make) in enumerate(makers.items())

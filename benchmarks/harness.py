@@ -1,10 +1,9 @@
-"""What every benchmark shares: the result line, the options, and where results go.
+"""The common part of all benchmarks: the result line, the options, and the output.
 
-A result is one JSON object on one line:
-`{"benchmark", "case", "seconds" or "rate": {"min", "median", "max"}, "peer", "peerValue": {...}, "ratio", "machine"}`.
-`ratio` is always ours divided by the peer's, of the medians: below 1 is better for seconds, above 1 is better for
-a rate. A value is null where the thing did not happen within the time that was given to it: a system that never
-recovers has no median. Where either median is null there is no ratio.
+A result is one JSON object on one line: `{"benchmark", "case", "seconds" or "rate": {"min", "median", "max"}, "peer",
+"peerValue": {...}, "ratio", "machine"}`. `ratio` is always ours divided by the peer's, of the medians: below 1 is
+better for seconds, above 1 is better for a rate. A value is null if the event did not happen within its time limit: a
+system that never recovers has no median. If either median is null, there is no ratio.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ DEFAULT_OUT = ROOT / ".work" / "bench"
 
 
 def summarise(samples: Sequence[Sample]) -> dict[str, float | None]:
-    """Minimum, median and maximum. None counts as infinitely slow: one in three hides in the maximum, two do not."""
+    """Minimum, median and maximum. None counts as infinitely slow: of three samples, one affects only the maximum."""
     if not samples:
         return {"min": None, "median": None, "max": None}
     numbers = sorted(math.inf if sample is None else sample for sample in samples)
@@ -40,14 +39,14 @@ def summarise(samples: Sequence[Sample]) -> dict[str, float | None]:
 
 
 def round_digits(value: float, digits: int = 4) -> float:
-    """Four significant digits: more would claim what no repeat shows."""
+    """Round to four significant digits: further digits would not be reproducible."""
     if value == 0:
         return 0.0
     return round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
 
 
 def find_ratio(ours: float | None, peer: float | None) -> float | None:
-    """Ours divided by the peer's, where both exist."""
+    """Ours divided by the peer's; None unless both exist."""
     if ours is None or peer is None or peer == 0:
         return None
     return round_digits(ours / peer)
@@ -55,7 +54,7 @@ def find_ratio(ours: float | None, peer: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Result:
-    """One comparison: what we measured, what the peer measured in the same run."""
+    """One comparison: our measurement and the peer's in the same run."""
 
     benchmark: str
     case: str
@@ -65,7 +64,7 @@ class Result:
     kind: Kind = "seconds"
 
     def line(self, machine: str) -> dict[str, Any]:
-        """The JSON object, in the order in which the keys are documented."""
+        """The JSON object, with its keys in the documented order."""
         ours, theirs = summarise(self.ours), summarise(self.peer_values)
         return {
             "benchmark": self.benchmark,
@@ -86,7 +85,7 @@ def _processor() -> str:
 
 
 def describe_machine() -> str:
-    """What ran the benchmark, and how busy it was: a noisy machine must be visible in every line."""
+    """The machine and its load: every result line must show a noisy machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}, "
@@ -96,12 +95,12 @@ def describe_machine() -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     quick: bool
     out: Path
     repeats: int
-    deadline: float  # time.monotonic() after which no new measurement begins
+    deadline: float  # time.monotonic() after which no new measurement starts
     extra: argparse.Namespace
 
     def has_time(self) -> bool:
@@ -117,7 +116,7 @@ def parse_options(
     repeats: tuple[int, int],
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> Options:
-    """The options all benchmarks have in common; each pair is (quick, full)."""
+    """The common options of all benchmarks; each pair is (quick, full)."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{benchmark}",
         description=description,
@@ -142,7 +141,7 @@ def parse_options(
 
 @dataclass
 class Report:
-    """Prints each line when it is known and keeps them all in one file: `OUT/<benchmark>.jsonl`."""
+    """Prints each line when it is known, and writes all to one file: `OUT/<benchmark>.jsonl`."""
 
     benchmark: str
     out: Path
@@ -167,5 +166,5 @@ class Report:
 
 
 def say(text: str) -> None:
-    """Progress for a person: standard output carries result lines only."""
+    """Print progress to standard error: standard output contains only result lines."""
     print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """The hub: connect N agents, form a world of all of them, lose a member and form the next.
 
-Agents are real sockets in a process of their own, TLS included. The limit to compare with is the same event loop
-that writes the same bytes to the same number of bare connections: what is above it is the hub's. CPU seconds are
-those of the hub's process; they tell more than wall time on a busy machine.
+Agents are real sockets in a separate process, including TLS. The limit for comparison is the same event loop writing
+the same bytes to the same number of bare connections: the difference is the hub's cost. CPU seconds are those of the
+hub's process; on a busy machine they are more meaningful than wall time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FULL = (Size(100, True), Size(1000, False), Size(1000, True), Size(5000, False),
 
 
 def measure(size: Size, *, raw: bool, idle: float) -> dict[str, Any] | None:
-    """One run in a fresh process; None where it did not finish in time."""
+    """One run in a fresh process; None if it did not finish in time."""
     command = [sys.executable, "-m", "benchmarks.scripts.hub_case", "--agents", str(size.agents), "--idle", str(idle)]
     command += (["--tls"] if size.tls else []) + (["--raw"] if raw else [])
     try:
@@ -75,7 +75,7 @@ def results(size: Size, ours: Sequence[dict[str, Any]], peers: Sequence[dict[str
 
 
 def draw(path: Path, found: dict[Size, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> None:
-    """Latency to the last agent and memory per agent over the number of agents."""
+    """Latency to the last agent and memory per agent, over the number of agents."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.peers install`: torchft and DLRover in an environment of their own, `.work/peers`.
+"""`python -m benchmarks.peers install`: torchft and DLRover in a separate environment, `.work/peers`.
 
-They share the project's torch, so that both sides run the same one, and everything else that is pinned in
-`constraints.txt`. What only they need is pinned in `benchmarks/peers.txt`. The project's environment is not touched.
-The benchmarks work without them: `find_missing` says who is left out.
+They share the project's torch, so that both sides use the same one, and everything else that is pinned in
+`constraints.txt`. Their further packages are pinned in `benchmarks/peers.txt`. The project's environment stays
+unchanged. The benchmarks work without them: `find_missing` lists what is missing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def parse_pins(text: str) -> dict[str, str]:
 
 
 def find_missing(names: Sequence[str], place: Path = PLACE) -> list[str]:
-    """Which of these packages are not there in the pinned version."""
+    """The packages that are not installed in the pinned version."""
     pins = parse_pins(PINS.read_text())
     found = {path.name for path in place.glob("lib/python*/site-packages/*.dist-info")}
     return [name for name in names if f"{name.replace('-', '_')}-{pins[name]}.dist-info" not in found]
 
 
 def install(place: Path = PLACE) -> None:
-    """Make the environment, or bring it to the pinned versions."""
+    """Create the environment, or update it to the pinned versions."""
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     python = place / "bin" / "python"
     inside = subprocess.run(
@@ -46,7 +46,7 @@ def install(place: Path = PLACE) -> None:
         capture_output=True,
         text=True,
     ).stdout.strip()
-    # Not a plain path: the project itself is installed by a .pth file, which only addsitedir follows.
+    # Not a plain path: the project itself is installed by a .pth file, which only addsitedir processes.
     project = sysconfig.get_path("purelib")
     Path(inside, "project.pth").write_text(f"import site; site.addsitedir({project!r})\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -1,4 +1,4 @@
-"""The plots of the benchmarks. Drawn without a display; each one is small enough to be kept with the docs."""
+"""The plots of the benchmarks, drawn without a display, and small enough to be part of the docs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _middle(outcomes: Sequence[cases.Outcome]) -> cases.Outcome | None:
-    """The outcome with the median time: its phases belong together, a mean of phases would belong to nobody."""
+    """The outcome with the median time: phases are of one run, since means of phases would not add up to any run."""
     done = sorted((o for o in outcomes if o.recovery is not None), key=lambda o: o.recovery or 0.0)
     return done[len(done) // 2] if len(done) * 2 > len(outcomes) else None
 
@@ -39,7 +39,7 @@ def _middle(outcomes: Sequence[cases.Outcome]) -> cases.Outcome | None:
 def draw_phases(
     path: Path, found: Mapping[tuple[str, str], Sequence[cases.Outcome]], names: Mapping[str, str], limit: float = 8.0
 ) -> None:
-    """A stacked bar for each case and launcher: where the time went. Longer bars are cut and labelled."""
+    """A stacked bar for each case and launcher, by phase. Longer bars are cut and labelled."""
     rows = [(case, launcher) for case, launcher in found]
     figure, axes = _figure(10, 1.2 + 0.28 * len(rows))
     for row, key in enumerate(rows):
@@ -66,7 +66,7 @@ def draw_phases(
 
 
 def draw_goodput(path: Path, series: Sequence[goodput.Series], every: float) -> None:
-    """Work that was kept over time, and when somebody was killed."""
+    """The work kept over time, and the kills."""
     figure, axes = _figure(8, 4.5)
     for one in series:
         axes.plot(
@@ -86,7 +86,7 @@ def draw_goodput(path: Path, series: Sequence[goodput.Series], every: float) -> 
 def draw_lines(
     path: Path, series: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, *, log: bool = True
 ) -> None:
-    """Plain curves over a logarithmic size."""
+    """Curves over a logarithmic size."""
     figure, axes = _figure(8, 4.5)
     for label, points in series.items():
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label)
@@ -101,7 +101,7 @@ def draw_lines(
 
 
 def draw_bars(path: Path, rows: Mapping[str, Mapping[str, float]], xlabel: str) -> None:
-    """Groups of horizontal bars: `rows[case][who]`."""
+    """Groups of horizontal bars: `rows[case][series]`."""
     who = list(dict.fromkeys(name for row in rows.values() for name in row))
     figure, axes = _figure(8, 1.2 + 0.3 * len(rows) * max(1, len(who)))
     for offset, name in enumerate(who):

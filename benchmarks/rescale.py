@@ -1,9 +1,9 @@
-"""How long a change of the world takes: torchrun, torchft and DLRover in their best-known settings against ElasticJob.
+"""The duration of a change of the world: torchrun, torchft and DLRover in their best known settings against ElasticJob.
 
-Every case starts a small gloo job on this host, lets it train, does one thing to it, and waits for the first step
-of the new world on every rank. `event` is the time since the event, `pause` the time in which nobody trained. Peer
-and ours alternate. With `--goodput` workers are killed at random for minutes instead, and the work that was done
-and kept is counted. torchft and DLRover take part once `python -m benchmarks.peers install` was run.
+Every case starts a small gloo job on this host, lets it train, triggers one event, and waits for the first step of the
+new world on every rank. `event` is the time since the event, `pause` the time without training. Peer and ours
+alternate. With `--goodput` workers are killed at random for minutes instead, and the completed work that was kept is
+counted. torchft and DLRover take part once `python -m benchmarks.peers install` was run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OURS: dict[str, Make] = {
     "cold": local.elasticjob_run_cold,
     "session": local.session,
 }
-SLOW = frozenset({"defaults", "dlrover-defaults"})  # half a minute and more an event: once is enough
+SLOW = frozenset({"defaults", "dlrover-defaults"})  # half a minute or more per event, so one repeat
 QUICK = ("start 2 below max", "SIGKILL follower")
 EVERY_CASE = (*cases.CASES, cases.COORDINATOR, cases.FENCE)
 
@@ -49,7 +49,7 @@ Outcomes = dict[tuple[str, str], list[cases.Outcome]]  # (case, launcher) -> one
 
 
 def find_makers(through: str) -> dict[str, Make]:
-    """Our launchers, behind the hub alone or behind the whole operator on a devcluster."""
+    """Our launchers, with the hub alone or with the whole operator on a devcluster."""
     if through == "hub":
         return OURS
     from benchmarks.launchers import cluster
@@ -58,7 +58,7 @@ def find_makers(through: str) -> dict[str, Make]:
 
 
 def find_peers(wanted: Sequence[str]) -> dict[str, Make]:
-    """Those of the peers that are there; who is left out is said, with the remedy."""
+    """The installed peers; reports the missing ones, with the remedy."""
     missing = set(peers.find_missing(sorted({PACKAGES[name] for name in wanted if name in PACKAGES})))
     if missing:
         harness.say(f"left out, not installed: {', '.join(sorted(missing))}. To have them: {peers.COMMAND}")
@@ -70,12 +70,12 @@ def is_torchft(name: str) -> bool:
 
 
 def are_comparable(mine: str, peer: str) -> bool:
-    """torchft needs a script that was written for it, so it is compared with our session alone."""
+    """torchft needs a script written for it, so it is compared only with our session."""
     return mine == "session" or not is_torchft(peer)
 
 
 def measure(options: harness.Options, against: dict[str, Make], ours: dict[str, Make]) -> Outcomes:
-    """Rounds of all cases; within a case ours and the peers alternate."""
+    """Rounds of all cases; within a case, ours and the peers alternate."""
     found: Outcomes = defaultdict(list)
     chosen = [case for case in EVERY_CASE if case.name in (options.extra.case or [case.name])]
     if options.quick and not options.extra.case:
@@ -103,7 +103,7 @@ def perform(case: cases.Case, make: Make, repeat: int) -> cases.Outcome:
 
 
 def compare(found: Outcomes, against: dict[str, Make], ours: dict[str, Make]) -> list[harness.Result]:
-    """One line for each case, each of ours and each peer that was measured."""
+    """One line for each case, each of ours and each measured peer."""
     results = []
     for case in EVERY_CASE:
         for mine, make in ours.items():

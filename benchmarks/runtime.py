@@ -1,8 +1,8 @@
-"""What the runtime costs a training script: import, report, checkpoint, sampler; and what an agent costs a pod.
+"""The costs of the runtime for a training script: import, report, checkpoint, sampler; and of an agent for a pod.
 
-Every case runs in fresh processes. An import is the whole life of an interpreter that imports and ends, the peer's
-is torch alone. Memory is the proportional share (PSS) of the agent process, idle before its first world: pages it
-shares with others count in part.
+Every case runs in fresh processes. An import is the whole lifetime of an interpreter that imports and exits; the peer
+imports only torch. Memory is the proportional share (PSS) of the agent process, idle before its first world: shared
+pages count in part.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_memory(pid: int) -> float:
 
 
 def measure_agent(launcher: local.Local | torchrun.Torchrun, node: int = 0) -> float:
-    """The memory of an agent whose one worker trains."""
+    """The memory of an agent whose one worker trains, in MiB."""
     with tempfile.TemporaryDirectory(prefix="elasticjob-bench-") as directory:
         job = launchers.Job(Path(directory), 1)
         run = cases.Run(launcher, timeline.Tail(job.steps))

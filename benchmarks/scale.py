@@ -1,6 +1,6 @@
-"""What size costs: a small job's latency, and the operator among many pods: at rest, and started anew.
+"""The cost of size: a small job's latency, and the operator with many pods: idle, and after a restart.
 
-The pods name a scheduler that does not exist, so they stay as they were made: nodes are faked by leaving them out.
+The pods name a scheduler that does not exist, so they never change, and no nodes are needed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def measure_latency(system: System, namespace: str, create: Create, count: int) 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The operator among `jobs` × `pods`."""
+    """The operator with `jobs` × `pods`."""
 
     jobs: int
     pods: int
     created: float  # seconds until all pods existed
     made_cpu: float  # the operator's CPU until then
-    memory: float  # MiB, when it had made them
+    memory: float  # MiB, after it had created them
     first: float  # seconds from the start of a new operator to its first pass
-    all_seen: float  # and until every job had one
+    all_seen: float  # seconds until every job had a pass
     start_cpu: float
-    memory_anew: float  # MiB of the new one
-    idle: Counter[str] = field(default_factory=Counter)  # the operator's requests while nothing happened
+    memory_anew: float  # MiB of the new operator
+    idle: Counter[str] = field(default_factory=Counter)  # the operator's requests while idle
     idle_cpu: float = 0.0  # seconds of CPU per second
 
     def lines(self) -> list[harness.Result]:
@@ -76,7 +76,7 @@ class Fleet:
 
 
 def read_metrics(system: System) -> str:
-    """What the operator says of itself; "" where it does not answer yet."""
+    """The operator's metrics; "" if it does not respond yet."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{system.http_port}/metrics", timeout=10) as answer:
             text: str = answer.read().decode()
@@ -97,7 +97,7 @@ def count_requests(system: System) -> Counter[str]:
 
 
 def measure_idle(system: System, seconds: float) -> Counter[str]:
-    """What the operator asks of the API server while nothing happens."""
+    """The operator's requests to the API server while idle."""
     before = count_requests(system)
     time.sleep(seconds)
     return count_requests(system) - before
@@ -114,7 +114,7 @@ def measure_fleet(
     shape: tuple[int, int],
     bound: float,
 ) -> Fleet:
-    """Makes the pods, then starts the operator anew. Raises TimeoutError where a step takes longer than `bound`."""
+    """Create the pods, then restart the operator. Raises TimeoutError if a step takes longer than `bound` seconds."""
     jobs, pods = shape
     process = system.operator_process()
     began, cpu = time.time(), _cpu(process)
@@ -141,7 +141,7 @@ def measure_fleet(
 
 
 def settle(system: System, bound: float) -> None:
-    """Until the operator has had no pass for two seconds."""
+    """Wait until the operator has had no pass for two seconds."""
     seen = [count_passes(system), time.time()]
 
     def is_still() -> bool:

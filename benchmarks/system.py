@@ -1,4 +1,4 @@
-"""The whole product on this machine: a devcluster and a real operator process beside it."""
+"""The whole product on this machine: a devcluster and a real operator process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parse_requests(text: str) -> Counter[tuple[str, str]]:
 
 
 class System:
-    """Use as a context manager."""
+    """A devcluster with an operator. Use it as a context manager."""
 
     def __init__(self, directory: Path, nodes: tuple[NodeSpec, ...] = (), flags: tuple[str, ...] = ()) -> None:
         self.directory = directory
@@ -59,7 +59,7 @@ class System:
         wait_until(lambda: kube.get(f"{JOBS}/elasticjobs") is not None, 30, "the CRD is served")
 
     def start_operator(self) -> float:
-        """Start the operator and return when that was; it is the leader as soon as the Lease lets it."""
+        """Start the operator and return the start time; it leads as soon as it gets the Lease."""
         began = time.time()
         with (self.directory / "operator.log").open("ab") as log:
             self.operator = subprocess.Popen(
@@ -83,13 +83,13 @@ class System:
             self.operator.wait()
 
     def make_namespace(self) -> str:
-        """A namespace that takes pods."""
+        """A namespace that accepts pods."""
         name = f"bench-{secrets.token_hex(4)}"
         self.cluster.make_namespace(name)
         return name
 
     def count_pods(self, namespace: str) -> int:
-        """Cheap: one object is read, the server says how many remain."""
+        """The number of pods, without listing them: one object is read, the server reports how many remain."""
         page = self.cluster.kube.request("GET", f"/api/v1/namespaces/{namespace}/pods?limit=1")
         return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0))
 

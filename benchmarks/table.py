@@ -12,7 +12,7 @@ from benchmarks import harness
 
 
 def format_values(values: dict[str, float | None]) -> str:
-    """The median, and the range where there is one."""
+    """The median, and the range if there is one."""
 
     def show(value: float | None) -> str:
         return "never" if value is None else f"{value:.4g}"
@@ -23,7 +23,7 @@ def format_values(values: dict[str, float | None]) -> str:
 
 
 def format_table(lines: Sequence[dict[str, Any]]) -> str:
-    """One benchmark's lines, each a row."""
+    """The lines of one benchmark, one per row."""
     rows = ["| case | ours | peer | peer's value | ratio |", "|---|---|---|---|---|"]
     for line in lines:
         ours = format_values(line.get("seconds") or line["rate"])

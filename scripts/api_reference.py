@@ -1,4 +1,6 @@
-"""Renders docs/api-reference.md from the docstrings of the worker runtime. It reads the sources and imports nothing."""
+"""Renders docs/api-reference.md from the docstrings of the worker runtime, by parsing the sources without importing
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "worker_image/src/elasticjob"
 TARGET = ROOT / "docs/api-reference.md"
 
-# The order of a reader: first what every script uses.
+# In the order that readers need: first what every script uses.
 MODULES = (
     "context/setup",
     "context/context",
@@ -44,7 +46,7 @@ def render() -> str:
 
 
 def public_names() -> list[str]:
-    """The names that `import elasticjob` offers."""
+    """The names that `import elasticjob` provides."""
     for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_HOME":
             return sorted(ast.literal_eval(node.value))
@@ -61,7 +63,7 @@ def render_module(name: str) -> str:
 
 
 def is_overload(node: Documented) -> bool:
-    """Whether it only gives a type checker one of the ways to call what follows."""
+    """Whether this is only a typing overload of the function that follows."""
     return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
@@ -97,12 +99,12 @@ def signature(node: ast.FunctionDef) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """Indented examples are code in a docstring and in Markdown alike."""
+    """The docstring as Markdown. Indented examples are code blocks in both."""
     return inspect.cleandoc(text)
 
 
 def generate() -> dict[Path, str]:
-    """For scripts/generate.py."""
+    """The generated files, for scripts/generate.py."""
     return {TARGET: render()}
 
 

@@ -1,9 +1,9 @@
-"""Builds what a release has into dist/: `make dist`, which adds the bills of materials, and then the checksums.
+"""Builds the files of a release into dist/. `make dist` runs it, adds the bills of materials, and then the checksums.
 
-    python scripts/dist.py build       # wheels, sdists, chart, manifests; images where docker, podman or buildah runs
-    python scripts/dist.py checksums   # SHA256SUMS of all that lies in dist/
+    python scripts/dist.py build       # wheels, sdists, chart, manifests; images if docker, podman or buildah runs
+    python scripts/dist.py checksums   # SHA256SUMS of everything in dist/
 
-Where TAG is set, as a release sets it, it has to be the version of this tree.
+If TAG is set, as in a release, it must match the version of this tree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IMAGES: Final = {
 
 
 def check_tag(tag: str, version: str) -> None:
-    """Raises SystemExit where a release would get the name of another version."""
+    """Raises SystemExit if the tag does not match the version."""
     if tag and tag != f"v{version}":
         raise SystemExit(f"dist: the tag is {tag}, the version v{version}: change __version__, or tag the right commit")
 
@@ -44,14 +44,14 @@ def build_distributions(folder: Path) -> None:
 
 
 def package_chart(folder: Path) -> None:
-    """The chart as `helm install` takes it, packaged by Helm's own engine."""
+    """The chart in the format of `helm install`, packaged by Helm's own engine."""
     import helm_python
 
     helm_python.chart.package(ROOT / "manifests/chart/elasticjob", destination=folder)
 
 
 def find_engine() -> str | None:
-    """What builds images here: the first of docker, podman and buildah that answers."""
+    """The first of docker, podman and buildah that works here; None if there is none."""
     for engine in ("docker", "podman", "buildah"):
         if shutil.which(engine):
             answer = subprocess.run([engine, "info"], capture_output=True, check=False, timeout=60)
@@ -84,7 +84,7 @@ def build() -> None:
 
 
 def render_checksums(folder: Path) -> str:
-    """One line a file, as `sha256sum --check` reads them."""
+    """One line per file, in the format of `sha256sum --check`."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
     return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
 

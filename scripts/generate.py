@@ -1,4 +1,4 @@
-"""Writes every generated file, or with --check says which ones are stale (exit code 1)."""
+"""Writes every generated file; with --check, lists the stale ones instead (exit code 1)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def manifest() -> dict[Path, str]:
     return files
 
 
-# The versions come first: the manifest has that of the chart.
+# The versions come first: the manifest contains the chart's version.
 GENERATORS: list[Callable[[], dict[Path, str]]] = [versions, crd, manifest, api_reference]
 
 

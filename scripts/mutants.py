@@ -1,8 +1,8 @@
 """Random small mistakes in the source, and whether the tests notice them: `make mutants SEED=n COUNT=k`.
 
-A mistake is a changed comparison, `and` for `or`, a lost `not`, plus for minus, or a guard that never holds. Each is
+A mistake is a changed comparison, `and` for `or`, a removed `not`, plus for minus, or a guard that never holds. Each is
 made in a copy of the packages; the tests of its folder run first, then the wider suite. Survivors are listed, with the
-rate of what was noticed. Mistakes that change nothing that can be seen are in `EQUIVALENT`, and are not drawn.
+detection rate. Mistakes without an observable effect are in `EQUIVALENT`, and are not drawn.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ SWAPPED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.IsNot: ast.Is,
 }
 
-# Module, the text before, the text after: nothing that can be seen changes.
+# Module, the text before, the text after: there is no observable effect.
 EQUIVALENT: Final[frozenset[tuple[str, str, str]]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One text of a module, replaced by another."""
+    """One replacement in the text of a module."""
 
     module: str  # path below the root of the repository
     line: int
@@ -69,7 +69,7 @@ class Mistake:
 
     @property
     def folder(self) -> str:
-        """The sub-package; empty for a module at the top."""
+        """The sub-package; empty for a top-level module."""
         inside = Path(self.module).relative_to(self.package)
         return inside.parts[0] if len(inside.parts) > 1 else ""
 
@@ -83,7 +83,7 @@ class Mistake:
 
 
 def find_mistakes(module: str, text: str) -> list[Mistake]:
-    """All mistakes that can be made in this module."""
+    """All mistakes that are possible in this module."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
@@ -100,7 +100,7 @@ def find_mistakes(module: str, text: str) -> list[Mistake]:
 
 
 def _walk(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Expressions and what to put in their place. Assertions, annotations and formatted texts are left alone."""
+    """Expressions and their replacements. Assertions, annotations and formatted strings are skipped."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.Assert | ast.JoinedStr) or _is_for_types(child):
             continue
@@ -128,7 +128,7 @@ def _replacements(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _has_text(node: ast.BinOp) -> bool:
-    """Whether it joins texts or sequences, of which a difference would only be an error."""
+    """Whether it joins strings or sequences, where another operator would only raise an error."""
     kinds = (ast.JoinedStr, ast.Tuple, ast.List)
     return any(
         isinstance(part, kinds) or (isinstance(part, ast.Constant) and isinstance(part.value, str | bytes))
@@ -137,7 +137,7 @@ def _has_text(node: ast.BinOp) -> bool:
 
 
 def draw(seed: int, count: int, only: str) -> list[Mistake]:
-    """So many mistakes of all that can be made, none of them equivalent."""
+    """A random sample of `count` mistakes, none of them equivalent."""
     modules = sorted((*(ROOT / OPERATOR).rglob("*.py"), *(ROOT / WORKER).rglob("*.py")))
     found = [
         mistake
@@ -146,11 +146,11 @@ def draw(seed: int, count: int, only: str) -> list[Mistake]:
         for mistake in find_mistakes(str(path.relative_to(ROOT)), path.read_text())
         if (mistake.module, mistake.before, mistake.after) not in EQUIVALENT
     ]
-    return random.Random(seed).sample(found, min(count, len(found)))  # noqa: S311 - to be repeated
+    return random.Random(seed).sample(found, min(count, len(found)))  # noqa: S311 - must be reproducible
 
 
 def find_suites(mistake: Mistake) -> list[list[str]]:
-    """What to run for it, the cheapest first."""
+    """The tests to run for it, the cheapest first."""
     side = "tests/controller" if mistake.package == OPERATOR else "tests/worker"
     near = [f"{side}/{name}" for name in NEAR.get(mistake.folder, (mistake.folder,)) if name]
     near = [path for path in near if (ROOT / path).is_dir()]
@@ -211,7 +211,7 @@ def main() -> int:
 
 
 def report(seed: int, mistakes: list[Mistake], survivors: list[Mistake]) -> int:
-    """Prints one JSON line; 0 where the goals are reached."""
+    """Print one JSON line; return 0 if the goals are reached."""
     rates = {}
     for group in GOALS:
         made = sum(mistake.group == group for mistake in mistakes)

@@ -3,8 +3,8 @@
     python scripts/render_install.py           # write
     python scripts/render_install.py --check   # fail where a file is stale
 
-The manifest is the chart with its defaults, in the namespace `elasticjob-system`, which it makes. The real Helm engine
-renders it; no cluster is asked.
+The manifest is the chart with its defaults, including the namespace `elasticjob-system`. The real Helm engine renders
+it, without a cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CRD = ROOT / "crds" / "elasticjob.dev_elasticjobs.yaml"
 NAMESPACE = "elasticjob-system"
 HEADER = "# Rendered from manifests/chart/elasticjob by `make generate`. Do not edit.\n"
 
-# Namespaces first, then what others need to exist before them.
+# Namespaces first, then objects that others depend on.
 ORDER = (
     "Namespace",
     "CustomResourceDefinition",

@@ -1,10 +1,10 @@
-"""Runs the worker's tests under several versions of torch, each in an environment of its own, and prints a table.
+"""Runs the worker's tests under several versions of torch, each in its own environment, and prints a table.
 
     make torch-matrix TORCH="2.6.0 2.13.0 2.15.0"
 
-The version that `make setup` has installed in .venv runs there. For each other one an environment is made below
-.work/torch, or where ELASTICJOB_TORCH_ENVIRONMENTS says, and kept: it is 5 GB for each build for CUDA, which is what
-PyPI has. `PYTEST_ARGS` are passed on; SUITES="worker sessions" runs only these.
+The version that `make setup` installed in .venv runs there. For each other version an environment is created below
+.work/torch, or below ELASTICJOB_TORCH_ENVIRONMENTS, and kept: 5 GB for each CUDA build, which is what PyPI has.
+`PYTEST_ARGS` are passed on; SUITES="worker sessions" runs only these.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SUITES = {
     "gallery": ["tests/integration/test_gallery.py"],
 }
 SUITE_NAMES = os.environ.get("SUITES", "").split() or list(SUITES)
-# torch asks for versions of these itself.
+# torch pins versions of these itself.
 _TORCH_DECIDES = ("torch==", "sympy==", "networkx==", "fsspec==")
 
 
 def main(versions: list[str]) -> int:
-    """Returns 1 where a test failed."""
+    """Return 1 if a test failed."""
     wanted = [version.removeprefix("torch==") for version in versions]
     rows = [[f"torch {version}", *run(version, prepare(version))] for version in wanted]
     head = ["", *SUITE_NAMES]
@@ -41,7 +41,7 @@ def main(versions: list[str]) -> int:
 
 
 def prepare(version: str) -> Path:
-    """The interpreter of the environment for this version, which is made where there is none."""
+    """The interpreter of the environment for this version; creates it if necessary."""
     if find_installed() == version:
         HOME.mkdir(parents=True, exist_ok=True)
         return OWN
@@ -63,7 +63,7 @@ def prepare(version: str) -> Path:
 
 
 def find_installed() -> str | None:
-    """The version of torch in .venv, without its build; None where there is none."""
+    """The version of torch in .venv, without its build suffix; None if torch is not installed."""
     command = [str(OWN), "-c", "from importlib.metadata import version; print(version('torch'))"]
     try:
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -73,7 +73,7 @@ def find_installed() -> str | None:
 
 
 def run(version: str, python: Path) -> list[str]:
-    """What pytest counted in each suite; its output goes to a file beside the environment."""
+    """pytest's counts for each suite; its output is written to a file next to the environment."""
     cells = []
     more = shlex.split(os.environ.get("PYTEST_ARGS", ""))
     for name in SUITE_NAMES:

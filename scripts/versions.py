@@ -1,7 +1,7 @@
-"""One version for everything that a release has: it stands in `elasticjob_operator/__init__.py`.
+"""The single version of all parts of a release, defined in `elasticjob_operator/__init__.py`.
 
-The distributions read it from their packages; the chart, the examples and the Dockerfiles name it. After an edit of the
-one line `make generate` writes it everywhere, and `make check` says where it differs.
+The distributions read it from their packages; the chart, the examples and the Dockerfiles contain it. After an edit of
+that line, `make generate` writes it everywhere, and `make check` reports differences.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def read_version() -> str:
 
 
 def set_version(text: str, version: str) -> str:
-    """The text with this version wherever it states one."""
+    """The text with this version in all places that state one."""
     return _STATED.sub(lambda match: f"{match[1] or match[2]}{version}", text)
 
 
 def generate() -> dict[Path, str]:
-    """Every file that states the version, as it has to be."""
+    """Every file that states the version, with its required content."""
     version = read_version()
     paths = [path for place in PLACES for path in sorted(ROOT.glob(place))]
     return {path: set_version(path.read_text(), version) for path in paths}

@@ -1,7 +1,7 @@
-"""What can run an elastic script: stock torchrun in several settings, and ElasticJob.
+"""The launchers that can run an elastic script: stock torchrun in several settings, its peers, and ElasticJob.
 
-A launcher is a small job on one host. A node is one agent with a loopback address of its own; killing it kills
-everything below it, as a pod's death does.
+A launcher is a small job on one host. A node is one agent with its own loopback address; killing it kills all processes
+below it, like the death of a pod.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOP = ROOT / "benchmarks" / "scripts" / "loop.py"
 
 @dataclass(frozen=True)
 class Job:
-    """What is launched: the script's arguments may name `{out}`, the node's own log directory."""
+    """The job to launch: the script's arguments may contain `{out}`, the node's own log directory."""
 
     directory: Path
     maximum: int
@@ -35,7 +35,7 @@ class Job:
 
 
 class Launcher(Protocol):
-    """One job under one launcher. `time.time()` of the event is what each fault returns."""
+    """One job under one launcher. Each fault returns the `time.time()` of its event."""
 
     name: str
 
@@ -43,19 +43,19 @@ class Launcher(Protocol):
         """Start what is needed before the first agent."""
 
     def start_agent(self, node: int) -> float:
-        """Start a node, or the replacement of one that is gone."""
+        """Start a node, or the replacement of a lost one."""
 
     def kill(self, node: int, number: signal.Signals) -> float:
         """Signal every process of a node at once."""
 
     def terminate(self, node: int) -> float:
-        """SIGTERM to the agent alone, as a kubelet does."""
+        """Send SIGTERM to the agent alone, like a kubelet."""
 
     def shrink(self, node: int) -> float:
-        """Take a node out as a scale-in does: announced, where the launcher can announce."""
+        """Remove a node as in a scale-in: announced, if the launcher can announce it."""
 
     def lose_coordinator(self) -> float | None:
-        """Kill what holds the rendezvous, if that is not a node; None where there is no such thing."""
+        """Kill the process that hosts the rendezvous, if it is not a node; None if there is none."""
 
     def is_alive(self) -> bool:
         """Whether any agent is left."""
@@ -64,10 +64,10 @@ class Launcher(Protocol):
         """Whether this node's agent is left."""
 
     def moments(self, event: float) -> dict[str, float]:
-        """What it saw after the event: see `timeline.find_phases`."""
+        """The observed events after `event`: see `timeline.find_phases`."""
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
 
 
 def address(node: int) -> str:
@@ -76,6 +76,6 @@ def address(node: int) -> str:
 
 
 def base_environment() -> dict[str, str]:
-    """The same for every launcher: gloo on the loopback interface, one thread, nothing inherited that matters."""
+    """The same for every launcher: gloo on the loopback interface, one thread, no inherited settings."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "TORCH", "ELASTICJOB_"))}
     return {**kept, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

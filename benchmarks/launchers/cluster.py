@@ -1,6 +1,6 @@
-"""ElasticJob whole: a devcluster with process nodes, the real operator, one ElasticJob.
+"""All of ElasticJob: a devcluster with process nodes, the real operator, one ElasticJob.
 
-Replacements come by themselves. One cluster serves all runs of a benchmark; each run has its namespace.
+The operator creates replacements. One cluster serves all runs of a benchmark; each run has its own namespace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _systems: list[System] = []
 
 
 def find_system() -> System:
-    """The one system of this process, started when it is first asked for."""
+    """The only system of this process, started on first use."""
     if not _systems:
         directory = Path(tempfile.mkdtemp(prefix="elasticjob-bench-system-"))
         _systems.append(System(directory, nodes=tuple(NodeSpec(f"node-{number}") for number in range(3))))
@@ -47,7 +47,7 @@ class OnCluster:
         self.path = f"{JOBS}/namespaces/{self.namespace}/elasticjobs"
 
     def start_agent(self, node: int) -> float:
-        """The first one creates the job with all its first pods; a later one raises the wanted size."""
+        """The first call creates the job with all its first pods; later ones increase the wanted size."""
         began = time.time()
         if not self.nodes:
             self.nodes |= set(range(self.wanted))
@@ -88,7 +88,7 @@ class OnCluster:
         return began
 
     def terminate(self, node: int) -> float:
-        """Deleting the pod is what sends it SIGTERM."""
+        """Delete the pod, which sends it SIGTERM."""
         began = time.time()
         self.system.cluster.kube.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{self._pod(node)}")
         return began
@@ -111,7 +111,7 @@ class OnCluster:
         return job is not None and (job.get("status") or {}).get("phase") not in ("Failed", "Succeeded", "Complete")
 
     def is_node_alive(self, node: int) -> bool:
-        """The operator replaces what is gone: nobody else has to."""
+        """Always true, since the operator replaces lost pods."""
         return True
 
     def moments(self, event: float) -> dict[str, float]:

@@ -1,10 +1,10 @@
-"""DLRover: `dlrover-run` in each node, without Kubernetes. It comes from `benchmarks.peers`.
+"""DLRover: `dlrover-run` in each node, without Kubernetes. `benchmarks.peers` installs it.
 
-The nodes meet at DLRover's own master, started with `--platform local`: the rendezvous of a real job, but nobody who
-creates pods or tells the master that one is gone. Two settings:
+The nodes meet at DLRover's own master, started with `--platform local`: the rendezvous of a real job, but nothing that
+creates pods or reports lost ones to the master. Two settings:
 
-- `defaults`: a rendezvous waits 60 s for latecomers unless everybody is there.
-- `tuned`: it waits 1 s. The agents ask for its result every 5 s, which is no setting.
+- `defaults`: a rendezvous waits 60 s for late nodes unless all have arrived.
+- `tuned`: it waits 1 s. The agents poll for its result every 5 s, which cannot be configured.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Dlrover(Nodes):
             "NODE_RANK": str(node),
             "NODE_NUM": str(self.job.maximum),
             "POD_IP": launchers.address(node),
-            "JOB_NAME": f"bench-{self.port}-{node}",  # names sockets in /tmp, which nodes do not share elsewhere
+            "JOB_NAME": f"bench-{self.port}-{node}",  # part of socket names in /tmp, which real nodes do not share
         }
         command = [
             *(str(peers.BIN / "python"), str(AGENT)),

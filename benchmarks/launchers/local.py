@@ -1,7 +1,7 @@
 """ElasticJob without Kubernetes: our hub and membership rules in one process, our rendezvous in each agent.
 
-Pods are processes; that one has ended is told to the operator when it is seen, as a kubelet would. What is missing
-here is the API server's part; `--through cluster` has it.
+Pods are processes; the end of one is reported to the operator when it is observed, like by a kubelet. The API server's
+part is missing here; `--through cluster` includes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.processes import MARK, RUN, Pod
 
 OPERATOR = launchers.ROOT / "benchmarks" / "scripts" / "local_operator.py"
 BIN = Path(sys.executable).parent
-LOOK_SECONDS = 0.05  # how often a kubelet of ours looks whether a pod has ended
+LOOK_SECONDS = 0.05  # polling interval for the end of a pod
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Local:
         return process
 
     def trace(self) -> list[dict[str, Any]]:
-        """What the operator wrote: see `scripts/local_operator.py`."""
+        """The operator's trace: see `scripts/local_operator.py`."""
         path = self.job.directory / "trace.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -87,7 +87,7 @@ class Local:
                 self._tell()
 
     def _tell(self) -> None:
-        """The whole state to the operator."""
+        """Send the complete state to the operator."""
         pods = [
             {
                 "name": f"job-worker-{node}",
@@ -138,14 +138,14 @@ class Local:
         return self.pods[node].signal_first(signal.SIGTERM)
 
     def shrink(self, node: int) -> float:
-        """The wanted size falls by one; the rules choose the victim."""
+        """Decrease the wanted size by one; the rules choose the pod."""
         began = time.time()
         self.wanted -= 1
         self._tell()
         return began
 
     def lose_coordinator(self) -> float | None:
-        """Kill the operator, and start another one a second later, as its Deployment does."""
+        """Kill the operator, and start another one a second later, like its Deployment."""
         began = time.time()
         if self.operator is not None:
             self.operator.kill()
@@ -191,7 +191,7 @@ def torchrun() -> Local:
 
 
 def elasticjob_run() -> Local:
-    """With a standby interpreter that has imported torch already."""
+    """With a standby process that has imported torch."""
     return Local(name="ours: elasticjob-run, warm", program=("elasticjob-run",))
 
 
@@ -201,7 +201,7 @@ def elasticjob_run_cold() -> Local:
 
 
 def session() -> Local:
-    """A script written for it: survivors keep their process and memory."""
+    """With a script written for sessions: survivors keep their process and memory."""
     script = launchers.ROOT / "benchmarks" / "scripts" / "session_loop.py"
     inside = {"ELASTICJOB_IN_PROCESS": "1"}
     return Local(name="ours: session", program=("elasticjob-run",), environment=inside, script=script)

@@ -1,4 +1,4 @@
-"""What all peers have in common: nodes that are processes, and perhaps one more that the nodes meet at."""
+"""The common part of all peers: nodes that are processes, and optionally a process that hosts the rendezvous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.processes import Pod
 
 @dataclass
 class Nodes:
-    """A launcher without `start_agent`. `keeper` is what holds the rendezvous, where that is not a node."""
+    """A launcher without `start_agent`. `keeper` hosts the rendezvous, if that is not a node."""
 
     name: str
     pods: dict[int, Pod] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Nodes:
         return self.pods[node].signal_first(signal.SIGTERM)
 
     def shrink(self, node: int) -> float:
-        """There is nobody to announce it to: the pod is deleted, which is a SIGTERM."""
+        """These launchers have no announcement: the pod is deleted, which is a SIGTERM."""
         return self.terminate(node)
 
     def lose_coordinator(self) -> float | None:

@@ -1,13 +1,15 @@
-"""torchft: fault tolerance inside the process, the peer of our session. It comes from `benchmarks.peers`.
+"""torchft: fault tolerance inside the process, the peer of our sessions. `benchmarks.peers` installs it.
 
-Each replica is one `torchrun` with one process, and all meet at a lighthouse, as in torchft's own example.
-Two settings:
+Each replica is one `torchrun` with one process, and all meet at a lighthouse, like in torchft's own example. Two
+settings:
 
-- `defaults`: the lighthouse as its documentation starts it.
-- `tuned`: a replica counts as dead after one second without a heartbeat instead of five (they come every 0.1 s, and
-  its authors name one second), the lighthouse looks every 10 ms, and replicas ask ten times for a lost lighthouse.
+- `defaults`: the lighthouse as started in its documentation.
+- `tuned`: a replica counts as dead after one second without a heartbeat instead of five (heartbeats are sent every 0.1
+  s, and the authors recommend one second), the lighthouse checks every 10 ms, and replicas retry a lost lighthouse ten
+  times.
 
-torchft has no message for leaving: whoever leaves falls silent. A replica meets the others only at its next step.
+torchft has no message for leaving: a leaving replica just falls silent. A replica meets the others only at its next
+step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from benchmarks.launchers.torchrun import find_port, wait_for_port
 SCRIPT = launchers.ROOT / "benchmarks" / "scripts" / "torchft_loop.py"
 DOCUMENTED = ("--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=10000")
 TUNED = ("--min_replicas=1", "--quorum_tick_ms=10", "--join_timeout_ms=10000", "--heartbeat_timeout_ms=1000")
-SKIPPED = frozenset({"SIGKILL outside a collective"})  # its step takes minutes, and only a step joins replicas
+SKIPPED = frozenset({"SIGKILL outside a collective"})  # its step takes minutes, and replicas join only at a step
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Torchft(Nodes):
         return began
 
     def lose_coordinator(self) -> float | None:
-        """Kill the lighthouse, and start another one a second later: it keeps no state that matters."""
+        """Kill the lighthouse, and start another one a second later: its state does not matter."""
         assert self.keeper is not None
         began = time.time()
         self.keeper.close()

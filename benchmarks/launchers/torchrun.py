@@ -1,10 +1,9 @@
-"""Stock `torchrun` with its c10d rendezvous, as people run it today, in three settings.
+"""Stock `torchrun` with its c10d rendezvous, as people use it today, in three settings.
 
-- `defaults`: nothing set but `--max-restarts`, which is 0 on the command line and would end the job at the first
-  failure.
-- `tuned`: the best-known settings that stay correct: no shared store (sharing it makes scale-up fail), last call
-  and keep-alive at one second, three attempts (with two, a busy machine splits the world).
-- `tuned, external store`: the same, with the rendezvous store in a process of its own, outside the workers.
+- `defaults`: only `--max-restarts` is set, which is 0 on the command line and would end the job at the first failure.
+- `tuned`: the best known settings that stay correct: no shared store (sharing it makes scale-up fail), last call and
+  keep-alive at one second, three attempts (with two, a busy machine splits the world).
+- `tuned, external store`: the same, with the rendezvous store in a separate process, outside the workers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ STORE = (
 
 
 def find_port(host: str) -> int:
-    """A port that is free now on this address."""
+    """A free port on this address."""
     with socket.socket() as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])

@@ -1,1 +1,1 @@
-"""Programs that the benchmarks start as processes of their own. None of them imports the benchmarks package."""
+"""Programs that the benchmarks start as separate processes. None of them imports the benchmarks package."""

@@ -1,7 +1,7 @@
-"""Thousands of agents in one process, as thin as can be, so that the hub is what is measured.
+"""Thousands of minimal agents in one process, so that the measurement is dominated by the hub.
 
-They speak the real wire over real sockets but read only the head of a directive. Commands come as JSON lines on
-standard input, answers go to standard output. Times are CLOCK_MONOTONIC, which all processes of a machine share.
+They use the real protocol over real sockets but parse only the head of a directive. Commands are JSON lines on standard
+input, responses go to standard output. Times are CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PING = b"\x89\x80\0\0\0\0"
 
 
 def text_frame(message: dict[str, Any]) -> bytes:
-    """A masked text frame; a mask of zeros is one, and costs the sender nothing."""
+    """A masked text frame; a mask of zeros is valid and costs the sender nothing."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     if len(payload) < 126:
         return bytes([0x81, 0x80 | len(payload)]) + b"\0\0\0\0" + payload

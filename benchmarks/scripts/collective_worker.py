@@ -1,7 +1,7 @@
-"""One rank of the collectives benchmark. It runs each operation over gloo and the same bytes over raw TCP, in turn.
+"""One rank of the collectives benchmark. It alternates each operation over gloo with the same bytes over raw TCP.
 
-The raw peer is a ring of plain sockets between the same processes: every rank sends to the next and receives from
-the one before, both at once, which is what a ring algorithm does to the network. Rank 0 prints one JSON line for each
+The raw peer is a ring of plain sockets between the same processes: every rank sends to the next and receives from the
+previous one at the same time, with the same traffic as a ring algorithm. Rank 0 prints one JSON line for each
 measurement: `{"op", "bytes", "via", "seconds"}`. `via` is `torch`, `elasticjob` or `tcp`.
 """
 
@@ -23,7 +23,7 @@ CHUNK = 1 << 20
 
 
 class Ring:
-    """A socket to the next rank and one from the rank before."""
+    """A socket to the next rank and one from the previous rank."""
 
     def __init__(self, rank: int, world: int) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -37,7 +37,7 @@ class Ring:
         self.buffer = bytearray(CHUNK)
 
     def exchange(self, size: int, data: memoryview) -> None:
-        """Send and receive `size` bytes at once."""
+        """Send and receive `size` bytes at the same time."""
         sender = threading.Thread(target=self._send, args=(size, data)) if size > 32768 else None
         if sender is None:
             self.out.sendall(data[:size])
@@ -55,7 +55,9 @@ class Ring:
 
 
 def measure(step: Callable[[], object], seconds: float) -> float:
-    """Median seconds of one step; all ranks agree on how often, or they would wait for each other forever."""
+    """Median seconds of one step; all ranks agree on the number of steps, or they would wait for each other
+    for ever.
+    """
     dist.barrier()
     began = time.perf_counter()
     step()
@@ -72,7 +74,7 @@ def measure(step: Callable[[], object], seconds: float) -> float:
 
 
 def torch_steps(count: int, rank: int, world: int) -> dict[str, Callable[[], object]]:
-    """The operations as a user of torch writes them; `count` floats are the whole of the data."""
+    """The operations as a torch user writes them; `count` floats are the whole data."""
     data, part = torch.ones(count), torch.ones(max(1, count // world))
     whole, scratch = torch.empty(part.numel() * world), torch.empty(count)
 
@@ -97,7 +99,7 @@ def torch_steps(count: int, rank: int, world: int) -> dict[str, Callable[[], obj
 
 
 def elasticjob_steps(count: int, world: int) -> dict[str, Callable[[], object]]:
-    """The same with our functions, where we have one of our own. Ours return the result, `out` or a new tensor."""
+    """The same with our functions, if there is one. Ours return the result: `out` or a new tensor."""
     import elasticjob
 
     data, part = torch.ones(count), torch.ones(max(1, count // world))
@@ -110,7 +112,7 @@ def elasticjob_steps(count: int, world: int) -> dict[str, Callable[[], object]]:
 
 
 def moved(op: str, size: int, world: int) -> int:
-    """Bytes each rank must send at least, and so what raw TCP is asked to move."""
+    """The minimum number of bytes that each rank must send, which raw TCP has to move."""
     if op == "all_reduce":
         return 2 * size * (world - 1) // world
     if op in ("all_gather", "all_gather_new", "reduce_scatter"):

@@ -1,7 +1,7 @@
-"""`dlrover-run`, but it leaves the other processes of this machine alone.
+"""`dlrover-run` without its effects on other processes of this machine.
 
-In a pod it kills every worker process whose parent is gone. A node of the benchmark is no container, so that would
-reach workers of other jobs.
+In a pod it kills every worker process whose parent has ended. A node of the benchmark is not a container, so it would
+kill workers of other jobs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dlrover.trainer.torch.elastic_run import main  # type: ignore[import-not-fo
 
 
 def leave_alone(self: object, group: object) -> None:
-    """In the place of the search for orphans."""
+    """Replaces the search for orphans."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One measurement of the hub in a process of its own: connect N agents, form a world, change a member.
+"""One measurement of the hub in a separate process: connect N agents, form a world, change a member.
 
-Prints one JSON object. A fresh process each time, for memory that a former case left behind would be counted.
-With `--raw` the same bytes go through bare asyncio connections instead: what the event loop itself costs.
+Prints one JSON object. Each measurement uses a fresh process, because memory left by an earlier case would be counted.
+With `--raw` the same bytes go through bare asyncio connections: the cost of the event loop itself.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def uid(number: int) -> str:
 
 
 def world_for(generation: int, size: int) -> dict[str, wire.Directive]:
-    """What the operator says to every member; the members are shared, as the operator shares them."""
+    """The operator's directives for all members; the list of members is shared, like in the operator."""
     members = tuple(
         wire.Member(pod=uid(i), rank=i, address=f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", nproc=8) for i in range(size)
     )
     store = wire.Store(address="10.0.0.0", port=40_000)
     one = wire.World(generation=generation, rank=0, members=members, store=store)
-    return {uid(i): one.model_copy(update={"rank": i}) for i in range(size)}  # building one copies the members
+    return {uid(i): one.model_copy(update={"rank": i}) for i in range(size)}  # the constructor would copy the members
 
 
 class Swarm:
@@ -65,13 +65,13 @@ class Swarm:
         self.hub: Hub | None = None
 
     def _look(self) -> None:
-        """An agent that is lost is never told: better an end than a wait for ever."""
+        """Fail if an agent is lost: it would never get the directive, and the wait would never end."""
         lost = {} if self.hub is None else {k: n for k, n in self.hub.counts.items() if k.startswith("closed:")}
         if lost:
             raise SystemExit(f"the machine is too busy for these agents: {lost}")
 
     async def event(self, event: str) -> float:
-        """When the swarm says that this has happened to all of its agents."""
+        """The time at which the swarm reports that this has happened to all of its agents."""
         assert self.process.stdout is not None
         while True:
             reading = asyncio.ensure_future(self.process.stdout.readline())
@@ -108,13 +108,13 @@ async def swarming(port: int, agents: int, ca: str, *more: str) -> AsyncIterator
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Looks as often as an operator's loop would whose wake-ups coalesce."""
-    while not condition():  # noqa: ASYNC110 - an event for each message would be measured too
+    """Poll as often as an operator's loop with coalesced wake-ups."""
+    while not condition():  # noqa: ASYNC110 - the cost of an event per message would be measured too
         await asyncio.sleep(0.02)
 
 
 async def measure_hub(agents: int, context: ssl.SSLContext | None, ca: str, idle: float) -> dict[str, Any]:
-    # Thousands of handshakes queue up on one core here, which is what the limits of patience are for.
+    # Thousands of handshakes queue up on one core here, so the time limits are longer.
     settings = HubSettings(
         hello_seconds=120, max_pending_sockets=20_000, max_unauthenticated=20_000, max_pending=40_000
     )
@@ -156,7 +156,7 @@ async def measure_hub(agents: int, context: ssl.SSLContext | None, ca: str, idle
 
 
 class Stretch:
-    """Wall and CPU time since it was made."""
+    """Wall and CPU time since its creation."""
 
     def __init__(self) -> None:
         self.start, self.cpu = time.monotonic(), time.process_time()
@@ -166,19 +166,19 @@ class Stretch:
 
 
 async def tell(hub: Hub, swarm: Swarm, directives: dict[str, wire.Directive], event: str) -> float:
-    """Seconds until the last agent has it."""
+    """Seconds until the last agent has received the directive."""
     start = time.monotonic()
     hub.direct(JOB, directives)
     return await swarm.event(event) - start
 
 
 async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> dict[str, Any]:
-    """The same bytes to the same number of sockets without a hub."""
+    """The same bytes to the same number of sockets, without a hub."""
     transports: list[asyncio.Transport] = []
 
     class Peer(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            transports.append(cast("asyncio.Transport", transport))  # uvloop's are no subclasses
+            transports.append(cast("asyncio.Transport", transport))  # uvloop's transports are not subclasses
 
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
@@ -209,7 +209,7 @@ async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> d
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    file_limits.raise_soft_limit()  # as the operator does; the agents are in a process of their own
+    file_limits.raise_soft_limit()  # like the operator; the agents are in a separate process
     context, ca = None, ""
     with tempfile.TemporaryDirectory() as folder:
         if arguments.tls:

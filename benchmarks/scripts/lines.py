@@ -1,8 +1,8 @@
-"""What the benchmark's loops share: their arguments, and the lines that they write.
+"""The common part of the benchmark's loops: their arguments, and their output lines.
 
-They run as scripts, so this is found beside them. A line is JSON in `OUT/<pid>.jsonl`: a mark `{"t", "mark", "pid"}`
-for `script` (first line of the file), `imported` (torch is there), `connected` (the process group is there), or a step
-`{"t", "step", "count", "rank", "world", "pid"}`. `t` is the time after the step.
+They run as scripts, so they find this module in their own folder. A line is JSON in `OUT/<pid>.jsonl`: a mark `{"t",
+"mark", "pid"}` for `script` (first line of the file), `imported` (torch is imported), `connected` (the process group
+exists), or a step `{"t", "step", "count", "rank", "world", "pid"}`. `t` is the time after the step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
 
 
 class Lines:
-    """One write per line, so that a SIGKILL never leaves half of one."""
+    """One write per line, so that a SIGKILL never leaves a partial line."""
 
     def __init__(self, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)

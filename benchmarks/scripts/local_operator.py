@@ -1,9 +1,9 @@
-"""The operator's hub and its membership rules without Kubernetes: for measuring what they alone cost.
+"""The operator's hub and its membership rules without Kubernetes, to measure their cost alone.
 
-It reads one JSON object a line from standard input, always the whole state: `{"wanted", "min", "pods": [{"name",
-"uid", "index", "phase", "deleting"}]}`. It writes a trace of JSON lines `{"t", "event", ...}`: `listening`, `phase`
-of an agent, `regroup`, `world`, and `running` with the hub's own counts so far. The present generation is in the
-state file before anybody hears of it, so a new process goes on from there. A pod's token is `<uid>/<name>`.
+It reads one JSON object per line from standard input, always the complete state: `{"wanted", "min", "pods": [{"name",
+"uid", "index", "phase", "deleting"}]}`. It writes a trace of JSON lines `{"t", "event", ...}`: `listening`, `phase` of
+an agent, `regroup`, `world`, and `running` with the hub's counters. The current generation is written to the state file
+before it is announced, so a new process continues from it. A pod's token is `<uid>/<name>`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LocalOperator:
         os.write(self.trace, (json.dumps({"t": time.time(), "event": event, **values}) + "\n").encode())
 
     async def listen(self) -> None:
-        """Follow standard input; its end is the end."""
+        """Read standard input until its end, which ends the process."""
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while line := await reader.readline():
@@ -91,7 +91,7 @@ class LocalOperator:
                 continue
 
     def step(self, now: float) -> float | None:
-        """One pass: look, decide, persist, announce."""
+        """One pass: observe, decide, persist, announce."""
         agents = self.hub.agents(JOB)
         for uid, agent in agents.items():
             where = (str(agent.state.phase), agent.state.generation)
@@ -136,7 +136,7 @@ class LocalOperator:
         )
 
     def notice(self, agent: observe.Agent | None) -> str:
-        """An agent that got SIGTERM wants to go."""
+        """The reason why an agent leaves: after SIGTERM it asks to leave."""
         return "asked to leave" if agent is not None and agent.state.phase == "leaving" else ""
 
 

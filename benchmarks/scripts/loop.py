@@ -1,7 +1,7 @@
-"""An unmodified elastic script for the benchmarks: all_reduce in a loop, and when each part of its start happened.
+"""An unmodified elastic script for the benchmarks: all_reduce in a loop, with timestamps for each part of its start.
 
-It knows nothing of ElasticJob. `lines.py` says what it writes. `step` starts at 0 in each process. `count` is the work
-that was done and kept: it goes on from the last checkpoint.
+It does not use ElasticJob. `lines.py` describes its output. `step` starts at 0 in each process. `count` is the
+completed work that was kept: it continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IMPORTED = time.time()
 
 
 def load(checkpoint: Path) -> int:
-    """The last count that was saved, as rank 0 sees it: all ranks go on from the same one."""
+    """The last saved count, as read by rank 0, so that all ranks continue from the same one."""
     count = torch.tensor([int(checkpoint.read_text()) if checkpoint.exists() else 0])
     dist.broadcast(count, 0)
     return int(count.item())

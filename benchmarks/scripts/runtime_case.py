@@ -1,7 +1,7 @@
-"""Single-process measurements of the runtime, one case a process: prints one JSON list of seconds for each side.
+"""Single-process measurements of the runtime, one case per process: prints one JSON list of seconds for each side.
 
-Each measurement alternates ours and the peer. What a case needs is imported inside it, so that an import is
-measured only where it is the subject.
+Each measurement alternates ours and the peer. Imports are inside the cases, so that an import is measured only where it
+is the subject.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def alternate(repeats: int, **sides: Callable[[], object]) -> Sides:
 
 
 def report(repeats: int) -> Sides:
-    """elasticjob.report() against a logging call that is switched off: what a step may always afford."""
+    """elasticjob.report() against a disabled logging call, which every step can afford."""
     import logging
 
     import elasticjob
@@ -112,7 +112,7 @@ def checkpoint(repeats: int, megabytes: int, what: str) -> Sides:
 
 
 def sampler(repeats: int) -> Sides:
-    """One epoch of indices for a rank of four, against torch's DistributedSampler and BatchSampler."""
+    """One epoch of indices for one of four ranks, against torch's DistributedSampler and BatchSampler."""
     from torch.utils.data import BatchSampler, DistributedSampler
 
     import elasticjob

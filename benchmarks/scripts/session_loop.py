@@ -1,6 +1,6 @@
-"""The loop of `loop.py` on a session of ElasticJob: the same all_reduce, but the process outlives its world.
+"""The loop of `loop.py` as an ElasticJob session: the same all_reduce, but the process outlives its world.
 
-It writes the same lines. `step` starts at 0 in each world; `count` is the work committed, which survivors keep in
+It writes the same lines. `step` starts at 0 in each world; `count` is the committed work, which survivors keep in
 memory, so `--checkpoint` is accepted and not needed.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
     for inputs in run.batches(endless(args.size)):
         before = run.committed
         with run.step():
-            if run.generation == generation:  # as in `loop.py`, the first step of a world is made at once
+            if run.generation == generation:  # like in `loop.py`, the first step of a world is immediate
                 time.sleep(args.step_seconds)
             run.model(inputs).sum().backward()
             if run.ends_step:

@@ -1,7 +1,7 @@
 """The loop of `session_loop.py` in torchft's own style: manager, its DistributedDataParallel, its optimizer.
 
 It writes the same lines. A world is torchft's process group: a replica that has just joined commits its first step in
-it together with the others, though it adds nothing to it but zeros. `count` is the manager's number of committed steps.
+it together with the others, although it contributes only zeros. `count` is the manager's number of committed steps.
 """
 
 from __future__ import annotations
