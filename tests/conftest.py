@@ -30,5 +30,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "long" in item.keywords and not item.config.getoption("--long"):
+    if item.get_closest_marker("long") and not item.config.getoption("--long"):
         pytest.skip("long, and a shorter test covers the same code: `make test-long`")

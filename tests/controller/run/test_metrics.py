@@ -295,7 +295,7 @@ async def test_metrics_are_where_they_are_wanted_and_nowhere_else(address: str, 
 
 @pytest.mark.parametrize("text", ["8081", "here:", ":x", "a:99999", "of"])
 def test_an_address_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="neither host:port nor 'off'"):
+    with pytest.raises(ValueError, match="must be host:port or 'off'"):
         parse_address(text)
 
 
