@@ -40,8 +40,14 @@ def parse_requests(text: str) -> Counter[tuple[str, str]]:
 class System:
     """A devcluster with an operator. Use it as a context manager."""
 
-    def __init__(self, directory: Path, nodes: tuple[NodeSpec, ...] = (), flags: tuple[str, ...] = ()) -> None:
-        self.directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        nodes: tuple[NodeSpec, ...] = (),
+        flags: tuple[str, ...] = (),
+        operator_flags: tuple[str, ...] = (),
+    ) -> None:
+        self.directory, self.operator_flags = directory, operator_flags
         directory.mkdir(parents=True, exist_ok=True)
         self.cluster = Cluster.start(nodes=nodes, tuning=Tuning(controller_manager_flags=flags))
         self.operator: subprocess.Popen[bytes] | None = None
@@ -68,6 +74,7 @@ class System:
                     *("--hub-host", "127.0.0.1", "--hub-port", str(self.hub_port)),
                     *("--hub-url", f"ws://127.0.0.1:{self.hub_port}"),
                     *("--http-host", "127.0.0.1", "--http-port", str(self.http_port), "--no-leader-election"),
+                    *self.operator_flags,
                 ],
                 env={**launchers.base_environment(), MARK: f"{RUN}/operator/"},
                 stdin=subprocess.DEVNULL,

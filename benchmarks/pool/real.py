@@ -1,0 +1,148 @@
+"""The pool for real: six small jobs arrive over ten minutes on a devcluster with six slots.
+
+The same jobs at the same times, once for each way to choose sizes: a fixed size (what a user would set, first come
+first served by the scheduler), equal shares, and the two objectives. The jobs train for real in sessions; what an
+accelerator would compute is time asleep, so that six pods on a small machine scale as six accelerators would. Run it on
+an idle machine: `python -m benchmarks.pool --real-only` takes about an hour, `--minutes 2` shortens everything alike.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import harness
+from benchmarks.harness import Options, Result, say
+from benchmarks.system import JOBS, System
+from elasticjob_devcluster import NodeSpec
+
+SLOTS: Final = "nvidia.com/gpu"
+SCRIPT: Final = harness.ROOT / "benchmarks" / "scripts" / "pool_job.py"
+LONGEST: Final = 6.0  # times the minutes in which the jobs arrive
+
+
+@dataclass(frozen=True)
+class Small:
+    """One job: when it arrives and how long it is, as shares of the minutes; how it scales; what a user would fix."""
+
+    name: str
+    at: float
+    work: float  # on one slot
+    shared: float
+    fixed: int
+
+
+SMALL: Final = (
+    Small("language-model", 0.0, 1.6, 0.97, 3),
+    Small("digits", 0.1, 0.2, 0.9, 2),
+    Small("sharded", 0.2, 0.9, 0.95, 3),
+    Small("digits-wide", 0.4, 0.3, 0.8, 2),
+    Small("embedding", 0.5, 0.3, 0.5, 1),
+    Small("digits-again", 0.7, 0.2, 0.9, 2),
+)
+
+
+@dataclass
+class Outcome:
+    """Of one day, seconds."""
+
+    completions: dict[str, float] = field(default_factory=dict)
+    slot_seconds: float = 0.0  # that pods held
+    offered: float = 0.0  # that there were while jobs were there
+
+    @property
+    def mean(self) -> float:
+        return sum(self.completions.values()) / len(self.completions)
+
+
+def run(options: Options) -> Iterator[Result]:
+    """Ours against fixed sizes and equal shares."""
+    minutes: float = options.extra.minutes
+    fixed = play("fixed", None, minutes)
+    equal = play("equal", "equal", minutes)
+    for objective in ("completion", "goodput"):
+        ours = play(objective, objective, minutes)
+        for name, peer in (("fixed sizes", fixed), ("equal shares", equal)):
+            yield Result("pool", f"real: mean completion, {objective}", [ours.mean], name, [peer.mean])
+        wasted = [1 - one.slot_seconds / one.offered for one in (ours, fixed)]
+        yield Result("pool", f"real: wasted share of the slots, {objective}", wasted[:1], "fixed sizes", wasted[1:])
+
+
+def play(name: str, objective: str | None, minutes: float) -> Outcome:
+    """One day on a cluster of its own; `objective` None leaves every job at its fixed size."""
+    flags = ("--pool-objective", objective) if objective else ()
+    with tempfile.TemporaryDirectory(prefix="elasticjob-bench-pool-") as folder:
+        nodes = tuple(NodeSpec(f"node-{number}", gpus=2) for number in range(3))
+        with System(Path(folder), nodes=nodes, operator_flags=("--stable-seconds", "1", *flags)) as system:
+            return _play(system, name, pooled=objective is not None, seconds=60.0 * minutes)
+
+
+def _play(system: System, name: str, *, pooled: bool, seconds: float) -> Outcome:
+    kube, namespace = system.cluster.kube, system.make_namespace()
+    path = f"{JOBS}/namespaces/{namespace}/elasticjobs"
+    began, before = time.monotonic(), 0.0
+    outcome, created, waiting = Outcome(), dict[str, float](), list(SMALL)
+    while waiting or len(outcome.completions) < len(SMALL):
+        now = time.monotonic() - began
+        if now > LONGEST * seconds:
+            raise RuntimeError(f"{name}: {sorted(set(created) - set(outcome.completions))} did not complete in time")
+        while waiting and waiting[0].at * seconds <= now:
+            job = waiting.pop(0)
+            kube.request("POST", path, manifest(job, seconds, pooled=pooled))
+            created[job.name] = now
+        sizes = {}
+        for item in kube.request("GET", path)["items"]:
+            status, job_name = item.get("status") or {}, item["metadata"]["name"]
+            if status.get("phase") == "Failed":
+                raise RuntimeError(f"{name}: {job_name} failed: {status.get('lastFailure')}")
+            if status.get("phase") == "Complete" and job_name not in outcome.completions:
+                outcome.completions[job_name] = now - created[job_name]
+                say(f"real, {name}: {job_name} took {now - created[job_name]:.0f} s")
+            elif status.get("phase") != "Complete":
+                sizes[job_name] = int(status.get("readyReplicas") or 0)
+        if sizes:
+            outcome.offered += 6 * (now - before)
+            outcome.slot_seconds += sum(sizes.values()) * (now - before)
+        before = now
+        time.sleep(0.5)
+    say(f"real, {name}: mean completion {outcome.mean:.0f} s")
+    return outcome
+
+
+def manifest(job: Small, seconds: float, *, pooled: bool) -> dict[str, Any]:
+    """Steps of a fifth of a second, as many as make the job as long as it is to be on one slot."""
+    step = 0.2
+    words: Sequence[str] = (
+        *("elasticjob-run", str(SCRIPT), "--steps", str(max(1, round(job.work * seconds / step)))),
+        *("--step-seconds", str(step), "--shared", str(job.shared)),
+    )
+    environment = [{"name": "GLOO_SOCKET_IFNAME", "value": "lo"}, {"name": "OMP_NUM_THREADS", "value": "1"}]
+    container = {
+        "name": "worker",
+        "image": "none",
+        "command": ["sh", "-c", f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH exec {shlex.join(words)}"],
+        "env": environment,
+        "resources": {"limits": {SLOTS: "1"}},
+    }
+    spec: dict[str, Any] = {
+        "nprocPerNode": 1,
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 6},
+        "template": {"spec": {"containers": [container]}},
+    }
+    if pooled:
+        spec["scaling"] = {"mode": "Goodput"}
+    else:
+        spec["elasticPolicy"] = {"minReplicas": job.fixed, "maxReplicas": job.fixed}
+        spec["replicas"] = job.fixed
+    return {
+        "apiVersion": "elasticjob.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": job.name},
+        "spec": spec,
+    }
