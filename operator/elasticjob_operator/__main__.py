@@ -25,6 +25,8 @@ from elasticjob_operator.api import bounds, crd
 from elasticjob_operator.errors import UsageError
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
+from elasticjob_operator.pool.places import Place, parse_place
+from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.run.http import parse_address
 from elasticjob_operator.run.operator import Operator
@@ -40,6 +42,13 @@ def _checked_address(value: str) -> str:
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return value
+
+
+def _checked_pool(value: str) -> Place:
+    try:
+        return parse_place(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ELASTICJOB_OPERATOR"})
@@ -124,6 +133,24 @@ def main() -> None:
     multiple=True,
     type=click.Choice(["kueue"]),
     help="Work together with another controller; repeatable. kueue: jobs with a queue's label wait for their quota.",
+)
+@click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    default=("default=nvidia.com/gpu",),
+    show_default=True,
+    metavar="NAME=RESOURCE[,label=value]",
+    callback=lambda context, option, values: tuple(_checked_pool(value) for value in values),
+    help="Devices that jobs with scaling.mode Goodput share: a resource, of the nodes with these labels; repeatable.",
+)
+@click.option(
+    "--pool-objective",
+    type=click.Choice([objective.value for objective in Objective]),
+    default=Objective.GOODPUT.value,
+    show_default=True,
+    callback=lambda context, option, value: Objective(value),
+    help="What pools are for: the sum of speed-ups, the mean time until jobs complete, or equal shares.",
 )
 @click.option(
     "--log-format", type=click.Choice(["human", "json"]), default="human", show_default=True, help="Log lines."

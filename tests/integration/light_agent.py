@@ -4,7 +4,7 @@ For tests of the operator, where what the workers compute does not matter: it st
 It writes (time, generation, rank, step) lines to the file $LIGHT_LOG, one JSON object each, which a checker can
 read as a history.
 
-    python light_agent.py [--steps N] [--until FILE] [--step-seconds S] [--fail-at STEP[:TIMES]]
+    python light_agent.py [--steps N] [--until FILE] [--step-seconds S] [--shared SHARE] [--fail-at STEP[:TIMES]]
                           [--exit-code N] [--leave-on-term]
 """
 
@@ -93,7 +93,7 @@ class Agent:
                     ws.ping()
                     last_ping = time.monotonic()
                 with contextlib.suppress(TimeoutError):
-                    message = json.loads(ws.recv(timeout=self.args.step_seconds))
+                    message = json.loads(ws.recv(timeout=self.step_seconds))
                     code = self.hear(ws, message)
                     if code is not None:
                         return code
@@ -139,6 +139,13 @@ class Agent:
         self.listener = self._listen()
         self.say(ws, "ready")
 
+    @property
+    def step_seconds(self) -> float:
+        """Of a step: a share of it is divided by the pods of the world."""
+        shared: float = self.args.shared
+        seconds: float = self.args.step_seconds
+        return seconds * (shared / max(1, self.size) + 1 - shared)
+
     def make_step(self) -> None:
         self.step += 1
         self.write("step")
@@ -146,7 +153,7 @@ class Agent:
     def after_step(self, ws: ClientConnection) -> None:
         report = {"generation": self.generation, "rank": self.rank, "step": self.step, "totalSteps": self.args.steps}
         if self.step % 10 == 0:
-            ws.send(json.dumps({"v": 1, "type": "progress", **report, "stepSeconds": self.args.step_seconds}))
+            ws.send(json.dumps({"v": 1, "type": "progress", **report, "stepSeconds": self.step_seconds}))
         if self.args.fail_at and self.step >= self.args.fail_at[0] and self.seen_failures < self.args.fail_at[1]:
             self.seen_failures += 1
             if self.args.exit_code:
@@ -174,6 +181,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--until", type=Path, help="train until this file exists")
     parser.add_argument("--step-seconds", type=float, default=0.1)
+    parser.add_argument("--shared", type=float, default=0.0, help="share of a step that is divided by the pods")
     parser.add_argument("--fail-at", type=fail_at, default=None)
     parser.add_argument("--exit-code", type=int, default=0)
     parser.add_argument("--leave-on-term", action="store_true")

@@ -123,6 +123,10 @@ def test_the_agent_meets_before_it_assigns_ranks_and_starts(play: Play) -> None:
     assert {told["TORCHELASTIC_RUN_ID"] for told in said["workers"]} == {"basics"}
 
 
+def test_a_job_of_a_pool_with_a_size_by_hand(play: Play) -> None:
+    assert len(play("digits-pool", Run(2, ("--epochs=4",)))) > 0
+
+
 @needs_fsdp_on_cpu
 def test_fsdp_splits_the_parameters_and_continues_at_another_size(play: Play) -> None:
     before = by_rank(play("fsdp", Run(2, ("--steps=10",))))

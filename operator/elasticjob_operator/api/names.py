@@ -32,6 +32,7 @@ LABEL_APP_VALUE: Final = "elasticjob-operator"
 # Annotations.
 ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: which container trains
 ANNOTATION_DIGEST: Final = f"{GROUP}/digest"  # on every object except pods: a digest of its inputs
+ANNOTATION_POOL: Final = f"{GROUP}/pool-replicas"  # the number that the pool last wrote to spec.replicas
 ANNOTATION_TEMPLATE_HASH: Final = f"{GROUP}/template-hash"
 
 # Environment of the trainer container.

@@ -17,6 +17,8 @@ from elasticjob_operator.api.policies import (
     Rendezvous,
     RunPolicy,
     RuntimeInjection,
+    Scaling,
+    ScalingMode,
     SuccessPolicy,
     _nproc,
 )
@@ -37,6 +39,7 @@ class Spec(Model):
         default=None,
         description="Wanted pods, between minReplicas and maxReplicas; may change at any time. Default: maxReplicas.",
     )
+    scaling: Scaling = Field(default_factory=Scaling, description=(Scaling.__doc__ or ""))
     elastic_policy: ElasticPolicy = Field(default_factory=ElasticPolicy, description=(ElasticPolicy.__doc__ or ""))
     nproc_per_node: Annotated[int | str, AfterValidator(_nproc)] = Field(
         default="auto",
@@ -96,6 +99,11 @@ class Spec(Model):
             "self.managedBy == self.runPolicy.managedBy",
             "managedBy and runPolicy.managedBy name different controllers: remove runPolicy.managedBy",
         ),
+        (
+            "!has(self.scaling) || !has(self.scaling.mode) || self.scaling.mode != 'Goodput' || "
+            "has(self.elasticPolicy) && has(self.elasticPolicy.maxReplicas)",
+            "scaling.mode Goodput needs elasticPolicy.maxReplicas: say how many pods the job may have",
+        ),
     )
 
     @model_validator(mode="after")
@@ -112,6 +120,8 @@ class Spec(Model):
             raise ValueError(self.CEL[2][1])
         if self.managed_by and self.run_policy.managed_by not in (None, self.managed_by):
             raise ValueError(self.CEL[3][1])
+        if self.is_pooled and policy.max_replicas is None:
+            raise ValueError(self.CEL[4][1])
         return self
 
     CEL_OF_CHANGES = tuple(
@@ -138,6 +148,11 @@ class Spec(Model):
     def manager(self) -> str:
         """The controller that manages the job, from either field; "" if none is named."""
         return self.managed_by or self.run_policy.managed_by or ""
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the operator chooses the number of pods, unless somebody has written one."""
+        return self.scaling.mode is ScalingMode.GOODPUT
 
     @property
     def max_replicas(self) -> int:

@@ -159,6 +159,31 @@ class NodeFault(StatusModel):
     last_time: str
 
 
+class SizeSpeed(StatusModel):
+    """What was measured at one size."""
+
+    size: int
+    step_seconds: float
+    reports: float = Field(default=1, description="How many reports that is the mean of, old ones counting less.")
+    time: str | None = Field(default=None, description="Of the last report.")
+
+
+class ScalingStatus(StatusModel):
+    """How big the job is to be, and why."""
+
+    size: int = Field(default=0, description="Pods of the largest world that may be formed now.")
+    wanted: int = Field(default=0, description="Pods that are asked for: by spec.replicas, or by the pool.")
+    limited_by: str | None = Field(
+        default=None, description="What keeps it from more: pool, elasticPolicy, legalSizes, room or finishing."
+    )
+    reason: str | None = None
+    pool: str | None = Field(default=None, description="The pool that the job shares.")
+    pinned: bool | None = Field(default=None, description="Whether spec.replicas was written by others than the pool.")
+    previous_size: int | None = Field(default=None, description="Pods before the pool changed them the last time.")
+    expected_gain_percent: int | None = Field(default=None, description="In speed, by the model, of that change.")
+    speeds: list[SizeSpeed] = Field(default_factory=list, description="Ordered by size.")
+
+
 class CapacityStatus(StatusModel):
     """Extra pods that could not be scheduled: how many were withdrawn, and when they are retried."""
 
@@ -197,6 +222,7 @@ class Status(StatusModel):
     last_failure: FailureStatus | None = None
     node_faults: list[NodeFault] = Field(default_factory=list)
     capacity: CapacityStatus | None = None
+    scaling: ScalingStatus | None = None
     template_hash: str | None = None
     observed_generation: int = 0
     start_time: str | None = None

@@ -126,7 +126,7 @@ class Applier:
             await self._patch_status(job, version, status, plan.keep)
             return
         try:
-            metadata = await self._set_replicas(job, version, plan.set_replicas)
+            metadata = await self._set_replicas(job, version, plan)
         except ApiError as error:
             if not refusals.is_refusal(error):
                 raise
@@ -137,14 +137,17 @@ class Applier:
             status = revise(status, observed_generation=metadata["generation"])
         await self._patch_status(job, str(metadata["resourceVersion"]), status, plan.keep)
 
-    async def _set_replicas(self, job: Job, version: str, replicas: int) -> Mapping[str, Any]:
-        """Set `spec.replicas`, which the scale subresource requires; return the job's new metadata."""
+    async def _set_replicas(self, job: Job, version: str, plan: Plan) -> Mapping[str, Any]:
+        """Set `spec.replicas` as `kubectl scale` would, marked if the pool chose it; return the job's new metadata."""
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
-        body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "spec": {"replicas": replicas}}
+        metadata: dict[str, Any] = {"resourceVersion": version, "uid": job.uid}
+        if plan.is_pool_size:
+            metadata["annotations"] = {names.ANNOTATION_POOL: str(plan.set_replicas)}
+        body = {"metadata": metadata, "spec": {"replicas": plan.set_replicas}}
         raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
         self._cache.put_job(raw)
-        metadata: Mapping[str, Any] = raw["metadata"]
-        return metadata
+        written: Mapping[str, Any] = raw["metadata"]
+        return written
 
     async def _patch_status(self, job: Job, version: str, status: api.Status, keep: Sequence[str]) -> None:
         if status == job.status:  # even if others write to it: their fields are not the operator's

@@ -160,22 +160,40 @@ def read_documents(path: str) -> list[dict[str, Any]]:
     return documents
 
 
+AUTO: Final = 0
+
+
+class _Size(click.ParamType[int]):
+    """A number of pods, or `auto`."""
+
+    name = "replicas|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return AUTO
+        return click.IntRange(min=1).convert(value, param, ctx)
+
+
 @click.command()
 @common.job_argument
-@click.argument("replicas", type=click.IntRange(min=1), required=False)
+@click.argument("replicas", type=_Size(), required=False)
 @click.option("--replicas", "option", type=click.IntRange(min=1), help="As with kubectl scale.")
 @target_options
 @output_option("json", "yaml", "name")
 def scale(name: str, replicas: int | None, option: int | None, output: str | None) -> None:
-    """Set the number of pods. Training continues while pods join, or those with the highest index leave."""
+    """Set the number of pods. Training continues while pods join, or those with the highest index leave.
+
+    A job that shares a pool (scaling.mode Goodput) keeps this number until `scale NAME auto` gives it back to the pool.
+    """
     wanted = replicas if replicas is not None else option
     if wanted is None:
-        raise click.UsageError("specify the number of replicas")
+        raise click.UsageError("specify the number of replicas, or auto")
 
     async def work(client: Client) -> Job:
-        return await client.scale(name, wanted)
+        return await (client.scale(name, wanted) if wanted else client.release(name))
 
-    common.report_change(with_client(work), output, f"elasticjob {name} scaled to {wanted}")
+    done = "is scaled by the pool again" if wanted == AUTO else f"scaled to {wanted}"
+    common.report_change(with_client(work), output, f"elasticjob {name} {done}")
 
 
 @click.command()

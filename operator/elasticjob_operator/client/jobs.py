@@ -128,6 +128,15 @@ class Client:
         await self.connection.ask(_merge_patch(path, {"spec": {"replicas": replicas}}, f"scale job {name}"))
         return await self.get(name, namespace)
 
+    async def release(self, name: str, namespace: str | None = None) -> Job:
+        """Gives a job that shares a pool back to it, after somebody wrote spec.replicas."""
+        job = await self.get(name, namespace)
+        if job.spec is not None and not job.spec.is_pooled:
+            raise errors.InvalidError(
+                f"spec.scaling.mode: of {name} is Manual, so nobody else chooses its size: set it to Goodput first"
+            )
+        return await self.patch(name, {"spec": {"replicas": None}}, namespace)
+
     async def suspend(self, name: str, namespace: str | None = None) -> Job:
         """Let the job save a checkpoint and release its pods."""
         return await self._set_suspend(name, namespace, suspend=True)

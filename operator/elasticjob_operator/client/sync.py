@@ -67,6 +67,9 @@ class SyncClient:
     def scale(self, name: str, replicas: int, namespace: str | None = None) -> Job:
         return self._run(self._client.scale(name, replicas, namespace))
 
+    def release(self, name: str, namespace: str | None = None) -> Job:
+        return self._run(self._client.release(name, namespace))
+
     def suspend(self, name: str, namespace: str | None = None) -> Job:
         return self._run(self._client.suspend(name, namespace))
 

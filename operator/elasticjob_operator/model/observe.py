@@ -79,6 +79,8 @@ class Node:
     not_ready_since: float | None = None
     cordoned: bool = False
     leaving: str = ""  # key of the taint that announces its removal
+    pool: str = ""  # the pool that it belongs to, and its devices for that pool
+    devices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Job:
     deleting: bool = False
     problems: tuple[api.Problem, ...] = ()  # together with a spec: it was corrected, and the problems are reported
     has_replicas: bool = True
+    pool_replicas: int | None = None  # the number that the pool has written to spec.replicas the last time
     status_raw: Raw = field(default_factory=dict, compare=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -117,6 +120,12 @@ class Job:
     @property
     def key(self) -> names.JobKey:
         return (self.namespace, self.name)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether others than the pool have written spec.replicas of a job that shares one."""
+        spec = self.spec
+        return spec is not None and spec.is_pooled and self.has_replicas and spec.replicas != self.pool_replicas
 
     @property
     def problems_text(self) -> str:
@@ -147,8 +156,8 @@ LEAVING_TAINTS = frozenset(
 _DEAD_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 
 
-def observe_node(raw: Raw) -> Node:
-    """The snapshot of a core/v1 Node."""
+def observe_node(raw: Raw, pool: tuple[str, int] = ("", 0)) -> Node:
+    """The snapshot of a core/v1 Node. `pool`: the name of its pool, and its devices for that pool."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     ready, since = True, None
     for condition in status.get("conditions") or ():
@@ -169,6 +178,8 @@ def observe_node(raw: Raw) -> Node:
         not_ready_since=since,
         cordoned=bool(spec.get("unschedulable")),
         leaving=leaving,
+        pool=pool[0],
+        devices=pool[1],
     )
 
 
@@ -241,12 +252,17 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         deleting=metadata.get("deletionTimestamp") is not None,
         problems=asked.problems,
         has_replicas=_object(raw.get("spec")).get("replicas") is not None,
+        pool_replicas=_number(annotations.get(names.ANNOTATION_POOL)),
         status_raw=said.raw,
         unread=unread,
         labels={k: str(v) for k, v in _object(metadata.get("labels")).items()},
         annotations={k: str(v) for k, v in annotations.items() if k.startswith(f"{names.GROUP}/")},
         notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *extra),
     )
+
+
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < LONGEST_INDEX else None
 
 
 def _object(value: object) -> Raw:

@@ -86,6 +86,7 @@ class StatusFields(TypedDict, total=False):
     last_failure: api.FailureStatus | None
     node_faults: list[api.NodeFault]
     capacity: api.CapacityStatus | None
+    scaling: api.ScalingStatus | None
     template_hash: str | None
     observed_generation: int
     start_time: str | None

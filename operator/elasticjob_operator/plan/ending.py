@@ -51,7 +51,7 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
         directives={uid: stop for uid, a in seen.agents.items() if a.connected},
         announces=True,  # released agents exit like finished ones; the status must tell them apart
         events=reporting.describe_changes(status, after, None, now),
-        set_replicas=None if seen.job.has_replicas else spec.wanted,
+        set_replicas=None if seen.job.has_replicas or spec.is_pooled else spec.wanted,
         asks=0,
         wake_at=first(patience if waiting else None, force_at),
     )

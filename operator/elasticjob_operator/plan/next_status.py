@@ -11,6 +11,7 @@ from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, reporting
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Seen
+from elasticjob_operator.sizing import written
 from elasticjob_operator.sizing.values import Size
 
 
@@ -64,15 +65,17 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
     elif status.condition("Degraded"):
         conditions = reporting.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
     conditions = _note_progress(revise(status, goodput=booked, conditions=conditions), now)
+    progress = reporting.update_progress(status.progress, reports, now=now)
     return revise(
         status,
+        scaling=written.build_status(seen.job, spec, pods.size, seen.pool, reported=progress != status.progress),
         phase=reporting.phase_of(decision, world.generation),
         goodput=booked,
         conditions=conditions,
         capacity=room if room != api.CapacityStatus() else None,
         replicas=sum(1 for p in seen.pods if p.live),
         ready_replicas=len(world.members) if training else 0,
-        progress=reporting.update_progress(status.progress, reports, now=now),
+        progress=progress,
     )
 
 

@@ -32,7 +32,7 @@ from elasticjob_operator.plan import (
 )
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Child, Config, Deletion, Kind, NewPod, Plan, Seen, first
-from elasticjob_operator.sizing import growth, legal
+from elasticjob_operator.sizing import growth, legal, written
 
 __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "plan"]
 
@@ -116,8 +116,8 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
         changes["template_hash"] = spec.template_hash
     if status.is_true("Suspended"):
         changes["conditions"] = reporting.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
-    if seen.job.generation != status.observed_generation:
-        changes["capacity"] = None  # the spec has changed: retry withdrawn pods at once
+    if seen.job.generation != status.observed_generation and not (spec.is_pooled and not seen.job.is_pinned):
+        changes["capacity"] = None  # the user has changed the spec: retry withdrawn pods at once
         changes["restarts"] = revise(status.restarts, backoff=None)
     return revise(status, **changes)
 
@@ -172,7 +172,9 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
     worth = growth.is_worth_growing(status, status.rendezvous.world_size, pods.size.wanted)
     for pod in seen.pods:
         gone = pods.departing.get(pod.uid)
-        hold = growth.held_until(pod, status, config.stable_seconds)
+        # The pool makes room for its own growth: the pods that it asked for only waited for others to leave.
+        by_pool = spec.is_pooled and not seen.job.is_pinned
+        hold = 0.0 if by_pool else growth.held_until(pod, status, config.stable_seconds)
         if not worth:
             hold = max(hold, seen.now + 60)
         leaving, patient = pods.leaving(pod), bool(gone and gone.patient)
@@ -237,7 +239,8 @@ def _write(
         directives={**decision.directives, **selection.dismiss(seen, status, pods)},
         events=reporting.describe_changes(seen.job.status, status, decision, seen.now),
         announces=decision.world is not None,
-        set_replicas=None if seen.job.has_replicas else spec.wanted,
+        set_replicas=written.find_replicas(seen.job, spec, pods.size),
+        is_pool_size=spec.is_pooled,
         asks=pods.asks,
         wake_at=first(decision.wake_at, pods.wake_at, next_status.progress_due(seen, status), silent, calm),
     )

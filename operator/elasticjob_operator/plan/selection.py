@@ -67,7 +67,9 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     timeout = elastic.scaling_timeout_seconds
     capacity, withdrawn = room.withdraw(capacity, staying, spare_room=spare, timeout=timeout, now=now)
     staying = [p for p in staying if p.uid not in withdrawn]
-    view = View(spec, capacity, members=len(members), ended=len(succeeded), is_ending=bool(done))
+    view = View(
+        spec, capacity, len(members), len(succeeded), pool=seen.pool, is_pinned=seen.job.is_pinned, is_ending=bool(done)
+    )
     size = compose(view if seen.quota is None else replace(view, quota=seen.quota.pods))
     needed = members | done
     kept = policy.choose_kept(staying, size.pods, ranks=ranks)

@@ -28,6 +28,7 @@ from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
+from elasticjob_operator.sizing.values import PoolSays
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Controller:
         clock: Callable[[], float] = time.time,
         parallel: int = 64,
         observer: PassObserver = lambda key, plan, seconds: None,
+        ask_pool: Callable[[JobKey], PoolSays | None] = lambda key: None,
         on_forget: Callable[[JobKey], None] = lambda key: None,
         on_error: Callable[[], None] = lambda: None,
         on_wait: Callable[[float], None] = lambda seconds: None,
@@ -96,6 +98,7 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._active = False
         self.observer = observer
+        self._ask_pool = ask_pool
         self._on_forget = on_forget
         self._queue = queue
         self._on_error = on_error  # called when a pass fails, by a bug or an API error
@@ -205,6 +208,7 @@ class Controller:
             quota=self._queue.see(job) if self._queue is not None else None,
             now=now,
             hub_started=self._hub.started_at,
+            pool=self._ask_pool(key),
             problem=loop.problem,
         )
         made = plan(seen, self.config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -34,6 +35,7 @@ from elasticjob_operator.kube.supervise import insist, keep_going
 from elasticjob_operator.kube.watch import Watch
 from elasticjob_operator.plan.plan import Config, Plan
 from elasticjob_operator.plan.reporting import Event
+from elasticjob_operator.pool import places
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run import file_limits, metrics
@@ -41,6 +43,7 @@ from elasticjob_operator.run.controller import Controller
 from elasticjob_operator.run.http import HttpServer
 from elasticjob_operator.run.loop_lag import Pulse
 from elasticjob_operator.run.options import Options
+from elasticjob_operator.run.pooling import PoolLoop
 from elasticjob_operator.run.serving import Serving
 from elasticjob_operator.run.watching import build_watches
 
@@ -70,7 +73,7 @@ class Operator:
         self.pulse = Pulse(self.metrics)
         # Inputs: the cluster and the agents.
         most = bounds.Limits(replicas=options.max_replicas_per_job, template_bytes=options.max_template_bytes)
-        self.cache = Cache(self._wake, self._meet, most)
+        self.cache = Cache(self._wake, self._meet, most, functools.partial(places.find_of_node, options.pools))
         self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc())
         self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)
         wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)
@@ -84,6 +87,7 @@ class Operator:
         self.metrics.watch_hub(self.hub)
         self.http = HttpServer(self.metrics, self._why_not_ready, capacity=shares.http)
         # Outputs.
+        self.pool = PoolLoop(api, self.cache, self.hub, self._wake, options)
         self.applier = Applier(api, self.cache, self.hub, manifests.Settings(hub_url=""), options.identity)
         self.kueue = self._make_kueue() if "kueue" in options.integrations else None
         self.controller = Controller(
@@ -93,6 +97,7 @@ class Operator:
             self.applier,
             Config(membership=options.settings, stable_seconds=options.stable_seconds),
             observer=self._observe_pass,
+            ask_pool=self.pool.says,
             on_forget=self.metrics.forget_job,
             on_error=self.metrics.pass_errors.inc,
             on_wait=self.metrics.queue_seconds.observe,
@@ -116,6 +121,7 @@ class Operator:
 
     def _wake(self, key: JobKey) -> None:
         self.controller.wake(key)
+        self.pool.notice(key)
 
     def _wake_all(self) -> None:
         self.controller.wake_all()
@@ -209,6 +215,7 @@ class Operator:
                 await self.jobs.catch_up()
                 await self._elect(election)
                 group.create_task(self._keep_going("the start of leading", self._lead))
+                group.create_task(self._keep_going("the pool", self.pool.run))
                 await self._stay(election)
         except* UsageError as errors:
             raise errors.exceptions[0] from None

@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from elasticjob_operator.sizing import bounds, finishing, legal, quota, room, wish
+from elasticjob_operator.sizing import bounds, finishing, legal, pool, quota, room, wish
 from elasticjob_operator.sizing.values import Size, Source, View
 
 Named = tuple[str, Source]
 
 OF_WORLD: Final[tuple[Named, ...]] = (
     ("replicas", wish.ask),
+    ("pool", pool.ask),
     ("elasticPolicy", bounds.ask),
     ("queue", quota.ask),
     ("legalSizes", legal.ask),
@@ -39,8 +40,9 @@ class _Folded:
 
 def compose(view: View, of_world: Iterable[Named] = OF_WORLD, of_pods: Iterable[Named] = OF_PODS) -> Size:
     """The size, the source that limits it, and when it may change without an event."""
-    wanted = wish.ask(view, 0).apply(0)
-    world = _fold(of_world, view, wanted)
+    most = wish.ask(view, 0).apply(0)
+    wanted = pool.ask(view, most).apply(most)
+    world = _fold(of_world, view, most)
     pods = _fold(of_pods, view, world.size + view.spec.elastic_policy.spares)
     last = pods if pods.limited_by else world
     until = min((at for at in (world.until, pods.until) if at is not None), default=None)

@@ -9,6 +9,17 @@ from elasticjob_operator import api
 
 
 @dataclass(frozen=True, slots=True)
+class PoolSays:
+    """What the pool says of one job."""
+
+    size: int = 0  # pods; 0: nothing, and `reason` says why
+    reason: str = ""
+    pool: str = ""  # its name
+    expected_gain: float = 0.0  # in speed, of the change to this size
+    speeds: tuple[api.SizeSpeed, ...] = ()  # that were measured
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """The input of every size source."""
 
@@ -17,6 +28,8 @@ class View:
     members: int = 0  # pods in the current world
     ended: int = 0  # members that have succeeded
     quota: int | None = None  # pods that the job's queue has admitted; None: the job has no queue
+    pool: PoolSays | None = None
+    is_pinned: bool = False  # whether spec.replicas of a pooled job was set by somebody other than the pool
     is_ending: bool = False  # whether any member has succeeded, in this or an earlier generation of the last world
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from elasticjob_operator import api
 from elasticjob_operator.client.history import goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.view import words
@@ -111,7 +112,9 @@ def list_events(events: Sequence[Happening], now: float) -> Table:
 
 def list_top(jobs: Sequence[Job], now: float) -> Table:
     """Throughput and goodput of the jobs, the busiest first."""
-    table = plain_table("NAME", "PHASE", "WORLD", "PROCESSES", "STEP", "RATE", "GOODPUT", "RESCALES", "RECOVERY")
+    pooled = any(job.status.scaling is not None and job.status.scaling.pool for job in jobs)
+    more = ("POOL", "MODEL", "EXPECTED", "SEEN", "WHY") if pooled else ()
+    table = plain_table("NAME", "PHASE", "WORLD", "PROCESSES", "STEP", "RATE", "GOODPUT", "RESCALES", "RECOVERY", *more)
     for job in sorted(jobs, key=lambda j: (-j.status.rendezvous.processes, j.name)):
         status = job.status
         rate = words.steps_per_second(job)
@@ -126,5 +129,21 @@ def list_top(jobs: Sequence[Job], now: float) -> Table:
             words.goodput(status.goodput.measured, *goodput_seconds(job, now)),
             str(status.goodput.rescales),
             words.seconds_exact(status.goodput.last_recovery_seconds),
+            *(_pool_cells(job) if pooled else ()),
         )
     return table
+
+
+def _pool_cells(job: Job) -> list[str]:
+    """The pool, the speeds that its model rests on, and what the last change was to bring and has brought."""
+    scaling = job.status.scaling or api.ScalingStatus()
+    model = " ".join(f"{one.size}:{1 / one.step_seconds:.3g}/s" for one in scaling.speeds if one.step_seconds > 0)
+    expected = scaling.expected_gain_percent
+    seen = words.gain_seen(scaling)
+    return [
+        scaling.pool or "-",
+        model or "-",
+        "-" if expected is None else f"{expected:+d} %",
+        "-" if seen is None else f"{seen:+.0f} %",
+        scaling.reason or "-",
+    ]

@@ -128,3 +128,10 @@ def is_plausible(progress: api.ProgressStatus) -> bool:
     """Whether the script's total can be correct: some scripts continue after it."""
     known = progress.percentage is not None and progress.total_steps is not None and progress.step is not None
     return known and (progress.step or 0) <= (progress.total_steps or 0)
+
+
+def gain_seen(scaling: api.ScalingStatus) -> float | None:
+    """What the pool's last change of size brought to the speed, in percent; None where a size was not measured."""
+    speeds = {one.size: one.step_seconds for one in scaling.speeds if one.step_seconds > 0}
+    before, after = speeds.get(scaling.previous_size or 0), speeds.get(scaling.size)
+    return 100 * (before / after - 1) if before and after else None

@@ -73,6 +73,12 @@ BAD_ACROSS_FIELDS = [
         id="two-managers",
     ),
     pytest.param(
+        spec(scaling={"mode": "Goodput"}, elasticPolicy={"minReplicas": 1}),
+        "spec",
+        "scaling.mode Goodput needs elasticPolicy.maxReplicas: say how many pods the job may have",
+        id="goodput-without-max",
+    ),
+    pytest.param(
         spec(failurePolicy={"rules": [{"action": "FailJob"}]}),
         "spec.failurePolicy.rules[0]",
         "a rule needs exactly one of onExitCodes and onPodConditions",

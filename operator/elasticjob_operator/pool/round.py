@@ -1,0 +1,174 @@
+"""One round of a pool: what is seen of its jobs → a request each → the size and the reason of each. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from elasticjob_operator import api
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.model.observe import Job, format_time, parse_time
+from elasticjob_operator.pool.allocate import allocate
+from elasticjob_operator.pool.prices import next_lag
+from elasticjob_operator.pool.reasons import tell
+from elasticjob_operator.pool.throughput import Model
+from elasticjob_operator.pool.values import Grant, Limit, Objective, Request, measure
+
+PROBE_SECONDS: Final = 60.0  # that a job without reports keeps its size, so that its speed there is known
+DEFAULT_CHANGE_SECONDS: Final = 0.2
+MAX_CHANGE_SECONDS: Final = 120.0  # an outage was longer than a change takes
+
+
+@dataclass(frozen=True, slots=True)
+class Sharer:
+    """One job of a pool, as it is now."""
+
+    job: Job
+    spec: api.Spec
+    devices: int  # of one of its pods
+    placed: int = 0  # pods of it that have a node
+    model: Model = field(default_factory=Model)
+    behind: float = 0.0  # seconds of its share that it lacks
+
+    @property
+    def size(self) -> int:
+        """Pods that it has been given; 0 as long as it waits for its first room."""
+        has_trained = bool(self.job.status.rendezvous.members)
+        admitted = has_trained or self.placed >= self.spec.min_replicas
+        return (self.spec.replicas or self.spec.min_replicas) if admitted else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a round says of one job."""
+
+    size: int  # pods it should have; 0: as it is
+    reason: str
+    gain: float = 0.0
+    behind: float = 0.0
+
+
+def share(
+    sharers: Sequence[Sharer], capacity: int, objective: Objective, *, seconds: float, now: float
+) -> dict[JobKey, Verdict]:
+    """The sizes of all jobs of one pool. `seconds` have gone by since the last round."""
+    requests = [_request(one, now) for one in sharers]
+    total = sum(request.weight for request in requests)
+    requests = [
+        _with_lag(one, request, capacity * request.weight / total, seconds)
+        for one, request in zip(sharers, requests, strict=True)
+    ]
+    grants = allocate(requests, capacity, objective)
+    return {
+        one.job.key: _judge(one, request, grants[one.job.key], objective)
+        for one, request in zip(sharers, requests, strict=True)
+    }
+
+
+def _with_lag(one: Sharer, request: Request, equal: float, seconds: float) -> Request:
+    index = sum(1 for size in request.sizes if size <= request.size) - 1
+    speed = request.curve.speeds[max(0, index)] if one.job.status.goodput.training else 0.0
+    return replace(request, behind_seconds=next_lag(one.behind, request, speed, equal, seconds))
+
+
+def _judge(one: Sharer, request: Request, grant: Grant, objective: Objective) -> Verdict:
+    reason = _why_held(one, grant) or tell(grant, request, objective)
+    capacity = one.job.status.capacity
+    withdrawn = capacity.withdrawn if capacity is not None else 0
+    if withdrawn and grant.size == request.sizes[-1]:
+        reason = f"no node had room for {withdrawn} more pods of it; they are tried again later"
+        return Verdict(0, reason, behind=request.behind_seconds)
+    size = grant.size if grant.limit is not Limit.ROOM else one.spec.min_replicas
+    return Verdict(size, reason, grant.gain, request.behind_seconds)
+
+
+def _why_held(one: Sharer, grant: Grant) -> str:
+    """Why a job may have one size only for now; "" where it may have others, or waits for room."""
+    pods = f"{grant.size} pod" if grant.size == 1 else f"{grant.size} pods"
+    if one.job.is_pinned or grant.limit is Limit.ROOM:
+        return ""
+    if not one.size:
+        return f"starts with {pods}"
+    if not one.job.status.goodput.training:
+        return f"keeps {pods} until it trains"
+    return f"keeps {pods} until its speed there is known" if not one.model.points and grant.ideal == one.size else ""
+
+
+def _request(one: Sharer, now: float) -> Request:
+    status, sizes = one.job.status, find_sizes(one, now)
+    curve = measure(one.model, sizes, one.devices)
+    unit = one.model.fit.seconds(sizes[0]) * sizes[0] * one.devices
+    progress = status.progress
+    rest = None
+    if progress is not None and progress.total_steps and progress.step is not None and one.model.points:
+        rest = max(0, progress.total_steps - progress.step) * unit
+    cost = status.goodput.last_recovery_seconds
+    return Request(
+        one.job.key,
+        curve,
+        size=one.size,
+        model=one.model,
+        weight=float(one.spec.scaling.weight),
+        order=one.job.created,
+        remaining_seconds=rest,
+        served_seconds=status.goodput.training_seconds * curve.speeds[0],
+        change_seconds=DEFAULT_CHANGE_SECONDS if cost is None else min(cost, MAX_CHANGE_SECONDS),
+    )
+
+
+def find_sizes(one: Sharer, now: float) -> tuple[int, ...]:
+    """The sizes that the job may have now, ascending.
+
+    One that is new begins with its smallest; one that does not train, or that is pinned, keeps its own.
+    """
+    status, held = one.job.status, one.size
+    if one.job.is_pinned and one.spec.replicas:
+        return (one.spec.replicas,)
+    elastic = one.spec.elastic_policy
+    low, high = one.spec.min_replicas, one.spec.max_replicas
+    allowed = elastic.replica_discrete_values or range(low, high + 1, elastic.replica_increment_step or 1)
+    sizes = tuple(sorted({size for size in allowed if low <= size <= high})) or (low,)
+    if held and status.capacity is not None and status.capacity.withdrawn:
+        sizes = _at_most(sizes, held - status.capacity.withdrawn)
+    if not held:
+        return sizes[:1]
+    if not status.goodput.training or (not one.model.points and now - _trains_since(status, now) < PROBE_SECONDS):
+        return _at_most(sizes, held)[-1:]
+    return sizes
+
+
+def _at_most(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
+    return tuple(size for size in sizes if size <= most) or sizes[:1]
+
+
+def _trains_since(status: api.Status, now: float) -> float:
+    return parse_time(status.goodput.since) or now
+
+
+# --- models across restarts of the operator ---------------------------------------------------------------
+
+
+def recall(status: api.Status) -> Model:
+    """The model of what the status has kept."""
+    model = Model()
+    for one in status.scaling.speeds if status.scaling is not None else ():
+        model = model.learn(one.size, one.step_seconds, parse_time(one.time) or 0.0, one.reports)
+    return model
+
+
+def keep(model: Model, most: int = 16) -> tuple[api.SizeSpeed, ...]:
+    """What the status keeps: the sizes that were reported last, so that it stays small."""
+    latest = sorted(model.points.items(), key=lambda pair: -pair[1].at)[:most]
+    return tuple(
+        api.SizeSpeed(
+            size=size, step_seconds=_short(point.seconds), reports=round(point.weight, 1), time=format_time(point.at)
+        )
+        for size, point in sorted(latest)
+    )
+
+
+def _short(value: float) -> float:
+    """Four digits: more would be noise that changes all the time."""
+    return round(value, max(0, 3 - math.floor(math.log10(value))))

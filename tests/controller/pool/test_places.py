@@ -1,0 +1,107 @@
+"""Where a pool is: nodes, resources, and what is free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.pool.places import (
+    Ground,
+    Place,
+    count_capacity,
+    count_devices,
+    count_units,
+    find_of_node,
+    find_place,
+    parse_place,
+)
+
+GPU = Place("gpu", "nvidia.com/gpu", {"class": "a100"})
+REST = Place("rest", "nvidia.com/gpu")
+CPU = Place("cpu", "cpu")
+
+
+def node(resources: dict[str, str], **labels: str) -> dict[str, Any]:
+    return {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": resources}}
+
+
+def template(selector: dict[str, str] | None = None, **limits: str) -> dict[str, Any]:
+    resources = {"limits": {name.replace("_", "/"): value for name, value in limits.items()}}
+    return {"spec": {"containers": [{"name": "w", "resources": resources}], "nodeSelector": selector or {}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu=nvidia.com/gpu", Place("gpu", "nvidia.com/gpu")),
+        ("a=cpu,zone=x,kind=y", Place("a", "cpu", {"zone": "x", "kind": "y"})),
+    ],
+)
+def test_a_pool_is_a_resource_and_labels(text: str, expected: Place) -> None:
+    assert parse_place(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "=cpu", "gpu=", "gpu=cpu,zone"])
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="NAME=RESOURCE"):
+        parse_place(text)
+
+
+@pytest.mark.parametrize(
+    ("resource", "quantity", "units"),
+    [
+        ("nvidia.com/gpu", "8", 8),
+        ("nvidia.com/gpu", 2, 2),
+        ("cpu", "500m", 500),
+        ("cpu", "2", 2000),
+        ("cpu", "1.5", 1500),
+        ("memory", "1Ki", 1024),
+        ("memory", "2k", 2000),
+        ("cpu", "", 0),
+        ("cpu", None, 0),
+        ("cpu", "-1", 0),
+        ("cpu", "much", 0),
+        ("cpu", "NaN", 0),
+        ("cpu", "Infinity", 0),
+    ],
+)
+def test_quantities(resource: str, quantity: object, units: int) -> None:
+    assert count_units(resource, quantity) == units
+
+
+def test_a_node_belongs_to_the_first_pool_that_it_matches() -> None:
+    """Two pools overlap: no device is counted twice."""
+    pools = (GPU, REST)
+    assert find_of_node(pools, node({"nvidia.com/gpu": "8"}, **{"class": "a100"})) == ("gpu", 8)
+    assert find_of_node(pools, node({"nvidia.com/gpu": "4"})) == ("rest", 4)
+    assert find_of_node((GPU,), node({"nvidia.com/gpu": "4"})) == ("", 0)
+    assert find_of_node((CPU,), {"metadata": {"name": "n"}}) == ("cpu", 0)
+
+
+def test_a_job_belongs_to_the_first_pool_whose_resource_it_asks_for() -> None:
+    assert find_place((CPU, REST), template(nvidia_gpu="1")) is None, "nvidia/gpu is no resource of a pool"
+    gpu = {"spec": {"containers": [{"name": "w", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
+    assert find_place((CPU, REST), gpu) is REST
+    assert find_place((CPU,), template()) is None
+    assert find_place((CPU,), template(cpu="2")) is CPU
+    elsewhere = {"spec": {**gpu["spec"], "nodeSelector": {"class": "h100"}}}
+    assert find_place((GPU, REST), elsewhere) is REST, "its pods may not be on the nodes of the first"
+
+
+def test_what_a_pod_holds() -> None:
+    containers = [
+        {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "2"}}},
+        {"name": "b", "resources": {"limits": {"cpu": "1"}}},
+        {"name": "c"},
+    ]
+    assert count_devices({"containers": containers}, "cpu") == 1500
+    assert count_devices({"containers": containers}, "pods") == 1
+    assert count_devices({}, "cpu") == 0
+
+
+def test_what_is_free() -> None:
+    nodes = [Ground("a", 8), Ground("b", 8, is_usable=False), Ground("c", 4)]
+    assert count_capacity(nodes, {}) == 12
+    assert count_capacity(nodes, {"a": 3, "b": 8, "elsewhere": 5}) == 9
+    assert count_capacity(nodes, {"a": 100}) == 4, "a node that is overbooked takes nothing from the others"

@@ -1,0 +1,164 @@
+"""One round: what is seen of the jobs of a pool, and what is said of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.builders import NOW, make_spec
+from elasticjob_operator import api
+from elasticjob_operator.model.observe import Job, format_time
+from elasticjob_operator.pool import round
+from elasticjob_operator.pool.round import Sharer
+from elasticjob_operator.pool.throughput import Model
+from elasticjob_operator.pool.values import Objective
+
+TRAINS = api.GoodputStatus(training=True, since=format_time(NOW - 300), training_seconds=300)
+
+
+def sharer(
+    name: str, size: int | None = None, *, low: int = 1, most: int = 8, shared: float = 0.95, **fields: Any
+) -> Sharer:
+    """A job that trains with this size and has been measured, or that is new."""
+    changes = fields.pop("spec", {})
+    spec = make_spec(low, most, replicas=size, scaling={"mode": "Goodput"}, **changes)
+    members = [api.Member(pod=f"{name}-{i}", rank=i) for i in range(size or 0)]
+    status = api.Status(
+        rendezvous=api.RendezvousStatus(generation=int(bool(size)), world_size=size or 0, members=members),
+        goodput=fields.pop("goodput", TRAINS if size else api.GoodputStatus()),
+        capacity=fields.pop("capacity", None),
+        progress=fields.pop("progress", None),
+    )
+    pinned = fields.pop("pinned", False)
+    job = Job(
+        "ns",
+        name,
+        name,
+        spec,
+        status,
+        created=fields.pop("created", 0.0),
+        has_replicas=size is not None,
+        pool_replicas=None if pinned else size,
+    )
+    model = fields.pop("model", None)
+    if model is None:
+        model = Model()
+        for n in (1, size) if size else ():
+            for _ in range(20):
+                model = model.learn(n, shared / n + 1 - shared, NOW)
+    return Sharer(job, spec, fields.pop("devices", 1), model=model, **fields)
+
+
+def sizes(*sharers: Sharer, capacity: int = 8, objective: Objective = Objective.GOODPUT) -> list[int]:
+    found = round.share(sharers, capacity, objective, seconds=1.0, now=NOW)
+    return [found[one.job.key].size for one in sharers]
+
+
+def test_a_job_alone_has_the_pool() -> None:
+    assert sizes(sharer("a", 4)) == [8]
+
+
+def test_a_new_job_begins_with_its_smallest_size_and_others_make_room() -> None:
+    old, new = sizes(sharer("a", 8), sharer("b", low=2))
+    assert new == 2
+    assert old == 6
+
+
+def test_a_job_without_room_waits_with_its_smallest_size() -> None:
+    found = round.share([sharer("a", 8, low=8), sharer("b", low=4)], 8, Objective.GOODPUT, seconds=1.0, now=NOW)
+    assert found["ns", "b"].size == 4
+    assert "waits for 4 free devices" in found["ns", "b"].reason
+
+
+def test_placed_pods_are_an_admission() -> None:
+    assert sharer("a", placed=1).size == 1
+    assert sharer("a", low=2, placed=1).size == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        pytest.param(sharer("a", 4), tuple(range(1, 9)), id="any"),
+        pytest.param(sharer("a", 4, pinned=True), (4,), id="pinned by its user"),
+        pytest.param(sharer("a", 4, goodput=api.GoodputStatus()), (4,), id="it does not train now"),
+        pytest.param(sharer("a", 5, spec={"elasticPolicy": {"replicaIncrementStep": 2}}), (1, 3, 5, 7), id="steps"),
+        pytest.param(
+            sharer("a", 4, spec={"elasticPolicy": {"replicaDiscreteValues": [2, 4, 16]}}), (2, 4), id="legal sizes"
+        ),
+        pytest.param(
+            sharer("a", 6, capacity=api.CapacityStatus(withdrawn=2, attempts=1)), (1, 2, 3, 4), id="no node for two"
+        ),
+        pytest.param(
+            sharer("a", 4, model=Model(), goodput=api.GoodputStatus(training=True, since=format_time(NOW - 5))),
+            (4,),
+            id="not measured yet",
+        ),
+        pytest.param(sharer("a", 4, model=Model()), tuple(range(1, 9)), id="it never reports"),
+    ],
+)
+def test_which_sizes_a_job_may_have_now(one: Sharer, expected: tuple[int, ...]) -> None:
+    assert round.find_sizes(one, NOW) == expected
+
+
+def test_a_pinned_job_keeps_its_size_and_the_rest_is_shared() -> None:
+    assert sizes(sharer("mine", 2, pinned=True), sharer("other", 2)) == [2, 6]
+
+
+def test_pods_that_no_node_takes_are_no_reason_to_write_a_smaller_number() -> None:
+    """A smaller number would be taken for room that is there again, and the pool would swing."""
+    found = round.share(
+        [sharer("a", 6, capacity=api.CapacityStatus(withdrawn=2, attempts=1))], 8, Objective.GOODPUT, seconds=1, now=NOW
+    )["ns", "a"]
+    assert found.size == 0
+    assert "no node had room for 2 more pods" in found.reason
+
+
+def test_who_is_nearly_done_comes_first() -> None:
+    def progress(step: int) -> api.ProgressStatus:
+        return api.ProgressStatus(step=step, total_steps=100_000)
+
+    short, long = sizes(
+        sharer("short", 2, progress=progress(99_000)),
+        sharer("long", 2, progress=progress(0)),
+        objective=Objective.COMPLETION,
+    )
+    assert short > long
+
+
+def test_a_job_below_its_share_is_remembered() -> None:
+    found = round.share([sharer("a", 1), sharer("b", 7)], 8, Objective.GOODPUT, seconds=100.0, now=NOW)
+    assert found["ns", "a"].behind > 10
+    assert found["ns", "b"].behind == 0
+
+
+def test_what_was_measured_survives_in_the_status() -> None:
+    model = sharer("a", 4).model
+    status = api.Status(scaling=api.ScalingStatus(speeds=list(round.keep(model))))
+    again = round.recall(status)
+    assert again.speed(8) == pytest.approx(model.speed(8), rel=0.01)
+    assert round.recall(api.Status()) == Model()
+
+
+def test_the_status_keeps_the_sizes_that_were_reported_last() -> None:
+    model = Model()
+    for size in range(1, 41):
+        model = model.learn(size, 1.0, NOW + size)
+    assert [one.size for one in round.keep(model, most=4)] == [37, 38, 39, 40]
+
+
+@pytest.mark.parametrize(
+    ("one", "told"),
+    [
+        pytest.param(sharer("a", low=2), "starts with 2 pods", id="new"),
+        pytest.param(sharer("a", 4, goodput=api.GoodputStatus()), "keeps 4 pods until it trains", id="regroups"),
+        pytest.param(
+            sharer("a", 1, model=Model(), goodput=api.GoodputStatus(training=True, since=format_time(NOW - 5))),
+            "keeps 1 pod until its speed there is known",
+            id="not measured",
+        ),
+        pytest.param(sharer("a", 4), "8 pods, the most that it may have", id="alone"),
+    ],
+)
+def test_why_a_job_keeps_its_size(one: Sharer, told: str) -> None:
+    assert round.share([one], 8, Objective.GOODPUT, seconds=1.0, now=NOW)["ns", "a"].reason == told

@@ -1,0 +1,136 @@
+"""Jobs that share a pool, through a real API server: three nodes with two GPUs each are six slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from elasticjob_devcluster import Cluster
+from operator_fixture import MERGE, Jobs, OperatorProcess, light_spec, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def operator(
+    cluster: Cluster, namespace: str, operator_factory: Callable[..., OperatorProcess]
+) -> Iterator[OperatorProcess]:
+    started = operator_factory(["--namespace", namespace, "--stable-seconds", "1"])
+    yield started
+    print(f"the operator of this test said:\n{started.log[-8000:]}")  # pytest shows it where the test failed
+    assert "defect" not in started.log
+    started.stop()
+
+
+@pytest.fixture
+def jobs(cluster: Cluster, namespace: str, operator: OperatorProcess) -> Jobs:
+    return Jobs(cluster, namespace)
+
+
+def pooled(shared: float = 0.95, **changes: Any) -> dict[str, Any]:
+    """A job whose steps are divided among its pods to this extent, each with one GPU."""
+    spec = light_spec("--step-seconds", "0.2", "--shared", str(shared), **changes)
+    spec["scaling"] = {"mode": "Goodput"}
+    spec["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 6, "gracefulShutdownTimeoutSeconds": 2}
+    del spec["replicas"]
+    container = spec["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "10m"}}
+    return spec
+
+
+def size(jobs: Jobs, name: str) -> int:
+    return int(jobs.status(name).get("readyReplicas") or 0)
+
+
+def test_one_job_has_the_pool_and_two_share_it(jobs: Jobs, operator: OperatorProcess) -> None:
+    jobs.create("good", pooled(0.98))
+    jobs.await_world("good", 6, timeout=120)
+    scaling = jobs.status("good")["scaling"]
+    assert scaling["pool"] == "default"
+    assert scaling["size"] == scaling["wanted"] == 6
+    assert scaling["expectedGainPercent"] > 100
+    assert jobs.get("good")["metadata"]["annotations"]["elasticjob.dev/pool-replicas"] == "6"
+
+    jobs.create("bad", pooled(0.3))
+    wait_for(lambda: size(jobs, "bad") >= 1 and size(jobs, "good") + size(jobs, "bad") == 6, "they share", 90)
+
+    def is_settled() -> bool:
+        return size(jobs, "good") > size(jobs, "bad") >= 1
+
+    wait_for(is_settled, "who scales has more", 90)
+    wait_for(lambda: "other jobs gain more" in jobs.status("good")["scaling"]["reason"], "it is told why", 90)
+    wait_for(lambda: len(jobs.status("good")["scaling"]["speeds"]) >= 2, "its speeds are kept", 90)
+
+    operator.kill()
+    jobs.delete("bad")
+    operator.start()
+    jobs.await_world("good", 6, timeout=150)
+    speeds = {one["size"] for one in jobs.status("good")["scaling"]["speeds"]}
+    assert 1 in speeds, "what was measured is not forgotten with the operator"
+
+
+def test_a_user_who_scales_pins_the_job_until_it_is_released(jobs: Jobs) -> None:
+    jobs.create("mine", pooled())
+    jobs.await_world("mine", 6, timeout=150)
+    jobs.scale("mine", 2)
+    jobs.await_world("mine", 2, timeout=150)
+    wait_for(lambda: jobs.status("mine")["scaling"].get("pinned"), "it is told")
+    assert "kubectl elasticjob scale mine auto" in jobs.status("mine")["scaling"]["reason"]
+
+    jobs.create("other", pooled())
+    jobs.await_world("other", 4, timeout=150)
+    assert jobs.get("mine")["spec"]["replicas"] == 2
+
+    jobs.kube.request("PATCH", f"{jobs.path}/other", {"spec": {"runPolicy": {"suspend": True}}}, content_type=MERGE)
+    jobs.await_condition("other", "Suspended")
+    jobs.patch("mine", {"replicas": None})
+    jobs.await_world("mine", 6, timeout=150)
+    assert "pinned" not in jobs.status("mine")["scaling"]
+
+
+def test_a_node_that_is_cordoned_is_no_capacity(jobs: Jobs, cluster: Cluster) -> None:
+    jobs.create("drained", pooled())
+    status = jobs.await_world("drained", 6, timeout=150)
+    node = status["rendezvous"]["members"][0]["node"]
+    cluster.kube.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}}, content_type=MERGE)
+    try:
+        after = jobs.await_world("drained", 4, above=status["rendezvous"]["generation"], timeout=150)
+        assert all(member["node"] != node for member in after["rendezvous"]["members"])
+        wait_for(lambda: jobs.get("drained")["spec"]["replicas"] == 4, "the pool has seen the node go", 90)
+    finally:
+        cluster.kube.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}}, content_type=MERGE)
+    jobs.await_world("drained", 6, timeout=150)
+
+
+def test_without_a_pool_the_reason_is_told_and_manual_jobs_are_left_alone(
+    jobs: Jobs, operator: OperatorProcess
+) -> None:
+    spec = pooled()
+    del spec["template"]["spec"]["containers"][0]["resources"]["limits"]
+    jobs.create("elsewhere", spec)
+    jobs.create("manual", light_spec(replicas=2))
+    jobs.await_world("elsewhere", 1, timeout=150)
+    jobs.await_world("manual", 2, timeout=150)
+    reason = wait_for(lambda: jobs.status("elsewhere").get("scaling", {}).get("reason"), "it is told")
+    assert reason == "no pool has what its pods ask for; the operator's pools are: default (nvidia.com/gpu)"
+    assert "scaling" not in jobs.status("manual")
+
+
+def test_sizes_come_to_rest(jobs: Jobs) -> None:
+    for name, shared in (("a", 0.95), ("b", 0.9), ("c", 0.6)):
+        jobs.create(name, pooled(shared))
+    wait_for(lambda: sum(size(jobs, name) for name in "abc") == 6, "they share all of it", 120)
+    seen: list[tuple[float, tuple[int, ...]]] = []
+
+    def is_still() -> bool:
+        sizes = tuple(size(jobs, name) for name in "abc")
+        if not seen or seen[-1][1] != sizes:
+            seen.append((time.monotonic(), sizes))
+        return time.monotonic() - seen[-1][0] > 25
+
+    wait_for(is_still, "25 seconds without a change", 120)
+    assert sum(seen[-1][1]) == 6
+    assert min(seen[-1][1]) >= 1
