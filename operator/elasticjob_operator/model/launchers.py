@@ -19,7 +19,7 @@ _MOST = 4096  # characters of a shell script that are read
 def find_foreign(command: Sequence[str]) -> str | None:
     """Why this command of a trainer container starts no agent, and what to write; None if it may start one.
 
-    Only what is certain is reported: an unknown program may start an agent itself.
+    Only what is certain is reported: another program, a script under `python` too, may start an agent itself.
     """
     words = _split(command)
     if any(agent in word for word in words for agent in _AGENTS) or any("elasticjob" in word for word in words[1:]):
@@ -35,8 +35,6 @@ def find_foreign(command: Sequence[str]) -> str | None:
         return f"{why}: write `{instead}`; Accelerator() reads the environment that torchrun sets"
     if name in _LAUNCHERS:
         return f"{name} starts processes of its own, which do not join the job: write `{instead}`"
-    if name.startswith("python") and len(words) > 1 and words[1].endswith(".py"):
-        return f"{name} starts the script without an elastic agent, so each pod trains alone: write `{instead}`"
     return None
 
 
