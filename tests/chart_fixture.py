@@ -1,4 +1,4 @@
-"""The chart, rendered by the real Helm engine."""
+"""Renders the chart with the real Helm engine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _render(values: str, namespace: str, name: str) -> str:
 
 
 def find(objects: list[Object], kind: str, name: str | None = None) -> Object:
-    """The one object of this kind (and name)."""
+    """The only object of this kind (and name)."""
     found = [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
     assert len(found) == 1, f"{kind} {name or ''}: {[o['metadata']['name'] for o in found]}"
     return found[0]

@@ -1,6 +1,6 @@
-"""Fixtures for tests that need a cluster: one for the whole session, a fresh namespace for every test.
+"""Fixtures for tests that need a cluster: one for the whole session, a new namespace for every test.
 
-Mark such tests with `cluster`. They are skipped, with the reason, where the control plane's programs cannot be had.
+Mark such tests with `cluster`. They are skipped, with the reason, if the control plane's programs are not available.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GONE_SECONDS = 60.0
 
 @pytest.fixture(scope="session")
 def cluster_factory() -> Iterator[Callable[..., Cluster]]:
-    """Starts clusters of the test's own; takes the arguments of `Cluster.start`. All end with the session."""
+    """Starts clusters for one test; takes the arguments of `Cluster.start`. All end with the session."""
     clusters: list[Cluster] = []
 
     def start(**arguments: object) -> Cluster:
@@ -41,19 +41,19 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture(scope="session")
 def cluster(cluster_factory: Callable[..., Cluster]) -> Cluster:
-    """The session's cluster: three nodes with two GPUs each. A test that breaks a node mends it again."""
+    """The session's cluster: three nodes with two GPUs each. A test that breaks a node repairs it."""
     return cluster_factory(nodes=NODES)
 
 
 @pytest.fixture(scope="session")
 def audited(cluster_factory: Callable[..., Cluster]) -> Cluster:
-    """A cluster whose API server writes down every request, for the tests that read it."""
+    """A cluster whose API server writes an audit log of every request, for the tests that read it."""
     return cluster_factory(nodes=[NodeSpec("node-0"), NodeSpec("node-1")], tuning=Tuning(audit=True))
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace of the test's own, ready for pods; everything in it is gone afterwards."""
+    """A new namespace for the test, ready for pods; everything in it is deleted afterwards."""
     name = f"test-{secrets.token_hex(4)}"
     cluster.make_namespace(name)
     yield name
@@ -61,7 +61,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 
 def remove_namespace(cluster: Cluster, name: str) -> None:
-    """Delete it and wait for its pods, so that the next test finds the nodes free."""
+    """Delete the namespace and wait for its pods, so that the next test finds free nodes."""
     kube = cluster.kube
     with contextlib.suppress(KubeError):
         kube.request("DELETE", f"/api/v1/namespaces/{name}")

@@ -1,4 +1,4 @@
-"""The real operator as a process beside the session's cluster, and short words for what tests do with jobs."""
+"""The real operator as a process next to the session's cluster, and helpers for jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class OperatorProcess:
-    """`elasticjob-operator run` against a cluster; can be killed and started again on the same hub port."""
+    """`elasticjob-operator run` against a cluster; can be killed and restarted on the same hub port."""
 
     def __init__(self, cluster: Cluster, directory: Path, *flags: str, kubeconfig: Path | None = None) -> None:
         self.cluster = cluster
@@ -202,7 +202,7 @@ def light_spec(*arguments: str, **changes: Any) -> dict[str, Any]:
 def operator_factory(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., OperatorProcess]]:
-    """Starts operators of the test's own."""
+    """Starts operators for one test."""
     made: list[OperatorProcess] = []
 
     def start(flags: Sequence[str] = (), **options: Any) -> OperatorProcess:
@@ -219,7 +219,7 @@ def operator_factory(
 
 @pytest.fixture(scope="module")
 def lasting_operator(operator_factory: Callable[..., OperatorProcess]) -> Iterator[OperatorProcess]:
-    """One operator for all namespaces and all tests of a file, impatient where patience would only slow tests down."""
+    """One operator for all namespaces and all tests of a file, with short delays."""
     started = operator_factory(["--stable-seconds", "1"])
     yield started
     started.stop()
@@ -227,7 +227,7 @@ def lasting_operator(operator_factory: Callable[..., OperatorProcess]) -> Iterat
 
 @pytest.fixture
 def operator(lasting_operator: OperatorProcess, namespace: str) -> Iterator[OperatorProcess]:
-    """The file's operator; it runs when a test begins, whatever the one before has done to it."""
+    """The file's operator; it is running when a test starts, whatever the previous test did to it."""
     if lasting_operator.process is None or lasting_operator.process.poll() is not None:
         lasting_operator.start()
     starts, before = lasting_operator.starts, len(lasting_operator.log)

@@ -1,7 +1,7 @@
-"""Two replicas of the real operator behind one address, ways to move the leadership, and a judge of their writes.
+"""Two replicas of the real operator behind one address, ways to move leadership, and a check of their writes.
 
-The judge reads the API server's audit log: which replica wrote what, and who held the Lease at that moment. A replica
-is known by the identity in its user agent, which is new at every start, so a replica that was started again is another.
+The check reads the API server's audit log: which replica wrote what, and who held the Lease at that time. A replica is
+identified by its user agent, which is new at every start, so a restarted replica is another one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AGENT = re.compile(r"elasticjob-operator/\S+ \((?P<identity>[^)]+)\)")
 
 
 class Service:
-    """One port for several: each connection goes to a backend by chance, and on to the next where nobody listens."""
+    """One port for several backends: each connection goes to a random one, or to the next if nothing listens there."""
 
     def __init__(self, backends: list[int]) -> None:
         self._backends = backends
@@ -71,7 +71,7 @@ class Service:
 
 
 class Replicas:
-    """Two operators of one Lease, called `one` and `two`, with a certificate of their own making."""
+    """Two operators with one Lease, called `one` and `two`, with a certificate that they created."""
 
     def __init__(
         self, cluster: Cluster, directory: Path, namespace: str, *flags: str, lease_seconds: float = 3.0
@@ -104,14 +104,14 @@ class Replicas:
         self._service.close()
 
     def revive(self) -> list[str]:
-        """Starts again what has ended, as a kubelet would; returns the names."""
+        """Restart ended replicas, like a kubelet; return their names."""
         ended = [n for n, o in self.all.items() if o.process is None or o.process.poll() is not None]
         for name in ended:
             self.all[name].start()
         return ended
 
     def holder(self) -> str:
-        """The identity in the Lease: `one_1a2b3c4d`; empty where nobody holds it."""
+        """The identity in the Lease: `one_1a2b3c4d`; empty if there is no holder."""
         lease = self.cluster.kube.get(self.lease_path)
         return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
 
@@ -125,10 +125,10 @@ class Replicas:
         return wait_for(look, f"a replica other than {other_than!r} leads", timeout)
 
     def move(self, how: str) -> str:
-        """Takes the leadership from whoever has it; returns the identity of the next leader.
+        """Take leadership from the current leader; return the identity of the next one.
 
-        `term` and `kill` end the leader, `pause` holds it up beyond its Lease and lets it go on then, `steal` writes
-        another name into the Lease. What has ended is started again once the other one leads.
+        `term` and `kill` end the leader, `pause` stops it beyond its Lease and then continues it, `steal` writes
+        another name to the Lease. Ended replicas are restarted once the other one leads.
         """
         before = self.await_leader()
         leader = self.all[before.partition("_")[0]]
@@ -152,7 +152,7 @@ class Replicas:
         return after
 
     def steal(self, name: str) -> None:
-        """Writes this name into the Lease, whoever holds it."""
+        """Write this name to the Lease, whoever holds it."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {"holderIdentity": name, "acquireTime": now, "renewTime": now}
         self.cluster.kube.request("PATCH", self.lease_path, {"spec": spec}, content_type=MERGE)
@@ -160,7 +160,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """One request as the API server wrote it down; times in seconds since 1970."""
+    """One request in the API server's audit log; times in seconds since 1970."""
 
     replica: str  # the identity of the replica that asked; empty: somebody else
     verb: str
@@ -178,7 +178,7 @@ class Audited:
 
 
 class AuditLog:
-    """The audit log of a cluster that has one, read from where the last reading ended."""
+    """The audit log of a cluster, read from where the last read ended."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._path = cluster.directory / "audit.log"
@@ -221,7 +221,7 @@ def _seconds(stamp: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """From when to when a replica held the Lease, in seconds since 1970."""
+    """The time in which a replica held the Lease, in seconds since 1970."""
 
     replica: str
     start: float
@@ -231,8 +231,8 @@ class Tenure:
 def find_tenures(requests: Iterable[Audited], namespace: str, name: str = LEASE) -> list[Tenure]:
     """Who held the Lease when.
 
-    It ends when another replica gets it or when its holder gives it back. Where somebody else writes into it, which the
-    holder cannot know, it ends when the holder next asks and is refused.
+    A tenure ends when another replica gets the Lease or the holder releases it. If another client writes the Lease,
+    which the holder cannot know, it ends when the holder's next request is rejected.
     """
     mine = [r for r in requests if r.resource == "leases" and (r.namespace, r.name) == (namespace, name)]
     tenures: list[Tenure] = []
@@ -257,9 +257,9 @@ def find_tenures(requests: Iterable[Audited], namespace: str, name: str = LEASE)
 
 
 def find_writes_without_lease(requests: Sequence[Audited], namespace: str, name: str = LEASE) -> list[Audited]:
-    """Writes of replicas, refused ones too, that did not hold the Lease then.
+    """Writes, including rejected ones, of replicas that did not hold the Lease at that time.
 
-    The Lease itself may be written by all, and the questions whose token something is are no writes.
+    The Lease itself may be written by all, and token reviews are not writes.
     """
     tenures = find_tenures(requests, namespace, name)
     found = []

@@ -1,4 +1,4 @@
-"""What the demo reads out of the workers' lines: the same rules for restarts and for sessions."""
+"""How the demo interprets the workers' lines: the same rules for restarts and for sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user installs holds what that user needs: the operator, the command line and the devcluster come apart."""
+"""Each distribution contains what its users need: operator, command line and devcluster are separate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated files are committed together with the change that alters them."""
+"""Generated files match their sources."""
 
 from __future__ import annotations
 

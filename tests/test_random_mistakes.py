@@ -1,4 +1,4 @@
-"""The random mistakes of `make mutants`: which ones are made, and that each is one."""
+"""The random mistakes of `make mutants`: which ones are made, and that each changes the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GitHub reads: workflows that call what is here, templates and updates that name what exists."""
+"""The files for GitHub: workflows, templates and updates refer to existing commands and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small HTTP server in place of the API server, and the operator's way to it."""
+"""A small HTTP server in place of the API server, and an `Api` that is connected to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kubeconfig(url: str) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def answering(answer: Answer, directory: Path) -> AsyncIterator[Api]:
-    """An `Api` whose server answers every request by this function."""
+    """An `Api` whose server answers every request with this function."""
     app = web.Application(client_max_size=2**26)
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

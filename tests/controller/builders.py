@@ -1,4 +1,4 @@
-"""Inputs for tests of the pure modules. A builder refuses a state that no cluster could ever show."""
+"""Inputs for tests of the pure modules. A builder rejects states that no cluster could have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "worker", "image": 
 
 
 class ImpossibleError(AssertionError):
-    """A test asked for a state that cannot be."""
+    """A test requested an impossible state."""
 
 
 def refuse_if(condition: object, why: str) -> None:
@@ -26,7 +26,7 @@ def refuse_if(condition: object, why: str) -> None:
 
 
 def make_spec(min: int = 2, max: int = 4, *, replicas: int | None = None, **raw: Any) -> api.Spec:
-    """A valid spec; further fields as in YAML, `elasticPolicy` merged with the bounds."""
+    """A valid spec; further fields as in YAML, with `elasticPolicy` merged into the bounds."""
     elastic = {"minReplicas": min, "maxReplicas": max, **raw.pop("elasticPolicy", {})}
     spec: dict[str, Any] = {"elasticPolicy": elastic, "template": TEMPLATE, **raw}
     if replicas is not None:
@@ -74,7 +74,7 @@ def make_node(name: str = "node0", **fields: Any) -> Node:
 
 
 def make_agent(index: int = 0, phase: str = "ready", generation: int = 0, *, attempt: int = 0, **fields: Any) -> Agent:
-    """An agent; `store` is its port where it is ready."""
+    """An agent; `store` is its port if it is ready."""
     state = AgentPhase(phase)
     port = fields.pop("port", 40000 + index if state is AgentPhase.READY else None)
     lost_by = fields.pop("lost_by", "")
@@ -101,7 +101,7 @@ def make_agent(index: int = 0, phase: str = "ready", generation: int = 0, *, att
 
 
 def make_world(generation: int = 1, members: tuple[int, ...] = (0, 1), **fields: Any) -> api.RendezvousStatus:
-    """A world of the pods with these indices, in the order of their ranks."""
+    """A world of the pods with these indices, in rank order."""
     refuse_if(generation and not members, "a world has members")
     from elasticjob_operator.model.observe import format_time
 

@@ -1,4 +1,4 @@
-"""Jobs, pods and a CRD for tests of the client and the command line. No operator runs: statuses are written by hand."""
+"""Jobs, pods and a CRD for tests of the client and the command line. No operator runs; tests write the statuses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def condition(type: str, status: str = "True", reason: str = "Because", message:
 
 
 def running_status(pods: int = 2, *, generation: int = 3, nproc: int = 1, step: int = 40) -> dict[str, Any]:
-    """A status as the operator writes it, of a job that trains."""
+    """A status of a training job, in the form that the operator writes."""
     members = [
         {"pod": f"digits-worker-{i}", "uid": f"u{i}", "node": f"node-{i}", "rank": i, "nproc": nproc}
         for i in range(pods)
@@ -123,7 +123,7 @@ def pod_object(job: str, index: int, script: str) -> dict[str, Any]:
 
 
 def run_pod(cluster: Cluster, namespace: str, job: str, index: int, script: str) -> dict[str, Any]:
-    """Starts a worker pod and waits until it runs or has run."""
+    """Start a worker pod and wait until it runs or has run."""
     pod = cluster.kube.request("POST", f"/api/v1/namespaces/{namespace}/pods", pod_object(job, index, script))
     path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
 

@@ -1,4 +1,4 @@
-"""The controller's tests run on the event loop that the operator runs on."""
+"""Runs the controller's tests on the operator's event loop implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub on loopback and agents that speak to it over real sockets."""
+"""A hub on loopback, and agents that connect to it over real sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAST = HubSettings(
 
 
 async def by_name(token: str) -> auth.Identity | auth.Refusal:
-    """The token of these tests is `<job>/<pod>`; an input, as a person would give it."""
+    """Authenticates tokens of the form `<job>/<pod>`."""
     job, _, pod = token.partition("/")
     if token == "bad":
         return auth.Refusal(401, "bad token")
@@ -72,7 +72,7 @@ async def running_hub(
 
 
 class AgentClient:
-    """One agent's end of the wire."""
+    """One agent's end of the connection."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, agent: str) -> None:
         self.ws = ws
@@ -89,7 +89,7 @@ class AgentClient:
         await self.say(wire.State(state=wire.AgentState(**state)))
 
     async def hear(self) -> wire.Welcome | wire.DirectiveMessage | wire.Error | None:
-        """The next message of the hub; None where it closed."""
+        """The next message of the hub; None if it closed the connection."""
         frame = await asyncio.wait_for(self.ws.receive(), 30)
         if frame.type is not aiohttp.WSMsgType.TEXT:
             return None
@@ -101,7 +101,7 @@ class AgentClient:
         return message.directive
 
     async def refusal(self) -> tuple[wire.Error | None, int | None]:
-        """What the hub said before it closed, and the close code."""
+        """The hub's last message before it closed the connection, and the close code."""
         error: wire.Error | None = None
         while (message := await self.hear()) is not None:
             if isinstance(message, wire.Error):
@@ -119,7 +119,7 @@ async def connected(
     context: ssl.SSLContext | None = None,
     heartbeat: float | None = 0.2,
 ) -> AsyncIterator[AgentClient]:
-    """An open socket that has not said hello."""
+    """An open socket that has not sent hello."""
     connector = aiohttp.TCPConnector(ssl=context) if context is not None else None
     async with aiohttp.ClientSession(connector=connector) as session:
         headers = {"Authorization": f"Bearer {job}/{pod}"}
@@ -129,7 +129,7 @@ async def connected(
 
 @asynccontextmanager
 async def seated(running: RunningHub, pod: str = "digits-worker-0", **more: Any) -> AsyncIterator[AgentClient]:
-    """An agent that said hello and was welcomed."""
+    """An agent that has sent hello and received its welcome."""
     state = more.pop("state", {})
     async with connected(running, pod, **more) as client:
         await client.hello(**state)
@@ -139,7 +139,7 @@ async def seated(running: RunningHub, pod: str = "digits-worker-0", **more: Any)
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Waits for the condition; a failure shows its source line in the traceback."""
+    """Wait for the condition; a failure shows its source line in the traceback."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not condition():

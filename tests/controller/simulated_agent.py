@@ -18,7 +18,7 @@ LEAVING, SUCCEEDED, FAILED = AgentPhase.LEAVING, AgentPhase.SUCCEEDED, AgentPhas
 
 @dataclass
 class Pace:
-    """How long things take, in seconds."""
+    """Durations in seconds."""
 
     boot: float = 2.0  # from the container's start to `ready`
     start: float = 0.5  # from a world to `running`
@@ -108,7 +108,7 @@ class SimAgent:
             self.obey()
 
     def obey(self) -> None:
-        """Does what the latest directive asks for, where it applies."""
+        """Execute the latest directive, if it applies."""
         if not self.inbox or self.deaf:
             return
         directive = self.inbox[0]
@@ -142,7 +142,7 @@ class SimAgent:
         self.exit(self.exit_code)
 
     def enter(self) -> None:
-        """Connects to rank 0's store; tries on while nobody listens there."""
+        """Connect to rank 0's store; retry while no process listens there."""
         world = self.world
         if world is None or not self.inbox or self.inbox[0] != world:
             return  # it has heard of something else meanwhile
@@ -200,7 +200,7 @@ class SimAgent:
         self.cluster.after(0.5, lambda: self.cluster.kubelet_sees_exit(self.pod, code, reason))
 
     def record(self, before: Agent | None) -> Agent:
-        """What the hub knows."""
+        """The hub's record of the agent."""
         state, now = self.state(), self.cluster.now
         same = before is not None and (before.state.phase, before.state.generation) == (state.phase, state.generation)
         return Agent(

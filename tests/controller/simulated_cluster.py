@@ -1,7 +1,7 @@
 """A cluster in memory: API objects as the operator's own records, a scheduler, kubelets, agents, a hub, and time.
 
-It applies each plan in the order in which `apply` does, checks the invariants at every step and lets time pass. Nothing
-here decides anything about jobs.
+It applies each plan in the same order as `apply`, checks the invariants at every step and advances the time. Nothing
+here makes decisions about jobs.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Cluster:
         heapq.heappush(self._queue, (self.now + delay, self._count, run))
 
     def run(self, seconds: float) -> None:
-        """Lets time pass; every event wakes the operator."""
+        """Advance the time; every event wakes the operator."""
         end = self.now + seconds
         self.schedule()
         self.settle()
@@ -111,13 +111,13 @@ class Cluster:
         self.now = end
 
     def jump(self, seconds: float) -> None:
-        """The clock is set; what goes on takes no longer and no less for it, and timers do not look at clocks."""
+        """Set the clock; running activities and timers are unaffected."""
         self.now += seconds
         self._queue = [(at + seconds, count, run) for at, count, run in self._queue]
         self.wake_at = None if self.wake_at is None else self.wake_at + seconds
 
     def run_until(self, condition: Callable[[], bool], limit: float = 300.0) -> float:
-        """Lets time pass until this holds; returns the seconds that it took."""
+        """Advance the time until the condition holds; return the elapsed seconds."""
         start = self.now
         self.schedule()
         self.settle()
@@ -173,7 +173,7 @@ class Cluster:
         )
 
     def settle(self) -> None:
-        """Passes until nothing is left to do at this moment."""
+        """Run passes until nothing is left to do at this time."""
         if not self.operator_up or self.deleted:
             return
         for _ in range(12):
@@ -258,7 +258,7 @@ class Cluster:
             self.after(0.01, lambda: found.receive(directive) if found.connected else None)
 
     def stop_operator(self) -> None:
-        """It dies, and all that it had in memory."""
+        """The operator dies and loses its memory."""
         self.operator_up = False
         self.told = {}
         for pod in self.pods.values():
@@ -327,7 +327,7 @@ class Cluster:
         )
 
     def break_world(self, gone: SimAgent) -> None:
-        """The peers of a worker that is gone feel it at their next collective."""
+        """The peers of a lost worker notice it at their next collective."""
         if self.pace.notice is None:
             return
         for pod in self.pods.values():
@@ -454,7 +454,7 @@ class Cluster:
     # What users and clusters do.
 
     def edit(self, **changes: Any) -> None:
-        """Changes the spec: `min`, `max`, `replicas`, `suspend` or other fields as in `Spec`."""
+        """Change the spec: `min`, `max`, `replicas`, `suspend` or other fields of `Spec`."""
         raw = self.spec.dump()
         elastic = raw["elasticPolicy"]
         for key, name in (("min", "minReplicas"), ("max", "maxReplicas")):
@@ -500,7 +500,7 @@ class Cluster:
                 self._reconnect(agent)
 
     def cut_off(self, agent: SimAgent) -> None:
-        """The hub does not hear it any more; it trains on."""
+        """Disconnect the agent from the hub; it continues to train."""
         self.partitioned |= {agent.pod.uid}
         self._go_silent(agent)
 
@@ -511,7 +511,7 @@ class Cluster:
                 self._reconnect(pod.agent)
 
     def mend_images(self) -> None:
-        """What could not be pulled can be pulled now."""
+        """Failing image pulls succeed from now on."""
         self.behaviours = {}
         for pod in list(self.pods.values()):
             if pod.behaviour == "pull-error":
@@ -554,7 +554,7 @@ class Cluster:
         self.nodes[name].record = replace(self.nodes[name].record, **changes)
 
     def disrupt(self, index: int) -> None:
-        """What the eviction API and the scheduler's preemption do."""
+        """Disrupt a pod like the eviction API and the scheduler's preemption."""
         pod = self.pod(index)
         pod.update(disruption="EvictionByEvictionAPI", conditions=(("DisruptionTarget", "True"),))
         self.delete_pod(pod.uid)
@@ -567,7 +567,7 @@ class Cluster:
         self.agents[uid] = replace(self.agents[uid], progress=progress)
 
     def give_up(self, index: int, code: int = 1) -> None:
-        """The agent itself ends after a failure."""
+        """The agent itself exits after a failure."""
         agent = self.agent(index)
         agent.fail(code)
         agent.say(FAILED)
@@ -577,7 +577,7 @@ class Cluster:
 
     @property
     def world(self) -> list[str]:
-        """Names of the members of the world that trains now."""
+        """The names of the members of the training world."""
         return [m.pod for m in self.status.rendezvous.members] if self.trains else []
 
     @property
@@ -586,7 +586,7 @@ class Cluster:
 
     @property
     def trains(self) -> bool:
-        """Whether every member really runs the present generation."""
+        """Whether every member runs the current generation."""
         world = self.status.rendezvous
         if not world.members:
             return False

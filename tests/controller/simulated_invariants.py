@@ -1,4 +1,4 @@
-"""What must hold in the simulated cluster at every step, whatever happens."""
+"""The invariants of the simulated cluster at every step, whatever happens."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Invariants:
             )
 
     def check_truth(self) -> None:
-        """Never two whole worlds at once, whatever the operator can see."""
+        """There are never two complete worlds at once, whatever the operator observes."""
         running: dict[int, set[str]] = {}
         sizes: dict[int, int] = {}
         for pod in self._cluster.pods.values():

@@ -1,4 +1,4 @@
-"""Short ways to make pods and to wait for them."""
+"""Helpers to create pods and wait for them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Pods:
         return self.cluster.logs(self.namespace, name, previous=previous)
 
     def run(self, name: str, *command: str, **arguments: Any) -> dict[str, Any]:
-        """Create, wait for the end, return how the container ended."""
+        """Create a pod, wait for its end, return how the container ended."""
         self.create(name, *command, **arguments)
         return terminated(self.wait(name, lambda s: s.get("phase") in ("Succeeded", "Failed"), f"{name} ends"))
 

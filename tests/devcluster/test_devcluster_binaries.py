@@ -1,4 +1,4 @@
-"""The cache of programs is checked, not trusted."""
+"""The cache of programs is verified."""
 
 from __future__ import annotations
 

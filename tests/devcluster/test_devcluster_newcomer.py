@@ -1,4 +1,4 @@
-"""What the page about the devcluster tells a newcomer to type, typed."""
+"""The commands on the page about the devcluster, executed as a new user would."""
 
 from __future__ import annotations
 

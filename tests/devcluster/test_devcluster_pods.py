@@ -1,4 +1,4 @@
-"""Pods on a node of the devcluster behave as a kubelet's: everything is seen through the API server."""
+"""Pods on a node of the devcluster behave like a kubelet's, as observed through the API server."""
 
 from __future__ import annotations
 

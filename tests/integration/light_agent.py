@@ -1,10 +1,9 @@
-"""A worker without torch: speaks the protocol, "trains" by counting steps, and fails on demand.
+"""A worker without torch: uses the protocol, "trains" by counting steps, and fails on demand.
 
-For tests of the operator, where what the workers compute does not matter: it starts in a fraction of a second.
-It writes (time, generation, rank, step) lines to the file $LIGHT_LOG, one JSON object each, which a checker can
-read as a history.
+For tests of the operator, in which the workers' computation does not matter: it starts in a fraction of a second. It
+writes (time, generation, rank, step) lines to the file $LIGHT_LOG, one JSON object each, as a history for a checker.
 
-    python light_agent.py [--steps N] [--until FILE] [--step-seconds S] [--shared SHARE] [--fail-at STEP[:TIMES]]
+    python light_agent.py [--steps N] [--until FILE] [--step-seconds S] [--fail-at STEP[:TIMES]]
                           [--exit-code N] [--leave-on-term]
 """
 
@@ -29,7 +28,7 @@ from websockets.sync.client import ClientConnection, connect
 
 
 class Agent:
-    """One pod. The main thread talks to the hub; steps are made in between."""
+    """One pod. The main thread communicates with the hub; steps are made in between."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args

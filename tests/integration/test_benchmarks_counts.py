@@ -1,4 +1,4 @@
-"""The regression guard: what an event costs in messages and requests. Never seconds: a busy machine changes those."""
+"""The regression guard: the messages and requests of an event. Never seconds, which vary on a busy machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks compute from what they saw: pure functions, exact values."""
+"""The calculations of the benchmarks: pure functions, exact values."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""From nothing to nothing: images built, loaded into nodes that run containers, the chart installed, jobs trained
-through what happens to jobs, the chart uninstalled.
+"""The whole life cycle: images built and loaded into container nodes, the chart installed, jobs trained through changes
+and faults, the chart uninstalled.
 
-The operator runs as the chart's own pods, as nobody, under the chart's RBAC, with TLS. One job uses the worker image,
-another an image with torch only, into which the runtime is injected. Needs root and Debian's packages
-(`scripts/e2e.sh` installs them); where something is missing the tests are skipped and say what.
+The operator runs in the chart's own pods, as a non-root user, with the chart's RBAC and TLS. One job uses the worker
+image, another an image with only torch, into which the runtime is injected. Requires root and Debian packages
+(`scripts/e2e.sh` installs them); if something is missing, the tests are skipped with the reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Two operators, one Lease: the leader goes, by request or by force, while a job trains. Training does not notice.
+"""Two operators with one Lease: the leader stops or is killed while a job trains. Training continues undisturbed.
 
-The replicas stand behind what a Service is in a cluster: one address that leads to either of them, by chance.
+The replicas are behind one address that leads to either of them at random, like a Service.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of the container nodes and of the image builder that can be tried anywhere, without root."""
+"""The parts of the container nodes and the image builder that can be tested without root."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An upgrade and a roll-back of the operator as a user makes them: two replicas on container nodes, while jobs train.
+"""An upgrade and a roll-back of the operator as a user does them: two replicas on container nodes, while jobs train.
 
-The other build writes a nested field of the status that this one does not know. No step is lost, no pod is touched, and
-each build takes over from the other and acts.
+The other build writes a nested status field that this one does not know. No step is lost, no pod is changed, and each
+build takes over from the other and acts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How jobs end: what is left to read of one that failed, and how soon one that was deleted is gone."""
+"""The end of jobs: the remaining logs of a failed one, and how soon a deleted one is gone."""
 
 from __future__ import annotations
 

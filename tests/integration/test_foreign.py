@@ -1,4 +1,4 @@
-"""torch's own rendezvous backends under the operator: they start, and after a loss the job trains again."""
+"""torch's own rendezvous backends under the operator: they start, and the job trains again after a loss."""
 
 from __future__ import annotations
 

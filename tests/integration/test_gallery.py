@@ -1,7 +1,8 @@
-"""Every manifest of `manifests/examples/` runs to its end on the devcluster, at a small size, and says what it should.
+"""Every manifest of `manifests/examples/` runs to completion on the devcluster, at a small size, with the expected
+output.
 
-The nodes run processes: what the image would hold is mounted from the repository, and checkpoints go to a folder of the
-test. Else a manifest runs as it is; what is added to its command makes it smaller.
+The nodes run processes: the image's content is mounted from the repository, and checkpoints go to a folder of the test.
+Otherwise manifests run unchanged, except for arguments that make them smaller.
 """
 
 from __future__ import annotations

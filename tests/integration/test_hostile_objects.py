@@ -1,4 +1,4 @@
-"""What one tenant creates keeps nobody else's job waiting, and ends no operator, whether it runs or starts."""
+"""Objects of one tenant must not delay the jobs of others, nor end an operator, running or starting."""
 
 from __future__ import annotations
 

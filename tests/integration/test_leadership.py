@@ -1,4 +1,4 @@
-"""Only the leader acts: two replicas, every way to lose the leadership, and the audit log of the API server."""
+"""Only the leader acts: two replicas, every way to lose leadership, and the API server's audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a job through a real API server. The workers are light agents: what they compute does not matter."""
+"""The life cycle of a job on a real API server. The workers are light agents: their computation does not matter."""
 
 from __future__ import annotations
 

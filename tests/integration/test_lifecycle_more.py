@@ -1,4 +1,4 @@
-"""The rest of the lifecycle through a real API server: sizes, policies, deadlines, gangs and nodes that go."""
+"""More of the life cycle on a real API server: sizes, policies, deadlines, gangs and leaving nodes."""
 
 from __future__ import annotations
 

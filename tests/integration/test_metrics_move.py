@@ -1,4 +1,4 @@
-"""Every metric that the documentation or the dashboard names moves when what it is about happens."""
+"""Every metric in the documentation or the dashboard changes when the event that it measures happens."""
 
 from __future__ import annotations
 

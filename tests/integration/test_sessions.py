@@ -1,4 +1,4 @@
-"""The session example under the real operator: the world changes, the survivors' processes do not."""
+"""The session example under the real operator: the world changes, the survivors' processes stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that no parser likes, on a real API server: each hurts itself, and the jobs beside it train on."""
+"""Objects that parsers reject, on a real API server: each affects only itself, and other jobs continue to train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that carry the operator's labels and are not its own, on a real API server: left alone, whatever they are."""
+"""Objects with the operator's labels that it does not own, on a real API server: none of them is touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unmodified scripts under an unmodified `torchrun`, with nothing but the environment that the operator sets."""
+"""Unmodified scripts under an unmodified `torchrun`, with only the environment that the operator sets."""
 
 from __future__ import annotations
 

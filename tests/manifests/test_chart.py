@@ -1,4 +1,4 @@
-"""The chart, without a cluster: what it renders for every kind of values."""
+"""The chart without a cluster: the rendered objects for all kinds of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A release of the chart in a real API server: installed, upgraded, rolled back, uninstalled by the real Helm."""
+"""A release of the chart on a real API server: installed, upgraded, rolled back and uninstalled by the real Helm."""
 
 from __future__ import annotations
 

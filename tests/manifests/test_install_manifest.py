@@ -1,4 +1,4 @@
-"""`manifests/install.yaml` and the chart's CRD are what their sources say."""
+"""`manifests/install.yaml` and the chart's CRD match their sources."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The chart's RBAC is exactly what the operator uses.
 
-The real operator runs with the token of the chart's own service account and the arguments of the chart's Deployment,
-while jobs go through their life. The API server's audit log then tells of every request. A request that was forbidden
-means that a rule is missing; a rule that no request needed is one too many. Both fail the test.
+The real operator runs with the token of the chart's service account and the arguments of the chart's Deployment, while
+jobs go through their life cycle. The API server's audit log shows every request. A forbidden request means that a rule
+is missing; a rule that no request needs is superfluous. Both fail the test.
 """
 
 from __future__ import annotations

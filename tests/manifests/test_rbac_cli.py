@@ -1,7 +1,7 @@
-"""The rights that `docs/cli.md` asks for are exactly what the commands use.
+"""The permissions in `docs/cli.md` are exactly what the commands use.
 
-For each row of its table a service account gets a Role with these rights and no other, and runs the row's commands.
-The API server's audit log says what they asked for: nothing may be refused, and no right may be left over.
+For each row of its table a service account gets a Role with only these permissions, and runs the row's commands. The
+API server's audit log shows their requests: none may be forbidden, and no permission may be unused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the operator makes gives nobody more than the author of the job has asked for."""
+"""The objects that the operator creates grant no more than the author of the job has requested."""
 
 from __future__ import annotations
 

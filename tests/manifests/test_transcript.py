@@ -1,4 +1,4 @@
-"""`docs/transcript.md` is what happens: install, apply, watch, with the commands of the page."""
+"""`docs/transcript.md` matches the real output: install, apply, watch, with the page's commands."""
 
 from __future__ import annotations
 

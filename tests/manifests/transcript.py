@@ -1,4 +1,4 @@
-"""A transcript of shell commands in a page: read, played again, compared, written anew."""
+"""A transcript of shell commands in a page: parse, replay, compare, rewrite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Command:
 
 
 def read(page: Path) -> list[Command]:
-    """The commands of all blocks of the page, in their order."""
+    """The commands of all blocks of the page, in order."""
     found = []
     for block in BLOCK.findall(page.read_text()):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -45,20 +45,20 @@ def play(commands: list[Command], run: Callable[[list[str]], str]) -> list[Comma
 
 
 def mask(output: str) -> str:
-    """The output without times and numbers that differ from run to run."""
+    """The output without times and numbers that differ between runs."""
     for pattern, replacement in MASKS:
         output = pattern.sub(replacement, output)
     return output.rstrip()
 
 
 def collect_news(watched: str) -> set[str]:
-    """What a watch told of a job: how many changes share a line, and their order in it, are a matter of speed."""
+    """The content of a watch's output: how changes are grouped into lines, and their order, depend on timing."""
     news = [part for line in mask(watched).splitlines() for part in line.partition(": ")[2].split("; ")]
     return {part for part in news if not PASSING.fullmatch(part)}
 
 
 def write(page: Path, commands: list[Command]) -> None:
-    """Puts the outputs in the place of the page's."""
+    """Replace the page's outputs."""
     left = list(commands)
 
     def again(match: re.Match[str]) -> str:

@@ -1,7 +1,8 @@
-"""One state for all that differ only in names: fewer of them, and nothing is left out.
+"""One canonical state for all states that differ only in names, which reduces their number without losing any.
 
-Slots are interchangeable, so the agents are sorted. Of generations only the order counts, so they are numbered anew.
-What can never matter again is dropped: what a dead pod held, worlds that miss a member for good, what is obeyed.
+Slots are interchangeable, so the agents are sorted. Only the order of generations matters, so they are renumbered.
+State that can never matter again is dropped: the state of dead pods, worlds that lost a member for good, executed
+directives.
 """
 
 from __future__ import annotations

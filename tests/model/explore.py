@@ -1,7 +1,8 @@
-"""Tries everything that can happen in the model, and looks at all states together: safety, deadlock, progress.
+"""Explores all events in the model, and checks all states together: safety, deadlock, progress.
 
-Millions of states fit because only the present level is kept: of those that were seen there is a hash and a number. Two
-states with one hash of 64 bits would be taken for one; with ten million states that is one chance in 300,000.
+Millions of states fit in memory because only the current level is kept: for visited states there is a hash and a
+number. Two states with the same 64-bit hash would count as one; with ten million states the probability is 1 in
+300,000.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _Graph:
         self.goals = array("I")
 
     def find_stuck(self) -> int | None:
-        """A state from which no goal can be reached without another fault, where there is one."""
+        """A state from which no goal can be reached without another fault, if there is one."""
         count = len(self.parents)
         sources, targets = np.frombuffer(self.sources, np.uint32), np.frombuffer(self.targets, np.uint32)
         order = np.argsort(targets, kind="stable")
@@ -63,7 +64,7 @@ class _Graph:
 
 
 def explore(agents: int, rules: Rules, *, running: bool = False, late: bool = False) -> Explored:
-    """Breadth first, so that a violation comes with a shortest trace."""
+    """Breadth first, so that a violation has a shortest trace."""
     first, found, graph = canonical(start(agents, running=running, late=late)), Explored(), _Graph()
     numbers = {hash(first): 0}
     graph.parents.append(-1)

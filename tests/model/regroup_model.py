@@ -26,7 +26,7 @@ Directive = tuple[str, int]  # ("world" | "regroup", generation)
 
 
 class Agent(NamedTuple):
-    """One slot: the pod of one replica index. A pod that died is followed by a new one."""
+    """One slot: the pod of one replica index. A dead pod is replaced by a new one."""
 
     alive: bool = True
     dead_seen: bool = False  # the operator knows that this pod has ended
@@ -56,7 +56,7 @@ class State(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the operator decides on."""
+    """The operator's input for a decision."""
 
     generation: int
     agents: tuple[tuple[int, bool, Known], ...]  # place, whether its pod is seen to have ended, what is known
@@ -66,7 +66,7 @@ class View(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """What an agent decides on."""
+    """An agent's input for a decision."""
 
     phase: str
     generation: int
@@ -80,7 +80,7 @@ class Decided(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The protocol, and the mistakes one could make in it."""
+    """The protocol, and possible mistakes in it."""
 
     min: int = 1
     wanted: int = 3
@@ -98,7 +98,7 @@ class Rules(NamedTuple):
 
 
 def stand(view: View, slot: int) -> str:
-    """How one member stands towards the present generation."""
+    """The state of a member with respect to the current generation."""
     place, ended, (phase, generation, away) = view.agents[slot]
     if place == FORMER or ended:
         return "lost"
@@ -114,7 +114,7 @@ def stand(view: View, slot: int) -> str:
 
 
 def is_out(view: View, slot: int) -> bool:
-    """It trains in the present generation neither now nor later."""
+    """Whether it will never train in the current generation, now or later."""
     place, ended, (phase, generation, _) = view.agents[slot]
     return place == FORMER or ended or (phase == READY and generation >= view.generation)
 
@@ -210,13 +210,13 @@ def seat_of(agent: Agent) -> Seat:
 
 
 def obey(seat: Seat) -> Seat:
-    """What an agent is when it has done what it was told, and has said so."""
+    """The agent after it has executed and acknowledged its directive."""
     agent = Agent(phase=seat.phase, generation=seat.generation, holds=seat.holds)
     return next((seat_of(after) for _, after in _obey(agent)), seat)
 
 
 def successors(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    """(what happens, what comes of it)"""
+    """(event, resulting state)"""
     decided = list(_operator_steps(state, rules))
     yield from decided
     if rules.eager and state.up and any(what != GRACE for what, _ in decided):
@@ -358,7 +358,7 @@ def _trains(agents: list[Agent], generation: int) -> bool:
 
 
 def whole_worlds(state: State) -> list[int]:
-    """The generations of which every member runs."""
+    """The generations that all of their members run."""
     older = {n for a in state.agents for n in a.older}
     found = [n for n in sorted(older) if _trains([a for a in state.agents if n in a.older], n)]
     members = [a for a in state.agents if a.place == MEMBER]
@@ -368,7 +368,7 @@ def whole_worlds(state: State) -> list[int]:
 
 
 def runs_unwritten(state: State) -> bool:
-    """An agent runs in a generation that the API server has never heard of, or without a place in the latest."""
+    """Whether an agent runs a generation that was never persisted, or without being a member of the latest one."""
     return any(
         a.alive
         and a.phase == RUNNING
@@ -378,7 +378,7 @@ def runs_unwritten(state: State) -> bool:
 
 
 def is_goal(state: State, rules: Rules) -> bool:
-    """All train in one world of the wanted size, and the hub knows."""
+    """Whether all train in one world of the wanted size, and the hub knows."""
     members = [a for a in state.agents if a.place == MEMBER]
     return (
         state.up
@@ -389,7 +389,7 @@ def is_goal(state: State, rules: Rules) -> bool:
 
 
 def start(agents: int, *, running: bool = False, late: bool = False) -> State:
-    """All are ready; or all run in generation 1 already, to save the orders of the beginning. One pod may come late."""
+    """All are ready; or all already run generation 1, to skip the initial orders. One pod may arrive late."""
     one = Agent()
     if running:
         told = ("world", 1)

@@ -1,6 +1,6 @@
-"""Holds model and code together, on both sides.
+"""Verifies that the model matches the code, on both sides.
 
-What the model's operator looked at is shown to the real `membership.decide`, and what its agents held to the real
+The views of the model's operator are passed to the real `membership.decide`, and the states of its agents to the real
 `agent.machine`.
 """
 
@@ -57,7 +57,7 @@ def situation_of(view: View) -> Situation:
 
 
 def compare(view: View, decided: Decided) -> str:
-    """How the code differs from the model here; "" where it does not."""
+    """How the code differs from the model here; "" if it does not."""
     real = decide.decide(situation_of(view))
     told = {uid: _short(d) for uid, d in real.directives.items()}
     expected = {f"u{slot}": directive for slot, directive in decided.told}
@@ -100,7 +100,7 @@ def directive_of(holds: Directive, rank: int) -> agent_wire.Directive:
 
 
 def compare_seat(seat: Seat, *, sessions: bool, rank: int) -> str:
-    """How the agent's machine differs from the model here; "" where it does not."""
+    """How the agent's machine differs from the model here; "" if it does not."""
     state, published, begun = machine_of(seat, sessions=sessions), [], 0
     happens: list[agent_events.Event] = []
     if seat.holds:

@@ -1,4 +1,4 @@
-"""The protocol holds in every order of events, the mistakes do not, and the code does as the model does."""
+"""The protocol is safe for every order of events, each mistake is detected, and the code matches the model."""
 
 from __future__ import annotations
 

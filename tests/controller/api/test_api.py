@@ -1,4 +1,4 @@
-"""The spec: defaults, messages for users, and the same bad examples refused by validators and by CEL."""
+"""The spec: defaults, error messages, and the same invalid examples rejected by validators and by CEL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The printed CustomResourceDefinition keeps the rules of structural schemas."""
+"""The generated CustomResourceDefinition follows the rules of structural schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The CEL rules of the CRD, evaluated by a CEL engine: they refuse what the validators refuse, in the same words."""
+"""The CEL rules of the CRD, evaluated by a CEL engine: they reject what the validators reject, with the
+same messages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs and templates at random into the parts that read them: what is wrong is named, and nothing raises."""
+"""Random specs and templates for the parsers: errors name the field, and nothing raises."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The hub's side of the golden messages in `tests/golden`: each of them, with every field set, is understood and said.
+"""The hub's side of the golden messages in `tests/golden`: each is parsed or produced, with every field set.
 
-The agent's tests read the same files. So a field that only one side knows fails on one of them.
+The agent's tests read the same files, so a field that only one side knows fails on one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Creations in ever wider rows, and none after the first refusal."""
+"""Creations in growing batches, and none after the first rejection."""
 
 from __future__ import annotations
 

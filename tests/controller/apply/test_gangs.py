@@ -1,4 +1,4 @@
-"""What each gang scheduler is told of a job."""
+"""The PodGroups for each gang scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects that are sent: what a user wrote wins, nothing adds privilege, gangs have their minimum."""
+"""The objects that are sent: the user's fields take precedence, nothing adds privileges, gangs have their minimum."""
 
 from __future__ import annotations
 

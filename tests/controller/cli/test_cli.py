@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, and its exit code."""
+"""The command line as seen by users: its output and its exit code."""
 
 from __future__ import annotations
 

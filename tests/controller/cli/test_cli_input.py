@@ -1,4 +1,4 @@
-"""What the command line is given: a file that would fill the memory, and fields that do not exist."""
+"""Input of the command line: a file that would exhaust memory, and unknown fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see: statuses in, text out. No terminal, no cluster."""
+"""The output for people: from statuses to text, without a terminal or a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers of the API server mean: tables, no cluster."""
+"""The interpretation of API server responses: tables, no cluster."""
 
 from __future__ import annotations
 

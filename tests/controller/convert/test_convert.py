@@ -1,4 +1,4 @@
-"""Each known kind in the shape its project publishes, and what becomes of every field of it."""
+"""Each supported kind in the form its project publishes, and the result for every field of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of the back-off; its stories are in test_simulation_backoff.py."""
+"""The table of the back-off; the scenarios are in simulation/test_backoff.py."""
 
 from __future__ import annotations
 

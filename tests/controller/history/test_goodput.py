@@ -1,4 +1,4 @@
-"""What is booked as trained and as lost, and to what it was lost."""
+"""What counts as training time and as lost time, and the causes of lost time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two statuses say of what happened between them, and that people read a sentence for each cause."""
+"""The events derived from two statuses, and a readable sentence for each cause."""
 
 from __future__ import annotations
 

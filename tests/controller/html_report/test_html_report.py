@@ -1,4 +1,4 @@
-"""The report: what is in the page, and that a real browser draws it."""
+"""The report: the content of the page, and that a real browser renders it."""
 
 from __future__ import annotations
 

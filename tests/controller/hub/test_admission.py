@@ -1,4 +1,4 @@
-"""Who may have how much of what there is."""
+"""How limited slots are shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose token it is: what a review means, what is remembered, and what a failure to ask looks like."""
+"""Authentication: the meaning of a review, caching, and failed requests to the API server."""
 
 from __future__ import annotations
 

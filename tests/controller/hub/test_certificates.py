@@ -1,4 +1,4 @@
-"""The hub's certificate authority: what agents trust works at every moment of every rotation."""
+"""The hub's certificate authority: agents can verify the hub at every moment of every rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way into the hub: one wait for a hello a pod, shares for namespaces and addresses, and nothing that stays."""
+"""Admission to the hub: one pending hello per pod, shares for namespaces and addresses, and no leaked slots."""
 
 from __future__ import annotations
 

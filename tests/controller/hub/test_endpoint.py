@@ -1,4 +1,4 @@
-"""Where the hub's Service leads."""
+"""The target of the hub's Service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and frames: everything that can be said comes through unchanged, and anything else is refused."""
+"""Messages and frames: every valid message survives a round trip, and anything else is rejected."""
 
 from __future__ import annotations
 

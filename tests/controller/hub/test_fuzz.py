@@ -1,4 +1,4 @@
-"""Anything into the socket: the hub neither raises nor hangs, and the next agent is served."""
+"""Random bytes into the socket: the hub neither raises nor hangs, and serves the next agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eighty hostile pods of one tenant at the hub's door, and an agent of another tenant that comes to train."""
+"""Eighty hostile pods of one tenant attack the hub, while an agent of another tenant connects to train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stranger or a broken agent can do to the hub: nothing that others notice."""
+"""Unauthenticated clients and broken agents must not affect other connections of the hub."""
 
 from __future__ import annotations
 

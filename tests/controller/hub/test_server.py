@@ -1,4 +1,4 @@
-"""The hub over real sockets: what agents say arrives, what the operator directs is heard."""
+"""The hub over real sockets: agents' messages arrive, and so do the operator's directives."""
 
 from __future__ import annotations
 

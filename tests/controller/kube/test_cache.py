@@ -1,4 +1,4 @@
-"""What the cache takes for a job's, and what it forgets."""
+"""The objects that the cache assigns to a job, and the ones that it forgets."""
 
 from __future__ import annotations
 

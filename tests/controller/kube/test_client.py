@@ -1,4 +1,4 @@
-"""The way to the API server: which proxy is taken."""
+"""The connection to the API server: the choice of the proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: what is urgent, then namespace by namespace, then job by job; and nobody takes all there is."""
+"""Fair queueing: urgent requests first, then namespaces and jobs in turn; and no namespace takes all slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of JSON out of a stream, whatever is in it."""
+"""Lines of JSON from a stream with any content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The right to write: who gets it from a Lease, how long it lasts, and that nothing goes out without it."""
+"""Leadership: who gets it from a Lease, how long it lasts, and that no write is sent without it."""
 
 from __future__ import annotations
 

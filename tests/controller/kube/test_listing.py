@@ -1,4 +1,4 @@
-"""Lists whose objects are too large or too deep to be read together."""
+"""Lists whose objects are too large or too deeply nested to be read together."""
 
 from __future__ import annotations
 

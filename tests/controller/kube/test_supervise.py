@@ -1,4 +1,4 @@
-"""Work in the background goes on, whatever happens to it."""
+"""Background tasks continue after any error."""
 
 from __future__ import annotations
 

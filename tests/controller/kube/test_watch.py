@@ -1,4 +1,4 @@
-"""The watch and what servers send it, against a small server of our own."""
+"""The watch, against a small server that sends what API servers send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for `member_health.judge` and `membership.decide`: one case a rule, exact outcomes."""
+"""Tables for `member_health.judge` and `membership.decide`: one case per rule, exact results."""
 
 from __future__ import annotations
 

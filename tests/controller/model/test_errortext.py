@@ -1,4 +1,4 @@
-"""What is shown of an error, however long, however cut, and whatever stands around it."""
+"""The displayed part of an error, for any length, truncation and surrounding text."""
 
 from __future__ import annotations
 

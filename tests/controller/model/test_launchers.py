@@ -1,4 +1,4 @@
-"""Commands that start no elastic agent, and what their users are told."""
+"""Commands that start no elastic agent, and the messages for their users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever one object holds: it becomes that object's conditions, and nothing raises."""
+"""Any content of one object becomes a condition of that object, and nothing raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The typed fields of a status and the models are the same."""
+"""The typed fields of a status match the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of one object: a burst, then few, equal ones as one; others are not held up."""
+"""The rate limit for events of one object: a burst, then few; equal ones are merged, other objects are unaffected."""
 
 from __future__ import annotations
 

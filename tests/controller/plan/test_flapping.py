@@ -1,4 +1,4 @@
-"""Members that are ready again and again without a failure: free a few times, then their failure; never in a loop."""
+"""Members that repeatedly become ready without a failure: free a few times, then charged; never a tight loop."""
 
 from __future__ import annotations
 

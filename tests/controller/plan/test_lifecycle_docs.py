@@ -1,4 +1,4 @@
-"""Every row of docs/lifecycle.md is a story that exists, and every reason that a condition may give is documented."""
+"""Every row of docs/lifecycle.md has a test scenario, and every reason of a condition is documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact plans for the rungs of the ladder; whole stories are in test_simulation*.py."""
+"""Exact plans for each rule; whole scenarios are in tests/controller/simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for the rules: deadlines, departures, victims, budget, blame, nodes."""
+"""Tables for the rules: deadlines, departures, pods to remove, budget, blame, nodes."""
 
 from __future__ import annotations
 

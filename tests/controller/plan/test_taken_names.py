@@ -1,4 +1,4 @@
-"""A name of the job's objects that a stranger has: told, and the stranger's object is neither written nor deleted."""
+"""Names of the job's objects that another object has: reported, and that object is neither written nor deleted."""
 
 from __future__ import annotations
 

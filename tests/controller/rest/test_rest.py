@@ -1,4 +1,4 @@
-"""Requests as values, their paths, and the errors that answer them: tables, no server."""
+"""Requests as values, their paths, and their errors: tables, no server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller decides by the agents of the job's own pods: those of a deleted namesake count for nothing."""
+"""The controller considers only agents of the job's own pods, not those of a deleted job with the same name."""
 
 from __future__ import annotations
 

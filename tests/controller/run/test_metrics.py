@@ -1,4 +1,4 @@
-"""Metrics: read from statuses, counted between them, served as Prometheus reads them."""
+"""Metrics: read from statuses, counted between them, served in the format of Prometheus."""
 
 from __future__ import annotations
 

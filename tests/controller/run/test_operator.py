@@ -1,4 +1,4 @@
-"""A whole replica in this process, against a server that writes down what it is asked for."""
+"""A whole replica in this process, against a server that records the requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stories of things that fail again and again: none is tried without back-off, and a condition says why it waits."""
+"""Repeated failures: none is retried without back-off, and a condition explains the wait."""
 
 from __future__ import annotations
 

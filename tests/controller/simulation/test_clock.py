@@ -1,4 +1,4 @@
-"""The clock of the operator's machine jumps: nobody is lost for it, nothing is charged, no old time is waited for."""
+"""Clock jumps of the operator's machine: no member is lost, nothing is charged, and no wait uses the old time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stories of pausing and ending: success, suspend, deadlines, clean-up, deletion."""
+"""Scenarios of pausing and ending: success, suspend, deadlines, clean-up, deletion."""
 
 from __future__ import annotations
 

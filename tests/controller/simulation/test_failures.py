@@ -1,4 +1,4 @@
-"""Stories of failure: budget, rules, crash loops, bad images and commands."""
+"""Scenarios of failure: budget, rules, crash loops, bad images and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stories of nodes and pods that leave: drain, taint, eviction, dead nodes, pods that do not go."""
+"""Scenarios of leaving nodes and pods: drain, taint, eviction, dead nodes, pods that do not terminate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Random histories of the simulated cluster: the invariants hold at every step, and all is well when the faults stop.
+"""Random histories of the simulated cluster: the invariants hold at every step, and the job recovers when the faults
+stop.
 
 `pytest --hypothesis-profile=long` tries thousands of histories; the normal run tries the same few every time.
 """

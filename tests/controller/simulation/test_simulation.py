@@ -1,4 +1,4 @@
-"""Stories of size and capacity in the simulated cluster: start, grow, shrink, lose, wait, resume."""
+"""Scenarios of size and capacity in the simulated cluster: start, grow, shrink, lose, wait, resume."""
 
 from __future__ import annotations
 

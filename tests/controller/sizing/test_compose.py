@@ -1,4 +1,4 @@
-"""Size sources, each by itself, and what comes of all of them."""
+"""Each size source by itself, and the combination of all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of legal sizes: the largest world that may be formed of so many pods."""
+"""Table of legal sizes: the largest world that may be formed from a number of pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for room in the cluster: what is withdrawn, when it is tried again, and when growing pays."""
+"""Tables for cluster capacity: what is withdrawn, when it is requested again, and when growing is worthwhile."""
 
 from __future__ import annotations
 

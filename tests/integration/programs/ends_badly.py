@@ -1,4 +1,4 @@
-"""Two ranks reduce numbers until one of them ends as the first argument says."""
+"""Two ranks reduce numbers until one of them ends in the way that the first argument names."""
 
 from __future__ import annotations
 

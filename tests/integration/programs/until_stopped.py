@@ -1,4 +1,4 @@
-"""Trains until a file named `stop` appears in OUT; knows torch and nothing else. One line of JSON a step in OUT."""
+"""Trains until a file named `stop` appears in OUT; uses only torch. It writes one JSON line per step to OUT."""
 
 from __future__ import annotations
 
