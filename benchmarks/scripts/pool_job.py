@@ -52,7 +52,7 @@ def main() -> None:
             time.sleep(args.step_seconds * (args.shared / run.world_size + 1 - args.shared))
             mine = slice(run.rank, None, run.world_size)
             loss = torch.nn.functional.cross_entropy(run.model(inputs[mine]), wanted[mine])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             if run.ends_step:
                 optimizer.step()
                 optimizer.zero_grad()
