@@ -39,7 +39,7 @@ SUITES = ("model", "mutants", "sessions", "tenants", *ON_CLUSTER)
 
 
 def run_model(seed: int) -> Report:
-    """Two and three agents with two faults in every order, and the code shown each view that their operators met."""
+    """Two and three agents with two faults in every order; the code must decide like the model on every view."""
     report, began = Report("model", seed), time.monotonic()
     pairs, threes = Rules(wanted=2, fault_budget=2), Rules(wanted=3, fault_budget=2)
     cases = ((2, False, pairs), (2, True, pairs), (3, False, threes._replace(min=2, eager=True)), (3, True, threes))

@@ -1,4 +1,4 @@
-"""What API servers do to their clients: refusals, silence, late and lost events, old lists. Each as a trial."""
+"""Faults of API servers: rejections, silence, late and lost events, outdated lists. One trial each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENT_FAULTS = (
 
 
 def assert_no_storm(stage: Stage, ending: Ending, seconds: float) -> None:
-    """Trying again is allowed, a storm is not: a few requests a second beyond what the story needs."""
+    """Retries are allowed, a storm is not: at most a few requests per second more than the scenario needs."""
     allowed = 3 * ending.requests + 20 * seconds
     made = len(stage.proxy.requests)
     assert made <= allowed, f"{made} requests, {allowed:.0f} allowed: {stage.proxy.count().most_common(8)}"
@@ -42,7 +42,7 @@ def make_trial(name: str, story: str, ending: Ending, spoil: Callable[[Stage], N
 
 
 def refuse_writes(status: int, first: int, count: int) -> Callable[[Stage], None]:
-    """So many writes in a row are refused, from the n-th on; each try counts as one."""
+    """Reject this many consecutive writes, from the n-th on; each attempt counts."""
 
     def rule(request: Request) -> Fault | None:
         if first <= request.write < first + count:
@@ -53,7 +53,7 @@ def refuse_writes(status: int, first: int, count: int) -> Callable[[Stage], None
 
 
 def refuse_some(status: int, share: float, seed: int) -> Callable[[Stage], None]:
-    """A share of all requests, reads and watches too."""
+    """Reject a share of all requests, including reads and watches."""
     dice = random.Random(seed)
 
     def rule(request: Request) -> Fault | None:
@@ -67,7 +67,7 @@ def slow(seconds: float) -> Callable[[Stage], None]:
 
 
 def hang_once(write: int) -> Callable[[Stage], None]:
-    """One write hangs half-open; the operator's own time-out (30 s) ends it."""
+    """One write hangs on a half-open connection; the operator's own timeout (30 s) ends it."""
 
     def rule(request: Request) -> Fault | None:
         return Fault(Do.HANG) if request.write == write else None
@@ -76,7 +76,7 @@ def hang_once(write: int) -> Callable[[Stage], None]:
 
 
 def refuse_watches(status: int, count: int) -> Callable[[Stage], None]:
-    """The first watches of each resource are answered with an error instead of a stream."""
+    """Answer the first watches of each resource with an error instead of a stream."""
 
     def spoil(stage: Stage) -> None:
         made: Counter[str] = Counter()
@@ -93,7 +93,7 @@ def refuse_watches(status: int, count: int) -> Callable[[Stage], None]:
 
 
 def expire_token(first: int, seconds: float) -> Callable[[Stage], None]:
-    """From the n-th write on nobody knows the operator's token, for a while."""
+    """From the n-th write on, reject the operator's token for a while."""
 
     def spoil(stage: Stage) -> None:
         until: list[float] = []
@@ -117,7 +117,7 @@ def spoil_event(resource: str, number: int, fault: EventFault) -> Callable[[Stag
 
 
 def restart_stale(write: int, seconds: float) -> Callable[[Stage], None]:
-    """Killed after its n-th write, the new operator sees the cluster as it was when the story began."""
+    """Kill the operator after its n-th write; the next one sees the cluster as of the start of the scenario."""
 
     def spoil(stage: Stage) -> None:
         path = f"/api/v1/namespaces/{stage.jobs.namespace}/pods"

@@ -1,4 +1,4 @@
-"""What the API server's audit log has to hold for the tenants suite, and whose objects were deleted by it."""
+"""The content of the API server's audit log for the tenants suite, and whose objects were deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARED = ("elasticjobs", "leases", "secrets")
 
 
 def build_policy(namespace: str) -> dict[str, Any]:
-    """An audit policy that keeps the log of an hour small: writes of people and of the operator, and its Lease."""
+    """An audit policy that keeps the log of an hour small: writes of users and of the operator, and its Lease."""
     leases = [{"group": "coordination.k8s.io", "resources": ["leases"]}]
     groups = [f"system:serviceaccounts:{namespace}", "system:masters"]
     return {
@@ -30,7 +30,7 @@ def build_policy(namespace: str) -> dict[str, Any]:
 
 
 def find_foreign_deletions(requests: Iterable[Audited]) -> list[str]:
-    """What a replica deleted or changed although somebody else had made it."""
+    """Objects that a replica deleted or changed although another client created them."""
     ours: dict[tuple[str, str, str], bool] = {}
     wrong = []
     for request in sorted(requests, key=lambda r: r.received):

@@ -1,7 +1,4 @@
-"""Certificates that run out: the API server's while everybody uses it, and the hub's while there was no operator.
-
-The operator speaks TLS to the API server itself here, not through the fault proxy.
-"""
+"""Expired certificates: the API server's while it is in use, and the hub's while no operator runs."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ RELOAD = 120.0  # an API server looks at its certificate once a minute
 
 
 def run(cluster: Cluster, seed: int, directory: Path) -> Report:
-    """Both stories, one after the other."""
+    """Both scenarios, one after the other."""
     report, began = Report("certificates", seed), time.monotonic()
     for number, story in enumerate((the_api_servers_runs_out, the_hubs_ran_out)):
         namespace = f"certificates-{number}"
@@ -41,7 +38,7 @@ def run(cluster: Cluster, seed: int, directory: Path) -> Report:
 
 
 def the_api_servers_runs_out(cluster: Cluster, jobs: Jobs, directory: Path) -> None:
-    """An operator that starts meanwhile cannot connect and says why; training goes on; then all is well again."""
+    """An operator that starts then cannot connect and reports why; training continues; then it recovers."""
     operator = OperatorProcess(cluster, directory, "--namespace", jobs.namespace)
     ends = time.monotonic() + LIFE
     issue_server_certificate(cluster.directory / "pki", LIFE)
@@ -68,7 +65,7 @@ def the_api_servers_runs_out(cluster: Cluster, jobs: Jobs, directory: Path) -> N
 
 
 def the_hubs_ran_out(cluster: Cluster, jobs: Jobs, directory: Path) -> None:
-    """The operator comes back after longer than its certificate lives: it renews it before any agent connects."""
+    """The operator returns after its certificate has expired, and renews it before any agent connects."""
     past = datetime.datetime.now(datetime.UTC) - 2 * certificates.SERVING_LIFE
     old = certificates.create(["localhost", "127.0.0.1"], past)
     secret = {"metadata": {"name": "hub"}, "type": "kubernetes.io/tls", "data": certificate_secret.to_secret_data(old)}
@@ -97,7 +94,7 @@ def _is_served(cluster: Cluster) -> bool:
 
 
 def issue_server_certificate(pki: Path, life: float) -> None:
-    """A serving certificate of the API server for so many seconds, from the cluster's own authority."""
+    """A serving certificate of the API server, valid for this many seconds, from the cluster's own CA."""
     authority = x509.load_pem_x509_certificate((pki / "ca.crt").read_bytes())
     signer = serialization.load_pem_private_key((pki / "ca.key").read_bytes(), None)
     present = x509.load_pem_x509_certificate((pki / "apiserver.crt").read_bytes())

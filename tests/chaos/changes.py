@@ -1,7 +1,7 @@
-"""Running jobs that are changed at random: sizes, budgets, patience, suspension, nonsense, and what others write.
+"""Random changes to running jobs: sizes, budgets, timeouts, suspension, invalid values, and writes of other clients.
 
-Afterwards the job is given its first spec again. Then it must train as one that was left alone does: all its pods are
-members, none is an orphan, nothing was charged to the program, and the operator met no defect on the way.
+Afterwards the job gets its first spec again. It must then train like an undisturbed job: all its pods are members, none
+is an orphan, no failure was charged, and the operator hit no internal error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_trials(seed: int, count: int) -> list[Trial]:
 
 
 def tell(stage: Stage, seed: int) -> None:
-    """One job, and `CHANGES` changes in quick succession. Those that the API server refuses are not counted."""
+    """One job, and `CHANGES` changes in quick succession, not counting those that the API server rejects."""
     dice = random.Random(seed)
     first = stage.spec(*QUICK, replicas=SIZE)
     stage.jobs.create(stage.name, first)
@@ -51,7 +51,7 @@ def tell(stage: Stage, seed: int) -> None:
 
 
 def restore(stage: Stage, first: dict[str, Any]) -> None:
-    """The spec of the beginning, and nothing else."""
+    """Restore the first spec, and nothing else."""
 
     def put() -> bool:
         job = stage.jobs.get(stage.name)
@@ -94,7 +94,7 @@ def suspend(stage: Stage, dice: random.Random) -> None:
 
 
 def new_program(stage: Stage, dice: random.Random) -> None:
-    """A change of the template, as a new image would be."""
+    """A change of the template, like a new image."""
     template = stage.jobs.get(stage.name)["spec"]["template"]
     container = template["spec"]["containers"][0]
     container["env"] = [*container.get("env", ()), {"name": f"X{dice.randrange(3)}", "value": str(dice.random())}]
@@ -102,9 +102,9 @@ def new_program(stage: Stage, dice: random.Random) -> None:
 
 
 def some_field(stage: Stage, dice: random.Random) -> None:
-    """Any field of the CRD, with a value that most likely fits. Not those that end a job for good.
+    """A random field of the CRD with a mostly valid value, except fields that end a job for good.
 
-    Nor the rendezvous: the programs of this one would fail with another.
+    Also except the rendezvous: this job's program would fail with another one.
     """
     ends = ("template", "runPolicy", "rendezvous")
     made = {k: v for k, v in Maker(dice.randrange(2**32)).spec().items() if k not in ends}
@@ -118,7 +118,7 @@ def nonsense(stage: Stage, dice: random.Random) -> None:
 
 
 def wrong_status(stage: Stage, dice: random.Random) -> None:
-    """Somebody writes into the status what is the operator's to say. Not the world: that is its memory."""
+    """Another client writes the operator's status fields, but not the world, which is the operator's memory."""
     status = {"replicas": dice.choice((0, 7)), "readyReplicas": 99, "phase": dice.choice(("Failed", "Pending", "x"))}
     path = f"{stage.jobs.path}/{stage.name}/status"
     stage.jobs.kube.request("PATCH", path, {"status": status}, content_type=MERGE)

@@ -1,6 +1,6 @@
-"""What happens to clusters while jobs train: servers that restart, nodes that go and come, names that are used again.
+"""Faults of clusters while jobs train: servers that restart, nodes that leave and return, names that are reused.
 
-These change the cluster under everybody, so they are tried one after the other.
+They affect the whole cluster, so they run one after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def generation(stage: Stage) -> int:
 
 
 def settle(stage: Stage, size: int = SIZE) -> None:
-    """All train again, every pod is a member, nothing was charged, and no two worlds ever trained at once."""
+    """Wait until all train again: every pod is a member, nothing was charged, no two worlds trained at once."""
     wait_for(lambda: trains_wholly(stage, size), f"all train: {stage.jobs.status(stage.name)}", 2 * PATIENCE, 0.2)
     assert stage.jobs.status(stage.name).get("restarts", {}).get("total", 0) == 0, "what a cluster does is free"
     check_history(stage, strict=False)
@@ -40,7 +40,7 @@ def trains_wholly(stage: Stage, size: int) -> bool:
 
 
 def api_server_restarts(stage: Stage) -> None:
-    """While it is away training goes on undisturbed; a change that is asked for afterwards is made."""
+    """Training continues without the API server; a change that is requested afterwards is made."""
     begin(stage)
     before = generation(stage)
     stage.jobs.cluster.restart_apiserver()
@@ -52,7 +52,7 @@ def api_server_restarts(stage: Stage) -> None:
 
 
 def scale_to_two(stage: Stage) -> bool:
-    """True once the API server takes it; until then it raises."""
+    """True once the API server accepts it; raises until then."""
     stage.jobs.scale(stage.name, 2)
     return True
 
@@ -100,7 +100,7 @@ def drain_during_a_rescale(stage: Stage) -> None:
 
 
 def again_while_the_old_ones_train(stage: Stage) -> None:
-    """The same name again, while the pods of the first job stay, train and talk to the hub: it waits quietly."""
+    """The same name again, while the first job's pods still train: it waits without retries."""
     begin(stage)
     old = stage.jobs.pods(stage.name)
     path = f"{stage.jobs.path}/{stage.name}"

@@ -1,7 +1,7 @@
-"""Sessions under the whole operator: real workers on the devcluster keep their memory while everything is broken.
+"""Sessions under the full operator: real workers on the devcluster keep their memory under all faults.
 
-The same checker as in `sessions` reads what the ranks wrote. Here lost pods are replaced by the operator, so a world
-that lost a member shrinks and grows again, and the operator itself is among those who die.
+The checker of `sessions` reads the ranks' output. Here the operator replaces lost pods, so a world that lost a member
+shrinks and grows again, and the operator itself may die.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Fault = Callable[["Training", random.Random], None]
 
 
 class Training:
-    """One job of sessions, and what its ranks wrote."""
+    """One job of sessions, and the output of its ranks."""
 
     def __init__(self, stage: Stage, size: int) -> None:
         self.stage, self.size = stage, size
@@ -55,7 +55,7 @@ class Training:
         wait_for(lambda: self.trains_wholly(above), f"{self.size} train above generation {above}", PATIENCE, 0.1)
 
     def signal(self, rank: int, number: int) -> str:
-        """The name of the pod."""
+        """Signal a pod; return its name."""
         members = self.world["members"]
         pod: str = members[rank % len(members)]["pod"]
         self.stage.jobs.cluster.kill_pod(self.stage.jobs.namespace, pod, number)
@@ -93,7 +93,7 @@ def operator_dies_with_a_member(training: Training, dice: random.Random) -> None
 
 
 def pause(training: Training, dice: random.Random) -> None:
-    """Silent for longer than its heartbeats are waited for; then it wakes up in a world that is over."""
+    """Silent for longer than the heartbeat timeout; it resumes in a world that has ended."""
     above, number = training.world["generation"], dice.randrange(3)
     pod = training.signal(number, signal.SIGSTOP)
     wait_for(lambda: training.world["generation"] > above, "the others go on", PATIENCE)

@@ -1,4 +1,4 @@
-"""Fixtures of the chaos tests: operators that fork, and lanes that several stories share."""
+"""Fixtures of the chaos tests: operators that fork, and lanes that several scenarios share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def lanes(cluster: Cluster, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[Lane]:
-    """Two: the short run is made for two cores."""
+    """Two lanes: the short run is sized for two cores."""
     install_crd(cluster)
     directory = tmp_path_factory.mktemp("lanes")
     return [make_lane(cluster, zygote, directory) for _ in range(2)]

@@ -1,5 +1,6 @@
-"""Crash at every step: each story, with the operator killed before, killed after or left without a reply at its n-th
-write. The writes are counted by telling the story undisturbed first."""
+"""A crash at every step: each scenario, with the operator killed before or after its n-th write, or without a reply to
+it. The writes are counted in an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MODES = (Do.KILL_BEFORE, Do.KILL_AFTER, Do.DROP_REPLY)
 
 
 class Once:
-    """A fault at the n-th write, once: it is not made again when the operator tries again."""
+    """A fault at the n-th write, which is not repeated when the operator retries."""
 
     def __init__(self, do: Do, write: int) -> None:
         self.do, self.write, self.made = do, write, False
@@ -35,7 +36,7 @@ def crash_trial(name: str, ending: Ending, do: Do, write: int) -> Trial:
 
 
 def find_endings(lanes: Sequence[Lane], names: Sequence[str]) -> tuple[dict[str, Ending], Report]:
-    """How each story ends without a fault."""
+    """The end state of each scenario without a fault."""
     endings: dict[str, Ending] = {}
 
     def baseline(name: str) -> Trial:

@@ -1,8 +1,8 @@
-"""A proxy between operator and API server that makes the faults which API servers, networks and operators have.
+"""A proxy between operator and API server that injects faults of API servers, networks and operators.
 
-It listens on plain HTTP, speaks to the API server as the cluster's admin, counts every request and asks its rules what
-to do with it. A rule is a function of the request alone, so that the same requests meet the same faults. Watches are
-read event by event; a second kind of rule says what happens to an event. It knows nothing of jobs.
+It listens on plain HTTP, connects to the API server as the cluster's admin, counts every request, and lets rules decide
+what to do with it. A rule is a function of the request alone, so the same requests meet the same faults. Watches are
+processed event by event; a second kind of rule decides about events. It is independent of jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_STATE = ("tokenreviews", "events")
 
 
 class Do(StrEnum):
-    """What happens to one request."""
+    """What to do with one request."""
 
     KILL_BEFORE = "kill-before"  # the operator dies, the API server never hears of it
     KILL_AFTER = "kill-after"  # the operator dies, the write is done
@@ -62,7 +62,7 @@ class Request:
 
 
 class DoEvent(StrEnum):
-    """What happens to one event of a watch."""
+    """What to do with one event of a watch."""
 
     MISS = "miss"  # this one and all of the next `seconds` are never told; then 410, so the client lists anew
     TWICE = "twice"
@@ -92,12 +92,12 @@ EventRule = Callable[[Event], EventFault | None]
 
 
 class EndWatchError(Exception):
-    """The watch ends here."""
+    """End the watch here."""
 
 
 @dataclass
 class FaultProxy:
-    """Runs in a thread of its own. `on_kill` ends the operator; it is called in that thread and must not wait."""
+    """Runs in a separate thread. `on_kill` ends the operator; it is called in that thread and must not block."""
 
     kubeconfig: Path  # of the cluster's admin
     directory: Path
@@ -128,7 +128,7 @@ class FaultProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def end_watches(self) -> None:
-        """All streams break now, as when the server has had enough of them."""
+        """Break all streams, like a server that ends its watches."""
         for transport in list(self._streams):
             self._loop.call_soon_threadsafe(transport.abort)
 

@@ -1,7 +1,7 @@
-"""Jobs at random into API server and operator: whatever a user writes, the operator says which field is wrong.
+"""Random jobs for API server and operator: whatever a user writes, the operator names the invalid field.
 
-It never ends, never meets a defect, never tries again hotly, and every job that it looks after has a condition. Of jobs
-that somebody else manages it says nothing.
+It must not exit, hit an internal error or retry without back-off, and every job that it manages has a condition. It
+reports nothing about jobs that another controller manages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Three jobs of a tenant who means well: two of light agents, and one that trains with torchrun and gloo."""
+"""Three jobs of a well-behaved tenant: two with light agents, and one that trains with torchrun and gloo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = 60.0
 
 
 class GoodJobs:
-    """They train until they are told to end, and write down each step."""
+    """They train until they are told to end, and record each step."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.jobs = Jobs(cluster, NAMESPACE)
@@ -45,7 +45,7 @@ class GoodJobs:
             wait_for(lambda job=name: self.read_steps(job), f"{name} makes steps", 2 * PATIENCE)  # type: ignore[misc]
 
     def read_steps(self, job: str) -> list[float]:
-        """When some rank of this job made a step."""
+        """The times of the steps of any rank of this job."""
         if job != "training":
             return [line.t for line in read_history(self.directory / f"{job}.jsonl") if line.event == "step"]
         files = (self.directory / "training").glob("*.jsonl")
@@ -53,7 +53,7 @@ class GoodJobs:
         return sorted(float(json.loads(text)["t"]) for text in lines)
 
     def change(self, dice: random.Random, *, also_training: bool) -> None:
-        """What happens to jobs in any cluster: a change of size, and pods that die."""
+        """Ordinary events of a cluster: a change of size, and pods that die."""
         with self._noting("light-scaled"):
             for size in (3, 2):
                 self.jobs.scale("light-scaled", size)
@@ -66,7 +66,7 @@ class GoodJobs:
                 self.jobs.await_world(job, MEMBERS[job], above=world["generation"], timeout=2 * PATIENCE)
 
     def finish(self) -> None:
-        """They complete, and nothing was charged."""
+        """Let them complete, and check that no failure was charged."""
         (self.directory / "done").touch()
         (self.directory / "training/stop").touch()
         for job in MEMBERS:

@@ -1,9 +1,9 @@
-"""The checker: reads what the workers wrote while they trained, and says where two worlds trained at once. Pure.
+"""The checker: reads the workers' records of their training, and reports where two worlds trained at once. Pure.
 
-Each line is one step of one worker: (time, event, generation, rank, pod). A step of a collective training needs all
-members, so a world *trains* as long as every one of its members makes steps: a worker that steps on alone, cut off or
-just woken up, harms nobody. `check(strict=True)` forbids even that: where nobody was cut off or paused, all members
-of a generation have stopped before anybody starts in a later one.
+Each line is one step of one worker: (time, event, generation, rank, pod). A step of collective training needs all
+members, so a world *trains* while every one of its members makes steps: a worker that continues alone, cut off or just
+resumed, does no harm. `check(strict=True)` forbids even that: if no worker was cut off or paused, all members of a
+generation have stopped before any starts in a later one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_history(file: Path) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One world, as its members tell of it."""
+    """One world, as recorded by its members."""
 
     generation: int
     size: int
@@ -50,7 +50,7 @@ class Told:
 
     @property
     def whole_until(self) -> float:
-        """When the last step was made that all members made; -inf where not all of them ever did."""
+        """The time of the last step that all members made; -inf if there is none."""
         if len(self.last) < max(self.size, 1):
             return float("-inf")
         return min(self.last.values())
@@ -78,7 +78,7 @@ def tell_worlds(lines: Iterable[Line]) -> list[Told]:
 
 
 def check(lines: list[Line], *, strict: bool = True) -> list[str]:
-    """What is wrong with this history; empty where nothing is."""
+    """The violations in this history; empty if there are none."""
     worlds, wrong = tell_worlds(lines), []
     for world in worlds:
         wrong += [

@@ -1,7 +1,7 @@
-"""Objects that a tenant makes to harm others, or by mistake: a pure function of a seed. Of every kind that is watched.
+"""Malicious or malformed objects of a tenant, of every watched kind: a pure function of a seed.
 
-Each says whether the operator has to name it: in a warning, or in a condition where it is a job. What the API server
-refuses harms nobody; the generator does not know which of its objects that are.
+Each states whether the operator has to name it: in a warning, or for a job in a condition. Objects that the API server
+rejects are harmless; the generator does not know which ones those are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Prey:
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """One object: where it is made, what is in it, and what is written into its status afterwards."""
+    """One object: where it is created, its content, and what is written to its status afterwards."""
 
     case: str
     collection: str
@@ -67,7 +67,7 @@ Case = Callable[[random.Random, str, Prey], Hostile]
 
 
 def make_all(seed: int, prey: Prey, count: int = 0) -> Iterator[Hostile]:
-    """Every case once, in an order that the seed gives, or `count` objects: then some cases come again, or never."""
+    """Every case once, in an order that depends on the seed; or `count` objects, with repeated or missing cases."""
     dice = random.Random(seed)
     order = dice.sample(CASES, len(CASES))
     for number in range(count or len(CASES)):
@@ -77,7 +77,7 @@ def make_all(seed: int, prey: Prey, count: int = 0) -> Iterator[Hostile]:
 
 
 def read(text: bytes) -> Object:
-    """An object that came back, without lists that Python could not read."""
+    """An object as returned by the API, without lists that Python cannot parse."""
     found: Object = json.loads(re.sub(rb"\[{100,}\]{100,}", b"0", text))
     return found
 
@@ -97,7 +97,7 @@ def job(case: str, name: str, prey: Prey, spec: Object, **more: Any) -> Hostile:
 
 
 def spec_of(pod: Object | None = None, container: Object | None = None, **fields: Any) -> Object:
-    """A spec that is good but for what is given; its pods are never scheduled."""
+    """A spec that is valid except for the given fields; its pods are never scheduled."""
     one = {"name": "w", "image": "none/none:1", "command": ["true"], **(container or {})}
     template = {"spec": {"containers": [one], "nodeSelector": NOWHERE, **(pod or {})}}
     return {"replicas": 1, "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "template": template, **fields}

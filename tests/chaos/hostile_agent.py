@@ -1,8 +1,8 @@
-"""A pod that means harm: it has a token of its own, and abuses what that opens. One way for each name.
+"""A hostile pod with a valid token of its own. One attack for each name.
 
     python hostile_agent.py ATTACK [--pause SECONDS]
 
-Most are those of `hostile_agents`; two more need to speak the protocol for a while.
+Most attacks are those of `hostile_agents`; two more use the protocol for a while.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELD = 20  # sockets of one pod at a time
 
 
 async def ready_again(one: Attacker) -> None:
-    """Leaves every world at once, and is ready for the next, with another store."""
+    """Leave every world at once, and become ready for the next one with another store."""
     ports = itertools.cycle(range(1024, 60_000))
     async with connecting(one.door) as peer:
         if await peer.upgrade(one.token) != 101:
@@ -39,7 +39,7 @@ async def ready_again(one: Attacker) -> None:
 
 
 async def never_reads(one: Attacker) -> None:
-    """Talks, and leaves all that it is told where it is."""
+    """Send, and read nothing that the hub sends."""
     async with connecting(one.door) as peer:
         if await peer.upgrade(one.token) != 101:
             return

@@ -1,7 +1,7 @@
-"""A relay before the hub that can swallow packets: silence without a reset, for some connections or for all.
+"""A relay in front of the hub that can drop packets: silence without a reset, for some connections or for all.
 
-It runs in a thread of its own. A muted connection stays open on both sides and nothing gets through, in either
-direction; new connections are muted too, as long as it lasts, where all are. It can also say every message twice.
+It runs in a separate thread. A muted connection stays open on both sides, and no bytes pass in either direction; if all
+are muted, new connections are too. It can also deliver every message twice.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class HubRelay:
         self._loop.close()
 
     def mute(self, share: float = 1.0) -> int:
-        """Silences this share of the connections, at least one; with all of them, new ones too. How many."""
+        """Mute this share of the connections, at least one; with all of them, also new ones. Return how many."""
         chosen = sorted(self._live)[: max(1, round(share * len(self._live)))]
         self._muted |= set(chosen)
         self._mute_new = share >= 1.0
         return len(chosen)
 
     def heal(self) -> None:
-        """New connections get through; those that lost bytes are of no use any more and close."""
+        """New connections work; connections that lost bytes are closed."""
         self._mute_new = False
         muted, self._muted = self._muted, set()
         for number in muted:

@@ -1,7 +1,7 @@
-"""One job's story under faults: a cluster's namespace, a proxy, an operator that is started again when it was killed.
+"""One job's scenario under faults: a namespace, a proxy, and an operator that is restarted when it was killed.
 
-A `Lane` is a namespace with a proxy and an operator of its own; several run side by side against one cluster. What a
-story leaves is compared after everything was removed from it that is allowed to differ: times, names of nodes, UIDs.
+A `Lane` is a namespace with its own proxy and operator; several run concurrently against one cluster. The end states of
+a scenario are compared without the parts that may differ: times, names of nodes, UIDs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Zygote:
 
 
 class ForkedOperator:
-    """An operator that is started again whenever it ended, as a kubelet would."""
+    """An operator that is restarted whenever it ends, like by a kubelet."""
 
     def __init__(self, zygote: Zygote, directory: Path, argv: list[str]) -> None:
         self._zygote, self._argv = zygote, argv
@@ -106,7 +106,7 @@ class ForkedOperator:
             self.on_restart()
 
     def kill(self) -> None:
-        """SIGKILL, without waiting."""
+        """Send SIGKILL, without waiting."""
         self._asked = True
         self.kills += 1
         self._send(signal.SIGKILL)
@@ -117,7 +117,7 @@ class ForkedOperator:
                 signal.pidfd_send_signal(self._fd, number)
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good."""
         self._stopped.set()
         for _ in range(100):
             self._send(signal.SIGKILL)
@@ -128,7 +128,7 @@ class ForkedOperator:
 
 @dataclass
 class Lane:
-    """A namespace and what is in it while one story is told."""
+    """A namespace and its content during one scenario."""
 
     cluster: Cluster
     zygote: Zygote
@@ -139,7 +139,7 @@ class Lane:
 
     @contextlib.contextmanager
     def open(self, *flags: str, hub_port: int = 0, hub_url: str = "") -> Iterator[Stage]:
-        """The stage for one story; the operator already runs."""
+        """The stage for one scenario, with a running operator."""
         self.told += 1
         directory = self.directory / f"{self.namespace}-{self.told}"
         directory.mkdir()
@@ -167,7 +167,7 @@ class Lane:
 
 @dataclass
 class Stage:
-    """Where one story is told."""
+    """The environment of one scenario."""
 
     jobs: Jobs
     name: str
@@ -189,7 +189,7 @@ class Stage:
         return spec
 
     def look(self) -> dict[str, Any]:
-        """Everything that the story has left, without what may differ from telling to telling."""
+        """The end state of the scenario, without the parts that may differ between runs."""
         job = self.jobs.get(self.name)
         left = {"job": normalize_job(job), "pods": self._pods(job), "children": self._children(job)}
         renamed: dict[str, Any] = json.loads(json.dumps(left).replace(self.name, "JOB"))
@@ -210,7 +210,7 @@ class Stage:
         return sorted(found)
 
     def clear(self) -> None:
-        """What is left goes at once; nobody waits for it."""
+        """Delete everything at once, without waiting."""
         with contextlib.suppress(KubeError):
             self.jobs.delete(self.name)
         for pod in self.jobs.pods(self.name):
@@ -227,7 +227,7 @@ CHILDREN = (
 
 
 def normalize_job(job: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same after every telling of a story."""
+    """The part that must be equal in every run of a scenario."""
     status = job.get("status", {})
     world = status.get("rendezvous", {})
     restarts = status.get("restarts", {})

@@ -1,4 +1,4 @@
-"""How long an operator's event loop stood still, by its own metrics."""
+"""Delays of an operator's event loop, by its own metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_buckets(text: str, clock: str) -> Buckets:
 
 
 def find_longest(before: Buckets, after: Buckets) -> float:
-    """The bound of the highest bucket that something fell into between the two; 0 where nothing did."""
+    """The bound of the highest histogram bucket that grew between the two; 0 if none did."""
     longest, below = 0.0, 0.0
     for bound in sorted(after):
         new = after[bound] - before.get(bound, 0.0)
@@ -50,12 +50,12 @@ def find_longest(before: Buckets, after: Buckets) -> float:
 
 
 def parse_most(text: str) -> dict[str, float]:
-    """The longest since the process started, by clock."""
+    """The longest delay since the process started, by clock."""
     return {clock: float(value) for clock, value in MOST.findall(text)}
 
 
 def find_slowdown(seconds: Sequence[float]) -> float:
-    """How much more CPU time the same work took at its slowest than at its fastest: caches and cores are shared."""
+    """The ratio of the largest to the smallest CPU time for the same work: caches and cores are shared."""
     return max(seconds) / min(seconds) if seconds and min(seconds) > 0 else 1.0
 
 
@@ -69,7 +69,7 @@ def scrape(port: int) -> str:
 
 
 class LagWatch:
-    """Asks the replicas again and again; a process that ends in between takes its last second with it."""
+    """Polls the replicas; the last second of a process that ends in between is lost."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -79,7 +79,7 @@ class LagWatch:
 
     @contextlib.contextmanager
     def watching(self, phase: str) -> Iterator[None]:
-        """What is seen meanwhile counts for this phase, what was before it for none."""
+        """Measure this phase separately from what was before it."""
         self._look()
         self.longest[phase] = self.busiest[phase] = 0.0
         stopped = threading.Event()

@@ -1,7 +1,7 @@
-"""Operator and runtime, broken by hand: each mistake is one replaced text in a copy of a package; it has to be noticed.
+"""Deliberate mistakes in operator and runtime: each is one replaced text in a copy of a package, and must be detected.
 
-A mutant is run against the cheapest suite that can notice it. A text that is not found any more is an error: the list
-follows the code.
+A mutant runs against the cheapest suite that can detect it. A text that no longer exists is an error: the list follows
+the code.
 """
 
 # ruff: noqa: E501 - a table
@@ -175,7 +175,7 @@ MUTANTS = (
 
 
 def kill(mutant: Mutant, directory: Path) -> str:
-    """ "" where the suite noticed the mistake, else what is wrong."""
+    """ "" if the suite detected the mistake, otherwise the problem."""
     copy = directory / mutant.name.replace(" ", "-")
     source = Path(mutant.package).parent  # what is on the path
     shutil.copytree(ROOT / source, copy)

@@ -1,7 +1,8 @@
-"""Two replicas of the operator as the chart runs them: its arguments, its rights, a Lease, a Service that leads to one.
+"""Two replicas of the operator as in the chart: its arguments, its permissions, a Lease, a Service that points to the
+leader.
 
-What a kubelet does is done here: a replica that ended is started again. The processes are on this machine, so the
-Service is a relay that leads to whoever holds the Lease.
+The suite acts as the kubelet and restarts replicas that ended. The processes are on this machine, so the Service is a
+relay to the holder of the Lease.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TAIL = 8000  # characters of the log that an end is told with
 
 
 def install(cluster: Cluster) -> list[str]:
-    """The chart without its Deployment; returns the arguments that this would have."""
+    """Install the chart without its Deployment; return the Deployment's arguments."""
     objects = render(VALUES, namespace=SYSTEM)
     cluster.make_namespace(SYSTEM)
     for raw in objects:
@@ -54,7 +55,7 @@ def _collection(raw: dict[str, Any]) -> str:
 
 
 def write_kubeconfig(cluster: Cluster, file: Path) -> None:
-    """For the chart's service account, for a day."""
+    """A kubeconfig for the chart's service account, valid for a day."""
     path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{NAME}/token"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86400}}
     config = json.loads(cluster.kubeconfig.read_text())
@@ -63,12 +64,12 @@ def write_kubeconfig(cluster: Cluster, file: Path) -> None:
 
 
 def die_with_parent() -> None:
-    """Nothing outlives the tests, however they end."""
+    """Let nothing outlive the tests, however they end."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 class Replica:
-    """One of them."""
+    """One of the replicas."""
 
     def __init__(self, directory: Path, name: str, arguments: list[str]) -> None:
         self.name = name
@@ -115,7 +116,7 @@ class Replica:
 
 
 class Replicas:
-    """Both, the kubelet, the Service, and somebody who measures."""
+    """Both replicas, the kubelet, the Service, and the measurements."""
 
     def __init__(self, cluster: Cluster, directory: Path, *flags: str) -> None:
         self.cluster = cluster
@@ -148,12 +149,12 @@ class Replicas:
 
     @property
     def lease(self) -> dict[str, Any]:
-        """The Lease as it is; empty where there is none."""
+        """The Lease as it is; empty if there is none."""
         return self.cluster.kube.get(LEASE) or {}
 
     @property
     def leader(self) -> Replica | None:
-        """Whoever of them holds the Lease, as the API server has it."""
+        """The replica that holds the Lease, according to the API server."""
         holder = str((self.lease.get("spec") or {}).get("holderIdentity") or "")
         return next((m for m in self.members if holder.startswith(f"{m.name}_")), None)
 
@@ -190,12 +191,12 @@ def delete_lease(replicas: Replicas) -> None:
 
 
 def take_lease(replicas: Replicas) -> None:
-    """By a stranger, who never renews it."""
+    """Another client takes the Lease and never renews it."""
     _write(replicas, {"holderIdentity": "somebody-else", "leaseDurationSeconds": 10})
 
 
 def corrupt_lease(replicas: Replicas) -> None:
-    """By a stranger who renewed it in seventy years, for the last time that can be counted."""
+    """Another client writes a renewal in seventy years and the maximum transition counter."""
     far = {"renewTime": "2096-01-01T00:00:00.000000Z", "acquireTime": "2096-01-01T00:00:00.000000Z"}
     _write(
         replicas,
@@ -204,7 +205,7 @@ def corrupt_lease(replicas: Replicas) -> None:
 
 
 def empty_lease(replicas: Replicas) -> None:
-    """Nobody gave it back, and nobody holds it."""
+    """Empty the Lease without a release, so that it has no holder."""
     lease = replicas.lease
     replicas.cluster.kube.request("PUT", LEASE, {**lease, "spec": {}})
 
@@ -228,7 +229,7 @@ def kill_follower(replicas: Replicas) -> None:
 
 
 def pause_leader(replicas: Replicas) -> None:
-    """For longer than its Lease lasts. It wakes up while another one leads."""
+    """Stop the leader for longer than its Lease lasts. It resumes while another one leads."""
     leader = replicas.leader
     if leader is None:
         return

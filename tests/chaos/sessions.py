@@ -29,7 +29,7 @@ LOSSES = {"kill": 1, "kill-two": 2, "grow-and-kill": 1, "shrink-and-kill": 2, "c
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change. `ranks` are counted in the world of that moment, modulo its size."""
+    """One change. `ranks` are those of the world at that time, modulo its size."""
 
     kind: str  # grow, shrink, or one of LOSSES
     ranks: tuple[int, int] = (0, 1)
@@ -40,7 +40,7 @@ class Event:
 
 
 def make_schedule(seed: int, length: int, size: int = 3, largest: int = 4) -> list[Event]:
-    """Events that always leave somebody alive; half of the losses take rank 0. Pure."""
+    """Events that always leave a survivor; half of the losses include rank 0. Pure."""
     chance = random.Random(seed)
     events: list[Event] = []
     while len(events) < length:
@@ -55,7 +55,7 @@ def make_schedule(seed: int, length: int, size: int = 3, largest: int = 4) -> li
 
 
 def check(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """What is wrong with this history; empty where nothing is. Pure."""
+    """The violations in this history; empty if there are none. Pure."""
     wrong: list[str] = []
     hashes: dict[tuple[int, int], set[str]] = defaultdict(set)
     ranks: dict[tuple[int, int], list[int]] = defaultdict(list)  # of a generation and rank: the steps, in order
@@ -83,7 +83,7 @@ def check(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 class Stage:
-    """Carries a schedule out."""
+    """Executes a schedule."""
 
     def __init__(self, hub: FakeHub, pods: Pods, steps: Steps) -> None:
         self.hub, self.pods, self.steps = hub, pods, steps
@@ -161,7 +161,7 @@ class Stage:
 
 
 def run_trial(seed: int, length: int, directory: Path, size: int = 3) -> tuple[int, list[str]]:
-    """How many faults were made, and what was wrong."""
+    """The number of faults, and the violations."""
     schedule, done = make_schedule(seed, length, size), []
     steps = Steps(directory / f"steps-{seed}")
     folder = directory / f"pods-{seed}"
@@ -180,7 +180,7 @@ def run_trial(seed: int, length: int, directory: Path, size: int = 3) -> tuple[i
 
 
 def run(seed: int, histories: int, length: int, directory: Path) -> Report:
-    """Schedules of seeds that follow each other; a run is repeated with `--only sessions --seed N`."""
+    """Schedules of consecutive seeds; repeat a run with `--only sessions --seed N`."""
     report, began = Report("sessions", seed), time.monotonic()
     for number in range(seed, seed + histories):
         faults, wrong = run_trial(number, length, directory)

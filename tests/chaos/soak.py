@@ -1,6 +1,6 @@
-"""Many jobs, random faults, a long time: one operator whose files, threads and memory stay flat, and no job is lost.
+"""Many jobs, random faults, a long time: the operator's files, threads and memory stay flat, and no job is lost.
 
-All randomness comes from the seed; what it hits depends on what is there at that moment.
+All randomness comes from the seed; the targets depend on what exists at that time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def measure(pid: int) -> dict[str, float]:
 
 
 def run(cluster: Cluster, lane: Lane, seed: int, seconds: float, jobs: int, workers: int) -> Report:
-    """Faults for so long; then they stop, every job has to train with all its workers again, and to complete."""
+    """Faults for this long; then they stop, every job has to train with all its workers again, and to complete."""
     report, dice, began = Report("soak", seed), random.Random(seed), time.monotonic()
     for number in range(jobs * workers // PODS_OF_A_NODE):
         cluster.add_node(NodeSpec(f"soak-{number}"))

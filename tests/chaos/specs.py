@@ -1,6 +1,6 @@
-"""Specs made at random over the CRD's own schema: most values fit, some do not, and templates are anything.
+"""Random specs over the CRD's own schema: most values are valid, some are not, and templates are of all kinds.
 
-One seed gives one sequence of specs. Sizes stay small where they fit, since the cluster makes what is asked for.
+One seed gives one sequence of specs. Valid sizes stay small, since the cluster creates the pods.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_schema() -> dict[str, Any]:
 
 
 class Maker:
-    """Makes specs; `junk` is the share of values that need not fit."""
+    """Creates specs; `junk` is the share of values that may be invalid."""
 
     def __init__(self, seed: int, junk: float = 0.04) -> None:
         self._dice = random.Random(seed)
@@ -76,7 +76,7 @@ class Maker:
         return made
 
     def template(self) -> Any:
-        """A good pod template with some of its parts replaced by others, good or not."""
+        """A valid pod template with some parts replaced, validly or not."""
         dice = self._dice
         if dice.random() < 0.05:
             return dice.choice([j for j in JUNK if isinstance(j, dict)])

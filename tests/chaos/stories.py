@@ -1,6 +1,6 @@
-"""The scripted histories: what a user or the world does to one job, and what holds in the end.
+"""The scenarios: events of a user or the cluster for one job, and the expected end state.
 
-A story waits for states, never for times, so it can be told under any fault that passes.
+A scenario waits for states, never for times, so it works under any transient fault.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def loss(stage: Stage) -> None:
 
 
 def lose_rank(stage: Stage, rank: int) -> None:
-    """SIGKILL, and wait until the world has noticed."""
+    """Send SIGKILL, and wait until the world has changed."""
     world = stage.jobs.status(stage.name)["rendezvous"]
     victim = world["members"][rank]
     stage.jobs.cluster.kill_pod(stage.jobs.namespace, victim["pod"], signal.SIGKILL)
@@ -82,14 +82,14 @@ def completion(stage: Stage) -> None:
 
 
 def delete(stage: Stage) -> None:
-    """Nothing is left; the collector of the control plane takes its time."""
+    """Nothing is left; the control plane's garbage collector takes its time."""
     start(stage)
     stage.jobs.delete(stage.name)
     wait_for(lambda: not stage.jobs.pods(stage.name), "the pods are gone", 2 * PATIENCE)
 
 
 def again(stage: Stage) -> None:
-    """Deleted, and the same name again at once: it waits until what the first one left is collected."""
+    """Delete, and create the same name again at once: it waits until the first job's objects are collected."""
     stage.jobs.create(stage.name, stage.spec(*QUICK, replicas=1))
     stage.jobs.await_world(stage.name, 1, timeout=PATIENCE)
     old = {p["metadata"]["uid"] for p in stage.jobs.pods(stage.name)}
@@ -126,7 +126,7 @@ STORIES: dict[str, Story] = {
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a story has left when it was told without a fault."""
+    """The end state of a scenario without a fault."""
 
     left: dict[str, Any]
     writes: int
@@ -134,7 +134,7 @@ class Ending:
 
 
 def tell_undisturbed(stage: Stage, story: Story) -> Ending:
-    """Tells the story and waits until nothing moves any more."""
+    """Run the scenario and wait until nothing changes any more."""
     story(stage)
     writes = stage.proxy.writes  # what follows is progress, once a second
     deadline = time.monotonic() + PATIENCE
@@ -150,7 +150,7 @@ def tell_undisturbed(stage: Stage, story: Story) -> Ending:
 
 
 def tell_disturbed(stage: Stage, story: Story, ending: Ending, *, strict: bool = True) -> None:
-    """Tells the story, whatever the proxy does to it; it must leave the same."""
+    """Run the scenario under the proxy's faults; the end state must be the same."""
     story(stage)
     try:
         wait_for(lambda: stage.look() == ending.left, "it leaves what it leaves undisturbed", PATIENCE, 0.2)

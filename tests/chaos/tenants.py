@@ -1,8 +1,8 @@
-"""Tenants that do harm beside three jobs that train: two live replicas, hostile objects and pods, and lost Leases.
+"""Hostile tenants next to three training jobs: two real replicas, hostile objects and pods, and lost Leases.
 
-First a quiet run of the good jobs, then the same under everything. In the first half of the hostile time something
-happens to the Lease or its holder in every round; in the second half one process leads throughout, so that its memory
-can be compared. What has to hold is in `tenants_judge`.
+First the good jobs run undisturbed, then under all attacks. In the first half of the attacks the Lease or its holder is
+disturbed in every round; in the second half one process leads throughout, so that its memory can be compared.
+`tenants_judge` has the criteria.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLAGS = ("--lease-seconds", str(LEASE_SECONDS), "--stable-seconds", "1", "--cert
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long it goes on."""
+    """The durations of the run."""
 
     seed: int
     quiet_rounds: int = 3
@@ -49,7 +49,7 @@ class Plan:
 
 
 class Run:
-    """The cluster, the replicas, the jobs, and the record that is kept."""
+    """The cluster, the replicas, the jobs, and the recording."""
 
     def __init__(self, cluster: Cluster, members: Replicas, directory: Path, plan: Plan) -> None:
         self.kube, self.replicas, self.plan = cluster.kube, members, plan
@@ -62,7 +62,7 @@ class Run:
         self._beta = self.kube.get("/apis/policy/v1") is None
 
     def play(self) -> Record:
-        """All of it, or until no replica leads any more."""
+        """Run all phases, or until no replica leads any more."""
         self.good.start()
         with self.lag.watching("quiet"):
             for _ in range(self.plan.quiet_rounds):
@@ -201,7 +201,7 @@ class Run:
 
 
 def run(plan: Plan, directory: Path, start: Callable[..., Cluster] = Cluster.start) -> Report:
-    """One run in a cluster of its own, which writes down every write."""
+    """One run in a separate cluster with an audit log of every write."""
     report, began = Report("tenants", plan.seed), time.monotonic()
     policy = directory / "audit-policy.json"
     policy.write_text(json.dumps(auditlog.build_policy(replicas.SYSTEM)))
@@ -223,7 +223,7 @@ def run(plan: Plan, directory: Path, start: Callable[..., Cluster] = Cluster.sta
 
 
 def make_namespace(cluster: Cluster, name: str) -> None:
-    """One of the tenant who does harm, with a quota, as tenants have them."""
+    """A namespace of the hostile tenant, with a quota, as tenants usually have."""
     cluster.make_namespace(name)
     quota = {"metadata": {"name": "quota"}, "spec": {"hard": QUOTA}}
     cluster.kube.request("POST", f"/api/v1/namespaces/{name}/resourcequotas", quota)
@@ -238,7 +238,7 @@ def _play(cluster: Cluster, directory: Path, plan: Plan) -> Record:
 
 
 def summarize(record: Record, wrong: dict[str, list[str]]) -> dict[str, Any]:
-    """For the line that is printed."""
+    """The summary for the printed line."""
     rss = [sample.rss for sample in record.samples if sample.leads]
     return {
         "writesWithoutLease": len(wrong["writesWithoutLease"]),

@@ -1,4 +1,4 @@
-"""What has to hold while tenants do harm, as a pure function of the record of a run."""
+"""The criteria for runs with hostile tenants, as a pure function of the recording."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOUD = re.compile(r"^\S+ (WARNING|ERROR|CRITICAL)\b")
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """One end of an operator's process."""
+    """The end of one operator process."""
 
     t: float
     replica: str
@@ -36,7 +36,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One process at one moment."""
+    """One process at one time."""
 
     t: float
     replica: str
@@ -48,7 +48,7 @@ class Sample:
 
 @dataclass
 class Record:
-    """All that is known of one run."""
+    """The recording of one run."""
 
     lease: tuple[str, str] = ("", "")  # its namespace and its name
     requests: Sequence[Audited] = ()
@@ -71,7 +71,7 @@ class Record:
 
 
 def judge(record: Record) -> dict[str, list[str]]:
-    """What was wrong, by the rule that it broke. Every rule is there."""
+    """The violations by rule, with every rule present."""
     return {
         "exits": [
             f"{e.replica} ended with {e.code}: {e.said[-600:]}" for e in record.exits if not is_fair(e, record.touched)
@@ -89,13 +89,13 @@ def judge(record: Record) -> dict[str, list[str]]:
 
 
 def is_fair(end: Exit, touched: Sequence[float]) -> bool:
-    """Whether the suite ended it, or took its Lease."""
+    """Whether the suite ended the process or took its Lease."""
     provoked = any(0 <= end.t - t <= PROVOKED_SECONDS for t in touched)
     return end.asked or (end.code == 1 and LOST in end.said and provoked)
 
 
 def compute_pauses(steps: Sequence[float], rounds: Sequence[tuple[float, float]]) -> list[float]:
-    """The longest time without a step that ended, or still went on, in each round."""
+    """The longest time without a step in each round, including an unfinished one."""
     pauses = []
     for begin, end in rounds:
         inside = [t for t in steps if begin <= t <= end]
@@ -105,7 +105,7 @@ def compute_pauses(steps: Sequence[float], rounds: Sequence[tuple[float, float]]
 
 
 def nine_of_ten(values: Sequence[float]) -> float:
-    """What nine of ten values do not exceed; of few, the largest."""
+    """The bound that nine of ten values do not exceed; with few values, the maximum."""
     return sorted(values)[max(0, -(-len(values) * 9 // 10) - 1)] if values else 0.0
 
 
@@ -120,7 +120,7 @@ def find_long_pauses(record: Record) -> list[str]:
 
 
 def find_growth(samples: Sequence[Sample], siege: tuple[float, float]) -> list[str]:
-    """Memory and files of the process that led throughout, from the first to the last third."""
+    """The growth of memory and files of the process that led throughout, from the first to the last third."""
     led = [s for s in samples if s.leads and siege[0] <= s.t <= siege[1]]
     if len(led) < 6:
         return []
@@ -151,7 +151,7 @@ def find_busy(busy: Mapping[str, float]) -> list[str]:
 
 
 def find_bad_lines(name: str, text: str) -> list[str]:
-    """Defects, tracebacks, and characters that a terminal would obey."""
+    """Internal errors, tracebacks, and control characters."""
     wrong = []
     for line in text.split("\n"):
         if "this is a bug" in line or line.startswith("Traceback"):
@@ -162,7 +162,7 @@ def find_bad_lines(name: str, text: str) -> list[str]:
 
 
 def is_named(made: Hostile, logs: str, conditions: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a warning holds its name, or a condition of the job says that something is wrong."""
+    """Whether a warning contains its name, or a condition of the job reports a problem."""
     bad = ("Degraded", "Failed", "Invalid")
     if any(c.get("type") in bad and c.get("status") == "True" for c in conditions):
         return True

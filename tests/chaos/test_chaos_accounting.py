@@ -1,4 +1,6 @@
-"""A failure is charged once, wherever the operator dies while it books it. In the simulated cluster: no time passes."""
+"""A failure is charged once, whenever the operator dies while it charges it. In the simulated cluster: no real time
+passes.
+"""
 
 from __future__ import annotations
 

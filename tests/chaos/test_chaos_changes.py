@@ -1,4 +1,4 @@
-"""What happens to running jobs besides faults: changes at random, certificates that ran out, sessions under all of it.
+"""Other disturbances of running jobs: random changes, expired certificates, and sessions under all of them.
 
 Short forms; `make chaos` has the long ones.
 """

@@ -1,4 +1,4 @@
-"""Faults of the cluster itself, one after the other: they are everybody's."""
+"""Faults of the whole cluster, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stories under faults between operator and API server: in short form, the same each time. `make chaos` tries all."""
+"""Scenarios under faults between operator and API server: a short, fixed selection. `make chaos` runs all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is written into an ElasticJob: short form, one seed. `make chaos` makes hundreds."""
+"""Random ElasticJobs: short form, one seed. `make chaos` creates hundreds."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def member_pods(stage: Stage) -> list[str]:
 
 
 def pause_longer_than_patience(stage: Stage) -> None:
-    """A worker stands still until the others go on without it; then it wakes up."""
+    """A worker is stopped until the others continue without it; then it resumes."""
     begin(stage)
     before, victim = generation(stage), member_pods(stage)[1]
     cluster, namespace = stage.jobs.cluster, stage.jobs.namespace
@@ -81,7 +81,7 @@ def live_uids(stage: Stage) -> list[str]:
 
 
 def settle(stage: Stage) -> None:
-    """All train again, every pod is a member, and no two worlds ever trained at once."""
+    """Wait until all train again: every pod is a member, and no two worlds trained at once."""
     wait_for(lambda: trains_wholly(stage), f"all train again: {stage.jobs.status(stage.name)}", 2 * PATIENCE, 0.2)
     check_history(stage, strict=False)
 

@@ -1,4 +1,4 @@
-"""A suite that notices nothing proves nothing: the mistakes that are cheap to notice. `make chaos` tries all."""
+"""Tests the suites: they must detect the mistakes that are cheap to detect. `make chaos` runs all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants that do harm, the short form: two replicas, every hostile object once, lost Leases, hostile pods."""
+"""Hostile tenants, short form: two replicas, every hostile object once, lost Leases, hostile pods."""
 
 from __future__ import annotations
 

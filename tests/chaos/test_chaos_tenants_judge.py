@@ -1,4 +1,4 @@
-"""The judge of the tenants suite sees what it has to: each rule has a record that breaks it, and one that keeps it."""
+"""The judge of the tenants suite: for each rule, a recording that violates it and one that does not."""
 
 from __future__ import annotations
 

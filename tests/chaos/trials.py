@@ -1,4 +1,4 @@
-"""Runs stories under faults on several lanes side by side, and says what came of it in one JSON line."""
+"""Runs scenarios under faults on several lanes concurrently, and prints one JSON line of results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tell = Callable[[Stage], None]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One history: a name that says how to repeat it, and what happens on the stage."""
+    """One run: a name that allows repeating it, and the actions on the stage."""
 
     name: str
     tell: Tell
@@ -42,7 +42,7 @@ class Report:
 
 
 def run_trials(suite: str, seed: int, lanes: Sequence[Lane], trials: Sequence[Trial]) -> Report:
-    """Every trial once, each on the next free lane. A trial that fails is a violation, and the others go on."""
+    """Every trial once, each on the next free lane. A failed trial is a violation, and the others continue."""
     report, todo, lock = Report(suite, seed), queue.SimpleQueue[Trial](), threading.Lock()
     for trial in trials:
         todo.put(trial)
@@ -76,7 +76,7 @@ def run_trials(suite: str, seed: int, lanes: Sequence[Lane], trials: Sequence[Tr
 
 
 def run_trial(lane: Lane, trial: Trial) -> tuple[int, str]:
-    """The number of faults made, and what was wrong."""
+    """The number of faults, and the violations."""
     faults = 0
     try:
         with lane.open(*trial.flags) as stage:

@@ -1,8 +1,8 @@
 """A process that has imported the operator and forks one on request: an operator within milliseconds.
 
-Importing everything costs more than a second of CPU, and the crash tests start hundreds of operators. Each line on
-stdin is {"argv": [...], "log": path}; the answer is the child's process id. Children die by signals like any other
-process. With ELASTICJOB_PACKAGE set, that folder's operator package is the one imported: the mutants are run so.
+Importing everything costs more than a second of CPU time, and the crash tests start hundreds of operators. Each line on
+stdin is {"argv": [...], "log": path}; the response is the child's process ID. Children die by signals like any other
+process. With ELASTICJOB_PACKAGE set, that folder's operator package is imported, which is how mutants run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Fixtures of the tests that run agents: a hub for a world of two, pods that find it, and what their scripts wrote."""
+"""Fixtures of the tests that run agents: a hub for a world of two, pods that use it, and the output of
+their scripts.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A small hub that speaks `docs/protocol.md` with a simple membership: enough to test and to measure agents.
+"""A small hub that implements `docs/protocol.md` with simple membership rules: enough to test and to measure agents.
 
-It runs in a thread of its own, forms a world when `size` agents are ready, regroups when a member is lost, fails,
-leaves or is not wanted, or when a newcomer fits, and remembers every message with its time. The pod is named by
-its token, `token-<pod>`; any other token is refused with 401. It imports nothing of the operator.
+It runs in a separate thread, forms a world when `size` agents are ready, regroups when a member is lost, fails, leaves
+or is not wanted, or when a joiner fits, and records every message with its time. The pod is identified by its token,
+`token-<pod>`; any other token is rejected with 401. It imports nothing of the operator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from websockets.http11 import Request, Response
 
 @dataclass
 class Agent:
-    """What the hub knows of one pod."""
+    """The hub's record of one pod."""
 
     pod: str
     uid: str
@@ -55,7 +55,7 @@ class World:
 
 
 class FakeHub:
-    """Use as a context manager; change `size` or `wanted` with `set_size`, look with `wait_for`."""
+    """Use as a context manager; change `size` or `wanted` with `set_size`, wait with `wait_for`."""
 
     def __init__(
         self, size: int = 1, max_size: int = 64, port: int = 0, heartbeat: float = 1.0, timeout: float = 10.0
@@ -104,14 +104,14 @@ class FakeHub:
         assert self._ready.wait(20), "the fake hub did not start"
 
     def close(self) -> None:
-        """Go away as a killed operator does; `start` again continues from what is known."""
+        """Disconnect like a killed operator; `start` continues from the recorded state."""
         if self._loop is not None and self._ended is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join(20)
         self._loop = None
 
     def call(self, function: Callable[[], None]) -> None:
-        """Change something in the hub's thread and think again."""
+        """Change something in the hub's thread and decide again."""
         assert self._loop is not None
         done = threading.Event()
 
@@ -131,7 +131,7 @@ class FakeHub:
         self.call(change)
 
     def remove(self, pod: str) -> None:
-        """An announced shrink: the world goes on without this pod, then it is told to stop."""
+        """An announced shrink: the world continues without this pod, which is then stopped."""
         self.call(lambda: self.unwanted.add(pod))
 
     def stop(self, reason: str = "test", ok: bool = True) -> None:
@@ -151,7 +151,7 @@ class FakeHub:
         self.call(change)
 
     def declare_lost(self, pod: str) -> None:
-        """What a hub does after `timeout` seconds of silence."""
+        """The hub's reaction to `timeout` seconds of silence."""
 
         def change() -> None:
             agent = self.agents[pod]
@@ -168,7 +168,7 @@ class FakeHub:
         return ok
 
     def wait_for_world(self, pods: int, newer_than: int = 0, timeout: float = 60.0) -> World:
-        """Wait until a world of so many pods runs."""
+        """Wait until a world of this many pods runs."""
 
         def runs() -> bool:
             world = self.world
@@ -300,7 +300,7 @@ class FakeHub:
         asyncio.get_running_loop().create_task(self._send(agent, {"type": "directive", "directive": directive}))
 
     def order_regroup(self, pod: str, generation: int) -> None:
-        """Tell one pod that a world which it never saw is over, as after an operator that died in between."""
+        """Send one pod a regroup of a world that it never saw, like after an operator that died in between."""
 
         def order() -> None:
             self.generation = generation

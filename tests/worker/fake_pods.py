@@ -1,7 +1,7 @@
-"""Pods as local processes for tests of the runtime: an address, a token and an agent of one's own each.
+"""Pods as local processes for tests of the runtime, each with its own address, token and agent.
 
-A pod is started with only the environment the operator would set. Killing it kills every process of it, as the
-end of a container does. Nothing outlives the `Pods` context manager.
+A pod is started with only the environment that the operator would set. Killing it kills all its processes, like the end
+of a container. Nothing outlives the `Pods` context manager.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class Pod:
                 continue
 
     def signal_worker(self, pid: int, number: signal.Signals) -> None:
-        """To one process of this pod; what has ended is left alone."""
+        """Signal one process of this pod; ignores ended ones."""
         for process in self.workers():
             if process.pid == pid:
                 process.send_signal(number)
 
     def kill(self) -> None:
-        """The end of the container: every process at once."""
+        """End the container: kill every process at once."""
         self.signal_all(signal.SIGKILL)
         self.process.wait(30)
 
     def terminate(self) -> None:
-        """What the kubelet does first: SIGTERM to the container's first process."""
+        """Send SIGTERM to the container's first process, like the kubelet."""
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout: float = 60.0) -> int:
@@ -95,7 +95,7 @@ class Pods:
             pod.process.wait(30)
 
     def environment(self, name: str) -> dict[str, str]:
-        """What the operator sets in the trainer container."""
+        """The environment that the operator sets in the trainer container."""
         token = self.folder / f"{name}.token"
         token.write_text(f"token-{name}\n")
         env = {
@@ -147,7 +147,7 @@ class Pods:
 
 
 class Steps:
-    """Reads what steps.py wrote."""
+    """Reads the output of steps.py."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

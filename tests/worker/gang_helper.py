@@ -1,7 +1,7 @@
-"""Run a script as a small world of real processes, and collect what each rank says.
+"""Runs a script as a small world of real processes, and collects the output of each rank.
 
-One gang makes many checks: the price of a test is the import of torch, so a file of tests pays it once. The store
-of the world lives in the test's process, as the agent's does in a pod. Nothing outlives `run_gang`.
+One gang makes many checks: the import of torch dominates the cost of a test, so a file of tests pays for it once. The
+store of the world is in the test's process, like the agent's in a pod. Nothing outlives `run_gang`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Member:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This process's environment without what a launcher would set."""
+    """This process's environment without a launcher's variables."""
     prefixes = ("ELASTICJOB_", "PET_", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")
     kept = {
         name: value
@@ -61,7 +61,7 @@ def run_gang(
     timeout: float = 90,
     may_die: Sequence[int] = (),
 ) -> list[Member]:
-    """Start `size` ranks of a script, wait for all, kill what is left at the deadline."""
+    """Start `size` ranks of a script, wait for all, kill the remaining ones at the deadline."""
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

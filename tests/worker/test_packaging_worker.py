@@ -1,4 +1,4 @@
-"""What `pip install ./worker_image` brings: our modules, websockets, and no torch."""
+"""The content of `pip install ./worker_image`: our modules, websockets, and no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent does next, as tables: no hub, no store, no process."""
+"""The agent's state machine, as tables: no hub, no store, no process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every order of events that the machine can meet, in a small world: what must hold of what it says and does."""
+"""Every order of events for the agent's machine in a small world: invariants of its messages and actions."""
 
 from __future__ import annotations
 

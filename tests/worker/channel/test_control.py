@@ -1,4 +1,4 @@
-"""The agent's folder: nobody else gets in, and it does not stay."""
+"""The agent's folder: no other user can enter it, and it is removed."""
 
 from __future__ import annotations
 

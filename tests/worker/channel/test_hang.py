@@ -1,4 +1,4 @@
-"""The pace that the hang watch follows."""
+"""The hang watch's limit follows the step time."""
 
 from __future__ import annotations
 

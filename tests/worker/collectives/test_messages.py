@@ -1,4 +1,4 @@
-"""What travels between ranks: plain data as JSON and back, in bounded messages, and nothing that runs code."""
+"""Messages between ranks: plain data as bounded JSON, and nothing that executes code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setting up: what the environment says as a table, and `init()` with real processes."""
+"""Set-up: the interpretation of the environment as a table, and `init()` with real processes."""
 
 from __future__ import annotations
 

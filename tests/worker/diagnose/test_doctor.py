@@ -1,4 +1,4 @@
-"""The doctor: what can be wrong is provoked and must be named with its remedy. Real sockets, real processes."""
+"""The doctor: each possible problem is provoked and must be named with its remedy. Real sockets, real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script imports before it does anything else."""
+"""The imports at the start of a script, before it does anything else."""
 
 from __future__ import annotations
 

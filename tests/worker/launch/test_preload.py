@@ -1,4 +1,4 @@
-"""The imports of a script, made before its workers start: by whom, and what is left to the workers."""
+"""The imports of a script, made before its workers start: by which process, and what remains for the workers."""
 
 from __future__ import annotations
 

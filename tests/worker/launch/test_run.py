@@ -1,4 +1,4 @@
-"""Both launchers: what they do with their workers. Most of it is the same under an unmodified `torchrun`."""
+"""Both launchers and their workers. Most of it also applies to an unmodified `torchrun`."""
 
 from __future__ import annotations
 

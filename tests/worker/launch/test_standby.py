@@ -1,4 +1,4 @@
-"""The process that waits with torch imported, seen from its agent."""
+"""The standby process with torch imported, as seen by its agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gang that saves, is damaged, restores at other sizes, meets a full disk, a signal and SIGKILL."""
+"""A gang that saves, is damaged, restores at other sizes, and meets a full disk, a signal and SIGKILL."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
 
 
 def fingerprint(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
-    """A number per tensor of the model and the optimizer, of the whole tensor."""
+    """A number for each complete tensor of the model and the optimizer."""
     numbers = []
     for parameter in model.parameters():
         for tensor in (parameter.data, *optimizer.state[parameter].values()):
@@ -156,7 +156,7 @@ def in_world(*actions: Callable[[], None]) -> Callable[[], None]:
 
 
 def damage(root: Path) -> None:
-    """Copies of a good folder, with its newest checkpoint damaged in a different way each."""
+    """Copies of a valid folder, each with its newest checkpoint damaged in a different way."""
     for name in ("flipped", "truncated", "missing", "no-manifest", "unfinished", "all"):
         copy = root / name
         shutil.copytree(root / "ddp", copy)

@@ -1,4 +1,4 @@
-"""A gang of four: every collective of the library, and the checked mode with mistakes made on purpose."""
+"""A gang of four: every collective of the library, and the checked mode with deliberate mistakes."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def mistakes(rank: int) -> None:
 
 
 def hidden_store(rank: int) -> None:
-    """A torch that does not show the store of the world."""
+    """A torch that does not expose the store of the world."""
     groups.find_store = lambda: None
     try:
         with checked(timeout=30):

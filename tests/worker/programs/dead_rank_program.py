@@ -1,4 +1,4 @@
-"""Rank 1 dies in the middle of each collective. The others must get an error, soon, and not hang.
+"""Rank 1 dies during each collective. The others must get an error soon, and not hang.
 
 The process imports torch once and forks for each case, so that a case costs no import.
 """

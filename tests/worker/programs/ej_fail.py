@@ -1,4 +1,4 @@
-"""Fails on purpose: rank 1 of the first world raises, everybody else reduces on."""
+"""Fails on purpose: rank 1 of the first world raises, all others continue to reduce."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Leaves a child behind whose parent is gone, and trains on."""
+"""Leaves an orphaned child process behind, and continues to train."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Reports progress, saves when the agent asks for it, and hangs in a collective if told to."""
+"""Reports progress, saves at the agent's request, and hangs in a collective on demand."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A small training loop on a session; every committed step is one JSON line with a hash of the parameters."""
+"""A small training loop with a session; every committed step is one JSON line with a hash of the parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A training loop on a session with an FSDP2 model; every committed step is one JSON line with a hash of the whole."""
+"""A training loop with a session and an FSDP2 model; every committed step is one JSON line with a hash of the whole
+model.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,14 @@ def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def describe_parameters(model: nn.Module) -> dict[str, Any]:
-    """Of all shards put together: a collective of its own."""
+    """Of the gathered model: a separate collective."""
     whole = [parameter.full_tensor().detach() for parameter in model.parameters()]  # type: ignore[attr-defined]
     digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in whole))
     return {"hash": digest.hexdigest()[:16], "size": sum(tensor.abs().sum().item() for tensor in whole)}
 
 
 def break_next_agreement() -> None:
-    """The next agreement of all ranks is made, but this rank is cut off before it hears so."""
+    """The next agreement of all ranks succeeds, but this rank is cut off before it learns that."""
     agree = dist.all_reduce
 
     def fail(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

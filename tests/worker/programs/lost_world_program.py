@@ -1,4 +1,4 @@
-"""Rank 1 dies, hangs or is cut off in several ways; rank 0 says how it takes what torch raises.
+"""Rank 1 dies, hangs or is cut off in several ways; rank 0 reports how it classifies torch's error.
 
 The process imports torch once and forks for each case.
 """

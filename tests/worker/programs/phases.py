@@ -1,7 +1,7 @@
-"""Several worlds, one after another, for the price of one import of torch: each phase is a fork.
+"""Several worlds, one after another, with a single import of torch: each phase is a fork.
 
-The parent never sets up torch.distributed, so that a child starts as a fresh process would. Each phase has its own
-store, as each generation has.
+The parent never initialises torch.distributed, so that a child starts like a fresh process. Each phase has its own
+store, like each generation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable
 def run_phase(
     number: int, size: int, action: Callable[[], object], kill_when: Callable[[], bool] | None = None
 ) -> None:
-    """Run `action` in a world of `size`; the ranks beyond it sit this one out.
+    """Run `action` in a world of `size`; further ranks skip this phase.
 
-    With `kill_when`, the child is killed without a goodbye as soon as that is true.
+    With `kill_when`, the child gets SIGKILL as soon as that is true.
     """
     if int(os.environ["RANK"]) >= size:
         return

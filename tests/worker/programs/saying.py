@@ -1,4 +1,4 @@
-"""How a program of a gang reports: one JSON line a check, on standard output."""
+"""How a gang's program reports: one JSON line per check, on standard output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three ranks exchange a state: what is sent, what arrives, and what is left alone."""
+"""Three ranks exchange a state: what is sent, what arrives, and what stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes it an error to unpickle anything, so that a program shows that it runs nothing that another rank sent."""
+"""Makes unpickling an error, so that a program shows that it executes nothing from another rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed.distributed_c10d as c10d
 
 
 def forbid_unpickling(but_by: str = "") -> None:
-    """From now on. `but_by` is a part of a path: code of torch in whose calls it is let through."""
+    """Forbid it from now on. `but_by` is a part of a path: torch code whose calls are allowed."""
     assert c10d._unpickler is pickle.Unpickler, "torch unpickles by another name now: forbid that"
 
     class Forbidden(pickle.Unpickler):

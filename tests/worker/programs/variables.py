@@ -1,4 +1,4 @@
-"""Writes the environment of each rank in each world, and trains on."""
+"""Writes the environment of each rank in each world, and continues to train."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What directives mean, the wire and the settings: pure, so tables."""
+"""The rules for directives, the wire and the settings: pure, so tables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The agent's side of the golden messages in `tests/golden`: it says the one half and understands the other.
+"""The agent's side of the golden messages in `tests/golden`: it produces one half and parses the other.
 
-The hub's tests read the same files. So a field that only one side knows fails on one of them.
+The hub's tests read the same files, so a field that only one side knows fails on one of them.
 """
 
 from __future__ import annotations

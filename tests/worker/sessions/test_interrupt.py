@@ -1,4 +1,6 @@
-"""Freeing the main thread when a world is gone: from its own code by a signal, from a silent peer by its sockets."""
+"""Freeing the main thread when a world is lost: from its own code by a signal, from a silent peer through
+its sockets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a session, as tables: no agent, no process group."""
+"""The state machine of a session, as tables: no agent, no process group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sharded model over worlds of different sizes: from the shards where all are there, else from the checkpoint."""
+"""A sharded model in worlds of different sizes: from the shards if all exist, otherwise from the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a broken world have of a sharded model, and which step they can go on from."""
+"""The shards that the ranks of a lost world have, and the step from which they can continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose state counts in a new world, and how a state travels."""
+"""Which rank's state is used in a new world, and how a state is sent."""
 
 from __future__ import annotations
 

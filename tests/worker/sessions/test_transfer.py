@@ -1,4 +1,4 @@
-"""How a state is cut up, compared and sent: the rules as tables, the exchange with real processes."""
+"""How a state is split, compared and sent: the rules as tables, the exchange with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which exceptions mean that the world broke: torch's real ones do, a script's own do not, whatever their words."""
+"""Which exceptions mean that the world is lost: torch's real ones do, a script's own do not, whatever their text."""
 
 from __future__ import annotations
 

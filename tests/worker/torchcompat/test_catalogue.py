@@ -1,4 +1,4 @@
-"""The private names of torch: all of them are in one folder, known by their purpose, and found on the pinned torch."""
+"""The private names of torch: all are in one folder, have a documented purpose, and exist in the pinned torch."""
 
 from __future__ import annotations
 

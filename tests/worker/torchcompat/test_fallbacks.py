@@ -1,4 +1,4 @@
-"""Each private name of torch taken away: what uses it goes on, slower or with less to say, and never wrong."""
+"""Each private name of torch removed: its users continue, slower or with less information, but correctly."""
 
 from __future__ import annotations
 
