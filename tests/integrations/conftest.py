@@ -113,7 +113,7 @@ def kueue(
     missing = find_missing() if request.param == "kueue" else ""
     if missing:
         pytest.skip(missing)
-    definitions = kueue_kinds.build() if request.param == "stand-in" else kueue_kinds.find_own()
+    definitions = kueue_kinds.find_own() or kueue_kinds.build()
     kueue_kinds.install(cluster, definitions)
     make_object(cluster.kube, f"{ROOT}/resourceflavors", "ResourceFlavor", "default", {"spec": {}})
     for name, value in PRIORITIES.items():

@@ -101,7 +101,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def find_own() -> list[dict[str, Any]]:
-    return read(Path(os.environ["ELASTICJOB_KUEUE_CRDS"]))
+    """Kueue's own definitions, where they are given; they need Kubernetes 1.25."""
+    folder = os.environ.get("ELASTICJOB_KUEUE_CRDS")
+    return read(Path(folder)) if folder else []
 
 
 def install(cluster: Cluster, definitions: list[dict[str, Any]]) -> None:
