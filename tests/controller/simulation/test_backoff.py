@@ -273,7 +273,7 @@ def test_a_mistake_of_the_program_fails_the_job_soon(message: str, fails: bool) 
         assert cluster.condition("Failed") == ("True", "CrashLoop")
         condition = cluster.status.condition("Failed")
         assert condition is not None
-        assert "the same error 3 times in a row, before a first step" in condition.message
+        assert "the same error 3 times in a row before the first step" in condition.message
         assert message in condition.message
     else:
         assert not cluster.status.finished
