@@ -91,7 +91,7 @@ class Applier:
         children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
         pods = (functools.partial(self._create_pod, job, new) for new in plan.create[:MOST_CREATIONS])
         made, failed, written = await asyncio.gather(
-            _gather([self._ensure(job, child) for child in children]),
+            asyncio.gather(*(self._ensure(job, child) for child in children), return_exceptions=True),
             batches.run_all(pods),
             self._write_job(job, version, plan),
             return_exceptions=True,
@@ -101,7 +101,7 @@ class Applier:
                 raise result
         assert isinstance(made, list)
         assert isinstance(failed, list)
-        return made + _refused(failed)
+        return _refused(made) + _refused(failed)
 
     async def look_again(self, job: Job, pod: Pod) -> None:
         """Read an overdue pod, whose deletion the watch may have missed, and update the cache."""
@@ -279,14 +279,15 @@ def _lingers(raw: Mapping[str, Any]) -> bool:
 
 async def _gather(calls: Sequence[Awaitable[None]]) -> list[ApiError]:
     """Run all calls concurrently. Raises the first retryable error after all have completed."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    return _refused([result for result in results if isinstance(result, BaseException)])
+    return _refused(await asyncio.gather(*calls, return_exceptions=True))
 
 
-def _refused(errors: Sequence[BaseException]) -> list[ApiError]:
-    """The rejected writes. Raises the first retryable error."""
+def _refused(results: Sequence[BaseException | None]) -> list[ApiError]:
+    """The rejected writes; None stands for one that succeeded. Raises the first retryable error."""
     refused: list[ApiError] = []
-    for error in errors:
+    for error in results:
+        if error is None:
+            continue
         if not isinstance(error, ApiError) or not refusals.is_refusal(error):
             raise error
         refused.append(error)
