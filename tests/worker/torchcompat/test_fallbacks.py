@@ -293,7 +293,7 @@ print(child.wait())
 def test_the_exit_code_of_a_worker_that_torch_started_is_torchs() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], check=False, timeout=100, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
-    assert "they start cold" in done.stderr
+    assert "workers start cold" in done.stderr
 
 
 def test_torchs_handlers_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
