@@ -22,6 +22,8 @@ OUTSIDE = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "manifests/chart/elasticjob/values.yaml": "values.yaml",
+    "manifests/examples/digits-pool.yaml": "digits-pool.yaml",
+    "manifests/examples/queued.yaml": "queued.yaml",
 }
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
