@@ -2,8 +2,8 @@
 
 SHELL := /bin/bash
 PYTHON ?= python3
-# Test processes: one more than cores, as tests also wait; at most four. Each has a control plane of its own.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n > 3 ? 4 : n + 1)))
+# Test processes: one a core, at most four. Each has a control plane of its own.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
