@@ -57,6 +57,7 @@ def parse_right(text: str) -> Right:
 
 TABLE = read_table()
 FIRST = next(iter(TABLE))
+PATCH = "suspend, resume, scale to `auto`"
 CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "list": (FIRST, ["list", "list -l a=b -o yaml"]),
     "describe": (FIRST, ["describe NAME"]),
@@ -68,8 +69,9 @@ CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "logs": ("logs", ["logs NAME", "logs NAME -f", "logs NAME --rank 0 --tail 1"]),
     "submit": ("submit", ["submit train.py --image i --name made"]),
     "scale": ("scale", ["scale NAME 3"]),
-    "suspend": ("suspend, resume", ["suspend NAME"]),
-    "resume": ("suspend, resume", ["resume NAME"]),
+    "suspend": (PATCH, ["suspend NAME"]),
+    "resume": (PATCH, ["resume NAME"]),
+    "scale to auto": (PATCH, ["scale NAME auto"]),
     "delete": ("delete", ["delete NAME"]),
     "chaos": ("chaos", ["chaos rank NAME 1", "chaos pod NAME 0", "chaos node NAME NODE"]),
     "top NAME": ("top with CPU and memory", ["top NAME"]),
@@ -160,7 +162,10 @@ def test_the_rights_in_the_guide_are_those_that_the_commands_use(
     rights = TABLE[row] if row != "top with CPU and memory" else TABLE[row] + TABLE[FIRST]
     name = f"job-{list(TABLE).index(row)}"
     jobs = f"/apis/elasticjob.dev/v1alpha1/namespaces/{space}/elasticjobs"
-    audited.kube.request("POST", jobs, given.manifest(name))
+    job = given.manifest(name)
+    if row == PATCH:  # nobody else chooses the size of other jobs
+        job["spec"]["scaling"] = {"mode": "Goodput"}
+    audited.kube.request("POST", jobs, job)
     status = given.running_status()
     for member in status["rendezvous"]["members"]:
         member["pod"] = member["pod"].replace("digits", name)
