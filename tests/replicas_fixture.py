@@ -130,6 +130,7 @@ class Replicas:
         `term` and `kill` end the leader, `pause` stops it beyond its Lease and then continues it, `steal` writes
         another name to the Lease. Ended replicas are restarted once the other one leads.
         """
+        self.revive()  # on a busy machine, a replica may have lost the Lease and ended
         before = self.await_leader()
         leader = self.all[before.partition("_")[0]]
         if how in ("term", "kill"):

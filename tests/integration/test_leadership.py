@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from devcluster_fixture import remove_namespace
-from elasticjob_devcluster import Cluster
-from operator_fixture import Jobs, install_crd, light_spec
+from elasticjob_devcluster import Cluster, KubeError
+from operator_fixture import Jobs, install_crd, light_spec, wait_for
 from replicas_fixture import Audited, AuditLog, Replicas, find_tenures, find_writes_without_lease
 
 MOVES = ("pause", "term", "kill", "steal", "term", "pause", "term", "kill", "steal", "pause")
@@ -56,10 +56,20 @@ def test_the_judge(requests: list[Audited], guilty: list[float]) -> None:
 # The replicas.
 
 
+def make_namespace(cluster: Cluster) -> bool:
+    try:
+        cluster.make_namespace(SPACE)
+    except KubeError as error:
+        if error.status != 409:
+            raise
+        return False
+    return True
+
+
 @pytest.fixture
 def replicas(audited: Cluster, tmp_path: Path) -> Iterator[Replicas]:
     install_crd(audited)
-    audited.make_namespace(SPACE)
+    wait_for(lambda: make_namespace(audited), "the namespace of an earlier attempt is deleted")
     started = Replicas(audited, tmp_path, SPACE, "--namespace", SPACE, "--certificate-check-seconds", "1")
     yield started
     started.stop()
