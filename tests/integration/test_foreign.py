@@ -54,8 +54,8 @@ def lose(jobs: Jobs, cluster: Cluster, name: str, index: int) -> None:
     [
         pytest.param("c10d", 1, id="c10d-follower", marks=pytest.mark.long),
         pytest.param("c10d", 0, id="c10d-host"),
-        pytest.param("static", 1, id="static-follower"),
-        pytest.param("static", 0, id="static-host", marks=pytest.mark.long),
+        pytest.param("static", 1, id="static-follower", marks=pytest.mark.long),
+        pytest.param("static", 0, id="static-host"),
     ],
 )
 def test_a_job_recovers_from_a_loss(jobs: Jobs, cluster: Cluster, tmp_path: Path, backend: str, index: int) -> None:

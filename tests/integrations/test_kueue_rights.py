@@ -15,6 +15,7 @@ from integrations import kueue_kinds
 from integrations.conftest import Queues, make_object
 from integrations.kueue_kinds import ROOT
 from integrations.kueue_standin import StandIn
+from manifests.test_chart_release import remove_crd
 from manifests.test_rbac import ChartOperator, find_unused, read_grants
 from operator_fixture import Jobs, light_spec, wait_for
 
@@ -43,6 +44,7 @@ def test_no_rights_and_no_option_unless_it_is_turned_on() -> None:
 def test_every_rule_for_kueue_is_used_and_none_is_missing(audited: Cluster, tmp_path: Path) -> None:
     kube, definitions = audited.kube, kueue_kinds.build()
     kueue_kinds.install(audited, definitions)
+    remove_crd(audited)  # another test's: Helm takes over none that is not its own
     audited.make_namespace(WORK)
     make_object(kube, f"{ROOT}/resourceflavors", "ResourceFlavor", "default", {"spec": {}})
     make_object(kube, f"{ROOT}/workloadpriorityclasses", "WorkloadPriorityClass", "high", {"value": 1})

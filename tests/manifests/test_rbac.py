@@ -26,6 +26,7 @@ import pytest
 from chart_fixture import CHART, container, render
 from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster, Kube, KubeError
+from manifests.test_chart_release import remove_crd
 from operator_fixture import MERGE, Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -172,6 +173,7 @@ class ChartOperator:
 
 @pytest.fixture
 def work(audited: Cluster) -> Iterator[str]:
+    remove_crd(audited)  # another test's: Helm takes over none that is not its own
     audited.make_namespace("work")
     yield "work"
     remove_namespace(audited, "work")
