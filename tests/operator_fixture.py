@@ -88,7 +88,8 @@ def install_crd(cluster: Cluster) -> None:
         except KubeError as error:
             if error.status != 409:
                 raise
-    wait_for(lambda: cluster.kube.get(f"{GROUP}/elasticjobs"), "the CRD is served")
+    # In one namespace only: another test may have left a job that is nested too deeply for this process to read.
+    wait_for(lambda: cluster.kube.get(f"{GROUP}/namespaces/default/elasticjobs"), "the CRD is served")
 
 
 def wait_for(look: Callable[[], T | None], what: str, timeout: float = 60.0, poll: float = 0.05) -> T:
