@@ -25,7 +25,7 @@ from elasticjob_operator.api import bounds, crd
 from elasticjob_operator.errors import UsageError
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
-from elasticjob_operator.pool.places import Place, parse_place
+from elasticjob_operator.pool.capacity import Pool, parse_pool
 from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.run.http import parse_address
@@ -44,9 +44,9 @@ def _checked_address(value: str) -> str:
     return value
 
 
-def _checked_pool(value: str) -> Place:
+def _checked_pool(value: str) -> Pool:
     try:
-        return parse_place(value)
+        return parse_pool(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

@@ -115,7 +115,9 @@ def test_without_a_pool_the_reason_is_told_and_manual_jobs_are_left_alone(
     jobs.await_world("elsewhere", 1, timeout=150)
     jobs.await_world("manual", 2, timeout=150)
     reason = wait_for(lambda: jobs.status("elsewhere").get("scaling", {}).get("reason"), "it is told")
-    assert reason == "no pool has what its pods ask for; the operator's pools are: default (nvidia.com/gpu)"
+    assert (
+        reason == "no pool has the resource that its pods request; the operator's pools are: default (nvidia.com/gpu)"
+    )
     assert "scaling" not in jobs.status("manual")
 
 

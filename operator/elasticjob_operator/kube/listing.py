@@ -48,6 +48,7 @@ class Listing:
     intake: Intake
     selector: str = ""
     is_metadata_enough: bool = False
+    fields: str = ""  # field selector
 
     async def pages(self) -> AsyncGenerator[Page]:
         """The pages, each with the next one requested in advance. Raises ApiError; 410 if it took too long."""
@@ -85,6 +86,8 @@ class Listing:
         query = {"limit": str(limit)}
         if self.selector:
             query["labelSelector"] = self.selector
+        if self.fields:
+            query["fieldSelector"] = self.fields
         if token:
             query["continue"] = token
         raw = await self.api.request("GET", self.path, query=query, accept=accept)

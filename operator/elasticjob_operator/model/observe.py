@@ -123,9 +123,14 @@ class Job:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether others than the pool have written spec.replicas of a job that shares one."""
+        """Whether spec.replicas of a pooled job was written by somebody other than the pool."""
         spec = self.spec
         return spec is not None and spec.is_pooled and self.has_replicas and spec.replicas != self.pool_replicas
+
+    @property
+    def is_sized_by_pool(self) -> bool:
+        """Whether the pool chooses the number of pods."""
+        return self.spec is not None and self.spec.is_pooled and not self.is_pinned
 
     @property
     def problems_text(self) -> str:

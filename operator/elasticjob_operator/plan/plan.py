@@ -116,7 +116,7 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
         changes["template_hash"] = spec.template_hash
     if status.is_true("Suspended"):
         changes["conditions"] = reporting.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
-    if seen.job.generation != status.observed_generation and not (spec.is_pooled and not seen.job.is_pinned):
+    if seen.job.generation != status.observed_generation and not seen.job.is_sized_by_pool:
         changes["capacity"] = None  # the user has changed the spec: retry withdrawn pods at once
         changes["restarts"] = revise(status.restarts, backoff=None)
     return revise(status, **changes)
@@ -172,9 +172,8 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
     worth = growth.is_worth_growing(status, status.rendezvous.world_size, pods.size.wanted)
     for pod in seen.pods:
         gone = pods.departing.get(pod.uid)
-        # The pool makes room for its own growth: the pods that it asked for only waited for others to leave.
-        by_pool = spec.is_pooled and not seen.job.is_pinned
-        hold = 0.0 if by_pool else growth.held_until(pod, status, config.stable_seconds)
+        # The pool makes room for its own growth: the pods that it requested only waited for others to leave.
+        hold = 0.0 if seen.job.is_sized_by_pool else growth.held_until(pod, status, config.stable_seconds)
         if not worth:
             hold = max(hold, seen.now + 60)
         leaving, patient = pods.leaving(pod), bool(gone and gone.patient)

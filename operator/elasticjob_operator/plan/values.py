@@ -19,7 +19,7 @@ from elasticjob_operator.model.observe import Agent, Job, Node, Pod
 from elasticjob_operator.model.quota import Placement, Quota
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.sizing import growth
-from elasticjob_operator.sizing.values import PoolSays
+from elasticjob_operator.sizing.values import PoolDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Seen:
     quota: Quota | None = None  # what its queue has admitted; None where it has no queue
     now: float = 0.0
     hub_started: float = 0.0
-    pool: PoolSays | None = None  # what the pool says, for a job that shares one
+    pool: PoolDecision | None = None  # for a job that shares a pool
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
 
     @property
@@ -108,7 +108,7 @@ class Plan:
     announces: bool = False  # send the directives only after the status is persisted
     set_replicas: int | None = None
     asks: int | None = None  # pods that the job would have if its queue admitted them all; None: as many as it has
-    is_pool_size: bool = False  # whether `set_replicas` is the pool's word, so that another number is known as a user's
+    is_pool_size: bool = False  # whether the pool chose `set_replicas`; any other number is a user's
     delete_job: bool = False
     keep: tuple[str, ...] = ()  # status fields that must not be written, although they may differ
     wake_at: float | None = None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from elasticjob_operator.pool.capacity import Pool
 from elasticjob_operator.pool.values import Grant, Limit, Objective, Request
 
 
-def tell(grant: Grant, request: Request, objective: Objective = Objective.GOODPUT) -> str:
+def describe(grant: Grant, request: Request, objective: Objective = Objective.GOODPUT) -> str:
     """Without numbers that change from second to second: an undisturbed job causes no writes."""
     match grant.limit:
         case Limit.ROOM:
@@ -29,3 +32,9 @@ def _pods(count: int) -> str:
 
 def _devices(count: int) -> str:
     return "device" if count == 1 else "devices"
+
+
+def describe_no_pool(pools: Sequence[Pool]) -> str:
+    """Why a job shares no pool."""
+    known = ", ".join(f"{pool.name} ({pool.resource})" for pool in pools) or "none"
+    return f"no pool has the resource that its pods request; the operator's pools are: {known}"

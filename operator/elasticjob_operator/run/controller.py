@@ -28,7 +28,7 @@ from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
-from elasticjob_operator.sizing.values import PoolSays
+from elasticjob_operator.sizing.values import PoolDecision
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Controller:
         clock: Callable[[], float] = time.time,
         parallel: int = 64,
         observer: PassObserver = lambda key, plan, seconds: None,
-        ask_pool: Callable[[JobKey], PoolSays | None] = lambda key: None,
+        find_pool_decision: Callable[[JobKey], PoolDecision | None] = lambda key: None,
         on_forget: Callable[[JobKey], None] = lambda key: None,
         on_error: Callable[[], None] = lambda: None,
         on_wait: Callable[[float], None] = lambda seconds: None,
@@ -98,7 +98,7 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._active = False
         self.observer = observer
-        self._ask_pool = ask_pool
+        self._find_pool_decision = find_pool_decision
         self._on_forget = on_forget
         self._queue = queue
         self._on_error = on_error  # called when a pass fails, by a bug or an API error
@@ -208,7 +208,7 @@ class Controller:
             quota=self._queue.see(job) if self._queue is not None else None,
             now=now,
             hub_started=self._hub.started_at,
-            pool=self._ask_pool(key),
+            pool=self._find_pool_decision(key),
             problem=loop.problem,
         )
         made = plan(seen, self.config)

@@ -35,7 +35,7 @@ from elasticjob_operator.kube.supervise import insist, keep_going
 from elasticjob_operator.kube.watch import Watch
 from elasticjob_operator.plan.plan import Config, Plan
 from elasticjob_operator.plan.reporting import Event
-from elasticjob_operator.pool import places
+from elasticjob_operator.pool import capacity
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run import file_limits, metrics
@@ -73,7 +73,7 @@ class Operator:
         self.pulse = Pulse(self.metrics)
         # Inputs: the cluster and the agents.
         most = bounds.Limits(replicas=options.max_replicas_per_job, template_bytes=options.max_template_bytes)
-        self.cache = Cache(self._wake, self._meet, most, functools.partial(places.find_of_node, options.pools))
+        self.cache = Cache(self._wake, self._meet, most, functools.partial(capacity.find_pool_of_node, options.pools))
         self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc())
         self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)
         wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)
@@ -87,7 +87,7 @@ class Operator:
         self.metrics.watch_hub(self.hub)
         self.http = HttpServer(self.metrics, self._why_not_ready, capacity=shares.http)
         # Outputs.
-        self.pool = PoolLoop(api, self.cache, self.hub, self._wake, options)
+        self.pool = PoolLoop(api, self.cache, self.hub, self.intake, self._wake, options)
         self.applier = Applier(api, self.cache, self.hub, manifests.Settings(hub_url=""), options.identity)
         self.kueue = self._make_kueue() if "kueue" in options.integrations else None
         self.controller = Controller(
@@ -97,7 +97,7 @@ class Operator:
             self.applier,
             Config(membership=options.settings, stable_seconds=options.stable_seconds),
             observer=self._observe_pass,
-            ask_pool=self.pool.says,
+            find_pool_decision=self.pool.find_decision,
             on_forget=self.metrics.forget_job,
             on_error=self.metrics.pass_errors.inc,
             on_wait=self.metrics.queue_seconds.observe,

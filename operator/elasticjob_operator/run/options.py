@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from elasticjob_operator.api import bounds
 from elasticjob_operator.membership import member_health
-from elasticjob_operator.pool.places import Place
+from elasticjob_operator.pool.capacity import Pool
 from elasticjob_operator.pool.values import Objective
 
 
@@ -41,6 +41,6 @@ class Options:
     max_replicas_per_job: int = bounds.Limits().replicas
     max_template_bytes: int = bounds.Limits().template_bytes
     integrations: tuple[str, ...] = ()
-    pools: tuple[Place, ...] = (Place("default", "nvidia.com/gpu"),)
+    pools: tuple[Pool, ...] = (Pool("default", "nvidia.com/gpu"),)
     pool_objective: Objective = Objective.GOODPUT
     settings: member_health.Settings = field(default_factory=member_health.Settings)

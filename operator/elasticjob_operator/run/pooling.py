@@ -1,20 +1,21 @@
-"""The pool loop: sizes for the jobs that share a pool, decided anew whenever something happens. Leader only.
+"""The pool loop: decides the sizes of the jobs that share a pool whenever something changes. Leader only.
 
-It learns from the agents' reports, asks `elasticjob_operator.pool`, and keeps the answers; a pass over the job reads
-its answer and writes it the way `kubectl scale` does. So nothing here writes, and a leader that dies leaves nothing
-behind: its successor finds the sizes in the specs and the models in the statuses. While no job asks for Goodput the
-loop sleeps: no request, no timer.
+It passes what the agents report to `elasticjob_operator.pool` and keeps the decisions. A reconcile pass reads the
+decision for its job and writes it as `kubectl scale` does. Nothing here writes, so a leader that dies loses nothing:
+its successor finds the sizes in the specs and the models in the statuses. While no job is in the mode Goodput, the
+loop sleeps without requests and timers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
@@ -22,22 +23,23 @@ from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.hub.server import Hub
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
-from elasticjob_operator.model.observe import Agent, Job, parse_time
-from elasticjob_operator.pool import places, round
-from elasticjob_operator.pool.places import Ground, Place
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.listing import Listing
+from elasticjob_operator.model.observe import Job
+from elasticjob_operator.pool import capacity, rounds
+from elasticjob_operator.pool.capacity import Held, NodeCapacity, Pool
+from elasticjob_operator.pool.reasons import describe_no_pool
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.options import Options
-from elasticjob_operator.sizing.values import PoolSays
+from elasticjob_operator.sizing.values import PoolDecision
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 10.0  # between rounds in which nothing happened
-REST_SECONDS: Final = 0.2  # in which what happens together is answered together
-OTHERS_SECONDS: Final = 30.0  # between looks at the pods of others
-SETTLE_SECONDS: Final = 5.0  # of a new world, in which its steps are not typical
-PAGE: Final = 500
+ROUND_SECONDS: Final = 10.0  # between rounds if nothing changes
+COALESCE_SECONDS: Final = 0.2  # changes within this time are decided together
+OTHERS_SECONDS: Final = 30.0  # between lists of the pods of others
 NOT_OURS: Final = f"{names.LABEL_APP}!={names.LABEL_APP_VALUE}"
 PLACED: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
@@ -48,10 +50,10 @@ class _Memory:
 
     uid: str
     model: Model
-    step: int | None = None  # that the last report told of
+    step: int | None = None  # of the last report that the model has learned from
     behind: float = 0.0
     mark: tuple[object, ...] = ()
-    says: PoolSays = field(default_factory=PoolSays)
+    decision: PoolDecision = field(default_factory=PoolDecision)
 
 
 class PoolLoop:
@@ -62,52 +64,54 @@ class PoolLoop:
         client: Api,
         cache: Cache,
         hub: Hub,
+        intake: Intake,
         wake: Callable[[JobKey], None],
         options: Options,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._api, self._cache, self._hub, self._wake = client, cache, hub, wake
-        self._places, self._objective = options.pools, options.pool_objective
+        self._api, self._cache, self._hub, self._intake, self._wake = client, cache, hub, intake, wake
+        self._pools, self._objective = options.pools, options.pool_objective
         self._namespaces, self._clock = options.namespaces, clock
         self._memories: dict[JobKey, _Memory] = {}
-        self._happened = asyncio.Event()
-        self._held: Mapping[str, Mapping[str, int]] = {}  # by pool and node: devices that others hold
+        self._changed = asyncio.Event()
+        self._held: Held = {}
         self._held_at = self._last = float("-inf")
 
     def notice(self, key: JobKey) -> None:
-        """Something about this job has changed. Its reports wait for the next look, as jobs that share nothing do."""
-        found = self._sharing(key)
+        """Something about this job has changed. Reports alone wait for the next round."""
+        found = self._find_sharing(key)
         memory = self._memories.get(key)
         mark = self._mark(found[0]) if found is not None else ()
         if mark != (memory.mark if memory is not None else ()):
-            self._happened.set()
+            self._changed.set()
 
     def _mark(self, job: Job) -> tuple[object, ...]:
-        """What a round depends on, but for the reports."""
+        """What a round depends on, except for the reports."""
         status = job.status
         placed = sum(1 for pod in self._cache.pods(job.key) if pod.node and pod.live)
         return (job.uid, job.generation, status.goodput.training, status.rendezvous.world_size, status.capacity, placed)
 
-    def says(self, key: JobKey) -> PoolSays | None:
+    def find_decision(self, key: JobKey) -> PoolDecision | None:
+        """The last decision for this job; None if it shares no pool."""
         memory = self._memories.get(key)
-        return memory.says if memory is not None else None
+        return memory.decision if memory is not None else None
 
     async def run(self) -> None:
         for key in self._cache.jobs:
             self.notice(key)
-        rest = REST_SECONDS
+        rest = COALESCE_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._happened.wait(), LOOK_SECONDS if self._memories else None)
+                await asyncio.wait_for(self._changed.wait(), ROUND_SECONDS if self._memories else None)
             await asyncio.sleep(rest)
-            self._happened.clear()
+            self._changed.clear()
             began = time.monotonic()
             await self.decide()
-            rest = max(REST_SECONDS, 2 * (time.monotonic() - began))  # a large pool leaves time for everything else
+            rest = max(COALESCE_SECONDS, 2 * (time.monotonic() - began))  # a large pool leaves time for other work
 
-    def _sharing(self, key: JobKey) -> tuple[Job, api.Spec] | None:
-        """The job where it shares a pool and has not ended."""
+    def _find_sharing(self, key: JobKey) -> tuple[Job, api.Spec] | None:
+        """The job and its spec; None if it shares no pool or has finished."""
         known = self._cache.jobs.get(key)
         if known is None:
             return None
@@ -119,122 +123,98 @@ class PoolLoop:
     async def decide(self) -> None:
         """One round over all pools."""
         now = self._clock()
-        sharing = {key: found for key in self._cache.jobs if (found := self._sharing(key)) is not None}
+        sharing = {key: found for key in self._cache.jobs if (found := self._find_sharing(key)) is not None}
         for key in self._memories.keys() - sharing.keys():
             del self._memories[key]
         if not sharing:
             return
         if now - self._held_at >= OTHERS_SECONDS:
-            await self._look_at_others()
+            await self._list_others()
             self._held_at = now
-        groups: dict[str, list[round.Sharer]] = {}
+        groups: dict[str, list[rounds.PooledJob]] = {}
         for key, (job, spec) in sharing.items():
             memory = self._remember(job, now)
             memory.mark = self._mark(job)
-            place = places.find_place(self._places, spec.template)
-            if place is None:
-                self._tell(key, PoolSays(reason=self._why_no_pool()))
+            pool = capacity.find_pool(self._pools, spec.template)
+            if pool is None:
+                self._decide_job(key, PoolDecision(reason=describe_no_pool(self._pools)))
             else:
-                groups.setdefault(place.name, []).append(self._see(job, spec, place, memory))
+                groups.setdefault(pool.name, []).append(self._observe(job, spec, pool, memory))
             await asyncio.sleep(0)
-        seconds = min(now - self._last, 3 * LOOK_SECONDS) if self._last > float("-inf") else 0.0
+        seconds = min(now - self._last, 3 * ROUND_SECONDS) if self._last > float("-inf") else 0.0
         self._last = now
-        for place in self._places:
-            if place.name in groups:
-                self._share(place, groups[place.name], seconds, now)
+        for pool in self._pools:
+            if pool.name in groups:
+                self._share(pool, groups[pool.name], seconds, now)
 
-    def _share(self, place: Place, sharers: Sequence[round.Sharer], seconds: float, now: float) -> None:
-        capacity = places.count_capacity(self._ground(place), self._count_held(place, {s.job.key for s in sharers}))
-        verdicts = round.share(sharers, capacity, self._objective, seconds=seconds, now=now)
-        for one in sharers:
+    def _share(self, pool: Pool, jobs: Sequence[rounds.PooledJob], seconds: float, now: float) -> None:
+        devices = capacity.count_capacity(self._list_nodes(pool), self._count_held(pool, {one.job.key for one in jobs}))
+        verdicts = rounds.share(jobs, devices, self._objective, seconds=seconds, now=now)
+        for one in jobs:
             verdict, memory = verdicts[one.job.key], self._memories[one.job.key]
             memory.behind = verdict.behind
-            gain = verdict.gain if verdict.size not in (0, one.size) else memory.says.expected_gain
-            self._tell(one.job.key, PoolSays(verdict.size, verdict.reason, place.name, gain, round.keep(memory.model)))
+            gain = verdict.gain if verdict.size not in (0, one.size) else memory.decision.expected_gain
+            speeds = rounds.keep(memory.model)
+            self._decide_job(one.job.key, PoolDecision(verdict.size, verdict.reason, pool.name, gain, speeds))
 
-    def _tell(self, key: JobKey, says: PoolSays) -> None:
-        """A pass reads it; only what it would write at once wakes one."""
+    def _decide_job(self, key: JobKey, decision: PoolDecision) -> None:
+        """Keep the decision, and wake the job unless only its measurements have changed."""
         memory = self._memories[key]
-        before, memory.says = memory.says, says
-        if replace(before, speeds=(), expected_gain=0.0) != replace(says, speeds=(), expected_gain=0.0):
-            logger.info("%s/%s: the pool says %s: %s", *key, says.size or "nothing", says.reason)
+        before, memory.decision = memory.decision, decision
+        if replace(before, speeds=(), expected_gain=0.0) != replace(decision, speeds=(), expected_gain=0.0):
+            logger.info("%s/%s: pool size %s: %s", *key, decision.size or "unchanged", decision.reason)
             self._wake(key)
 
-    def _why_no_pool(self) -> str:
-        known = ", ".join(f"{place.name} ({place.resource})" for place in self._places) or "none"
-        return f"no pool has what its pods ask for; the operator's pools are: {known}"
-
-    # What is seen.
+    # What is observed.
 
     def _remember(self, job: Job, now: float) -> _Memory:
-        """With what the agents have reported since the last round."""
+        """The job's memory, including what the agents have reported since the last round."""
         memory = self._memories.get(job.key)
         if memory is None or memory.uid != job.uid:
-            memory = self._memories[job.key] = _Memory(job.uid, round.recall(job.status))
-        status, world = job.status, job.status.rendezvous
-        formed = parse_time(world.formed_time)
-        if not status.goodput.training or formed is None or now - formed < SETTLE_SECONDS:
-            return memory
-        report = _find_report(self._hub.agents(job.key), world.generation)
-        if report is not None and report[0] != memory.step:
-            memory.step = report[0]
-            memory.model = memory.model.learn(world.world_size, report[1], now)
+            memory = self._memories[job.key] = _Memory(job.uid, rounds.recall(job.status))
+        report = rounds.find_report(job.status, self._hub.agents(job.key), now)
+        if report is not None and report.step != memory.step:
+            memory.step = report.step
+            memory.model = memory.model.learn(report.size, report.step_seconds, now)
         return memory
 
-    def _see(self, job: Job, spec: api.Spec, place: Place, memory: _Memory) -> round.Sharer:
+    def _observe(self, job: Job, spec: api.Spec, pool: Pool, memory: _Memory) -> rounds.PooledJob:
         pods = [pod for pod in self._cache.pods(job.key) if pod.job_uid == job.uid and pod.node and pod.live]
-        devices = max(1, places.count_devices(spec.template.get("spec") or {}, place.resource))
-        return round.Sharer(job, spec, devices, len(pods), memory.model, memory.behind)
+        devices = max(1, capacity.count_devices(spec.template.get("spec") or {}, pool.resource))
+        return rounds.PooledJob(job, spec, devices, len(pods), memory.model, memory.behind)
 
-    def _ground(self, place: Place) -> list[Ground]:
-        """Cordoned nodes and those that are about to go are no capacity, though what trains there still trains."""
+    def _list_nodes(self, pool: Pool) -> list[NodeCapacity]:
+        """Nodes that are cordoned or about to be removed have no capacity, although pods on them continue to train."""
         return [
-            Ground(node.name, node.devices, node.ready and not node.cordoned and not node.leaving)
+            NodeCapacity(node.name, node.devices, node.ready and not node.cordoned and not node.leaving)
             for node in self._cache.nodes.values()
-            if node.pool == place.name
+            if node.pool == pool.name
         ]
 
-    def _count_held(self, place: Place, sharing: set[JobKey]) -> Mapping[str, int]:
-        """Devices by node that pods of others hold: those of jobs that share nothing, and those of no job."""
-        held = dict(self._held.get(place.name, {}))
+    def _count_held(self, pool: Pool, sharing: set[JobKey]) -> dict[str, int]:
+        """Devices by node that pods of jobs outside of the pool, and pods of no job, hold."""
+        held = dict(self._held.get(pool.name, {}))
         for key, (job, _) in self._cache.jobs.items():
             if key in sharing or job.spec is None:
                 continue
-            devices = places.count_devices(job.spec.template.get("spec") or {}, place.resource)
+            devices = capacity.count_devices(job.spec.template.get("spec") or {}, pool.resource)
             for pod in self._cache.pods(key):
                 if devices and pod.node and not pod.terminal:
                     held[pod.node] = held.get(pod.node, 0) + devices
         return held
 
-    async def _look_at_others(self) -> None:
-        """The pods that are none of ours, as far as they may be listed; what cannot be seen holds nothing."""
-        held: dict[str, dict[str, int]] = {place.name: {} for place in self._places}
+    async def _list_others(self) -> None:
+        """List the pods that are not the operator's. Pods that it has no right to see hold nothing."""
+        held: Held = {}
         try:
             for namespace in self._namespaces or ("",):
-                query = {"labelSelector": NOT_OURS, "fieldSelector": PLACED, "limit": str(PAGE)}
-                while True:
-                    page = await self._api.request("GET", path_of("v1", "pods", namespace), query=query)
-                    for raw in page.get("items") or ():
-                        self._add(held, raw["spec"])
-                    token = (page.get("metadata") or {}).get("continue")
-                    if not token:
-                        break
-                    query = {**query, "continue": token}
+                listing = Listing(self._api, path_of("v1", "pods", namespace), self._intake, NOT_OURS, fields=PLACED)
+                async with contextlib.aclosing(listing.pages()) as pages:
+                    async for page in pages:
+                        for raw in page.items:
+                            add = functools.partial(capacity.add_held, held, self._pools, raw["spec"])
+                            self._intake.take("pods", raw, add)
         except ApiError as error:
-            logger.warning("pods of others are not counted, which may promise jobs devices that are taken: %s", error)
+            logger.warning("cannot count the devices that other pods hold, so jobs may be promised too many: %s", error)
             return
         self._held = held
-
-    def _add(self, held: Mapping[str, dict[str, int]], spec: Mapping[str, Any]) -> None:
-        for place in self._places:
-            devices = places.count_devices(spec, place.resource)
-            if devices:
-                node = str(spec.get("nodeName") or "")
-                held[place.name][node] = held[place.name].get(node, 0) + devices
-
-
-def _find_report(agents: Mapping[str, Agent], generation: int) -> tuple[int, float] | None:
-    """(step, seconds of a step) that the furthest rank of this world tells of."""
-    reports = [a.progress for a in agents.values() if a.progress is not None and a.progress.generation == generation]
-    found = [(r.step, r.step_seconds) for r in reports if r.step is not None and r.step_seconds]
-    return max(found, default=None)

@@ -1,4 +1,4 @@
-"""The size that the pool gives a job: see `elasticjob_operator.pool`. Pure."""
+"""The size that the pool has decided: see `elasticjob_operator.pool`. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from elasticjob_operator.sizing.values import Answer, View
 
 
 def ask(view: View, size: int) -> Answer:
-    """What the pool says; as long as it has said nothing, what it has said last, or the smallest size."""
+    """The pool's decision; before the first one, the last written size, or the smallest."""
     if not view.spec.is_pooled or view.is_pinned:
         return Answer()
     if view.pool is not None and view.pool.size:

@@ -9,14 +9,14 @@ from elasticjob_operator import api
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSays:
-    """What the pool says of one job."""
+class PoolDecision:
+    """What the pool has decided for one job."""
 
-    size: int = 0  # pods; 0: nothing, and `reason` says why
+    size: int = 0  # pods; 0: no change, for the `reason`
     reason: str = ""
-    pool: str = ""  # its name
-    expected_gain: float = 0.0  # in speed, of the change to this size
-    speeds: tuple[api.SizeSpeed, ...] = ()  # that were measured
+    pool: str = ""  # the name of the pool
+    expected_gain: float = 0.0  # relative gain in speed from the change to this size
+    speeds: tuple[api.SizeSpeed, ...] = ()  # the measured ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class View:
     members: int = 0  # pods in the current world
     ended: int = 0  # members that have succeeded
     quota: int | None = None  # pods that the job's queue has admitted; None: the job has no queue
-    pool: PoolSays | None = None
+    pool: PoolDecision | None = None
     is_pinned: bool = False  # whether spec.replicas of a pooled job was set by somebody other than the pool
     is_ending: bool = False  # whether any member has succeeded, in this or an earlier generation of the last world
 

@@ -1,4 +1,4 @@
-"""How big the job is to be, as people see it, and the number that is written to `spec.replicas`. Pure."""
+"""The written forms of a size: `status.scaling`, and the number for `spec.replicas`. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from elasticjob_operator import api
 from elasticjob_operator.model.observe import Job
-from elasticjob_operator.sizing.values import PoolSays, Size
+from elasticjob_operator.sizing.values import PoolDecision, Size
 
 
 def find_replicas(job: Job, spec: api.Spec, size: Size) -> int | None:
-    """What has to be written; None where it is there. A number that others wrote into a pooled job stays."""
+    """The number to write; None if it is there already. A number that somebody wrote into a pooled job stays."""
     if not spec.is_pooled:
         return None if job.has_replicas else spec.wanted
     if job.is_pinned or (job.has_replicas and spec.replicas == size.wanted):
@@ -19,31 +19,31 @@ def find_replicas(job: Job, spec: api.Spec, size: Size) -> int | None:
 
 
 def build_status(
-    job: Job, spec: api.Spec, size: Size, pool: PoolSays | None, *, reported: bool
+    job: Job, spec: api.Spec, size: Size, pool: PoolDecision | None, *, reported: bool
 ) -> api.ScalingStatus | None:
-    """For a job in a pool, and for one that has less than it wants; None for all others.
+    """The status of a job that shares a pool, or that a size source limits; None for all others.
 
-    `reported`: progress is written as well. Speeds change with every report: so they cost no write of their own.
+    `reported`: the progress is written too. Speeds change with every report, and must not cause writes of their own.
     """
     before = job.status.scaling or api.ScalingStatus()
     if not spec.is_pooled:
         if not size.limited_by:
             return None
         return api.ScalingStatus(size=size.world, wanted=size.wanted, limited_by=size.limited_by, reason=size.reason)
-    says = pool or PoolSays(pool=before.pool or "", speeds=tuple(before.speeds))
+    decision = pool or PoolDecision(pool=before.pool or "", speeds=tuple(before.speeds))
     is_pinned = job.is_pinned
     moved = not is_pinned and pool is not None and before.size not in (0, size.world)
-    reason = _PINNED.format(spec.replicas, job.name) if is_pinned else size.reason or says.reason
+    reason = _PINNED.format(spec.replicas, job.name) if is_pinned else size.reason or decision.reason
     return api.ScalingStatus(
         size=size.world,
         wanted=size.wanted,
         limited_by=size.limited_by or None,
         reason=reason or before.reason,
-        pool=says.pool or None,
+        pool=decision.pool or None,
         pinned=is_pinned or None,
         previous_size=before.size if moved else before.previous_size,
-        expected_gain_percent=round(100 * says.expected_gain) if moved else before.expected_gain_percent,
-        speeds=list(says.speeds) if reported or _sizes(says.speeds) != _sizes(before.speeds) else before.speeds,
+        expected_gain_percent=round(100 * decision.expected_gain) if moved else before.expected_gain_percent,
+        speeds=list(decision.speeds) if reported or _sizes(decision.speeds) != _sizes(before.speeds) else before.speeds,
     )
 
 

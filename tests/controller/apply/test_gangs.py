@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -72,23 +71,6 @@ def test_kai_takes_all_pods_of_a_job_as_one_group(index: int) -> None:
     annotations = manifests.build_pod(make_job(spec), spec, NewPod(index), SETTINGS)["metadata"]["annotations"]
     assert annotations["pod-group-name"] == "digits"
     assert annotations["kai.scheduler/skip-podgrouper"] == "true"
-
-
-@pytest.mark.parametrize(
-    ("text", "amount", "written"),
-    [
-        ("500m", "0.5", "500m"),
-        (2, "2", "2"),
-        ("1.5", "1.5", "1500m"),
-        ("16Gi", str(16 * 2**30), str(16 * 2**30)),
-        ("3k", "3000", "3000"),
-        ("1e3", "1000", "1000"),
-        ("0.0001", "0.0001", "1m"),
-    ],
-)
-def test_quantities(text: object, amount: str, written: str) -> None:
-    assert gangs.read_quantity(text) == Decimal(amount)
-    assert gangs.write_quantity(gangs.read_quantity(text)) == written
 
 
 def test_a_quantity_that_is_none_is_left_to_the_api_server() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from controller.pool_jobs import make_request
 from elasticjob_operator.pool.allocate import allocate
-from elasticjob_operator.pool.reasons import tell
+from elasticjob_operator.pool.reasons import describe
 from elasticjob_operator.pool.values import Limit, Objective, Request
 
 
@@ -87,7 +87,7 @@ def test_jobs_beyond_the_room_wait_in_their_order() -> None:
     found = allocate(many, 12)
     assert [found[one.key].size for one in many] == [4, 4, 4, 0]
     assert found["j3"].limit is Limit.ROOM
-    assert tell(found["j3"], many[3]) == "waits for 4 free devices, which its smallest size needs"
+    assert describe(found["j3"], many[3]) == "waits for 4 free devices, which its smallest size needs"
 
 
 def test_nobody_overtakes_a_big_job_for_ever() -> None:
@@ -118,7 +118,7 @@ def test_a_change_has_to_pay_for_itself(change_seconds: float, moves: bool) -> N
     if not moves:
         found = allocate(pair, 16)["good"]
         assert found.limit is Limit.CHANGE
-        assert tell(found, pair[0]).startswith("stays at 7 pods: going to ")
+        assert describe(found, pair[0]).startswith("stays at 7 pods: going to ")
 
 
 def test_a_job_that_ends_in_a_moment_is_not_changed_for_it() -> None:
@@ -147,4 +147,4 @@ def test_the_order_of_the_requests_says_nothing() -> None:
     ],
 )
 def test_every_size_has_a_reason(request_: Request, capacity: int, told: str) -> None:
-    assert tell(allocate([request_], capacity)["a"], request_) == told
+    assert describe(allocate([request_], capacity)["a"], request_) == told

@@ -10,9 +10,9 @@ from controller.builders import make_job, make_spec
 from elasticjob_operator import api
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.sizing import compose, written
-from elasticjob_operator.sizing.values import PoolSays, Size, View
+from elasticjob_operator.sizing.values import PoolDecision, Size, View
 
-SAYS = PoolSays(4, "4 pods: other jobs gain more from the devices of the pool", "gpu", expected_gain=0.5)
+SAYS = PoolDecision(4, "4 pods: other jobs gain more from the devices of the pool", "gpu", expected_gain=0.5)
 
 
 def pooled(replicas: int | None = None, written: int | None = None, **status: Any) -> Job:
@@ -21,7 +21,7 @@ def pooled(replicas: int | None = None, written: int | None = None, **status: An
     return make_job(spec, api.Status(**status), has_replicas=replicas is not None, pool_replicas=written)
 
 
-def compose_of(job: Job, says: PoolSays | None, members: int = 0) -> Size:
+def compose_of(job: Job, says: PoolDecision | None, members: int = 0) -> Size:
     assert job.spec is not None
     return compose.compose(View(job.spec, members=members, pool=says, is_pinned=job.is_pinned))
 
@@ -36,12 +36,12 @@ def compose_of(job: Job, says: PoolSays | None, members: int = 0) -> Size:
         pytest.param(pooled(), None, 5, (5, "pool", "the pool has not decided yet"), id="a released one stays"),
         pytest.param(pooled(3, 6), SAYS, 6, (3, "", ""), id="a number by hand holds"),
         pytest.param(pooled(3), SAYS, 0, (3, "", ""), id="one in the manifest too"),
-        pytest.param(pooled(), PoolSays(20, "x"), 0, (8, "", ""), id="never above maxReplicas"),
-        pytest.param(pooled(), PoolSays(1, "x"), 0, (2, "elasticPolicy", ""), id="never below minReplicas"),
-        pytest.param(pooled(), PoolSays(0, "no pool"), 0, (2, "pool", "no pool"), id="no pool for it"),
+        pytest.param(pooled(), PoolDecision(20, "x"), 0, (8, "", ""), id="never above maxReplicas"),
+        pytest.param(pooled(), PoolDecision(1, "x"), 0, (2, "elasticPolicy", ""), id="never below minReplicas"),
+        pytest.param(pooled(), PoolDecision(0, "no pool"), 0, (2, "pool", "no pool"), id="no pool for it"),
     ],
 )
-def test_the_size(job: Job, says: PoolSays | None, members: int, expected: tuple[int, str, str]) -> None:
+def test_the_size(job: Job, says: PoolDecision | None, members: int, expected: tuple[int, str, str]) -> None:
     size = compose_of(job, says, members)
     assert size.world == expected[0]
     if expected[2]:
@@ -60,12 +60,12 @@ def test_the_size(job: Job, says: PoolSays | None, members: int, expected: tuple
         pytest.param(make_job(make_spec(2, 8, replicas=3)), SAYS, None, id="a job of no pool: its own"),
     ],
 )
-def test_what_is_written(job: Job, says: PoolSays | None, expected: int | None) -> None:
+def test_what_is_written(job: Job, says: PoolDecision | None, expected: int | None) -> None:
     assert job.spec is not None
     assert written.find_replicas(job, job.spec, compose_of(job, says)) == expected
 
 
-def status_of(job: Job, says: PoolSays | None, *, reported: bool = False) -> api.ScalingStatus | None:
+def status_of(job: Job, says: PoolDecision | None, *, reported: bool = False) -> api.ScalingStatus | None:
     assert job.spec is not None
     return written.build_status(job, job.spec, compose_of(job, says), says, reported=reported)
 
@@ -88,8 +88,8 @@ def test_a_number_by_hand_is_told_with_the_way_back() -> None:
 
 
 def test_speeds_are_written_with_the_progress_only() -> None:
-    def says(seconds: float) -> PoolSays:
-        return PoolSays(4, "x", "gpu", speeds=(api.SizeSpeed(size=4, step_seconds=seconds),))
+    def says(seconds: float) -> PoolDecision:
+        return PoolDecision(4, "x", "gpu", speeds=(api.SizeSpeed(size=4, step_seconds=seconds),))
 
     first = status_of(pooled(4, 4), says(1.0))
     assert first is not None

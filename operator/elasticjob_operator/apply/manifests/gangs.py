@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final
 
-from elasticjob_operator import api
+from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.model.observe import Job
 
@@ -32,11 +32,6 @@ RESOURCES: Final = {
 }
 _VOLCANO_QUEUE: Final = "scheduling.volcano.sh/queue-name"  # annotation
 _KAI_QUEUE: Final = "kai.scheduler/queue"  # label
-_SUFFIXES: Final = {
-    "m": Decimal("0.001"),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
-    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
-}
 
 
 def build_group(spec: api.Spec, flavour: str) -> Object:
@@ -77,15 +72,13 @@ def find_least(spec: api.Spec) -> dict[str, str]:
     """The requests of `minReplicas` pods; empty where a quantity cannot be read: the API server says what is wrong."""
     try:
         of_pod = _add(_requests(c) for c in spec.template["spec"]["containers"])
-    except (ValueError, InvalidOperation):
+    except ValueError:
         return {}
-    return {name: write_quantity(amount * spec.min_replicas) for name, amount in sorted(of_pod.items())}
+    return {name: quantity.write(amount * spec.min_replicas) for name, amount in sorted(of_pod.items())}
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
-    resources = container.get("resources") or {}
-    wanted = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: read_quantity(value) for name, value in wanted.items()}
+    return {name: quantity.parse(value) for name, value in quantity.find_requests(container).items()}
 
 
 def _add(parts: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
@@ -94,19 +87,3 @@ def _add(parts: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
         for name, amount in part.items():
             total[name] = total.get(name, Decimal(0)) + amount
     return total
-
-
-def read_quantity(value: object) -> Decimal:
-    """A quantity of Kubernetes: `500m`, `8Gi`, `2`, `1e3`. ValueError or InvalidOperation for what is none."""
-    text = str(value).strip()
-    suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if text.endswith(s)), "")
-    number = Decimal(text.removesuffix(suffix))
-    if not number.is_finite():
-        raise ValueError(f"{text} is no quantity")
-    return number * _SUFFIXES.get(suffix, Decimal(1))
-
-
-def write_quantity(amount: Decimal) -> str:
-    """As a whole number, or in thousandths."""
-    whole = amount.to_integral_value()
-    return str(int(whole)) if whole == amount else f"{int((amount * 1000).to_integral_value(ROUND_CEILING))}m"

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.model.observe import Job, format_time, parse_time
+from elasticjob_operator.model.observe import Agent, Job, format_time, parse_time
 from elasticjob_operator.pool.allocate import allocate
 from elasticjob_operator.pool.prices import next_lag
-from elasticjob_operator.pool.reasons import tell
+from elasticjob_operator.pool.reasons import describe
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Grant, Limit, Objective, Request, measure
 
+SETTLE_SECONDS: Final = 5.0  # the first steps of a world are not typical
 PROBE_SECONDS: Final = 60.0  # that a job without reports keeps its size, so that its speed there is known
 DEFAULT_CHANGE_SECONDS: Final = 0.2
 MAX_CHANGE_SECONDS: Final = 120.0  # an outage was longer than a change takes
 
 
 @dataclass(frozen=True, slots=True)
-class Sharer:
+class PooledJob:
     """One job of a pool, as it is now."""
 
     job: Job
@@ -51,7 +52,7 @@ class Verdict:
 
 
 def share(
-    sharers: Sequence[Sharer], capacity: int, objective: Objective, *, seconds: float, now: float
+    sharers: Sequence[PooledJob], capacity: int, objective: Objective, *, seconds: float, now: float
 ) -> dict[JobKey, Verdict]:
     """The sizes of all jobs of one pool. `seconds` have gone by since the last round."""
     requests = [_request(one, now) for one in sharers]
@@ -67,14 +68,14 @@ def share(
     }
 
 
-def _with_lag(one: Sharer, request: Request, equal: float, seconds: float) -> Request:
+def _with_lag(one: PooledJob, request: Request, equal: float, seconds: float) -> Request:
     index = sum(1 for size in request.sizes if size <= request.size) - 1
     speed = request.curve.speeds[max(0, index)] if one.job.status.goodput.training else 0.0
     return replace(request, behind_seconds=next_lag(one.behind, request, speed, equal, seconds))
 
 
-def _judge(one: Sharer, request: Request, grant: Grant, objective: Objective) -> Verdict:
-    reason = _why_held(one, grant) or tell(grant, request, objective)
+def _judge(one: PooledJob, request: Request, grant: Grant, objective: Objective) -> Verdict:
+    reason = _why_held(one, grant) or describe(grant, request, objective)
     capacity = one.job.status.capacity
     withdrawn = capacity.withdrawn if capacity is not None else 0
     if withdrawn and grant.size == request.sizes[-1]:
@@ -84,7 +85,7 @@ def _judge(one: Sharer, request: Request, grant: Grant, objective: Objective) ->
     return Verdict(size, reason, grant.gain, request.behind_seconds)
 
 
-def _why_held(one: Sharer, grant: Grant) -> str:
+def _why_held(one: PooledJob, grant: Grant) -> str:
     """Why a job may have one size only for now; "" where it may have others, or waits for room."""
     pods = f"{grant.size} pod" if grant.size == 1 else f"{grant.size} pods"
     if one.job.is_pinned or grant.limit is Limit.ROOM:
@@ -96,7 +97,7 @@ def _why_held(one: Sharer, grant: Grant) -> str:
     return f"keeps {pods} until its speed there is known" if not one.model.points and grant.ideal == one.size else ""
 
 
-def _request(one: Sharer, now: float) -> Request:
+def _request(one: PooledJob, now: float) -> Request:
     status, sizes = one.job.status, find_sizes(one, now)
     curve = measure(one.model, sizes, one.devices)
     unit = one.model.fit.seconds(sizes[0]) * sizes[0] * one.devices
@@ -118,7 +119,7 @@ def _request(one: Sharer, now: float) -> Request:
     )
 
 
-def find_sizes(one: Sharer, now: float) -> tuple[int, ...]:
+def find_sizes(one: PooledJob, now: float) -> tuple[int, ...]:
     """The sizes that the job may have now, ascending.
 
     One that is new begins with its smallest; one that does not train, or that is pinned, keeps its own.
@@ -145,6 +146,29 @@ def _at_most(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 def _trains_since(status: api.Status, now: float) -> float:
     return parse_time(status.goodput.since) or now
+
+
+# --- reports ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the furthest rank of a world reported."""
+
+    size: int  # pods
+    step: int
+    step_seconds: float
+
+
+def find_report(status: api.Status, agents: Mapping[str, Agent], now: float) -> Report | None:
+    """The report to learn from; None if there is none, or if the world is so new that its steps are not typical."""
+    world = status.rendezvous
+    formed = parse_time(world.formed_time)
+    if not status.goodput.training or formed is None or now - formed < SETTLE_SECONDS:
+        return None
+    reports = [a.progress for a in agents.values() if a.progress and a.progress.generation == world.generation]
+    found = [(r.step, r.step_seconds) for r in reports if r.step is not None and r.step_seconds]
+    return Report(world.world_size, *max(found)) if found else None
 
 
 # --- models across restarts of the operator ---------------------------------------------------------------

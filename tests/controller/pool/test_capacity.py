@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.pool.places import (
-    Ground,
-    Place,
+from elasticjob_operator.pool.capacity import (
+    NodeCapacity,
+    Pool,
     count_capacity,
     count_devices,
     count_units,
-    find_of_node,
-    find_place,
-    parse_place,
+    find_pool,
+    find_pool_of_node,
+    parse_pool,
 )
 
-GPU = Place("gpu", "nvidia.com/gpu", {"class": "a100"})
-REST = Place("rest", "nvidia.com/gpu")
-CPU = Place("cpu", "cpu")
+GPU = Pool("gpu", "nvidia.com/gpu", {"class": "a100"})
+REST = Pool("rest", "nvidia.com/gpu")
+CPU = Pool("cpu", "cpu")
 
 
 def node(resources: dict[str, str], **labels: str) -> dict[str, Any]:
@@ -34,18 +34,18 @@ def template(selector: dict[str, str] | None = None, **limits: str) -> dict[str,
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("gpu=nvidia.com/gpu", Place("gpu", "nvidia.com/gpu")),
-        ("a=cpu,zone=x,kind=y", Place("a", "cpu", {"zone": "x", "kind": "y"})),
+        ("gpu=nvidia.com/gpu", Pool("gpu", "nvidia.com/gpu")),
+        ("a=cpu,zone=x,kind=y", Pool("a", "cpu", {"zone": "x", "kind": "y"})),
     ],
 )
-def test_a_pool_is_a_resource_and_labels(text: str, expected: Place) -> None:
-    assert parse_place(text) == expected
+def test_a_pool_is_a_resource_and_labels(text: str, expected: Pool) -> None:
+    assert parse_pool(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "gpu", "=cpu", "gpu=", "gpu=cpu,zone"])
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="NAME=RESOURCE"):
-        parse_place(text)
+        parse_pool(text)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +73,20 @@ def test_quantities(resource: str, quantity: object, units: int) -> None:
 def test_a_node_belongs_to_the_first_pool_that_it_matches() -> None:
     """Two pools overlap: no device is counted twice."""
     pools = (GPU, REST)
-    assert find_of_node(pools, node({"nvidia.com/gpu": "8"}, **{"class": "a100"})) == ("gpu", 8)
-    assert find_of_node(pools, node({"nvidia.com/gpu": "4"})) == ("rest", 4)
-    assert find_of_node((GPU,), node({"nvidia.com/gpu": "4"})) == ("", 0)
-    assert find_of_node((CPU,), {"metadata": {"name": "n"}}) == ("cpu", 0)
+    assert find_pool_of_node(pools, node({"nvidia.com/gpu": "8"}, **{"class": "a100"})) == ("gpu", 8)
+    assert find_pool_of_node(pools, node({"nvidia.com/gpu": "4"})) == ("rest", 4)
+    assert find_pool_of_node((GPU,), node({"nvidia.com/gpu": "4"})) == ("", 0)
+    assert find_pool_of_node((CPU,), {"metadata": {"name": "n"}}) == ("cpu", 0)
 
 
 def test_a_job_belongs_to_the_first_pool_whose_resource_it_asks_for() -> None:
-    assert find_place((CPU, REST), template(nvidia_gpu="1")) is None, "nvidia/gpu is no resource of a pool"
+    assert find_pool((CPU, REST), template(nvidia_gpu="1")) is None, "nvidia/gpu is no resource of a pool"
     gpu = {"spec": {"containers": [{"name": "w", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
-    assert find_place((CPU, REST), gpu) is REST
-    assert find_place((CPU,), template()) is None
-    assert find_place((CPU,), template(cpu="2")) is CPU
+    assert find_pool((CPU, REST), gpu) is REST
+    assert find_pool((CPU,), template()) is None
+    assert find_pool((CPU,), template(cpu="2")) is CPU
     elsewhere = {"spec": {**gpu["spec"], "nodeSelector": {"class": "h100"}}}
-    assert find_place((GPU, REST), elsewhere) is REST, "its pods may not be on the nodes of the first"
+    assert find_pool((GPU, REST), elsewhere) is REST, "its pods may not be on the nodes of the first"
 
 
 def test_what_a_pod_holds() -> None:
@@ -101,7 +101,7 @@ def test_what_a_pod_holds() -> None:
 
 
 def test_what_is_free() -> None:
-    nodes = [Ground("a", 8), Ground("b", 8, is_usable=False), Ground("c", 4)]
+    nodes = [NodeCapacity("a", 8), NodeCapacity("b", 8, is_usable=False), NodeCapacity("c", 4)]
     assert count_capacity(nodes, {}) == 12
     assert count_capacity(nodes, {"a": 3, "b": 8, "elsewhere": 5}) == 9
     assert count_capacity(nodes, {"a": 100}) == 4, "a node that is overbooked takes nothing from the others"

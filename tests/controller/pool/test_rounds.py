@@ -9,8 +9,8 @@ import pytest
 from controller.builders import NOW, make_spec
 from elasticjob_operator import api
 from elasticjob_operator.model.observe import Job, format_time
-from elasticjob_operator.pool import round
-from elasticjob_operator.pool.round import Sharer
+from elasticjob_operator.pool import rounds
+from elasticjob_operator.pool.rounds import PooledJob
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Objective
 
@@ -19,7 +19,7 @@ TRAINS = api.GoodputStatus(training=True, since=format_time(NOW - 300), training
 
 def sharer(
     name: str, size: int | None = None, *, low: int = 1, most: int = 8, shared: float = 0.95, **fields: Any
-) -> Sharer:
+) -> PooledJob:
     """A job that trains with this size and has been measured, or that is new."""
     changes = fields.pop("spec", {})
     spec = make_spec(low, most, replicas=size, scaling={"mode": "Goodput"}, **changes)
@@ -47,11 +47,11 @@ def sharer(
         for n in (1, size) if size else ():
             for _ in range(20):
                 model = model.learn(n, shared / n + 1 - shared, NOW)
-    return Sharer(job, spec, fields.pop("devices", 1), model=model, **fields)
+    return PooledJob(job, spec, fields.pop("devices", 1), model=model, **fields)
 
 
-def sizes(*sharers: Sharer, capacity: int = 8, objective: Objective = Objective.GOODPUT) -> list[int]:
-    found = round.share(sharers, capacity, objective, seconds=1.0, now=NOW)
+def sizes(*sharers: PooledJob, capacity: int = 8, objective: Objective = Objective.GOODPUT) -> list[int]:
+    found = rounds.share(sharers, capacity, objective, seconds=1.0, now=NOW)
     return [found[one.job.key].size for one in sharers]
 
 
@@ -66,7 +66,7 @@ def test_a_new_job_begins_with_its_smallest_size_and_others_make_room() -> None:
 
 
 def test_a_job_without_room_waits_with_its_smallest_size() -> None:
-    found = round.share([sharer("a", 8, low=8), sharer("b", low=4)], 8, Objective.GOODPUT, seconds=1.0, now=NOW)
+    found = rounds.share([sharer("a", 8, low=8), sharer("b", low=4)], 8, Objective.GOODPUT, seconds=1.0, now=NOW)
     assert found["ns", "b"].size == 4
     assert "waits for 4 free devices" in found["ns", "b"].reason
 
@@ -97,8 +97,8 @@ def test_placed_pods_are_an_admission() -> None:
         pytest.param(sharer("a", 4, model=Model()), tuple(range(1, 9)), id="it never reports"),
     ],
 )
-def test_which_sizes_a_job_may_have_now(one: Sharer, expected: tuple[int, ...]) -> None:
-    assert round.find_sizes(one, NOW) == expected
+def test_which_sizes_a_job_may_have_now(one: PooledJob, expected: tuple[int, ...]) -> None:
+    assert rounds.find_sizes(one, NOW) == expected
 
 
 def test_a_pinned_job_keeps_its_size_and_the_rest_is_shared() -> None:
@@ -107,7 +107,7 @@ def test_a_pinned_job_keeps_its_size_and_the_rest_is_shared() -> None:
 
 def test_pods_that_no_node_takes_are_no_reason_to_write_a_smaller_number() -> None:
     """A smaller number would be taken for room that is there again, and the pool would swing."""
-    found = round.share(
+    found = rounds.share(
         [sharer("a", 6, capacity=api.CapacityStatus(withdrawn=2, attempts=1))], 8, Objective.GOODPUT, seconds=1, now=NOW
     )["ns", "a"]
     assert found.size == 0
@@ -127,24 +127,24 @@ def test_who_is_nearly_done_comes_first() -> None:
 
 
 def test_a_job_below_its_share_is_remembered() -> None:
-    found = round.share([sharer("a", 1), sharer("b", 7)], 8, Objective.GOODPUT, seconds=100.0, now=NOW)
+    found = rounds.share([sharer("a", 1), sharer("b", 7)], 8, Objective.GOODPUT, seconds=100.0, now=NOW)
     assert found["ns", "a"].behind > 10
     assert found["ns", "b"].behind == 0
 
 
 def test_what_was_measured_survives_in_the_status() -> None:
     model = sharer("a", 4).model
-    status = api.Status(scaling=api.ScalingStatus(speeds=list(round.keep(model))))
-    again = round.recall(status)
+    status = api.Status(scaling=api.ScalingStatus(speeds=list(rounds.keep(model))))
+    again = rounds.recall(status)
     assert again.speed(8) == pytest.approx(model.speed(8), rel=0.01)
-    assert round.recall(api.Status()) == Model()
+    assert rounds.recall(api.Status()) == Model()
 
 
 def test_the_status_keeps_the_sizes_that_were_reported_last() -> None:
     model = Model()
     for size in range(1, 41):
         model = model.learn(size, 1.0, NOW + size)
-    assert [one.size for one in round.keep(model, most=4)] == [37, 38, 39, 40]
+    assert [one.size for one in rounds.keep(model, most=4)] == [37, 38, 39, 40]
 
 
 @pytest.mark.parametrize(
@@ -160,5 +160,5 @@ def test_the_status_keeps_the_sizes_that_were_reported_last() -> None:
         pytest.param(sharer("a", 4), "8 pods, the most that it may have", id="alone"),
     ],
 )
-def test_why_a_job_keeps_its_size(one: Sharer, told: str) -> None:
-    assert round.share([one], 8, Objective.GOODPUT, seconds=1.0, now=NOW)["ns", "a"].reason == told
+def test_why_a_job_keeps_its_size(one: PooledJob, told: str) -> None:
+    assert rounds.share([one], 8, Objective.GOODPUT, seconds=1.0, now=NOW)["ns", "a"].reason == told

@@ -1,0 +1,102 @@
+"""A pool: which nodes belong to it, which jobs share it, and how many devices it has for them. Pure.
+
+A device is one unit of the pool's resource: a GPU, a thousandth of a CPU, a pod. A node belongs to the first pool whose
+labels it has, and a job to the first whose resource its pods request, so that no device is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticjob_operator import quantity
+
+Raw = Mapping[str, Any]
+Held = dict[str, dict[str, int]]  # devices that the pods of others hold, by pool and node
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A pool, as the administrator describes it."""
+
+    name: str
+    resource: str
+    selector: Mapping[str, str] = field(default_factory=dict)  # labels of its nodes
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels belongs to it."""
+        return all(labels.get(key) == value for key, value in self.selector.items())
+
+    def accepts(self, template: Raw) -> bool:
+        """Whether the pods of this template request its resource and may run on its nodes."""
+        spec = template.get("spec") or {}
+        wanted = spec.get("nodeSelector") or {}
+        return count_devices(spec, self.resource) > 0 and all(
+            wanted.get(key, value) == value for key, value in self.selector.items()
+        )
+
+
+def parse_pool(text: str) -> Pool:
+    """Parse `NAME=RESOURCE[,label=value...]`. Raises ValueError with an example."""
+    first, *labels = text.split(",")
+    name, equals, resource = first.partition("=")
+    if not (name and equals and resource) or not all("=" in label for label in labels):
+        raise ValueError(f"{text!r}: must be NAME=RESOURCE, then labels of its nodes: gpu=nvidia.com/gpu,pool=training")
+    return Pool(name, resource, dict(label.split("=", 1) for label in labels))
+
+
+def find_pool(pools: Sequence[Pool], template: Raw) -> Pool | None:
+    """The pool of a job; None if it belongs to none."""
+    return next((pool for pool in pools if pool.accepts(template)), None)
+
+
+def find_pool_of_node(pools: Sequence[Pool], raw: Raw) -> tuple[str, int]:
+    """The pool and the devices of a core/v1 Node; ("", 0) if it belongs to none."""
+    labels = raw["metadata"].get("labels") or {}
+    pool = next((pool for pool in pools if pool.matches(labels)), None)
+    if pool is None:
+        return "", 0
+    allocatable = (raw.get("status") or {}).get("allocatable") or {}
+    return pool.name, count_units(pool.resource, allocatable.get(pool.resource))
+
+
+def count_devices(pod_spec: Raw, resource: str) -> int:
+    """The devices that one pod holds: the sum of what its containers request."""
+    if resource == "pods":
+        return 1
+    containers = pod_spec.get("containers") or ()
+    return sum(count_units(resource, quantity.find_requests(container).get(resource)) for container in containers)
+
+
+def count_units(resource: str, amount: object) -> int:
+    """A Kubernetes quantity in whole units, in thousandths for `cpu`; 0 if it is not a quantity."""
+    try:
+        number = quantity.parse(0 if amount is None else amount)
+    except ValueError:
+        return 0
+    return max(0, int(number * (1000 if resource == "cpu" else 1)))
+
+
+def add_held(held: Held, pools: Sequence[Pool], pod_spec: Raw) -> None:
+    """Add the devices of one pod that has a node to those that are held."""
+    for pool in pools:
+        devices = count_devices(pod_spec, pool.resource)
+        if devices:
+            nodes = held.setdefault(pool.name, {})
+            node = str(pod_spec.get("nodeName") or "")
+            nodes[node] = nodes.get(node, 0) + devices
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """One node of a pool."""
+
+    name: str
+    devices: int
+    is_usable: bool = True  # ready, and neither cordoned nor about to be removed
+
+
+def count_capacity(nodes: Iterable[NodeCapacity], held: Mapping[str, int]) -> int:
+    """The devices for the jobs that share the pool. `held`: devices that the pods of others hold, by node."""
+    return sum(max(0, node.devices - held.get(node.name, 0)) for node in nodes if node.is_usable)
