@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from elasticjob_devcluster import Cluster, KubeError
+from elasticjob_devcluster.system.addresses import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 LIGHT_AGENT = ROOT / "tests/integration/light_agent.py"
@@ -36,7 +37,7 @@ class OperatorProcess:
         self.kubeconfig = kubeconfig or cluster.kubeconfig
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
-        self.hub_port = _free_port()
+        self.hub_port = free_port()
 
     @property
     def log(self) -> str:
@@ -63,21 +64,19 @@ class OperatorProcess:
         return code
 
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            try:
-                self.kill(signal.SIGTERM)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        if self.process is not None:
+            stop_process(self.process)
         self.process = None
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """Terminate the process, and kill it if it does not end."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def install_crd(cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from chaos.fault_proxy import FaultProxy
 from chaos.history import Line, read_history
 from elasticjob_devcluster import Cluster, KubeError
+from elasticjob_devcluster.system.addresses import free_port
 from operator_fixture import Jobs, light_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -251,14 +252,6 @@ def normalize_pod(pod: dict[str, Any], members: list[str]) -> tuple[str, str, st
     metadata = pod["metadata"]
     place = "member" if metadata["uid"] in members else "outside"
     return (pod["status"].get("phase", ""), place, "going" if metadata.get("deletionTimestamp") else "there")
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def make_lane(cluster: Cluster, zygote: Zygote, directory: Path, *flags: str) -> Lane:

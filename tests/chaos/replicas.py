@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from chaos.hub_relay import HubRelay
-from chaos.lab import free_port
 from chaos.soak import measure
 from chaos.tenants_judge import Exit, Sample
 from chart_fixture import container, render
 from elasticjob_devcluster import Cluster, KubeError
+from elasticjob_devcluster.system.addresses import free_port
 
 SYSTEM, NAME = "elasticjob-system", "elasticjob"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{NAME}"

@@ -6,9 +6,10 @@ import pytest
 
 from chaos import clusterfaults
 from chaos.hub_relay import HubRelay
-from chaos.lab import Lane, free_port
+from chaos.lab import Lane
 from chaos.stories import PATIENCE
 from chaos.trials import Trial, run_trials
+from elasticjob_devcluster.system.addresses import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from chaos.hub_relay import HubRelay
-from chaos.lab import Lane, Stage, free_port
+from chaos.lab import Lane, Stage
 from chaos.stories import PATIENCE, QUICK, check_history, lose_rank
 from chaos.trials import Trial, run_trials
+from elasticjob_devcluster.system.addresses import free_port
 from operator_fixture import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]

@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chaos.fault_proxy import Do, Fault, FaultProxy, Request
 from elasticjob_devcluster import Cluster
+from elasticjob_devcluster.system.addresses import free_port
 from elasticjob_operator.api import names
-from operator_fixture import ROOT, Jobs, OperatorProcess, _free_port, install_crd, light_spec, wait_for
+from operator_fixture import ROOT, Jobs, OperatorProcess, install_crd, light_spec, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +36,7 @@ class Watched:
     def __init__(self, cluster: Cluster, namespace: str, directory: Path) -> None:
         self.proxy = FaultProxy(cluster.kubeconfig, directory)
         self.proxy.start()
-        self.port = _free_port()
+        self.port = free_port()
         address = f"127.0.0.1:{self.port}"
         flags = ("--namespace", namespace, "--stable-seconds", "1", "--metrics-address", address)
         self.operator = OperatorProcess(cluster, directory, *flags, kubeconfig=self.proxy.own_kubeconfig)

@@ -15,7 +15,8 @@ from pathlib import Path
 import yaml
 
 from elasticjob_devcluster import Cluster
-from operator_fixture import wait_for
+from elasticjob_devcluster.system.addresses import free_port
+from operator_fixture import stop_process, wait_for
 
 WANTED = ("ELASTICJOB_KUEUE_MANAGER", "ELASTICJOB_KUEUE_CRDS")
 
@@ -35,7 +36,7 @@ class Manager:
 
     def start(self) -> None:
         self.cluster.make_namespace("kueue-system")
-        health, webhook = _free_port(), _free_port()
+        health, webhook = free_port(), free_port()
         config = {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
@@ -80,17 +81,5 @@ class Manager:
             return False
 
     def stop(self) -> None:
-        if self.process is None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+        if self.process is not None:
+            stop_process(self.process)

@@ -27,7 +27,7 @@ from chart_fixture import CHART, container, render
 from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster, Kube, KubeError
 from manifests.test_chart_release import remove_crd
-from operator_fixture import MERGE, Jobs, light_spec, wait_for
+from operator_fixture import MERGE, Jobs, light_spec, stop_process, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -144,14 +144,8 @@ class ChartOperator:
         log.close()
 
     def stop(self) -> None:
-        if self.process is None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self.process is not None:
+            stop_process(self.process)
 
     def requests(self) -> set[Request]:
         return read_audit(self.cluster, self.user)

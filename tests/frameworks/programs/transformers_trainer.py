@@ -1,73 +1,13 @@
-"""A small random GPT-2 under transformers' Trainer, as its documentation shows it. Nothing of elasticjob."""
+"""Trainer without elasticjob: it resumes from its newest whole checkpoint."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from typing import ClassVar
 
-import torch
-from record import SAMPLES, Record
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from small_gpt2 import make_trainer
 
-STEPS = int(sys.argv[1])
-
-
-class Sequences(torch.utils.data.Dataset):
-    """Counting sequences: the next token is always known."""
-
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, index):
-        tokens = (torch.arange(16) + index) % 64
-        return {"input_ids": tokens, "labels": tokens, "index": index}
-
-
-class Tell(TrainerCallback):
-    def __init__(self, record, seen):
-        self.record, self.seen = record, seen
-
-    def on_step_end(self, args, state, control, **kwargs):
-        loss = self.seen["loss"]
-        self.record.step(state.global_step, loss, int(state.epoch - 1e-9), self.seen.pop("samples", []))
-
-
-class Noting(Trainer):
-    """Notes which samples a step used: all that differs from Trainer."""
-
-    seen: ClassVar[dict] = {}
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        Noting.seen.setdefault("samples", []).extend(inputs.pop("index").tolist())
-        found = super().compute_loss(model, inputs, *args, **kwargs)
-        Noting.seen["loss"] = float(found[0] if isinstance(found, tuple) else found)
-        return found
-
-
-torch.manual_seed(0)
-config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0)
-arguments = TrainingArguments(
-    output_dir=os.environ["OUT"] + "/checkpoints",
-    max_steps=STEPS,
-    per_device_train_batch_size=4,
-    learning_rate=5e-3,
-    save_steps=10,
-    save_total_limit=3,
-    logging_steps=1000,
-    report_to=[],
-    disable_tqdm=True,
-    remove_unused_columns=False,
-    use_cpu=not torch.cuda.is_available(),
-)
-trainer = Noting(
-    model=GPT2LMHeadModel(config),
-    args=arguments,
-    train_dataset=Sequences(),
-    callbacks=[Tell(Record(STEPS), Noting.seen)],
-)
+trainer = make_trainer(10)
 # The file that Trainer writes last: a folder without it is of a process that was killed while it saved.
-whole = [file.parent for file in Path(arguments.output_dir).glob("checkpoint-*/trainer_state.json")]
+whole = [file.parent for file in Path(trainer.args.output_dir).glob("checkpoint-*/trainer_state.json")]
 newest = max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
