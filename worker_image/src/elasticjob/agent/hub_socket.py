@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import socket
 import ssl
 from typing import Any
+from urllib.parse import urlsplit
 
 from elasticjob.env import Settings
 from elasticjob.protocol import wire
 
-OPEN_SECONDS = 10.0
+OPEN_SECONDS = 10.0  # for the upgrade: the hub may have to ask the API server about the token
+# For TCP. After the operator moved, a Service may still send a connection to a pod that is gone, and sends all packets
+# of that connection there. A new connection is what finds the new leader, well within the hub's patience.
+CONNECT_SECONDS = 2.0
 
 
 class HubError(Exception):
@@ -19,8 +25,8 @@ class HubError(Exception):
 async def open_socket(settings: Settings) -> Any:
     """A connection that the hub has accepted.
 
-    Raises HubError if the token cannot be read, OSError if there is no connection, and WebSocketException, which
-    `explain` translates, if the hub refuses the upgrade.
+    Raises HubError if the token cannot be read, OSError if there is no connection, TimeoutError if the hub does not
+    answer the upgrade, and WebSocketException, which `explain` translates, if it refuses it.
     """
     from websockets.asyncio import client
 
@@ -42,7 +48,36 @@ async def open_socket(settings: Settings) -> Any:
     if settings.hub_url.startswith("wss://"):
         ca_file = settings.ca_file
         options["ssl"] = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-    return await client.connect(settings.endpoint, **options)
+    connection = await _connect(settings.endpoint)
+    try:
+        return await client.connect(settings.endpoint, sock=connection, **options)
+    except BaseException:
+        connection.close()
+        raise
+
+
+async def _connect(url: str) -> socket.socket:
+    """A TCP connection to the host of this URL. Raises OSError with the failure at its last address."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None, "Settings has checked the URL"
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    loop = asyncio.get_running_loop()
+    problem = OSError(f"{parts.hostname} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        connection.setblocking(False)
+        try:
+            await asyncio.wait_for(loop.sock_connect(connection, address), CONNECT_SECONDS)
+            return connection
+        except asyncio.TimeoutError:  # noqa: UP041 - Python 3.10 has one of its own
+            problem = OSError(f"no answer from {address[0]} within {CONNECT_SECONDS:g} s")
+        except OSError as error:
+            problem = error
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+    raise problem
 
 
 def parse(text: str | bytes) -> wire.Welcome | wire.Directive | wire.Refusal:

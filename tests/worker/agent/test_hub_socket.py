@@ -1,0 +1,58 @@
+"""Opening a connection to the hub: an address that does not answer is given up soon, and tried anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob.agent import hub_socket
+from elasticjob.env import Settings
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port whose queue of connections is full: further ones get no answer, as from a pod that is gone."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        for _ in range(4):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(address)
+        yield address[1]
+
+
+def settings(tmp_path: Path, url: str) -> Settings:
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    return Settings(hub_url=url, token_file=token, pod_ip="127.0.0.1")
+
+
+def test_an_address_that_does_not_answer_is_given_up(
+    tmp_path: Path, silent_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_socket, "CONNECT_SECONDS", 0.2)
+    with pytest.raises(OSError, match=r"no answer from 127\.0\.0\.1 within 0\.2 s"):
+        asyncio.run(hub_socket.open_socket(settings(tmp_path, f"ws://127.0.0.1:{silent_port}")))
+
+
+def test_the_hub_is_patient_for_several_attempts() -> None:
+    """A member whose agent is not back is given up after `restart_grace`: until then it needs a second attempt."""
+    from elasticjob_operator.membership.member_health import Settings as Patience
+
+    assert Patience().restart_grace > 3 * hub_socket.CONNECT_SECONDS
+
+
+def test_a_refused_connection_names_the_refusal(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        url = f"ws://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(hub_socket.open_socket(settings(tmp_path, url)))
