@@ -234,8 +234,8 @@ def operator(lasting_operator: OperatorProcess, namespace: str) -> Iterator[Oper
     yield lasting_operator
     said = lasting_operator.log[before if lasting_operator.starts == starts else 0 :]
     print(f"the operator of this test said:\n{said[-8000:]}")  # pytest shows it where the test failed
-    if "defect" in said:
-        raise AssertionError(f"{os.environ.get('PYTEST_CURRENT_TEST')}: the operator met a defect:\n{said[-4000:]}")
+    if "this is a bug" in said:
+        raise AssertionError(f"{os.environ.get('PYTEST_CURRENT_TEST')}: the operator has a bug:\n{said[-4000:]}")
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def run(cluster: Cluster, lane: Lane, seed: int, seconds: float, jobs: int, work
         if last["rss"] > first["rss"] * 1.3 + 20:
             report.violations.append(f"memory grows: {first} → {last}")
         if stage.operator.crashes or "this is a bug" in stage.operator.log:
-            report.violations.append(f"the operator met a defect: {stage.operator.log[-2000:]}")
+            report.violations.append(f"the operator has a bug: {stage.operator.log[-2000:]}")
         for name in names:
             with contextlib.suppress(KubeError):
                 stage.jobs.delete(name)

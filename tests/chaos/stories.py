@@ -163,5 +163,5 @@ def check_history(stage: Stage, *, strict: bool = True) -> None:
     wrong = history.check(stage.history(), strict=strict)
     assert not wrong, "\n".join(wrong)
     assert not stage.operator.crashes, f"the operator ended by itself:\n{stage.operator.log[-4000:]}"
-    assert "this is a bug" not in stage.operator.log, f"the operator met a defect:\n{stage.operator.log[-4000:]}"
+    assert "this is a bug" not in stage.operator.log, f"the operator has a bug:\n{stage.operator.log[-4000:]}"
     assert "Traceback" not in stage.operator.log, f"the operator printed a traceback:\n{stage.operator.log[-4000:]}"

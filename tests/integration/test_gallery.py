@@ -47,7 +47,7 @@ def jobs(cluster: Cluster, operator_factory: Callable[..., OperatorProcess]) -> 
     yield Jobs(cluster, name)
     operator.stop()
     remove_namespace(cluster, name)
-    assert "defect" not in operator.log
+    assert "this is a bug" not in operator.log
 
 
 @pytest.fixture

@@ -55,26 +55,25 @@ class Manager:
         }
         path = self.directory / "kueue.yaml"
         path.write_text(yaml.safe_dump(config))
-        program = os.environ["ELASTICJOB_KUEUE_MANAGER"]
-        with (self.directory / "kueue.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [program, "--config", str(path), "--zap-log-level", "info"],
-                env={**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "KUEUE_NAMESPACE": "kueue-system"},
-                stdout=log,
-                stderr=log,
-            )
-        wait_for(lambda: self._answers(health), f"Kueue's manager is ready: {self.log[-3000:]}", 120)
+        wait_for(lambda: self._runs(path, health), f"Kueue's manager is ready: {self.log[-3000:]}", 180)
 
     @property
     def log(self) -> str:
         path = self.directory / "kueue.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def _answers(self, port: int) -> bool:
-        if self.process is not None and self.process.poll() is not None:
-            raise AssertionError(f"Kueue's manager has ended: {self.log[-5000:]}")
+    def _runs(self, config: Path, health: int) -> bool:
+        """Whether the manager answers. It ends where discovery does not show its kinds yet; then it is started again."""
+        if self.process is None or self.process.poll() is not None:
+            with (self.directory / "kueue.log").open("ab") as log:
+                self.process = subprocess.Popen(
+                    [os.environ["ELASTICJOB_KUEUE_MANAGER"], "--config", str(config), "--zap-log-level", "info"],
+                    env={**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "KUEUE_NAMESPACE": "kueue-system"},
+                    stdout=log,
+                    stderr=log,
+                )
         try:
-            with socket.create_connection(("127.0.0.1", port), 1) as probe:
+            with socket.create_connection(("127.0.0.1", health), 1) as probe:
                 probe.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
                 return b" 200 " in probe.recv(200)
         except OSError:
