@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from elasticjob_devcluster import Cluster
+from elasticjob_devcluster import Cluster, KubeError
 from elasticjob_devcluster.system.addresses import free_port
 from operator_fixture import stop_process, wait_for
 
@@ -35,7 +36,8 @@ class Manager:
         self.errors: list[str] = []
 
     def start(self) -> None:
-        self.cluster.make_namespace("kueue-system")
+        with contextlib.suppress(KubeError):  # an earlier module's, whose end takes a moment
+            self.cluster.make_namespace("kueue-system")
         health, webhook = free_port(), free_port()
         config = {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -63,7 +65,7 @@ class Manager:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _runs(self, config: Path, health: int) -> bool:
-        """Whether the manager answers. It ends where discovery does not show its kinds yet; then it is started again."""
+        """Whether the manager answers. Where discovery does not show its kinds yet, it ends, and is started again."""
         if self.process is None or self.process.poll() is not None:
             with (self.directory / "kueue.log").open("ab") as log:
                 self.process = subprocess.Popen(
