@@ -135,14 +135,24 @@ def read_manifest(path: str, name: str | None) -> dict[str, Any]:
     return manifest
 
 
-def read_documents(path: str) -> list[dict[str, Any]]:
-    """Read the YAML or JSON objects in a file, or from stdin (`-`). Raises Misuse if they cannot be read."""
+def read_file(path: str) -> str:
+    """The text of a file, or stdin (`-`). Raises Misuse if it cannot be read."""
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
-        sizes = [bounds.measure(document, MOST_VALUES) for document in documents]
+        return sys.stdin.read() if path == "-" else Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise common.Misuse(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_documents(path: str) -> list[dict[str, Any]]:
+    """Read the YAML or JSON objects in a file, or from stdin (`-`). Raises Misuse if they cannot be read."""
+    return parse_documents(read_file(path), path)
+
+
+def parse_documents(text: str, path: str) -> list[dict[str, Any]]:
+    """The YAML or JSON objects in the text of a file. Raises Misuse if they cannot be read."""
+    try:
+        documents = [d for d in yaml.safe_load_all(text) if d is not None]
+        sizes = [bounds.measure(document, MOST_VALUES) for document in documents]
     except yaml.YAMLError as error:
         raise common.Misuse(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from elasticjob_operator.api import names
 from elasticjob_operator.cli import common
-from elasticjob_operator.cli.change import read_documents
-from elasticjob_operator.convert import Conversion, ConversionError, convert, is_convertible
+from elasticjob_operator.cli.change import parse_documents, read_file
+from elasticjob_operator.convert import Conversion, ConversionError, convert, is_convertible, read_text
 
 
 @click.command("convert")
@@ -15,13 +17,13 @@ from elasticjob_operator.convert import Conversion, ConversionError, convert, is
 @click.option("--strict", is_flag=True, help="Treat warnings as errors: exit code 1.")
 @common.output_option("json", "yaml")
 def convert_command(path: str, strict: bool, output: str | None) -> None:
-    """Convert a PyTorchJob, TrainJob or another project's ElasticJob to an ElasticJob.
+    """Convert a job of another operator, a Slurm script or a TorchX application to an ElasticJob.
 
-    The result goes to stdout, and a warning for each setting without a counterpart to stderr. Other documents in the
-    file are skipped.
+    Kinds: PyTorchJob, TrainJob, MPIJob, RayJob, and the ElasticJob of TorchElastic and DLRover. The result goes to
+    stdout, and a warning for each setting without a counterpart to stderr. Other documents in the file are skipped.
     """
     results: list[Conversion] = []
-    for document in read_documents(path):
+    for document in _read(path):
         if not is_convertible(document):
             if document.get("apiVersion") == names.API_VERSION:
                 common.warn(f"warning: {document.get('kind')} is already an {names.KIND} of this project: skipped")
@@ -36,7 +38,8 @@ def convert_command(path: str, strict: bool, output: str | None) -> None:
             raise common.Misuse(f"{path}: {error}") from None
     if not results:
         raise common.Misuse(
-            f"{path}: contains no job to convert: PyTorchJob, TrainJob, or the ElasticJob of TorchElastic or DLRover"
+            f"{path}: contains no job to convert: PyTorchJob, TrainJob, MPIJob, RayJob, the ElasticJob of TorchElastic "
+            "or DLRover, a TorchX application, or a Slurm batch script"
         )
     for result in results:
         for warning in result.warnings:
@@ -45,3 +48,12 @@ def convert_command(path: str, strict: bool, output: str | None) -> None:
     common.echo(separator.join(common.dump(r.manifest, output or "yaml") for r in results))
     if strict and any(r.warnings for r in results):
         raise common.Failure("there were warnings, and --strict was given")
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    text = read_file(path)
+    try:
+        document = read_text(text)
+    except ConversionError as error:
+        raise common.Misuse(f"{path}: {error}") from None
+    return parse_documents(text, path) if document is None else [document]

@@ -7,6 +7,7 @@ automatically, so that a field added to a source's API later is never lost silen
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -49,7 +50,7 @@ class Source:
             raise ConversionError(f"{path}: must be an object, not {values!r}")
         self.values: dict[str, Any] = copy.deepcopy(values or {})
         self.path = path
-        self._draft = draft
+        self.draft = draft
 
     def take(self, key: str, default: Any = None) -> Any:
         return self.values.pop(key, default)
@@ -62,11 +63,32 @@ class Source:
             raise ConversionError(f"{self.path}.{key}: must be a whole number, not {value!r}")
         return value
 
+    def take_text(self, key: str) -> str:
+        """The text of a field; empty if it is not there."""
+        value = self.take(key)
+        if value is not None and not isinstance(value, str):
+            raise ConversionError(f"{self.path}.{key}: must be a text, not {value!r}")
+        return value or ""
+
+    def take_parts(self, key: str) -> list[Source]:
+        """The objects of a list."""
+        values = self.take(key)
+        if values is not None and not isinstance(values, list):
+            raise ConversionError(f"{self.path}.{key}: must be a list, not {values!r}")
+        return [Source(value, f"{self.path}.{key}[{i}]", self.draft) for i, value in enumerate(values or [])]
+
+    def take_texts(self, key: str) -> list[str]:
+        """The scalars of a list, as texts."""
+        values = self.take(key)
+        if values is not None and (not isinstance(values, list) or any(isinstance(v, dict | list) for v in values)):
+            raise ConversionError(f"{self.path}.{key}: must be a list of texts, not {values!r}")
+        return [str(value) for value in values or []]
+
     def part(self, key: str) -> Source:
-        return Source(self.take(key), f"{self.path}.{key}", self._draft)
+        return Source(self.take(key), f"{self.path}.{key}", self.draft)
 
     def warn(self, key: str, message: str) -> None:
-        self._draft.warn(f"{self.path}.{key}", message)
+        self.draft.warn(f"{self.path}.{key}", message)
 
     def drop(self, reasons: Mapping[str, str]) -> None:
         """Drop fields without a counterpart, each with a message that names the alternative."""
@@ -90,11 +112,14 @@ class Draft:
     rules: list[dict[str, Any]] = field(default_factory=list)
     rendezvous: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)  # of the trainer, from the command that started it
     found: list[Warning] = field(default_factory=list)
 
     @property
     def title(self) -> str:
-        return f"{self.document.get('kind')} {(self.document.get('metadata') or {}).get('name', '')}".strip()
+        metadata = self.document.get("metadata")
+        name = metadata.get("name", "") if isinstance(metadata, dict) else ""
+        return f"{self.document.get('kind')} {name}".strip()
 
     @property
     def source(self) -> Source:
@@ -139,10 +164,17 @@ class Draft:
             raise ConversionError(f"{self.document.get('kind')}: metadata.name: is required")
         kept = {k: copy.deepcopy(v) for k, v in metadata.items() if k not in _TRANSIENT}
         if "annotations" in kept:
-            kept["annotations"] = {k: v for k, v in (kept["annotations"] or {}).items() if k != _LAST_APPLIED}
+            annotations = kept["annotations"] if isinstance(kept["annotations"], dict) else {}
+            kept["annotations"] = {k: v for k, v in annotations.items() if k != _LAST_APPLIED}
             if not kept["annotations"]:
                 del kept["annotations"]
         return kept
+
+
+def as_name(text: object, default: str) -> str:
+    """A name that Kubernetes takes, from a name of a source that allows more."""
+    plain = re.sub(r"[^a-z0-9]+", "-", str(text or "").lower())[:50].strip("-")
+    return plain or default
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any] | None:

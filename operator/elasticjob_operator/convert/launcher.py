@@ -100,7 +100,7 @@ def _take_options(draft: Draft, words: list[_Word], path: str) -> list[_Word]:
 def place_option(draft: Draft, option: str, value: str, path: str) -> None:
     """Move a torchrun argument to its field. The source's spec takes precedence."""
     low, _, high = value.partition(":")
-    if option == "--nproc-per-node":
+    if option == "--nproc-per-node" and (value.isdecimal() or value in ("auto", "cpu", "gpu")):
         draft.spec.setdefault("nprocPerNode", int(value) if value.isdecimal() else value)
     elif option == "--max-restarts" and value.isdecimal():
         draft.elastic.setdefault("maxRestarts", int(value))

@@ -6,7 +6,7 @@ import copy
 from typing import Any, Final
 
 from elasticjob_operator.api import names
-from elasticjob_operator.convert.draft import ConversionError, Draft
+from elasticjob_operator.convert.draft import ConversionError, Draft, Source
 
 # The operator sets these; values in the template would conflict.
 _MEMBERSHIP_ENV: Final = {
@@ -14,6 +14,9 @@ _MEMBERSHIP_ENV: Final = {
     "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_MAX_RESTARTS",
     "PET_NPROC_PER_NODE", "RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID",
 }  # fmt: skip
+
+PLACEHOLDER_IMAGE: Final = "REPLACE-ME"  # not a valid image, so that an unedited job fails with this name
+_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 
 def take_template(draft: Draft, template: object, path: str, trainer: str) -> dict[str, Any]:
@@ -93,8 +96,47 @@ def add_restart_rules(draft: Draft, policy: str | None, path: str) -> None:
         draft.warn(path, f"{policy!r} has no counterpart: a failed worker restarts within elasticPolicy.maxRestarts")
 
 
+def take_run_policy(draft: Draft, run: Source) -> None:
+    """Kubeflow's RunPolicy, which PyTorchJob and MPIJob share. The template has been taken before."""
+    draft.run["cleanPodPolicy"] = run.take("cleanPodPolicy")
+    draft.run["ttlSecondsAfterFinished"] = run.take_number("ttlSecondsAfterFinished")
+    draft.run["activeDeadlineSeconds"] = run.take_number("activeDeadlineSeconds")
+    if run.take("suspend"):
+        draft.run["suspend"] = True
+    limit = run.take_number("backoffLimit")
+    if limit is not None and draft.elastic.get("maxRestarts") is not None:
+        restarts = draft.elastic["maxRestarts"]
+        run.warn("backoffLimit", f"{limit} was dropped: elasticPolicy.maxRestarts, which is {restarts}, counts")
+    elif limit is not None:
+        draft.elastic["maxRestarts"] = limit
+        draft.elastic["restartWindowSeconds"] = 0  # PyTorchJob counts over the job's whole lifetime
+    scheduling = run.part("schedulingPolicy")
+    priority, queue = scheduling.take("priorityClass"), scheduling.take("queue")
+    if priority:
+        draft.template["spec"].setdefault("priorityClassName", priority)
+    if queue:
+        set_queue(draft, str(queue))
+        scheduling.warn("queue", f"became the label {_QUEUE_LABEL}: check that Kueue has it")
+    for key in sorted(scheduling.values):
+        scheduling.warn(key, "has no counterpart: the gang is elasticPolicy.minReplicas")
+    by = run.take("managedBy")
+    if by and by not in ("kubeflow.org/training-operator", "kubeflow.org/mpi-operator"):
+        draft.spec["managedBy"] = by
+    run.finish()
+
+
+def set_queue(draft: Draft, queue: str) -> None:
+    """Kueue's label, unless the document has it."""
+    metadata = draft.document.get("metadata")
+    if isinstance(metadata, dict):
+        labels = metadata.get("labels")
+        metadata["labels"] = {_QUEUE_LABEL: queue, **(labels if isinstance(labels, dict) else {})}
+
+
 def _drop_environment(draft: Draft, container: dict[str, Any], path: str) -> None:
     variables = container.get("env") or []
+    if not isinstance(variables, list) or not all(isinstance(variable, dict) for variable in variables):
+        raise ConversionError(f"{path}.env: must be a list of objects with name and value, not {variables!r}")
     for variable in variables:
         if variable.get("name") in _MEMBERSHIP_ENV:
             draft.warn(f"{path}.env[{variable['name']}]", "was dropped: the operator sets it for every generation")

@@ -31,7 +31,7 @@ def fill(draft: Draft) -> None:
     pods.take_bounds(draft, low, high, replicas, f"{chosen.path}.replicas")
     pods.add_restart_rules(draft, chosen.take("restartPolicy"), f"{chosen.path}.restartPolicy")
     chosen.finish()
-    _fill_run(draft, source.part("runPolicy"))
+    pods.take_run_policy(draft, source.part("runPolicy"))
     source.finish()
 
 
@@ -78,31 +78,3 @@ def _fill_elastic(draft: Draft, policy: Source) -> tuple[int | None, int | None]
     )
     policy.finish()
     return low, high
-
-
-def _fill_run(draft: Draft, run: Source) -> None:
-    draft.run["cleanPodPolicy"] = run.take("cleanPodPolicy")
-    draft.run["ttlSecondsAfterFinished"] = run.take_number("ttlSecondsAfterFinished")
-    draft.run["activeDeadlineSeconds"] = run.take_number("activeDeadlineSeconds")
-    if run.take("suspend"):
-        draft.run["suspend"] = True
-    limit = run.take_number("backoffLimit")
-    if limit is not None and draft.elastic.get("maxRestarts") is not None:
-        restarts = draft.elastic["maxRestarts"]
-        run.warn("backoffLimit", f"{limit} was dropped: elasticPolicy.maxRestarts, which is {restarts}, counts")
-    elif limit is not None:
-        draft.elastic["maxRestarts"] = limit
-        draft.elastic["restartWindowSeconds"] = 0  # PyTorchJob counts over the job's whole lifetime
-    scheduling = run.take("schedulingPolicy") or {}
-    if scheduling.get("priorityClass"):
-        draft.template["spec"].setdefault("priorityClassName", scheduling["priorityClass"])
-    if scheduling.get("queue"):
-        labels = draft.document["metadata"].setdefault("labels", {}) if draft.document.get("metadata") else {}
-        labels.setdefault("kueue.x-k8s.io/queue-name", scheduling["queue"])
-        run.warn("schedulingPolicy.queue", "became the label kueue.x-k8s.io/queue-name: check that Kueue has it")
-    for key in sorted(set(scheduling) - {"priorityClass", "queue"}):
-        run.warn(f"schedulingPolicy.{key}", "has no counterpart: the gang is elasticPolicy.minReplicas")
-    by = run.take("managedBy")
-    if by and by != "kubeflow.org/training-operator":
-        draft.spec["managedBy"] = by
-    run.finish()

@@ -10,7 +10,6 @@ from typing import Any, Final
 from elasticjob_operator.convert import launcher, pods
 from elasticjob_operator.convert.draft import Draft, Source
 
-_IMAGE: Final = "REPLACE-ME"  # not a valid image, so that an unedited job fails with this name
 _OWN: Final = "trainer.kubeflow.org/trainjob-controller"
 
 
@@ -46,11 +45,11 @@ def fill(draft: Draft) -> None:
 def _container(draft: Draft, trainer: Source, runtime: str) -> dict[str, Any]:
     image = trainer.take("image")
     if not image:
-        trainer.warn("image", f"comes from the runtime {runtime}: put the image instead of {_IMAGE}")
+        trainer.warn("image", f"comes from the runtime {runtime}: put the image instead of {pods.PLACEHOLDER_IMAGE}")
     resources = trainer.take("resourcesPerNode")
     container = {
         "name": "node",
-        "image": image or _IMAGE,
+        "image": image or pods.PLACEHOLDER_IMAGE,
         "command": trainer.take("command"),
         "args": trainer.take("args"),
         "env": trainer.take("env"),

@@ -125,6 +125,13 @@ def test_convert_prints_yaml_and_warns_on_stderr(cli: Run, tmp_path: Path) -> No
     assert "warning: mnist: spec.mystery: has no counterpart" in err
     assert "warning: Service of v1 is not supported: skipped" in err
     assert cli("convert", "-f", str(path), "--strict")[0] == 1
+    path.write_text("#!/bin/sh\n#SBATCH -J mnist\nmodule load cuda\nsrun torchrun train.py\n")
+    code, out, err = cli("convert", "-f", str(path))
+    assert code == 0
+    assert yaml.safe_load(out)["spec"]["template"]["spec"]["containers"][0]["command"] == ["torchrun", "train.py"]
+    assert "warning: mnist: line 3: module load cuda was left out" in err
+    path.write_text("#!/bin/sh\necho hi")
+    assert "no command that starts a training" in cli("convert", "-f", str(path))[2]
     path.write_text("kind: [")
     assert "is not valid YAML" in cli("convert", "-f", str(path))[2]
     path.write_text("- 1")

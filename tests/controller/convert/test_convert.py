@@ -347,7 +347,7 @@ def test_an_unknown_field_is_never_lost_in_silence(text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"kind": "MPIJob"}, "MPIJob of kubeflow.org/v1 is not known", id="another kind"),
+        pytest.param({"kind": "TFJob"}, "TFJob of kubeflow.org/v1 is not known", id="another kind"),
         pytest.param({"metadata": {}}, "metadata.name: is required", id="no name"),
         pytest.param({"spec": None}, "spec: is required", id="no spec"),
         pytest.param({"spec": {"pytorchReplicaSpecs": {}}}, "give a Worker or a Master", id="no role"),
