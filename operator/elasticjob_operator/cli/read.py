@@ -198,7 +198,8 @@ class Watcher:
             if change.type == "DELETED":
                 return None
             self._job = change.job
-            self._samples.append(past.take_sample(change.job, time.time()))
+            before = self._samples[-1] if self._samples else None
+            self._samples.append(past.take_sample(change.job, time.time(), before))
             if is_met(change.job, self._condition):
                 return change.job
         return self._job

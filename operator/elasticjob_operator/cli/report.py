@@ -101,8 +101,9 @@ class Recorder:
             await changes.aclose()
 
     def _keep(self, job: Job) -> None:
-        sample = past.take_sample(job, time.time())
-        if not past.is_news(self.samples[-1] if self.samples else None, sample):
+        before = self.samples[-1] if self.samples else None
+        sample = past.take_sample(job, time.time(), before)
+        if not past.is_news(before, sample):
             return
         self.samples.append(sample)
         if self._record is not None:

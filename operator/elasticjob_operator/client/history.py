@@ -1,52 +1,49 @@
 """The history of a job: its worlds, progress and failures, combined from samples and events.
 
-Pure. A `Sample` is the status at one time; a recording is a file of samples, one JSON object per line. Events cover the
-time before the first sample, as far back as the API server keeps them (an hour by default).
+Pure. Events cover the time before the first sample, as far back as the API server keeps them (an hour by default).
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
-from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.client.model import Happening, Job, parse_time
-from elasticjob_operator.history import timeline
+from elasticjob_operator.client.model import Happening
+from elasticjob_operator.client.samples import (
+    Sample,
+    format_sample,
+    goodput_seconds,
+    is_news,
+    read_recording,
+    take_sample,
+)
+from elasticjob_operator.history import goodput, timeline
 from elasticjob_operator.history.records import Kind
 from elasticjob_operator.history.timeline import Moment
+
+__all__ = [
+    "History",
+    "Point",
+    "Sample",
+    "Stay",
+    "World",
+    "build_history",
+    "divide_lost",
+    "format_sample",
+    "goodput_seconds",
+    "is_news",
+    "read_recording",
+    "take_sample",
+]
 
 _WORLD_EVENT: Final = re.compile(
     r"generation (?P<generation>\d+) (?:from (?P<old>\d+) to|with) (?P<size>\d+) pods?(?:: (?P<why>.*))?"
 )
 _NOTABLE: Final = ("MemberLost", "WorkerFailed", "Failed", "Completed", "Suspended", "Resumed")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The status at `time`, in seconds since 1970."""
-
-    time: float
-    phase: str
-    generation: int = 0
-    world_size: int = 0
-    processes: int = 0
-    training: bool = False
-    formed: float | None = None
-    cause: str = ""
-    step: int | None = None
-    total_steps: int | None = None
-    progress_time: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    training_seconds: float = 0.0
-    lost_seconds: float = 0.0
-    recovery_seconds: float | None = None
-    restarts: int = 0
-    measured: str = api.Measured.FORMATION.value  # the point from which a world counts as training
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,18 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Stay:
+    """A pod's time in the world at one rank (of the pod, among pods)."""
+
+    rank: int
+    pod: str
+    node: str
+    start: float
+    end: float
+    generations: tuple[int, int]  # the first and the last of them
+
+
+@dataclass(frozen=True)
 class History:
     start: float | None
     end: float | None
@@ -75,67 +84,8 @@ class History:
     throughput: tuple[Point, ...]  # steps per second
     metrics: dict[str, tuple[Point, ...]]  # over time
     notable: tuple[Happening, ...]
-
-
-def take_sample(job: Job, now: float) -> Sample:
-    status = job.status
-    world, goodput, progress = status.rendezvous, status.goodput, status.progress
-    trained, lost = goodput_seconds(job, now)
-    return Sample(
-        time=now,
-        phase=job.phase,
-        generation=world.generation,
-        world_size=world.world_size,
-        processes=world.processes,
-        training=goodput.training,
-        formed=parse_time(world.formed_time),
-        cause=names.describe_cause(world.reason),
-        step=progress.step if progress else None,
-        total_steps=progress.total_steps if progress else None,
-        progress_time=parse_time(progress.last_update_time) if progress else None,
-        metrics={m.name: m.value for m in progress.metrics} if progress else {},
-        training_seconds=round(trained, 3),
-        lost_seconds=round(lost, 3),
-        measured=goodput.measured.value,
-        recovery_seconds=goodput.last_recovery_seconds,
-        restarts=status.restarts.total,
-    )
-
-
-def goodput_seconds(job: Job, now: float) -> tuple[float, float]:
-    """(training, lost) seconds until now."""
-    return timeline.read(job.status).seconds_until(now)
-
-
-def format_sample(sample: Sample) -> str:
-    """One line of a recording."""
-    return json.dumps(asdict(sample), separators=(",", ":"))
-
-
-def read_recording(text: str) -> list[Sample]:
-    """The samples of a recording; a truncated last line is ignored. Raises ValueError, which names the line."""
-    known = {f.name for f in fields(Sample)}
-    samples: list[Sample] = []
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            values: dict[str, Any] = json.loads(line)
-            samples.append(Sample(**{k: v for k, v in values.items() if k in known}))
-        except (ValueError, TypeError, AttributeError) as error:
-            if number == len(lines) and not text.endswith("\n"):
-                break
-            raise ValueError(f"line {number} is not a sample of a recording: {error}") from None
-    return samples
-
-
-def is_news(before: Sample | None, after: Sample) -> bool:
-    """Whether a sample differs from the one before in more than the elapsed time."""
-    if before is None:
-        return True
-    clock = {"time", "training_seconds", "lost_seconds"}
-    return any(getattr(before, f.name) != getattr(after, f.name) for f in fields(Sample) if f.name not in clock)
+    stays: tuple[Stay, ...] = ()  # by rank and time, of the worlds that samples saw
+    lost: Mapping[str, float] = field(default_factory=dict)  # seconds by category; they add up to all lost time
 
 
 def build_history(samples: Sequence[Sample], events: Iterable[Happening], start: float | None = None) -> History:
@@ -143,14 +93,17 @@ def build_history(samples: Sequence[Sample], events: Iterable[Happening], start:
     ordered = sorted(samples, key=lambda s: s.time)
     worlds = _merge_worlds(_worlds_of_events(happenings), _worlds_of_samples(ordered))
     times = [w.time for w in worlds if w.time] + [s.time for s in ordered] + [h.time for h in happenings if h.time]
+    end = max(times, default=None)
     return History(
         start=min([*times, *([start] if start else [])], default=None),
-        end=max(times, default=None),
+        end=end,
         worlds=worlds,
         sizes=_sizes(worlds, ordered, happenings),
         throughput=_throughput(ordered),
         metrics=_metrics(ordered),
         notable=tuple(h for h in happenings if h.reason in _NOTABLE),
+        stays=_stays(ordered, end or 0.0),
+        lost=divide_lost(ordered),
     )
 
 
@@ -251,3 +204,61 @@ def _metrics(samples: Sequence[Sample]) -> dict[str, tuple[Point, ...]]:
         name: tuple(Point(t, v) for t, v in sorted(values.items()))
         for name, values in sorted(found.items(), key=lambda item: (item[0] != "loss", item[0]))
     }
+
+
+def _stays(samples: Sequence[Sample], end: float) -> tuple[Stay, ...]:
+    """Who was in the world at which rank, from when to when. A world holds from one sample to the next."""
+    members: list[list[str]] = []
+    known = 0
+    found: list[Stay] = []
+    latest: dict[int, Stay] = {}  # by rank
+    for i, sample in enumerate(samples):
+        if sample.members:
+            members, known = sample.members, sample.members_of
+        until = samples[i + 1].time if i + 1 < len(samples) else max(end, sample.time)
+        begin = max(sample.formed or sample.time, samples[i - 1].time) if i else sample.formed or sample.time
+        present = members if sample.world_size and sample.generation == known else []
+        for rank, (pod, node) in enumerate(present):
+            stay = latest.get(rank)
+            if stay is not None and (stay.pod, stay.node) == (pod, node):
+                latest[rank] = replace(stay, end=until, generations=(stay.generations[0], sample.generation))
+                continue
+            if stay is not None:
+                found.append(replace(stay, end=min(stay.end, begin)))
+            latest[rank] = Stay(rank, pod, node, begin, until, (sample.generation, sample.generation))
+        for rank in [rank for rank in latest if rank >= len(present)]:
+            found.append(latest.pop(rank))
+    return tuple(sorted([*found, *latest.values()], key=lambda stay: (stay.rank, stay.start)))
+
+
+EARLIER: Final = "earlier"  # lost before the first sample, or without a world
+OPEN: Final = "now"  # since the last world broke
+
+
+def divide_lost(samples: Sequence[Sample]) -> dict[str, float]:
+    """Lost seconds by category (`goodput.Loss`); what is lost until a world trains belongs to that world's cause.
+
+    The sum is what the status counts. What the samples did not see is `EARLIER`, what is not over is `OPEN`.
+    """
+    found: dict[str, float] = {}
+    pending = 0.0
+    before: Sample | None = None
+    for sample in samples:
+        if before is None and sample.generation > 1:
+            found[EARLIER] = sample.lost_seconds
+        else:
+            pending += sample.lost_seconds - (before.lost_seconds if before else 0.0)
+        if sample.training:
+            stalled = before is not None and before.training and before.generation == sample.generation
+            category = goodput.Loss.STALL if stalled else _loss_of(sample)
+            found[category] = found.get(category, 0.0) + pending
+            pending = 0.0
+        before = sample
+    found[OPEN] = pending
+    return {category: round(seconds, 3) for category, seconds in found.items() if seconds >= 0.001}
+
+
+def _loss_of(sample: Sample) -> goodput.Loss:
+    if sample.generation <= 1:
+        return goodput.Loss.START
+    return goodput.loss_of(next((cause for cause in names.Cause if cause.sentence == sample.cause), sample.cause))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,11 +17,10 @@ from elasticjob_operator.client import connection as transport
 from elasticjob_operator.client import errors, logs, rules
 from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.execute import run_in_pod
-from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Raws, Words
+from elasticjob_operator.client.listing import list_all, stream_changes
+from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Words
 from elasticjob_operator.rest.request import MERGE_PATCH, Request, path_of
 
-_PAGE: Final = "500"
-_WATCH_SECONDS: Final = 240
 _PAUSE: Final = 1.0
 
 
@@ -67,12 +66,12 @@ class Client:
         self, namespace: str | None = None, *, all_namespaces: bool = False, selector: str | None = None
     ) -> Jobs:
         path = self._jobs(namespace, all_namespaces)
-        return [Job.parse(raw) for raw in (await self._list(path, "list jobs", selector))[0]]
+        return [Job.parse(raw) for raw in (await list_all(self.connection, path, "list jobs", selector))[0]]
 
     async def pods(self, name: str, namespace: str | None = None) -> Pods:
         """The job's pods, by index."""
         path = path_of("v1", "pods", self._space(namespace))
-        found, _ = await self._list(path, f"list pods of {name}", names.selector(name))
+        found, _ = await list_all(self.connection, path, f"list pods of {name}", names.selector(name))
         return sorted((Pod(raw) for raw in found), key=lambda p: (p.index is None, p.index or 0, p.name))
 
     async def events(self, name: str, namespace: str | None = None) -> Happenings:
@@ -81,7 +80,7 @@ class Client:
         The API server keeps events for an hour by default.
         """
         path = path_of("v1", "events", self._space(namespace))
-        found, _ = await self._list(path, f"list events of {name}", None)
+        found, _ = await list_all(self.connection, path, f"list events of {name}")
         try:
             job: Job | None = await self.get(name, namespace)
         except errors.NotFoundError:
@@ -92,7 +91,7 @@ class Client:
         """The usage of cpu and memory by pod; None if the cluster has no metrics server."""
         path = path_of("metrics.k8s.io/v1beta1", "pods", self._space(namespace))
         try:
-            found, _ = await self._list(path, f"metrics of {name}", names.selector(name))
+            found, _ = await list_all(self.connection, path, f"metrics of {name}", names.selector(name))
         except (errors.NotFoundError, errors.ForbiddenError):
             return None
         except errors.ClientError as error:
@@ -172,18 +171,31 @@ class Client:
 
     # --- following -------------------------------------------------------------------------------------------
 
-    async def watch(self, name: str | None = None, namespace: str | None = None) -> AsyncGenerator[Change, None]:
-        """The current state of every job (or of one), then every change. Never ends by itself."""
-        path = self._jobs(namespace)
+    async def watch(
+        self,
+        name: str | None = None,
+        namespace: str | None = None,
+        *,
+        all_namespaces: bool = False,
+        seen: dict[str, Job] | None = None,
+        listed: Callable[[], object] = lambda: None,
+    ) -> AsyncGenerator[Change, None]:
+        """The current state of every job (or of one), then every change. Never ends by itself.
+
+        `seen`: the jobs that the caller knows, by UID; it is kept up to date, so that a second watch yields only what
+        changed since the first. `listed` is called each time all jobs were read.
+        """
+        path = self._jobs(namespace, all_namespaces)
         query = (("fieldSelector", f"metadata.name={name}"),) if name else ()
-        seen: dict[str, str] = {}
+        seen = {} if seen is None else seen
         while True:
-            found, version = await self._list(path, "watch jobs", None, query)
+            found, version = await list_all(self.connection, path, "watch jobs", more=query)
             for change in rules.find_differences(seen, found):
                 yield change
+            listed()
             try:
-                async for change in self._stream(path, query, version):
-                    seen[change.job.uid] = str(change.job.metadata.get("resourceVersion"))
+                async for change in stream_changes(self.connection, path, query, version):
+                    rules.apply_change(seen, change)
                     yield change
             except (errors.GoneError, errors.UnreachableError):
                 await asyncio.sleep(_PAUSE)
@@ -256,32 +268,6 @@ class Client:
         if not name:
             raise errors.InvalidError("name: is required")
         return path_of(names.API_VERSION, names.PLURAL, self._space(namespace), name)
-
-    async def _list(
-        self, path: str, what: str, selector: str | None, more: tuple[tuple[str, str], ...] = ()
-    ) -> tuple[Raws, str]:
-        """All pages of a list, and its resource version."""
-        found: Raws = []
-        query = (("limit", _PAGE), *more, *((("labelSelector", selector),) if selector else ()))
-        token = ""
-        while True:
-            page = await self.connection.ask(
-                Request("GET", path, what, (*query, *((("continue", token),) if token else ())))
-            )
-            found += page.get("items") or []
-            metadata = page.get("metadata") or {}
-            token = metadata.get("continue") or ""
-            if not token:
-                return found, str(metadata.get("resourceVersion") or "")
-
-    async def _stream(
-        self, path: str, query: tuple[tuple[str, str], ...], version: str
-    ) -> AsyncGenerator[Change, None]:
-        options = (("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", str(_WATCH_SECONDS)))
-        async for line in self.connection.stream_lines(Request("GET", path, "watch jobs", (*query, *options))):
-            change = rules.parse_change(line)
-            if change is not None:
-                yield change
 
     async def _set_suspend(self, name: str, namespace: str | None, *, suspend: bool) -> Job:
         return await self.patch(name, {"spec": {"runPolicy": {"suspend": suspend}}}, namespace)

@@ -56,17 +56,29 @@ def parse_change(line: str) -> Change | None:
     return Change(type, Job.parse(item))
 
 
-def find_differences(seen: dict[str, str], found: list[dict[str, Any]]) -> list[Change]:
-    """The changes of a new list relative to `seen`, which is updated."""
-    jobs = {job.uid: job for job in map(Job.parse, found)}
-    changes = [
-        Change("MODIFIED" if uid in seen else "ADDED", job)
-        for uid, job in jobs.items()
-        if seen.get(uid) != str(job.metadata.get("resourceVersion"))
-    ]
-    seen.clear()
-    seen.update({uid: str(job.metadata.get("resourceVersion")) for uid, job in jobs.items()})
+def find_differences(seen: dict[str, Job], found: list[dict[str, Any]]) -> list[Change]:
+    """The changes of a new list relative to `seen` (by UID), which is updated. Jobs that are gone were deleted."""
+    changes: list[Change] = []
+    left = dict(seen)
+    for raw in found:
+        before = left.pop(str((raw.get("metadata") or {}).get("uid", "")), None)
+        if before is None or version_of(before.raw) != version_of(raw):
+            changes.append(Change("ADDED" if before is None else "MODIFIED", Job.parse(raw)))
+    changes = [Change("DELETED", job) for job in left.values()] + changes
+    for change in changes:
+        apply_change(seen, change)
     return changes
+
+
+def version_of(raw: Mapping[str, Any]) -> str:
+    return str((raw.get("metadata") or {}).get("resourceVersion"))
+
+
+def apply_change(seen: dict[str, Job], change: Change) -> None:
+    if change.type == "DELETED":
+        seen.pop(change.job.uid, None)
+    else:
+        seen[change.job.uid] = change.job
 
 
 def check_manifest(body: Mapping[str, Any]) -> None:

@@ -12,7 +12,10 @@ from elasticjob_operator.client.history import Point
 
 WIDTH: Final = 960
 HEIGHT: Final = 170
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 26, 24
+LEFT: Final = 64
+RIGHT: Final = 16
+TOP: Final = 26
+BOTTOM: Final = 24
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,12 @@ def draw(
     ticks = nice_ticks(bottom, highest if highest > bottom else bottom + 1)
     if steps or log:
         ticks = [t for t in ticks if float(t).is_integer()] or ticks
-    x = Scale(start, max(end, start + 1), _LEFT, WIDTH - _RIGHT)
-    y = Scale(ticks[0], max(ticks[-1], ticks[0] + 1e-9), HEIGHT - _BOTTOM, _TOP)
+    x = Scale(start, max(end, start + 1), LEFT, WIDTH - RIGHT)
+    y = Scale(ticks[0], max(ticks[-1], ticks[0] + 1e-9), HEIGHT - BOTTOM, TOP)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    parts.append(f'<text class="title" x="{_LEFT}" y="15">{escape(title)}</text>')
+    parts.append(f'<text class="title" x="{LEFT}" y="15">{escape(title)}</text>')
     parts += _grid(x, y, {tick: f"{10**tick if log else tick:g}{unit}" for tick in ticks})
-    parts += [_mark(x, mark) for mark in marks]
+    parts += [draw_mark(x, mark, HEIGHT - BOTTOM) for mark in marks]
     parts.append(_line(finite, x, y, end, style, steps=steps) if finite else _nothing())
     return "".join([*parts, "</svg>"])
 
@@ -111,19 +114,25 @@ def _grid(x: Scale, y: Scale, ticks: Mapping[float, str]) -> list[str]:
     parts = []
     for tick, label in ticks.items():
         at = y.at(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4}" text-anchor="end">{escape(label)}</text>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{escape(label)}</text>')
+    return [*parts, *draw_times(x, HEIGHT - 6)]
+
+
+def draw_times(x: Scale, y: float) -> list[str]:
+    """The labels of the time axis."""
+    parts = []
     for seconds, label in time_ticks(x.high - x.low):
         at = x.at(x.low + seconds)
-        parts.append(f'<text class="tick" x="{at}" y="{HEIGHT - 6}" text-anchor="middle">{label}</text>')
+        parts.append(f'<text class="tick" x="{at}" y="{y}" text-anchor="middle">{label}</text>')
     return parts
 
 
-def _mark(x: Scale, mark: Mark) -> str:
+def draw_mark(x: Scale, mark: Mark, bottom: float) -> str:
     at = x.at(mark.time)
     return (
-        f'<g class="{mark.style}"><line x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
-        f'<line class="touch" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+        f'<g class="{mark.style}"><line x1="{at}" x2="{at}" y1="{TOP}" y2="{bottom}"/>'
+        f'<line class="touch" x1="{at}" x2="{at}" y1="{TOP}" y2="{bottom}"/>'
         f"<title>{escape(mark.text)}</title></g>"
     )
 

@@ -100,12 +100,7 @@ def _conditions(job: Job, now: float) -> Table:
 
 def failure(last: api.FailureStatus, now: float) -> RenderableType:
     """The last failure: pod and rank, cause, traceback and the end of the log."""
-    who = f"rank {last.rank} in {last.pod}" if last.rank is not None else (last.pod or "a worker")
-    how = f"exit code {last.exit_code}" if last.exit_code is not None else (last.reason or "failed")
-    how += f" ({last.signal})" if last.signal else ""
-    where = f" on {last.node}" if last.node else ""
-    head = f"{who}{where}: {how}, generation {last.generation or '?'}, {words.age(parse_time(last.time), now)} ago"
-    parts = [Text(head, style="red")]
+    parts = [Text(words.failure_head(last, now), style="red")]
     if last.message:
         parts.append(Text(last.message))
     if last.traceback:

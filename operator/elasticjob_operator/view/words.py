@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from elasticjob_operator import api
-from elasticjob_operator.client.model import Job
+from elasticjob_operator.client.model import Job, parse_time
 
 PHASE_STYLES: Final = {
     "Running": "green",
@@ -135,3 +135,12 @@ def gain_seen(scaling: api.ScalingStatus) -> float | None:
     speeds = {one.size: one.step_seconds for one in scaling.speeds if one.step_seconds > 0}
     before, after = speeds.get(scaling.previous_size or 0), speeds.get(scaling.size)
     return 100 * (before / after - 1) if before and after else None
+
+
+def failure_head(last: api.FailureStatus, now: float) -> str:
+    """`rank 1 in digits-worker-1 on node-1: exit code 1, generation 2, 80s ago`."""
+    who = f"rank {last.rank} in {last.pod}" if last.rank is not None else (last.pod or "a worker")
+    how = f"exit code {last.exit_code}" if last.exit_code is not None else (last.reason or "failed")
+    how += f" ({last.signal})" if last.signal else ""
+    where = f" on {last.node}" if last.node else ""
+    return f"{who}{where}: {how}, generation {last.generation or '?'}, {age(parse_time(last.time), now)} ago"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,76 @@ def test_a_status_of_another_version_is_shown_as_far_as_it_is_understood() -> No
     status = {"phase": "Dreaming", "rendezvous": {"generation": 7, "topology": "ring"}}
     job = Job.parse({"metadata": {"name": "a"}, "status": status})
     assert (job.phase, job.status.rendezvous.generation) == ("Pending", 7)
+
+
+# --- the history's members and lost time -----------------------------------------------------------------------------
+
+
+def seen(time: float, generation: int, nodes: list[str], **more: Any) -> past.Sample:
+    members = [[f"digits-worker-{i}", node] for i, node in enumerate(nodes)]
+    sample = past.Sample(time, "Running", generation, len(nodes), members=members, members_of=generation, training=True)
+    return replace(sample, **more)
+
+
+def test_members_are_written_once_for_each_world() -> None:
+    first = past.take_sample(given.job(), 1000.0)
+    assert first.members == [["digits-worker-0", "node-0"], ["digits-worker-1", "node-1"]]
+    again = past.take_sample(given.job(), 1001.0, first)
+    assert again.members == [] and again.members_of == first.generation
+    assert not past.is_news(first, again)
+    next_world = past.take_sample(given.job(given.running_status(generation=4)), 1002.0, again)
+    assert next_world.members == first.members
+
+
+def test_stays_join_the_worlds_in_which_a_pod_kept_its_rank() -> None:
+    samples = [
+        seen(100, 1, ["a", "b"], formed=95),
+        seen(110, 1, ["a", "b"], members=[]),
+        seen(120, 2, ["a", "c"], formed=118),
+        past.Sample(130, "Rescaling", 2, 0),
+        seen(140, 3, ["a"], formed=139),
+    ]
+    stays = past.build_history(samples, [event(150, "Completed", "")]).stays
+    told = [(s.rank, s.node, s.start, s.end, s.generations) for s in stays]
+    assert told == [
+        (0, "a", 95, 130, (1, 2)),
+        (0, "a", 139, 150, (3, 3)),
+        (1, "b", 95, 118, (1, 1)),
+        (1, "c", 118, 130, (2, 2)),
+    ]
+
+
+def test_lost_time_is_divided_by_the_cause_of_the_next_world() -> None:
+    def at(lost: float, generation: int, cause: str, training: bool = True) -> past.Sample:
+        return past.Sample(0, "Running", generation, 2, training=training, cause=cause, lost_seconds=lost)
+
+    start, lost, grown = "the job starts", "a member was lost", "new pods are ready to join"
+    samples = [
+        at(2, 1, start, training=False),
+        at(3, 1, start),
+        at(4, 1, start, training=False),
+        at(5, 2, lost, training=False),
+        at(6, 2, lost),
+        at(10, 3, grown),  # nobody looked in between
+        at(12, 3, grown),  # a stretch without a step, of a world that went on
+        at(13, 3, grown, training=False),
+    ]
+    divided = past.divide_lost(samples)
+    assert divided == {"start": 3, "restart": 3, "rescale": 4, "stall": 2, "now": 1}
+    assert sum(divided.values()) == samples[-1].lost_seconds
+    assert past.divide_lost(samples[4:])["earlier"] == 6
+    assert past.divide_lost([]) == {}
+
+
+def listed(uid: str, version: str) -> dict[str, Any]:
+    return {"metadata": {"name": uid, "uid": uid, "resourceVersion": version}}
+
+
+def test_a_new_list_tells_what_was_missed_also_deletions() -> None:
+    known: dict[str, Job] = {}
+    first = rules.find_differences(known, [listed("a", "1"), listed("b", "1")])
+    assert [(c.type, c.job.name) for c in first] == [("ADDED", "a"), ("ADDED", "b")]
+    second = rules.find_differences(known, [listed("b", "2"), listed("c", "3")])
+    assert [(c.type, c.job.name) for c in second] == [("DELETED", "a"), ("MODIFIED", "b"), ("ADDED", "c")]
+    assert rules.find_differences(known, [listed("b", "2"), listed("c", "3")]) == []
+    assert set(known) == {"b", "c"}

@@ -17,6 +17,7 @@ import pytest
 from elasticjob_operator.client import Happening
 from elasticjob_operator.client import history as past
 from elasticjob_operator.html_report import Facts, render
+from elasticjob_operator.html_report.bars import MOST_LANES, draw_shares, draw_stays
 from elasticjob_operator.html_report.plot import clock, nice_ticks, time_ticks
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -44,6 +45,8 @@ def story() -> tuple[past.History, past.Sample]:
                 START + second, "Running", generation, size, size, training, START + begin, cause, step, 3000,
                 START + second, {"loss": 2.3 * 0.998**step, "accuracy": 1 - 0.998**step},
                 second * 0.97, second * 0.03, cost, 1,
+                [[f"digits-worker-{i}", f"node-{i // 2}"] for i in range(size)] if second <= begin + 2 else [],
+                generation,
             )
         )  # fmt: skip
     events = [
@@ -61,7 +64,7 @@ def page() -> str:
 
 def test_the_page_holds_everything_and_needs_nothing() -> None:
     text = page()
-    assert text.count("<svg") == 4  # world size, throughput, loss, accuracy
+    assert text.count("<svg") == 6  # world size, ranks, throughput, loss, accuracy, how the time was spent
     assert not re.search(r"(?:src|href)=|@import|url\(", text), "a report must not load anything"
     assert "<script" not in text
     assert "&lt;/pre&gt;&lt;script&gt;" in text
@@ -69,6 +72,9 @@ def test_the_page_holds_everything_and_needs_nothing() -> None:
     for row in (
         '<td>new pods are ready to join</td><td class="n">1.80s</td>',
         '<td class="bad">a member was lost</td>',
+        "<title>digits-worker-3 on node-1: generation 1, 0:00 to 3:00</title>",
+        "<title>digits-worker-0 on node-0: generations 1 to 5, 0:00 to 9:58</title>",
+        "<td>failures and lost members</td>",
     ):
         assert row in text
     assert "97.0%" in text
@@ -84,6 +90,22 @@ def test_an_empty_history_is_a_page_too() -> None:
     text = render(Facts("new", "default", "Pending", START), past.build_history([], []), None)
     assert text.count("nothing was recorded") == 3
     assert "No world was formed yet" in text
+
+
+def test_a_bar_is_divided_as_the_time_was_spent() -> None:
+    text = draw_shares("Spent", {"trained": (90.0, "trained"), "starting": (10.0, "start")})
+    widths = [float(width) for width in re.findall(r' width="([0-9.]+)" height', text)]
+    assert widths[0] == pytest.approx(9 * widths[1], rel=0.01)
+    assert "<title>starting: 10.0s, 10.0%</title>" in text
+    assert draw_shares("Spent", {"trained": (0.0, "trained")}) == ""
+
+
+def test_lanes_are_named_by_the_ranks_of_the_script_and_only_the_first_are_drawn() -> None:
+    stays = [past.Stay(rank, f"p-{rank}", "<node>\x1b", 0, 50, (1, 1)) for rank in range(60)]
+    text = draw_stays(stays, start=0, end=100, processes=8)
+    assert ">8-15</text>" in text and "the first 24 of 60 pods" in text
+    assert text.count("<rect") == MOST_LANES
+    assert "<title>p-1 on &lt;node&gt;\ufffd: generation 1, 0:00 to 0:50</title>" in text
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:

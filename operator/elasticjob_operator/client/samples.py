@@ -1,0 +1,110 @@
+"""Samples of a job: its status at one time. A recording is a file of samples, one JSON object per line. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.client.model import Job, parse_time
+from elasticjob_operator.history import timeline
+
+MOST_MEMBERS: Final = 64  # a picture of more ranks cannot be read
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The status at `time`, in seconds since 1970."""
+
+    time: float
+    phase: str
+    generation: int = 0
+    world_size: int = 0
+    processes: int = 0
+    training: bool = False
+    formed: float | None = None
+    cause: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    progress_time: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    training_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    recovery_seconds: float | None = None
+    restarts: int = 0
+    members: list[list[str]] = field(default_factory=list)  # [pod, node] by rank, at the first sight of a world
+    members_of: int = 0  # the generation whose members were written, here or before; 0 while there is no world
+    measured: str = api.Measured.FORMATION.value  # the point from which a world counts as training
+
+
+def take_sample(job: Job, now: float, before: Sample | None = None) -> Sample:
+    """The status now. `before`: the sample before it, of which the members are not repeated in the same world."""
+    status = job.status
+    world, goodput, progress = status.rendezvous, status.goodput, status.progress
+    trained, lost = goodput_seconds(job, now)
+    return Sample(
+        time=now,
+        phase=job.phase,
+        generation=world.generation,
+        world_size=world.world_size,
+        processes=world.processes,
+        members_of=world.generation if world.world_size else 0,
+        training=goodput.training,
+        formed=parse_time(world.formed_time),
+        cause=names.describe_cause(world.reason),
+        members=_members(job, before),
+        step=progress.step if progress else None,
+        total_steps=progress.total_steps if progress else None,
+        progress_time=parse_time(progress.last_update_time) if progress else None,
+        metrics={m.name: m.value for m in progress.metrics} if progress else {},
+        training_seconds=round(trained, 3),
+        lost_seconds=round(lost, 3),
+        measured=goodput.measured.value,
+        recovery_seconds=goodput.last_recovery_seconds,
+        restarts=status.restarts.total,
+    )
+
+
+def _members(job: Job, before: Sample | None) -> list[list[str]]:
+    world = job.status.rendezvous
+    if not world.world_size or (before is not None and before.members_of == world.generation):
+        return []
+    return [[member.pod, member.node] for member in job.members[:MOST_MEMBERS]]
+
+
+def goodput_seconds(job: Job, now: float) -> tuple[float, float]:
+    """(training, lost) seconds until now."""
+    return timeline.read(job.status).seconds_until(now)
+
+
+def format_sample(sample: Sample) -> str:
+    """One line of a recording."""
+    return json.dumps(asdict(sample), separators=(",", ":"))
+
+
+def read_recording(text: str) -> list[Sample]:
+    """The samples of a recording; a truncated last line is ignored. Raises ValueError, which names the line."""
+    known = {f.name for f in fields(Sample)}
+    samples: list[Sample] = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            values: dict[str, Any] = json.loads(line)
+            samples.append(Sample(**{k: v for k, v in values.items() if k in known}))
+        except (ValueError, TypeError, AttributeError) as error:
+            if number == len(lines) and not text.endswith("\n"):
+                break
+            raise ValueError(f"line {number} is not a sample of a recording: {error}") from None
+    return samples
+
+
+def is_news(before: Sample | None, after: Sample) -> bool:
+    """Whether a sample differs from the one before in more than the elapsed time."""
+    if before is None:
+        return True
+    clock = {"time", "training_seconds", "lost_seconds", "members", "members_of"}
+    return any(getattr(before, f.name) != getattr(after, f.name) for f in fields(Sample) if f.name not in clock)
