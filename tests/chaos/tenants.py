@@ -34,6 +34,7 @@ EVIL = "evil"
 LEASE_SECONDS = 10.0
 NAMED_SECONDS = 30.0  # for a warning or a condition about an object
 QUOTA = {"pods": "40"}
+NOT_TAKEN = KubeError, TimeoutError  # a deep object may occupy the API server of a busy machine for long
 FLAGS = ("--lease-seconds", str(LEASE_SECONDS), "--stable-seconds", "1", "--certificate-check-seconds", "1")
 
 
@@ -177,13 +178,13 @@ class Run:
             self.kube.raw("POST", one.collection, one.text)
             if one.status:
                 self.kube.raw("PATCH", f"{one.path}/status", {"status": one.status}, content_type=MERGE)
-        except KubeError:
+        except NOT_TAKEN:
             self._remove(one)
             return None
         return one
 
     def _remove(self, one: Hostile) -> None:
-        with contextlib.suppress(KubeError):
+        with contextlib.suppress(*NOT_TAKEN):
             self.kube.raw("DELETE", one.path, {"gracePeriodSeconds": 0})
 
     def _find_unnamed(self, made: list[Hostile]) -> list[Hostile]:
@@ -195,7 +196,7 @@ class Run:
             return []
         try:
             found = hostile.read(self.kube.raw("GET", one.path))
-        except KubeError:
+        except NOT_TAKEN:
             return []
         return list((found.get("status") or {}).get("conditions") or ())
 
