@@ -22,7 +22,7 @@ class Module(lightning.LightningModule):
 
     def training_step(self, batch, number):
         loss = torch.nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
-        self.noted = (float(loss), batch["index"].tolist())
+        self.noted = (float(loss.detach()), batch["index"].tolist())
         return loss
 
     def on_train_batch_end(self, *args):

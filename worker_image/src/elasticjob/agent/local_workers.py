@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from elasticjob.agent import steps
 from elasticjob.agent.hub_client import Hub
 from elasticjob.channel import control, hang
 from elasticjob.channel.place import Place
@@ -41,6 +42,7 @@ class LocalWorkers:
         self._unsaved: set[int] = set()  # pids that were asked for a checkpoint
         self._on_saved: Callable[[], None] | None = None
         self._watch = hang.Watch(hang_timeout)
+        self._steps = steps.Steps()  # of local rank 0
         self._evidence: wire.Failure | None = None
         self.killed: set[int] = set()  # workers (pids) that this agent killed, which is not their failure
         self.waiting: set[int] = set()  # workers (pids) that were found blocked in a collective
@@ -82,6 +84,9 @@ class LocalWorkers:
             self._watch.report(time.monotonic(), step)
         if peer.local_rank != 0:
             return
+        began_again = self._steps.report(peer.pid, step)
+        if began_again is not None:
+            logger.warning(began_again)
         metrics = message.get("metrics")
         seconds = message.get("stepSeconds")
         self._hub.report(

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from elasticjob import __version__, env
 from elasticjob.context import backends, context, network
+from elasticjob.diagnose import stacks
 from elasticjob.diagnose.findings import FAIL, OK, SKIP, WARN, Finding
 from elasticjob.errors import ElasticJobError
 
@@ -261,13 +262,16 @@ CHECKS: tuple[Check, ...] = (
     check_shared_memory,
     check_devices,
     check_backends,
+    stacks.check_launcher,
+    stacks.check_frameworks,
     check_token,
     check_hub,
 )
 
 
-# A pod must not be kept out of the world because of names that torch may change.
-PREFLIGHT_CHECKS: tuple[Check, ...] = tuple(check for check in CHECKS if check is not check_torch_internals)
+# What cannot keep a pod out of the world: names that torch may change, and what is only advice for the script.
+_ADVICE = (check_torch_internals, stacks.check_launcher, stacks.check_frameworks)
+PREFLIGHT_CHECKS: tuple[Check, ...] = tuple(check for check in CHECKS if check not in _ADVICE)
 
 
 def run_checks(environ: Environment, checks: Iterable[Check] = CHECKS) -> list[Finding]:

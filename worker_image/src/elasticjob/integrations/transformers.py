@@ -9,15 +9,21 @@ trainer.train(resume_from_checkpoint=find_checkpoint(args.output_dir))
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from transformers import TrainerCallback
 
 from elasticjob.channel import progress
 from elasticjob.checkpoint import requests
+from elasticjob.integrations import versions
+from elasticjob.integrations.ranks import agree
+
+versions.require("transformers")
+from transformers import TrainerCallback  # noqa: E402 - after the check of its version
+
+logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(folder: str | Path) -> str | None:
@@ -39,14 +45,32 @@ def _is_whole(place: Path) -> bool:
     return place.name.rpartition("-")[2].isdigit()
 
 
+def find_loader_problem(loader: Any) -> str | None:
+    """Why training cannot continue at the same sample with this DataLoader, with the remedy; None if it can."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None or hasattr(dataset, "__getitem__") or hasattr(dataset, "state_dict"):
+        return None
+    return (
+        f"The training dataset ({type(dataset).__name__}) is iterable and has no state_dict: after every change of the "
+        "world the Trainer reads all samples again up to its step. Use a dataset with __getitem__ and __len__, or set "
+        "ignore_data_skip=True to start at its beginning."
+    )
+
+
 class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Saves a checkpoint when a change of the world is announced, so no step is repeated, and reports the progress.
 
     All ranks call it after every step and agree on the step to save: that costs one all-reduce of one number per step.
     """
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        problem = find_loader_problem(kwargs.get("train_dataloader"))
+        if problem is not None and state.is_world_process_zero:
+            logger.warning(problem)
+        return control
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if _agree(requests.requested(), args.device):
+        if agree(requests.requested(), args.device):
             control.should_save = True
         loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
         metrics = {} if loss is None else {"loss": loss}
@@ -58,12 +82,3 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             dist.barrier()  # the agent ends the world when every rank has said that its part is written
         requests.clear()
         return control
-
-
-def _agree(wants: bool, device: torch.device) -> bool:
-    """Whether any rank wants it."""
-    if not dist.is_initialized():
-        return wants
-    flag = torch.tensor([float(wants)], device=device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())

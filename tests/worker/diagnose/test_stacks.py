@@ -1,0 +1,96 @@
+"""What the doctor says of launchers, adapters and versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticjob.diagnose import stacks
+from elasticjob.diagnose.findings import OK, SKIP, WARN
+from elasticjob.diagnose.stacks import Process
+from elasticjob.integrations import versions
+
+
+@pytest.mark.parametrize(
+    ("commands", "status", "words"),
+    [
+        pytest.param([["/usr/bin/python3", "/usr/bin/torchrun", "a.py"]], OK, "torchrun", id="torchrun"),
+        pytest.param([["python", "-u", "-m", "torch.distributed.run", "a.py"]], OK, "torch.distributed.run", id="-m"),
+        pytest.param([["sh", "-c", "x"], ["elasticjob-run", "a.py"]], OK, "elasticjob-run", id="below a shell"),
+        pytest.param([["torchrun", "a.py"], ["srun", "hostname"]], OK, "torchrun", id="a program of the script"),
+        pytest.param([["python", "/usr/bin/accelerate", "launch", "--x", "a.py", "-v"]], WARN, "`torchrun a.py -v`",
+                     id="accelerate"),
+        pytest.param([["python", "/usr/bin/accelerate", "env"]], WARN, "start the script with torchrun", id="other"),
+        pytest.param([["python3.11", "/usr/bin/deepspeed", "--num_gpus=2", "a.py"]], WARN, "`torchrun a.py`",
+                     id="deepspeed"),
+        pytest.param([["mpirun", "-np", "2", "python", "a.py"]], WARN, "`torchrun a.py`", id="mpirun"),
+        pytest.param([["horovodrun", "x"]], WARN, "`torchrun SCRIPT`", id="no script"),
+        pytest.param([["python", "a.py"]], WARN, "start the script with torchrun", id="python"),
+        pytest.param([["python"]], WARN, "start the script with torchrun", id="nothing"),
+        pytest.param([], WARN, "start the script with torchrun", id="none"),
+    ],
+)  # fmt: skip
+def test_the_launcher_of_this_container(commands: list[list[str]], status: str, words: str) -> None:
+    found = stacks.judge_launcher([Process(tuple(command)) for command in commands])
+    assert found.status == status
+    assert words in f"{found.detail} {found.remedy}"
+
+
+@pytest.mark.parametrize(
+    ("text", "adapter"),
+    [
+        ("from transformers import Trainer\nimport accelerate", "elasticjob.integrations.transformers"),
+        ("import lightning.pytorch as pl", "elasticjob.integrations.lightning"),
+        ("if True:\n    import pytorch_lightning", "elasticjob.integrations.lightning"),
+        ("from accelerate import Accelerator", "elasticjob.integrations.accelerate"),
+        ("from trl import SFTTrainer", "elasticjob.integrations.transformers"),
+        ("import torch\n# import transformers", None),
+        ("import transformers\nfrom elasticjob.integrations.transformers import ElasticJobCallback", None),
+        ("", None),
+    ],
+)
+def test_a_script_without_the_adapter_of_its_framework(text: str, adapter: str | None) -> None:
+    found = stacks.judge_script("/w/a.py", text)
+    assert [remedy.rpartition(" ")[2] for _, remedy in found] == ([adapter] if adapter else [])
+    assert all("/w/a.py uses" in detail for detail, _ in found)
+
+
+def test_versions_that_are_too_old_are_named() -> None:
+    installed = {"transformers": "5.1.0", "lightning": "2.1.0"}
+    assert stacks.judge_versions(installed.get) == (
+        ["transformers 5.1.0", "lightning 2.1.0"],
+        [
+            "elasticjob.integrations.lightning needs lightning 2.4 or newer, and 2.1.0 is installed: "
+            "pip install 'lightning>=2.4'"
+        ],
+    )
+    assert stacks.judge_versions(lambda package: None) == ([], [])
+
+
+def test_every_adapter_exists() -> None:
+    root = Path(versions.__file__).parent
+    for stack in versions.STACKS:
+        assert (root / f"{stack.adapter.rpartition('.')[2]}.py").exists()
+
+
+def test_processes_are_read_with_their_folders(tmp_path: Path) -> None:
+    place = tmp_path / "7"
+    place.mkdir()
+    (place / "cmdline").write_bytes(b"torchrun\0train.py\0--x\0")
+    (place / "cwd").symlink_to("/work/dir")
+    (tmp_path / "8").mkdir()  # has ended
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9" / "cmdline").write_bytes(b"")  # a thread of the kernel
+    (tmp_path / "9" / "cwd").symlink_to("/")
+    (tmp_path / "self").mkdir()
+    found = stacks.read_processes(tmp_path)
+    assert found == [Process(("torchrun", "train.py", "--x"), "/work/dir")]
+    assert stacks.find_script(found[0]) == "/work/dir/train.py"
+    assert stacks.read_processes(tmp_path / "none") == []
+
+
+def test_outside_of_a_job_there_is_no_launcher_to_look_for() -> None:
+    assert stacks.check_launcher({}).status == SKIP
+    assert stacks.check_launcher({"ELASTICJOB_HUB_URL": "wss://hub"}).status in (OK, WARN)
+    assert stacks.check_frameworks({}).status in (OK, WARN)

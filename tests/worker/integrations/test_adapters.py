@@ -1,0 +1,274 @@
+"""The adapters with a small stand-in for each framework. tests/frameworks runs them with the frameworks themselves."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from elasticjob.errors import ConfigurationError, ElasticJobError
+from elasticjob.integrations import versions
+
+LIGHTNING = {
+    "lightning/__init__.py": "",
+    "lightning/pytorch/__init__.py": "class Callback:\n    pass\n",
+    "lightning/fabric/__init__.py": "",
+    "lightning/fabric/plugins/__init__.py": "",
+    "lightning/fabric/plugins/environments/__init__.py": (
+        "import os\nclass TorchElasticEnvironment:\n"
+        "    def world_size(self):\n        return int(os.environ['WORLD_SIZE'])\n"
+    ),
+}
+TRANSFORMERS = {"transformers/__init__.py": "class TrainerCallback:\n    pass\n"}
+
+Import = Callable[..., Any]
+
+
+@pytest.fixture
+def import_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Import]:
+    """Import an adapter anew, with a stand-in of its framework in this version."""
+    before = set(sys.modules)
+
+    def run(name: str, version: str | None, files: dict[str, str]) -> Any:
+        if version is not None:
+            info = tmp_path / f"{name}-{version}.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return importlib.import_module(f"elasticjob.integrations.{name}")
+
+    yield run
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("lightning", "transformers") or name.startswith("elasticjob.integrations."):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def asked() -> Iterator[Callable[[], None]]:
+    """Ask for a checkpoint as the agent does."""
+    from elasticjob.checkpoint import requests
+
+    handler = signal.getsignal(signal.SIGUSR1)
+    requests.requested()
+    yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
+    requests.clear()
+    if not callable(handler):
+        return
+    signal.signal(signal.SIGUSR1, handler)
+
+
+def requested() -> bool:
+    from elasticjob.checkpoint import requests
+
+    return requests.requested()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("lightning", "2.0.9", "needs lightning 2.4 or newer, and 2.0.9 is installed: pip install 'lightning>=2.4'"),
+        ("transformers", "4.9.0", "needs transformers 4.43 or newer, and 4.9.0 is installed"),
+        ("accelerate", "0.20.3", "needs accelerate 0.33 or newer, and 0.20.3 is installed"),
+        ("accelerate", None, "needs accelerate, which is not installed: pip install 'accelerate>=0.33'"),
+    ],
+)
+def test_a_framework_that_is_too_old_is_an_error_with_the_remedy(
+    import_adapter: Import, name: str, version: str | None, message: str
+) -> None:
+    if version is None and versions.read_version(name) is not None:
+        pytest.skip(f"{name} is installed")
+    with pytest.raises(ElasticJobError) as caught:
+        import_adapter(name, version, LIGHTNING if name == "lightning" else {})
+    assert message in str(caught.value)
+    assert isinstance(caught.value, ImportError), "an import that fails is an ImportError to those who expect one"
+
+
+@pytest.mark.parametrize(
+    ("version", "old"),
+    [("2.3.9", True), ("2.4", False), ("2.10.0", False), ("2.4.0.dev1", False), ("3.0", False), ("unknown", False)],
+)
+def test_versions_are_compared_as_numbers(version: str, old: bool) -> None:
+    assert versions.is_too_old(version, (2, 4)) is old
+
+
+@pytest.mark.parametrize("size", [(4, 2), (6, 2), (3, 1), (1, 1)])
+def test_lightning_gets_the_size_of_every_world(
+    import_adapter: Import, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    adapter = import_adapter("lightning", "2.6.0", LIGHTNING)
+    world, local = size
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    found = adapter.elastic_arguments()
+    assert (found["devices"], found["num_nodes"]) == (local, world // local)
+    found["plugins"][0].validate_settings(local, world // local)
+    with pytest.raises(ConfigurationError, match=r"write Trainer\(\*\*elastic_arguments\(\)"):
+        found["plugins"][0].validate_settings(local, world // local + 1)
+
+
+def test_lightning_keeps_its_defaults_without_torchrun(import_adapter: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = import_adapter("lightning", "2.6.0", LIGHTNING)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert adapter.elastic_arguments() == {}
+
+
+def test_lightning_saves_when_it_is_asked(import_adapter: Import, asked: Callable[[], None], tmp_path: Path) -> None:
+    adapter = import_adapter("lightning", "2.6.0", LIGHTNING)
+    saved: list[str] = []
+    trainer = SimpleNamespace(save_checkpoint=saved.append, global_step=7, max_steps=-1)
+    module = SimpleNamespace(device="cpu")
+    callback = adapter.ElasticJobCallback(tmp_path)
+    callback.on_train_batch_end(trainer, module, {"loss": torch.ones(())}, None, 0)
+    assert saved == []
+    asked()
+    callback.on_train_batch_end(trainer, module, None, None, 1)
+    callback.on_train_batch_end(trainer, module, torch.ones(()), None, 2)
+    assert saved == [str(tmp_path / "elasticjob.ckpt")]
+    assert not requested()
+
+
+def test_lightning_does_not_catch_sigterm(import_adapter: Import, tmp_path: Path) -> None:
+    callback = import_adapter("lightning", "2.6.0", LIGHTNING).ElasticJobCallback(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        callback.setup(None, None, "fit")
+        signal.signal(signal.SIGTERM, lambda number, frame: None)  # as Lightning does
+        callback.on_train_start(None, None)
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_newest_whole_checkpoint_of_lightning(import_adapter: Import, tmp_path: Path) -> None:
+    find = import_adapter("lightning", "2.6.0", LIGHTNING).find_checkpoint
+    folder = tmp_path / "saved"
+    assert find(folder) is None
+    for age, name in enumerate(["new.ckpt", "old.ckpt"]):
+        (folder / name).mkdir(parents=True) if name == "new.ckpt" else (folder / name).touch()
+        os.utime(folder / name, (1000 - age, 1000 - age))
+    assert find(folder) == str(folder / "old.ckpt"), "a folder without meta.pt is not whole"
+    (folder / "new.ckpt" / "meta.pt").touch()
+    assert find(folder) == str(folder / "new.ckpt")
+
+
+class Accelerator:
+    """As much of accelerate's as the adapter uses."""
+
+    is_main_process = True
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.fails = False
+
+    def save_state(self, folder: str) -> None:
+        Path(folder).mkdir(parents=True)
+        if self.fails:
+            raise RuntimeError("killed")
+        (Path(folder) / "model").write_text("weights")
+
+    def load_state(self, folder: str) -> None:
+        assert (Path(folder) / "model").exists()
+        self.loaded.append(Path(folder).name)
+
+    def wait_for_everyone(self) -> None: ...
+
+
+def test_a_loop_with_accelerate(import_adapter: Import, asked: Callable[[], None], tmp_path: Path) -> None:
+    adapter = import_adapter("accelerate", "1.15.0", {})
+    accelerator, folder = Accelerator(), tmp_path / "saved"
+    checkpoints = adapter.Checkpoints(accelerator, folder, every=10, keep=2)
+    at = checkpoints.load({"epoch": 0, "step": 0})
+    assert at == {"epoch": 0, "step": 0}
+    for step in range(1, 36):
+        at["step"] = step
+        if step == 33:
+            asked()
+        checkpoints.after_step(at, total=100, loss=1.0)
+    assert not requested()
+    assert sorted(place.name for place in folder.iterdir()) == ["step-000000030", "step-000000033"]
+    accelerator.fails = True
+    at["step"] = 40
+    with pytest.raises(RuntimeError, match="killed"):
+        checkpoints.after_step(at)
+    again = adapter.Checkpoints(accelerator, folder)
+    assert again.load({"epoch": 5, "step": 0, "new": 1}) == {"epoch": 0, "step": 33, "new": 1}
+    assert accelerator.loaded == ["step-000000033"]
+    accelerator.fails = False
+    at["step"] = 100
+    again.after_step(at)
+    assert json.loads((folder / "step-000000100" / "elasticjob.json").read_text()) == at
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"keep": 0}])
+def test_wrong_numbers_of_checkpoints_are_refused(
+    import_adapter: Import, tmp_path: Path, wrong: dict[str, int]
+) -> None:
+    adapter = import_adapter("accelerate", "1.15.0", {})
+    with pytest.raises(ConfigurationError, match="must be at least 1"):
+        adapter.Checkpoints(Accelerator(), tmp_path, **wrong)
+
+
+class Mapped:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream:
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+class Resumable(Stream):
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "told"), [(Mapped(), False), (Stream(), True), (Resumable(), False), (None, False)]
+)
+def test_transformers_tells_of_a_loader_that_cannot_be_resumed(
+    import_adapter: Import, caplog: pytest.LogCaptureFixture, dataset: Any, told: bool
+) -> None:
+    adapter = import_adapter("transformers", "5.0.0", TRANSFORMERS)
+    loader = SimpleNamespace(dataset=dataset)
+    state = SimpleNamespace(is_world_process_zero=True)
+    with caplog.at_level(logging.WARNING):
+        adapter.ElasticJobCallback().on_train_begin(None, state, None, train_dataloader=loader)
+    assert ("has no state_dict" in caplog.text) is told
+    assert ("ignore_data_skip=True" in caplog.text) is told
+
+
+def test_transformers_saves_when_it_is_asked(import_adapter: Import, asked: Callable[[], None], tmp_path: Path) -> None:
+    adapter = import_adapter("transformers", "5.0.0", TRANSFORMERS)
+    callback = adapter.ElasticJobCallback()
+    control = SimpleNamespace(should_save=False)
+    state = SimpleNamespace(log_history=[{"loss": 1.0}], global_step=3, max_steps=10)
+    arguments = SimpleNamespace(device="cpu")
+    assert not callback.on_step_end(arguments, state, control).should_save
+    asked()
+    assert callback.on_step_end(arguments, state, control).should_save
+    callback.on_save(arguments, state, control)
+    assert not requested()
+    whole = tmp_path / "out" / "checkpoint-20"
+    for place, text in (
+        (whole, "{}"),
+        (whole.with_name("checkpoint-30"), "{"),
+        (whole.with_name("checkpoint-x"), "{}"),
+    ):
+        place.mkdir(parents=True)
+        (place / "trainer_state.json").write_text(text)
+    assert adapter.find_checkpoint(tmp_path / "out") == str(whole)
