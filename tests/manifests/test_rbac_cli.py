@@ -66,6 +66,7 @@ CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "top": (FIRST, ["top"]),
     "events": (FIRST, ["events NAME"]),
     "report": (FIRST, ["report NAME --html REPORT"]),
+    "dashboard": (FIRST, ["dashboard --no-browser --timeout 3"]),
     "logs": ("logs", ["logs NAME", "logs NAME -f", "logs NAME --rank 0 --tail 1"]),
     "submit": ("submit", ["submit train.py --image i --name made"]),
     "scale": ("scale", ["scale NAME 3"]),

@@ -91,10 +91,13 @@ def top(name: str | None) -> None:
 
     async def work(client: Client) -> None:
         if name is None:
-            common.show(tables.list_top(await client.list(), time.time()))
+            jobs, sizes = await asyncio.gather(client.list(), client.sizes())
+            common.show(tables.list_top(jobs, time.time(), sizes))
             return
-        job, pods, usage = await asyncio.gather(client.get(name), client.pods(name), client.pod_metrics(name))
-        common.show(tables.list_top([job], time.time()))
+        job, pods, usage, sizes = await asyncio.gather(
+            client.get(name), client.pods(name), client.pod_metrics(name), client.sizes(name)
+        )
+        common.show(tables.list_top([job], time.time(), sizes))
         common.echo("")
         common.show(tables.list_members(job, pods, usage=usage))
         if usage is None:
@@ -190,8 +193,8 @@ class Watcher:
 
     def _view(self, events: list[Happening]) -> RenderableType:
         assert self._job is not None
-        worlds = past.build_history(self._samples, events).worlds
-        return details.live(self._job, self._pods, worlds, time.time(), rows=self._out.height)
+        found = past.build_history(self._samples, events)
+        return details.live(self._job, self._pods, found, time.time(), rows=self._out.height)
 
     async def _follow_job(self) -> Job | None:
         async for change in self._client.watch(self._name):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from elasticjob_operator.cli import change, chaos, common, completion, convert, logs, read, report
+from elasticjob_operator.cli import change, chaos, common, completion, convert, dashboard, logs, read, report
 
 _NAME: str = "kubectl elasticjob"
 _COMPLETE_VARIABLE = "_KUBECTL_ELASTICJOB_COMPLETE"
@@ -21,7 +21,14 @@ def cli() -> None:
 for command in (
     *(read.list_command, read.describe, read.watch, read.wait, read.top, read.events),
     *(logs.logs, change.submit, change.scale, change.suspend, change.resume, change.delete),
-    *(chaos.chaos, report.report, convert.convert_command, completion.completion, completion.complete_for_kubectl),
+    *(
+        dashboard.dashboard,
+        chaos.chaos,
+        report.report,
+        convert.convert_command,
+        completion.completion,
+        completion.complete_for_kubectl,
+    ),
 ):
     cli.add_command(command)
 

@@ -83,6 +83,9 @@ class Connection:
                 raise errors.explain(decode_error(response.status, await response.read()), request.title)
             yield response
         finally:
+            unread = response.connection  # of a stream that somebody has left
+            if unread is not None and unread.transport is not None:
+                unread.transport.abort()  # closing waits for the server, maybe longer than our loop runs
             response.close()
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from elasticjob_operator.api import names
 from elasticjob_operator.client.model import Happening
@@ -37,6 +37,7 @@ __all__ = [
     "goodput_seconds",
     "is_news",
     "read_recording",
+    "read_sizes",
     "take_sample",
 ]
 
@@ -107,6 +108,14 @@ def build_history(samples: Sequence[Sample], events: Iterable[Happening], start:
     )
 
 
+def read_sizes(events: Iterable[dict[str, Any]]) -> dict[str, tuple[Point, ...]]:
+    """The world sizes of jobs over time, by UID, from the raw events of jobs."""
+    by_job: dict[str, list[Happening]] = {}
+    for raw in events:
+        by_job.setdefault(str((raw.get("involvedObject") or {}).get("uid")), []).append(Happening.parse(raw))
+    return {uid: build_history([], found).sizes for uid, found in by_job.items()}
+
+
 def _worlds_of_events(events: Iterable[Happening]) -> dict[int, World]:
     found: dict[int, World] = {}
     for event in events:
@@ -140,7 +149,7 @@ def _moment_of(sample: Sample) -> Moment:
         phase=sample.phase,
         generation=sample.generation,
         size=sample.world_size,
-        members=sample.world_size,
+        members=0,  # a record lists them all, and nothing here needs the list
         cause=sample.cause,
         formed=sample.formed,
         training=sample.training,

@@ -17,6 +17,7 @@ from elasticjob_operator.client import connection as transport
 from elasticjob_operator.client import errors, logs, rules
 from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.execute import run_in_pod
+from elasticjob_operator.client.history import Point, read_sizes
 from elasticjob_operator.client.listing import list_all, stream_changes
 from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Words
 from elasticjob_operator.rest.request import MERGE_PATCH, Request, path_of
@@ -86,6 +87,16 @@ class Client:
         except errors.NotFoundError:
             job = None  # deleted; only its events remain
         return rules.choose_events(found, name, job)
+
+    async def sizes(self, name: str | None = None, namespace: str | None = None) -> dict[str, tuple[Point, ...]] | None:
+        """The world sizes of every job (or of one) over time, by UID, from events; None if they may not be read."""
+        fields = f"involvedObject.kind={names.KIND}" + (f",involvedObject.name={name}" if name else "")
+        path = path_of("v1", "events", self._space(namespace))
+        try:
+            found, _ = await list_all(self.connection, path, "list events", more=(("fieldSelector", fields),))
+        except errors.ForbiddenError:
+            return None
+        return read_sizes(found)
 
     async def pod_metrics(self, name: str, namespace: str | None = None) -> dict[str, dict[str, str]] | None:
         """The usage of cpu and memory by pod; None if the cluster has no metrics server."""

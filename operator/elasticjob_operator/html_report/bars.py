@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Final
 
 from elasticjob_operator.client.history import Stay
@@ -18,8 +17,8 @@ from elasticjob_operator.html_report.plot import (
     clock,
     draw_mark,
     draw_times,
+    escape,
 )
-from elasticjob_operator.text import printable
 from elasticjob_operator.view import words
 
 COLOURS: Final = 8  # of nodes; further nodes use them again
@@ -60,9 +59,9 @@ def _stay(stay: Stay, x: Scale, top: float, colour: int) -> str:
     width = round(max(1.5, right - left), 2)
     first, last = stay.generations
     worlds = f"generation {first}" if first == last else f"generations {first} to {last}"
-    node = printable(stay.node) or "no node"
+    node = stay.node or "no node"
     when = f"{clock(max(0.0, stay.start - x.low))} to {clock(max(0.0, stay.end - x.low))}"
-    tip = f"{printable(stay.pod)} on {node}: {worlds}, {when}"
+    tip = f"{stay.pod} on {node}: {worlds}, {when}"
     fits = int((width - 8) / _LETTER)
     name = node if len(node) <= fits else node[: fits - 1] + "…" if fits > 4 else ""
     text = f'<text class="in" x="{left + 5}" y="{top + 13}">{escape(name)}</text>' if name else ""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from elasticjob_operator.client.history import History, Sample
-from elasticjob_operator.html_report.picture import build_picture, escape
+from elasticjob_operator.html_report.picture import build_picture
+from elasticjob_operator.html_report.plot import escape
 from elasticjob_operator.html_report.style import STYLE
 
 

@@ -5,7 +5,6 @@ All text from the cluster is escaped, and its control characters are replaced.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from elasticjob_operator.client.history import EARLIER, OPEN, History, Sample, W
 from elasticjob_operator.client.model import Happening
 from elasticjob_operator.history.goodput import Loss
 from elasticjob_operator.html_report.bars import draw_shares, draw_stays
-from elasticjob_operator.html_report.plot import Mark, clock, draw, spans_decades
-from elasticjob_operator.text import printable
+from elasticjob_operator.html_report.plot import Mark, clock, draw, escape, spans_decades
 from elasticjob_operator.view import words
 
 _MAX_METRICS: Final = 4
@@ -41,10 +39,6 @@ class Picture:
     notable: str  # empty where nothing happened
 
 
-def escape(text: str) -> str:
-    return html.escape(printable(text))
-
-
 def build_picture(history: History, last: Sample | None, now: float) -> Picture:
     """`last`: the latest sample; `now` stands for the time axis of a job without any history."""
     start = history.start if history.start is not None else now
@@ -60,7 +54,7 @@ def build_picture(history: History, last: Sample | None, now: float) -> Picture:
     for name in list(history.metrics)[:_MAX_METRICS] or ["loss"]:
         points = history.metrics.get(name, ())
         log = spans_decades(points)
-        plots.append(draw(printable(name), points, start=start, end=end, style="loss", marks=marks, log=log))
+        plots.append(draw(name, points, start=start, end=end, style="loss", marks=marks, log=log))
     return Picture(
         tiles=_tiles(history, last),
         plots="".join(plots),

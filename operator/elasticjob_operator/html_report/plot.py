@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Final
 
 from elasticjob_operator.client.history import Point
+from elasticjob_operator.text import printable
 
 WIDTH: Final = 960
 HEIGHT: Final = 170
@@ -16,6 +17,11 @@ LEFT: Final = 64
 RIGHT: Final = 16
 TOP: Final = 26
 BOTTOM: Final = 24
+
+
+def escape(text: str) -> str:
+    """Text of anybody for HTML, without control characters."""
+    return html.escape(printable(text))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from rich.text import Text
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.client.history import World, goodput_seconds
+from elasticjob_operator.client.history import History, World, goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod, parse_time
 from elasticjob_operator.view import tables, words
+from elasticjob_operator.view.sparkline import sparkline
 
 
 def describe(job: Job, pods: Sequence[Pod], events: Sequence[Happening], now: float) -> RenderableType:
@@ -110,8 +111,8 @@ def failure(last: api.FailureStatus, now: float) -> RenderableType:
     return Group(*parts)
 
 
-def live(job: Job, pods: Sequence[Pod], worlds: Sequence[World], now: float, *, rows: int = 40) -> RenderableType:
-    """One screen: phase, progress, members and the latest generations."""
+def live(job: Job, pods: Sequence[Pod], past: History, now: float, *, rows: int = 40) -> RenderableType:
+    """One screen: phase, progress, small plots, members and the latest generations."""
     status = job.status
     head = Text.assemble(
         (job.name, "bold"),
@@ -133,9 +134,22 @@ def live(job: Job, pods: Sequence[Pod], worlds: Sequence[World], now: float, *, 
         parts.append(Text(reason, style="red" if status.is_true("Failed") else "yellow"))
     if status.progress is not None:
         parts.append(_progress_bar(status.progress))
+    parts += _small_plots(past, now)
     spare = max(6, rows - len(parts) - 10)
-    parts += [Text(), tables.list_members(job, pods, limit=spare), Text(), generations(worlds[-6:], now)]
+    parts += [Text(), tables.list_members(job, pods, limit=spare), Text(), generations(past.worlds[-6:], now)]
     return Group(*parts)
+
+
+def _small_plots(past: History, now: float) -> list[RenderableType]:
+    """World size, throughput and the first metric on one line; nothing where nothing changed yet."""
+    first = next(iter(past.metrics.items()), ("", ()))
+    shown = {
+        "pods": sparkline(past.sizes, steps=True, end=now),
+        "steps/s": sparkline(past.throughput),
+        first[0]: sparkline(first[1]),
+    }
+    found = [f"{name} {plot}" for name, plot in shown.items() if len(plot) > 1]
+    return [Text("  ".join(found), no_wrap=True, overflow="crop")] if found else []
 
 
 def _find_problem(job: Job) -> str:

@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticjob_operator import api
-from elasticjob_operator.client.history import goodput_seconds
+from elasticjob_operator.client.history import Point, goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.view import words
+from elasticjob_operator.view.sparkline import sparkline
 
 
 def plain_table(*columns: str) -> Table:
@@ -110,11 +111,16 @@ def list_events(events: Sequence[Happening], now: float) -> Table:
     return table
 
 
-def list_top(jobs: Sequence[Job], now: float) -> Table:
-    """Throughput and goodput of the jobs, the busiest first."""
+def list_top(jobs: Sequence[Job], now: float, sizes: Mapping[str, Sequence[Point]] | None = None) -> Table:
+    """Throughput and goodput of the jobs, the busiest first.
+
+    `sizes`: of their worlds over time, by UID, as far as events tell; None if they could not be read.
+    """
     pooled = any(job.status.scaling is not None and job.status.scaling.pool for job in jobs)
     more = ("POOL", "MODEL", "EXPECTED", "SEEN", "WHY") if pooled else ()
-    table = plain_table("NAME", "PHASE", "WORLD", "PROCESSES", "STEP", "RATE", "GOODPUT", "RESCALES", "RECOVERY", *more)
+    course = ("LAST HOUR",) if sizes else ()
+    titles = ("PROCESSES", "STEP", "RATE", "GOODPUT", "RESCALES", "RECOVERY")
+    table = plain_table("NAME", "PHASE", "WORLD", *course, *titles, *more)
     for job in sorted(jobs, key=lambda j: (-j.status.rendezvous.processes, j.name)):
         status = job.status
         rate = words.steps_per_second(job)
@@ -123,6 +129,7 @@ def list_top(jobs: Sequence[Job], now: float) -> Table:
             job.name,
             phase(job),
             str(status.rendezvous.world_size),
+            *([_course(job, sizes, now)] if sizes else ()),
             str(status.rendezvous.processes),
             "-" if step is None else str(step),
             f"{rate:.3g}/s" if rate is not None else "-",
@@ -132,6 +139,11 @@ def list_top(jobs: Sequence[Job], now: float) -> Table:
             *(_pool_cells(job) if pooled else ()),
         )
     return table
+
+
+def _course(job: Job, sizes: Mapping[str, Sequence[Point]], now: float) -> str:
+    end = None if job.status.finished else now
+    return sparkline(sizes.get(job.uid, ()), width=16, steps=True, end=end) or "-"
 
 
 def _pool_cells(job: Job) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from elasticjob_operator.cli.change import command_of, default_name, parse_varia
 from elasticjob_operator.cli.chaos import choose_node_victims, choose_victim
 from elasticjob_operator.cli.logs import line_text
 from elasticjob_operator.client import Happening, Job, Line, NotFoundError, Pod
-from elasticjob_operator.client.history import World
+from elasticjob_operator.client.history import History, Point, World, read_sizes
 from elasticjob_operator.view import details, tables, words
+from elasticjob_operator.view.sparkline import sparkline
 
 NOW = given.job().created or 0.0
 NOW += 90
@@ -78,9 +80,47 @@ def test_members_by_rank_then_the_others() -> None:
 
 def test_many_members_fit_on_a_screen() -> None:
     job = given.job(given.running_status(pods=200))
-    text = text_of(details.live(job, [], [], NOW, rows=30))
+    text = text_of(details.live(job, [], history(), NOW, rows=30))
     assert "more" in text
     assert len(text.splitlines()) <= 30
+
+
+def history(*worlds: World, **more: Any) -> History:
+    empty: dict[str, Any] = {"sizes": (), "throughput": (), "metrics": {}, "notable": ()}
+    return History(NOW - 60, NOW, worlds, **(empty | more))
+
+
+def test_small_plots() -> None:
+    def course(*values: float) -> tuple[Point, ...]:
+        return tuple(Point(float(i), value) for i, value in enumerate(values))
+
+    assert sparkline(course(0, 1, 2, 3, 4, 5, 6, 7)) == "▁▂▃▄▅▆▇█"
+    assert sparkline(course(*range(80)), width=8) == "▁▂▃▄▅▆▇█"
+    assert sparkline(course(2.0, float("nan"), 2.0)) == "▅▅"
+    assert sparkline(()) == ""
+    held = (Point(0, 4), Point(50, 0), Point(60, 2))
+    assert sparkline(held, width=10, steps=True, end=100) == "████ ▅▅▅▅▅"
+    assert sparkline((Point(5, 3),), steps=True) == "█"
+    points = course(*(3.0 for _ in range(100)))
+    assert len(sparkline(points, width=24)) == len(sparkline(points, width=24, steps=True)) == 24
+
+
+def test_watch_and_top_show_small_plots() -> None:
+    sizes = (Point(NOW - 60, 4), Point(NOW - 30, 2))
+    found = history(sizes=sizes, metrics={"loss": (Point(1, 2.0), Point(2, 1.0))})
+    assert "pods ███████████▅▅▅▅▅▅▅▅▅▅▅▅▅  loss █▁" in text_of(details.live(given.job(), [], found, NOW))
+    assert "pods" not in text_of(details.live(given.job(), [], history(), NOW)).splitlines()[2]
+    event = raw_event("WorldFormed", "generation 1 with 4 pods: the job starts", NOW - 60)
+    change = raw_event("WorldChanged", "generation 2 from 4 to 2 pods: a member was lost", NOW - 30)
+    top = text_of(tables.list_top([given.job()], NOW, read_sizes([event, change])))
+    assert [line.split()[3] for line in top.splitlines()] == ["LAST", "███████▅▅▅▅▅▅▅▅▅"]
+    assert "LAST HOUR" not in text_of(tables.list_top([given.job()], NOW, None))
+
+
+def raw_event(reason: str, message: str, at: float) -> dict[str, Any]:
+    stamp = datetime.fromtimestamp(at, UTC).isoformat()
+    subject = {"kind": "ElasticJob", "name": "digits", "uid": "u"}
+    return {"involvedObject": subject, "reason": reason, "message": message, "lastTimestamp": stamp}
 
 
 def test_describe_says_what_matters() -> None:
@@ -106,10 +146,10 @@ def test_describe_says_what_matters() -> None:
 
 
 def test_the_live_view_has_progress_loss_members_and_generations() -> None:
-    worlds = [
+    worlds = history(
         World(2, NOW - 60, 4, "new pods are ready to join", 0.8),
         World(3, NOW - 30, 2, "a member was lost", 1.25),
-    ]
+    )
     text = text_of(details.live(given.job(), [pod(0), pod(1, node="node-1")], worlds, NOW), width=100)
     assert "━" in text
     assert "loss 0.5" in text
@@ -132,7 +172,7 @@ def test_goodput_without_reported_steps_is_a_bound() -> None:
     for measured, shown in (("Steps", " 90.0%"), ("Formation", "≤90.0%")):
         job = given.job(raw | {"goodput": raw["goodput"] | {"measured": measured}})
         assert shown in text_of(tables.list_top([job], NOW))
-        assert shown.strip() in text_of(details.live(job, [], [], NOW))
+        assert shown.strip() in text_of(details.live(job, [], history(), NOW))
 
 
 def test_a_total_that_is_wrong_is_not_shown() -> None:
@@ -165,7 +205,7 @@ def hostile_job() -> Job:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_obeys_nobody_but_us(terminal: bool) -> None:
     job, events = hostile_job(), [Happening(NOW, HOSTILE, HOSTILE, HOSTILE, HOSTILE)]
-    worlds = [World(1, NOW, 2, HOSTILE, 1.0)]
+    worlds = history(World(1, NOW, 2, HOSTILE, 1.0), metrics={HOSTILE: (Point(1, 2.0), Point(2, 1.0))})
     line = Line("digits-worker-1", range(1, 2), HOSTILE)
     out = common.SafeConsole(width=200, force_terminal=terminal, color_system=None)
     with out.capture() as captured:

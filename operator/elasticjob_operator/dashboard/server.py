@@ -1,0 +1,221 @@
+"""The web server of the dashboard: routes, the guard before each of them, and the streams of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from typing import Final
+
+from aiohttp import web
+
+from elasticjob_operator.client import Client, ClientError, ForbiddenError, InvalidError, Job, NotFoundError
+from elasticjob_operator.dashboard import guard, jobpage, listpage, shell
+from elasticjob_operator.dashboard.board import Board
+from elasticjob_operator.dashboard.looking import Looker
+from elasticjob_operator.dashboard.streams import Streams, number
+from elasticjob_operator.html_report import STYLE
+from elasticjob_operator.text import printable
+
+_FIRST_LIST: Final = 15.0  # the first page waits as long for the jobs
+_RETRY: Final = 2.0
+_FORM_BYTES: Final = 16 * 1024
+_ASSETS: Final = {"dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+class Dashboard:
+    """Serves the jobs of one namespace, or of all, with the client's rights."""
+
+    def __init__(self, client: Client, *, all_namespaces: bool = False, access: guard.Access | None = None) -> None:
+        self.keys = guard.Keys()
+        self.board = Board()
+        self._client = client
+        self._all_namespaces = all_namespaces
+        self._access = access or guard.Access()
+        self._port = 0
+        folder = resources.files(__package__) / "assets"
+        self._assets = {name: ((folder / name).read_bytes(), kind) for name, kind in _ASSETS.items()}
+        style = STYLE + (folder / "dashboard.css").read_text()
+        self._assets["style.css"] = (style.encode(), "text/css")
+
+    @contextlib.asynccontextmanager
+    async def serve(self, host: str, port: int) -> AsyncIterator[str]:
+        """Serve while the context lasts; yields the address with its token. Raises OSError for a port in use."""
+        streams = Streams(self._client, self.board, self._find, self._regions)
+        app = web.Application(middlewares=[self._guard], client_max_size=_FORM_BYTES)
+        app.add_routes(
+            [
+                web.get("/", self._list),
+                web.get("/healthz", self._health),
+                web.get("/events", streams.send_jobs),
+                web.get("/assets/{name}", self._asset),
+                web.get("/jobs/{namespace}/{name}", self._job),
+                web.get("/jobs/{namespace}/{name}/events", streams.send_job),
+                web.get("/jobs/{namespace}/{name}/logs", streams.send_logs),
+                web.post("/jobs/{namespace}/{name}/{action:scale|suspend|resume}", self._act),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        follower = asyncio.create_task(self._follow())
+        try:
+            await web.TCPSite(runner, host, port).start()
+            self._port = int(runner.addresses[0][1])
+            yield f"http://{host}:{self._port}/" + ("" if self._access.behind_proxy else f"?token={self.keys.token}")
+        finally:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+            await runner.cleanup()
+
+    async def _follow(self) -> None:
+        """Keeps the board up to date, whatever happens to the API server or to our rights meanwhile."""
+        while True:
+            changes = self._client.watch(
+                all_namespaces=self._all_namespaces, seen=self.board.known, listed=self.board.set_listed
+            )
+            try:
+                async for change in changes:
+                    self.board.apply(change, time.time())
+            except ClientError as error:
+                hint = " -n NAMESPACE shows one namespace." if self._all_namespaces else ""
+                self.board.set_problem(str(error) + (hint if isinstance(error, ForbiddenError) else ""))
+            finally:
+                await changes.aclose()
+            await asyncio.sleep(_RETRY)
+
+    # --- who may ask -------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path == "/healthz":
+            return await handler(request)
+        try:
+            refusal = guard.judge(await self._read_asked(request), self.keys, self._access)
+            if refusal is not None:
+                return self._answer(request, refusal.status, "Not allowed", refusal.message)
+            response = await handler(request)
+        except web.HTTPException as error:
+            return self._answer(request, error.status, error.reason or "Not possible", error.text or "")
+        if not response.prepared:
+            response.headers.update(guard.HEADERS)
+        return response
+
+    async def _read_asked(self, request: web.Request) -> guard.Asked:
+        form = await request.post() if request.method == "POST" else {}
+        return guard.Asked(
+            method=request.method,
+            host=request.host,
+            origin=request.headers.get("Origin", ""),
+            session=request.cookies.get(guard.cookie_name(self._port), ""),
+            token=request.query.get("token", "") if request.path == "/" else "",
+            form=str(form.get("key", "")),
+        )
+
+    def _answer(self, request: web.Request, status: int, title: str, message: str) -> web.Response:
+        if "application/json" in request.headers.get("Accept", ""):
+            return web.json_response({"message": printable(message)}, status=status, headers=guard.HEADERS)
+        return self._html(shell.build_message(title, message, back=_back(request)), status)
+
+    def _html(self, text: str, status: int = 200) -> web.Response:
+        # A job's name or log may hold what UTF-8 cannot encode.
+        data = text.encode("utf-8", "replace")
+        return web.Response(body=data, status=status, content_type="text/html", charset="utf-8", headers=guard.HEADERS)
+
+    # --- pages -------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        found = self._assets.get(request.match_info["name"])
+        if found is None:
+            raise web.HTTPNotFound(text="There is no such file.")
+        return web.Response(body=found[0], content_type=found[1], charset="utf-8")
+
+    async def _list(self, request: web.Request) -> web.Response:
+        if "token" in request.query:
+            return self._enter()
+        await self._until_listed()
+        query, page = request.query.get("q", ""), number(request, "page", 1)
+        view = self.board.view(query, page)
+        main = listpage.build_list(view, query, self.board.problem)
+        stream = f"/events?{request.query_string}"
+        return self._html(shell.build_page("ElasticJobs", main, stream=stream))
+
+    def _enter(self) -> web.Response:
+        response = self._html(shell.build_entry("/"))
+        name = guard.cookie_name(self._port)
+        response.set_cookie(name, self.keys.session, httponly=True, samesite="Strict", path="/")
+        return response
+
+    async def _job(self, request: web.Request) -> web.Response:
+        await self._until_listed()
+        job = self._find(request)
+        looker = Looker(self._client, job.namespace, job.name)
+        await looker.look()
+        regions = self._regions(request, job, looker.seen)
+        main = jobpage.build_job(job.namespace, job.name, regions, rank=request.query.get("rank", ""))
+        stream = f"{request.rel_url.raw_path}/events?{request.query_string}"
+        return self._html(shell.build_page(f"{job.name}: ElasticJob", main, stream=stream))
+
+    def _regions(self, request: web.Request, job: Job, seen: jobpage.Seen) -> dict[str, str]:
+        scaling = job.status.scaling
+        return jobpage.build_regions(
+            job,
+            seen,
+            self.board.samples(job.uid),
+            self.board.in_pool(scaling.pool) if scaling is not None and scaling.pool else (),
+            now=time.time(),
+            form_key="" if self._access.read_only else self.keys.form,
+            members_page=number(request, "members", 1),
+            problem=self.board.problem,
+        )
+
+    def _find(self, request: web.Request) -> Job:
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        job = self.board.find(namespace, name)
+        if job is None:
+            raise web.HTTPNotFound(text=f"There is no ElasticJob {name} in namespace {namespace} that you may see.")
+        return job
+
+    async def _until_listed(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_LIST):
+                while not self.board.is_complete and not self.board.problem:
+                    await self.board.wait(self.board.version, _FIRST_LIST)
+
+    # --- changes of jobs ---------------------------------------------------------------------------------------
+
+    async def _act(self, request: web.Request) -> web.Response:
+        job = self._find(request)
+        form = await request.post()
+        try:
+            said = await self._change(job, request.match_info["action"], str(form.get("replicas", "")))
+        except (InvalidError, NotFoundError, ForbiddenError, ClientError) as error:
+            return self._answer(request, 400, "Not changed", str(error))
+        return self._answer(request, 200, "Changed", said)
+
+    async def _change(self, job: Job, action: str, replicas: str) -> str:
+        if action == "suspend":
+            await self._client.suspend(job.name, job.namespace)
+            return f"{job.name} is being suspended: it saves a checkpoint and releases its pods."
+        if action == "resume":
+            await self._client.resume(job.name, job.namespace)
+            return f"{job.name} is being resumed."
+        if replicas == "auto":
+            await self._client.release(job.name, job.namespace)
+            return f"{job.name} is scaled by its pool again."
+        if not (replicas.isascii() and replicas.isdecimal() and len(replicas) < 9 and int(replicas)):
+            raise InvalidError("replicas: must be a number of pods from 1 on")
+        await self._client.scale(job.name, int(replicas), job.namespace)
+        return f"{job.name} is scaled to {int(replicas)}."
+
+
+def _back(request: web.Request) -> str:
+    """Where a page that says one thing leads: to the job that it is about."""
+    info = request.match_info
+    return listpage.job_path(info["namespace"], info["name"]) if request.method == "POST" and "action" in info else "/"

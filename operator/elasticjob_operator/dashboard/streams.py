@@ -1,0 +1,169 @@
+"""Streams of changes (server-sent events): of the list, of one job, and of logs. Each sends only what changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from elasticjob_operator.client import Client, ClientError, Job
+from elasticjob_operator.dashboard import guard, listpage, shell
+from elasticjob_operator.dashboard.board import Board
+from elasticjob_operator.dashboard.jobpage import Seen
+from elasticjob_operator.dashboard.looking import Looker
+from elasticjob_operator.html_report import escape
+from elasticjob_operator.text import printable
+from elasticjob_operator.view import words
+
+_PAUSE: Final = 0.5  # between two messages of a stream
+_BEAT: Final = 10.0  # a stream says something at least as often
+_MOST_STREAMS: Final = 64
+_LOG_TAIL: Final = 1000
+_LOG_WIDTH: Final = 4000
+_LOG_BATCH: Final = 200
+
+
+class Streams:
+    """`find`: the job that a request is about. `build`: the regions of its page."""
+
+    def __init__(
+        self,
+        client: Client,
+        board: Board,
+        find: Callable[[web.Request], Job],
+        build: Callable[[web.Request, Job, Seen], dict[str, str]],
+    ) -> None:
+        self._client = client
+        self._board = board
+        self._find = find
+        self._regions = build
+        self._places = asyncio.Semaphore(_MOST_STREAMS)
+
+    @contextlib.asynccontextmanager
+    async def _stream(self, request: web.Request) -> AsyncIterator[web.StreamResponse]:
+        if self._places.locked():
+            raise web.HTTPServiceUnavailable(text="Too many pages are open.")
+        async with self._places:
+            headers = {**guard.HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+            response = web.StreamResponse(headers=headers)
+            await response.prepare(request)
+            yield response
+
+    async def send_jobs(self, request: web.Request) -> web.StreamResponse:
+        query, page = request.query.get("q", ""), number(request, "page", 1)
+        sent: dict[str, str] = {}
+        sent_order: list[str] = []
+        sent_regions: dict[str, str] = {}
+        async with self._stream(request) as response:
+            while True:
+                version = self._board.version
+                view = self._board.view(query, page)
+                order = [row.id for row in view.rows]
+                regions = {
+                    "problem": shell.build_problem(self._board.problem),
+                    "count": escape(listpage.count_text(view)),
+                    "pages": listpage.build_pages(view, query),
+                }
+                message: dict[str, Any] = {"regions": _differences(regions, sent_regions)}
+                rows = listpage.find_changed(view.rows, sent)
+                if rows or order != sent_order:
+                    message |= {"order": order, "rows": rows}
+                news = message if rows or message["regions"] or "order" in message else None
+                if not await _send(response, news):
+                    return response
+                sent, sent_order, sent_regions = {row.id: row.html for row in view.rows}, order, regions
+                await asyncio.sleep(_PAUSE)
+                await self._board.wait(version, _BEAT)
+
+    async def send_job(self, request: web.Request) -> web.StreamResponse:
+        job = self._find(request)
+        looker = Looker(self._client, job.namespace, job.name)
+        sent: dict[str, str] = {}
+        async with self._stream(request) as response:
+            await looker.look()
+            while True:
+                version = self._board.version
+                current = self._board.find(job.namespace, job.name)
+                if current is None:
+                    gone = f'<p class="problem" role="alert">{escape(job.name)} was deleted.</p>'
+                    await _send(response, {"regions": {"state": gone, "controls": ""}, "gone": True})
+                    return response
+                regions = self._regions(request, current, looker.seen)
+                changed = _differences(regions, sent)
+                if not await _send(response, {"regions": changed} if changed else None):
+                    return response
+                sent = regions
+                await asyncio.sleep(_PAUSE)
+                await self._board.wait(version, looker.pause)
+                await looker.look()
+
+    async def send_logs(self, request: web.Request) -> web.StreamResponse:
+        job = self._find(request)
+        rank = number(request, "rank", -1)
+        follow = not job.status.finished
+        reader = self._client.logs(
+            job.name, job.namespace, rank=rank if rank >= 0 else None, follow=follow, tail=_LOG_TAIL
+        )
+        lines: asyncio.Queue[str] = asyncio.Queue(_LOG_BATCH)
+
+        async def read() -> None:
+            async for line in reader:
+                ranks = f"[{words.ranks(line.ranks)}] " if rank < 0 else ""
+                await lines.put(printable(ranks + line.text[:_LOG_WIDTH]).replace("\n", "�"))
+
+        async with self._stream(request) as response:
+            reading = asyncio.create_task(read())
+            try:
+                await _send(response, {"state": "Following." if follow else "Reading."})
+                while not (reading.done() and lines.empty()):
+                    found = await _take(lines, reading)
+                    if not await _send(response, {"lines": found} if found else None):
+                        return response
+                error = reading.exception()
+                said = str(error) if isinstance(error, ClientError) else "The log has ended."
+                await _send(response, {"state": printable(said), "end": True})
+                if error is not None and not isinstance(error, ClientError):
+                    raise error
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+                await reader.aclose()
+        return response
+
+
+async def _take(lines: asyncio.Queue[str], reading: asyncio.Task[None]) -> list[str]:
+    """The lines that are there, or the first that arrives; none after a while, or at the end."""
+    getter = asyncio.create_task(lines.get())
+    try:
+        await asyncio.wait((getter, reading), timeout=_BEAT, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not getter.done():
+            getter.cancel()
+    found = [getter.result()] if getter.done() and not getter.cancelled() else []
+    while not lines.empty() and len(found) < _LOG_BATCH:
+        found.append(lines.get_nowait())
+    return found
+
+
+async def _send(response: web.StreamResponse, message: Mapping[str, Any] | None) -> bool:
+    """One message, or without one a comment. Whether the viewer is still there."""
+    # JSON escapes whatever is not ASCII, so that lone surrogates arrive too.
+    text = f"data: {json.dumps(message, separators=(',', ':'))}\n\n" if message is not None else ": \n\n"
+    try:
+        await response.write(text.encode())
+    except ConnectionResetError:
+        return False
+    return True
+
+
+def _differences(regions: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
+    return {name: html for name, html in regions.items() if sent.get(name) != html}
+
+
+def number(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else default

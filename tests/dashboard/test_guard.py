@@ -1,0 +1,206 @@
+"""Who may ask the dashboard for what: a table, and the same through the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from dashboard.fake_api import FakeApi
+from elasticjob_operator.client import Client
+from elasticjob_operator.dashboard import guard
+from elasticjob_operator.dashboard.guard import Access, Asked, Keys
+from elasticjob_operator.dashboard.server import Dashboard
+
+KEYS = Keys("token", "session", "form")
+PAGE = Asked("GET", "127.0.0.1:8000", session="session")
+FORM = replace(PAGE, method="POST", origin="http://127.0.0.1:8000", form="form")
+
+
+@pytest.mark.parametrize(
+    ("asked", "access", "status"),
+    [
+        (PAGE, Access(), None),
+        (replace(PAGE, method="HEAD"), Access(), None),
+        (replace(PAGE, host="localhost:9"), Access(), None),
+        (replace(PAGE, host="LOCALHOST"), Access(), None),
+        (replace(PAGE, host="[::1]:8000"), Access(), None),
+        (replace(PAGE, host="evil.example:8000"), Access(), 403),
+        (replace(PAGE, host="127.0.0.1.evil.example"), Access(), 403),
+        (replace(PAGE, host="evil@evil.example"), Access(), 403),
+        (replace(PAGE, host="[::1"), Access(), 403),
+        (replace(PAGE, host=""), Access(), 403),
+        (replace(PAGE, session=""), Access(), 401),
+        (replace(PAGE, session="sessio"), Access(), 401),
+        (replace(PAGE, session="tokén"), Access(), 401),
+        (replace(PAGE, session="", token="token"), Access(), None),
+        (replace(PAGE, session="", token="other"), Access(), 401),
+        (replace(PAGE, session="token"), Access(), 401),
+        (replace(PAGE, session=""), Access(behind_proxy=True), None),
+        (replace(PAGE, host="jobs.example", session=""), Access(frozenset({"jobs.example"}), True), None),
+        (replace(PAGE, host="other.example", session=""), Access(frozenset({"jobs.example"}), True), 403),
+        (replace(PAGE, method="PUT"), Access(), 405),
+        (FORM, Access(), None),
+        (FORM, Access(read_only=True), 403),
+        (replace(FORM, origin=""), Access(), 403),
+        (replace(FORM, origin="null"), Access(), 403),
+        (replace(FORM, origin="http://evil.example"), Access(), 403),
+        (replace(FORM, origin="http://127.0.0.1:9"), Access(), 403),
+        (replace(FORM, form=""), Access(), 403),
+        (replace(FORM, form="session"), Access(), 403),
+        (replace(FORM, session="", token="token"), Access(), 401),
+    ],
+)
+def test_requests(asked: Asked, access: Access, status: int | None) -> None:
+    refusal = guard.judge(asked, KEYS, access)
+    assert (refusal.status if refusal else None) == status
+
+
+def test_secrets_are_long_and_new() -> None:
+    one, other = Keys(), Keys()
+    found = {one.token, one.session, one.form, other.token, other.session, other.form}
+    assert len(found) == 6
+    assert min(map(len, found)) >= 43  # 256 bits
+
+
+@pytest.fixture
+async def visitor() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        yield session
+
+
+async def test_the_token_becomes_a_cookie(
+    api: FakeApi, shown: tuple[Dashboard, str], visitor: aiohttp.ClientSession
+) -> None:
+    dashboard, address = shown
+    base = address.partition("/?")[0]
+    async with visitor.get(f"{base}/") as answer:
+        assert answer.status == 401
+        assert "kubectl elasticjob dashboard" in await answer.text()
+    async with visitor.get(address) as answer:
+        assert answer.status == 200
+        (cookie,) = answer.headers.getall("Set-Cookie")
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+        assert dashboard.keys.token not in cookie and dashboard.keys.token not in await answer.text()
+    async with visitor.get(f"{base}/") as answer:
+        assert answer.status == 200
+        text = await answer.text()
+        assert "/jobs/default/digits" in text and dashboard.keys.token not in text
+        assert set(guard.HEADERS.items()) <= set(answer.headers.items())
+        assert "unsafe" not in guard.HEADERS["Content-Security-Policy"]
+    async with visitor.get(f"{base}/", headers={"Host": "rebound.example"}) as answer:
+        assert answer.status == 403
+
+
+async def test_every_address_is_guarded(
+    api: FakeApi, shown: tuple[Dashboard, str], visitor: aiohttp.ClientSession
+) -> None:
+    base = shown[1].partition("/?")[0]
+    for path in ("/", "/events", "/assets/dashboard.js", "/jobs/default/digits", "/jobs/default/digits/events",
+                 "/jobs/default/digits/logs", "/no/such", f"/events?token={shown[0].keys.token}"):  # fmt: skip
+        async with visitor.get(base + path) as answer:
+            assert answer.status == 401, path
+            assert "Content-Security-Policy" in answer.headers
+    async with visitor.post(f"{base}/jobs/default/digits/suspend", data={"key": "x"}) as answer:
+        assert answer.status == 401
+    async with visitor.get(f"{base}/healthz") as answer:
+        assert await answer.text() == "ok\n"
+    assert api.patches == []
+
+
+async def test_a_form_needs_its_key_and_its_own_page(
+    api: FakeApi, shown: tuple[Dashboard, str], visitor: aiohttp.ClientSession
+) -> None:
+    dashboard, address = shown
+    base = address.partition("/?")[0]
+    await visitor.get(address)
+    path, key = f"{base}/jobs/default/digits", {"key": dashboard.keys.form}
+    await visitor.get(path)
+    for data, origin, status in (
+        ({}, base, 403),
+        (key, "http://evil.example", 403),
+        (key, "null", 403),
+        (key | {"x": "y" * 20_000}, base, 413),
+        (key, base, 200),
+    ):
+        async with visitor.post(f"{path}/suspend", data=data, headers={"Origin": origin}) as answer:
+            assert answer.status == status, await answer.text()
+    assert [body for _, body in api.patches] == [{"spec": {"runPolicy": {"suspend": True}}}]
+
+
+@pytest.mark.parametrize(
+    ("action", "replicas", "status", "said"),
+    [
+        ("scale", "3", 200, "digits is scaled to 3."),
+        ("scale", "9", 400, "outside 1..4"),
+        ("scale", "0", 400, "must be a number of pods"),
+        ("scale", "-1", 400, "must be a number of pods"),
+        ("scale", "²", 400, "must be a number of pods"),
+        ("scale", "", 400, "must be a number of pods"),
+        ("scale", "auto", 400, "is Manual"),
+        ("resume", "", 200, "is being resumed"),
+        ("explode", "", 404, ""),
+    ],
+)
+async def test_buttons(
+    api: FakeApi,
+    shown: tuple[Dashboard, str],
+    visitor: aiohttp.ClientSession,
+    action: str,
+    replicas: str,
+    status: int,
+    said: str,
+) -> None:
+    dashboard, address = shown
+    base = address.partition("/?")[0]
+    await visitor.get(address)
+    await visitor.get(f"{base}/")
+    data = {"key": dashboard.keys.form, "replicas": replicas}
+    headers = {"Origin": base, "Accept": "application/json"}
+    async with visitor.post(f"{base}/jobs/default/digits/{action}", data=data, headers=headers) as answer:
+        assert answer.status == status
+        assert said in (await answer.json())["message"]
+    assert len(api.patches) == (status == 200)
+
+
+async def test_a_lacking_right_is_said_in_words(
+    api: FakeApi, shown: tuple[Dashboard, str], visitor: aiohttp.ClientSession
+) -> None:
+    api.denied |= {"patch", "list pods", "list events"}
+    dashboard, address = shown
+    base = address.partition("/?")[0]
+    await visitor.get(address)
+    async with visitor.get(f"{base}/jobs/default/digits") as answer:
+        text = await answer.text()
+        assert "pods is forbidden" in text and "events is forbidden" in text
+        assert "digits-worker-1" in text, "the status names the members"
+    data = {"key": dashboard.keys.form, "replicas": "2"}
+    async with visitor.post(f"{base}/jobs/default/digits/scale", data=data, headers={"Origin": base}) as answer:
+        assert answer.status == 400
+        assert "cannot patch resource" in await answer.text()
+
+
+async def test_jobs_that_may_not_be_listed(api: FakeApi, client: Client, visitor: aiohttp.ClientSession) -> None:
+    api.denied.add("list jobs")
+    async with Dashboard(client, all_namespaces=True).serve("127.0.0.1", 0) as address:
+        await visitor.get(address)
+        async with visitor.get(address.partition("?")[0]) as answer:
+            text = await answer.text()
+    assert "elasticjobs is forbidden" in text and "-n NAMESPACE" in text
+
+
+async def test_a_page_that_only_shows_has_no_buttons(api: FakeApi, client: Client) -> None:
+    reading = Dashboard(client, access=Access(read_only=True, behind_proxy=True))
+    async with reading.serve("127.0.0.1", 0) as address, aiohttp.ClientSession() as visitor:
+        assert "token" not in address
+        async with visitor.get(f"{address}jobs/default/digits") as answer:
+            assert answer.status == 200
+            text = await answer.text()
+        assert "data-act" not in text and reading.keys.form not in text
+        data = {"key": reading.keys.form}
+        headers = {"Origin": address.rstrip("/")}
+        async with visitor.post(f"{address}jobs/default/digits/suspend", data=data, headers=headers) as answer:
+            assert answer.status == 403
+    assert api.patches == []

@@ -1,0 +1,137 @@
+"""The streams of changes: only what changed is sent, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from dashboard.conftest import job, pod
+from dashboard.fake_api import FakeApi
+from elasticjob_operator.dashboard.server import Dashboard
+
+PATIENCE = 60.0
+
+
+class Stream:
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+
+    async def next(self) -> dict[str, Any]:
+        async with asyncio.timeout(PATIENCE):
+            async for line in self._answer.content:
+                if line.startswith(b"data: "):
+                    return dict(json.loads(line[6:]))
+        raise AssertionError("the stream has ended")
+
+    async def until_end(self) -> list[dict[str, Any]]:
+        found = []
+        with contextlib.suppress(AssertionError):
+            while True:
+                found.append(await self.next())
+        return found
+
+
+class Viewer:
+    def __init__(self, session: aiohttp.ClientSession, base: str) -> None:
+        self._session = session
+        self._base = base
+
+    @contextlib.asynccontextmanager
+    async def listen(self, path: str) -> AsyncIterator[Stream]:
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with self._session.get(self._base + path, timeout=timeout) as answer:
+            assert answer.status == 200 and answer.content_type == "text/event-stream"
+            yield Stream(answer)
+
+
+@pytest.fixture
+async def viewer(shown: tuple[Dashboard, str]) -> AsyncIterator[Viewer]:
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        base = shown[1].partition("/?")[0]
+        await session.get(shown[1])
+        await session.get(base + "/")  # answers once the jobs were listed
+        yield Viewer(session, base)
+
+
+async def test_only_changed_rows_are_sent(api: FakeApi, viewer: Viewer) -> None:
+    async with viewer.listen("/events") as stream:
+        first = await stream.next()
+        assert first["order"] == list(first["rows"]) == ["job-uid-default-digits"]
+        api.put(job("another"))
+        second = await stream.next()
+        assert second["order"] == ["job-uid-default-another", "job-uid-default-digits"]
+        assert list(second["rows"]) == ["job-uid-default-another"]
+        assert list(second["regions"]) == ["count"]
+        api.put(job(phase="Failed"))
+        third = await stream.next()
+        assert list(third["rows"]) == ["job-uid-default-digits"] and third["regions"] == {}
+        api.delete("default", "another")
+        fourth = await stream.next()
+        assert fourth["order"] == ["job-uid-default-digits"] and fourth["rows"] == {}
+
+
+async def test_rows_outside_the_filter_and_the_page_are_not_sent(api: FakeApi, viewer: Viewer) -> None:
+    async with viewer.listen("/events?q=wanted") as stream:
+        assert "order" not in await stream.next()
+        api.put(job("unwanted-not"))
+        assert (await stream.next())["rows"].keys() == {"job-uid-default-unwanted-not"}
+        api.put(job("else"))
+        said = await stream.next()
+        assert "rows" not in said and said["regions"] == {"count": "1 of 3 jobs"}
+
+
+async def test_only_changed_parts_of_a_job_are_sent(api: FakeApi, viewer: Viewer) -> None:
+    async with viewer.listen("/jobs/default/digits/events") as stream:
+        assert "plots" in (await stream.next())["regions"]
+        api.events.append(
+            {"metadata": {"namespace": "default"}, "reason": "Pulled", "message": "m",
+             "involvedObject": {"kind": "ElasticJob", "name": "digits", "uid": "uid-default-digits"}}
+        )  # fmt: skip
+        assert list((await stream.next())["regions"]) == ["events"]
+        api.delete("default", "digits")
+        last = (await stream.until_end())[-1]
+        assert last["gone"] and "digits was deleted" in last["regions"]["state"]
+
+
+async def test_jobs_deleted_while_the_server_was_away_are_gone(api: FakeApi, viewer: Viewer) -> None:
+    async with viewer.listen("/events") as stream:
+        await stream.next()
+        api.is_down = True
+        api.break_watches()
+        assert "503" in (await stream.next())["regions"]["problem"]
+        api.jobs.clear()
+        api.is_down = False
+        said: dict[str, Any] = {}
+        while said.get("order") != [] or said["regions"].get("problem") != "":
+            news = await stream.next()
+            said = {**said, **news, "regions": {**said.get("regions", {}), **news["regions"]}}
+        assert said["regions"]["count"] == "There are no ElasticJobs here yet."
+
+
+async def test_logs_of_a_rank_and_of_all(api: FakeApi, viewer: Viewer, shown: tuple[Dashboard, str]) -> None:
+    api.pods += [pod("digits", 0), pod("digits", 1)]
+    api.logs = {"digits-worker-0": ["zero"], "digits-worker-1": ["one\x1b[31m", "x" * 10_000]}
+    done = job(conditions=[{"type": "Complete", "status": "True"}])
+    async with viewer.listen("/jobs/default/digits/logs?rank=1") as stream:
+        assert (await stream.next())["state"] == "Following."
+        lines: list[str] = []
+        while len(lines) < 2:
+            lines += (await stream.next())["lines"]
+        assert lines[0] == "one�[31m" and len(lines[1]) == 4000
+    api.put(done)
+    async with asyncio.timeout(PATIENCE):
+        while (found := shown[0].board.find("default", "digits")) is None or not found.status.finished:
+            await shown[0].board.wait(shown[0].board.version, 1)
+    async with viewer.listen("/jobs/default/digits/logs") as stream:
+        said = await stream.until_end()
+        assert "[0] zero" in [line for message in said for line in message.get("lines", ())]
+        assert said[-1] == {"state": "The log has ended.", "end": True}
+    async with viewer.listen("/jobs/default/digits/logs?rank=7") as stream:
+        last = (await stream.until_end())[-1]
+        assert last["end"] and "the job has ranks 0 to 1" in last["state"]
