@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,11 @@ LIBRARIES = {
     "over": "import os, threaded\nPID = os.getpid()\n",
     "ranked": "import os\nPID, RANK = os.getpid(), os.environ.get('RANK')\n",
     "deadly": "import os\nif 'RANK' not in os.environ: os.abort()\nPID = os.getpid()\n",
+    "deferred": "import importlib.util, sys\nspec = importlib.util.find_spec('threaded')\n"
+    "spec.loader = importlib.util.LazyLoader(spec.loader)\n"
+    "threaded = sys.modules['threaded'] = importlib.util.module_from_spec(spec)\n"
+    "spec.loader.exec_module(threaded)\n"
+    "def __getattr__(name): return getattr(threaded, name)\n",
     "optional": "import os\ntry:\n    import threaded\nexcept ImportError:\n    threaded = None\nPID = os.getpid()\n",
 }
 
@@ -134,6 +141,51 @@ def test_what_does_harm_is_left_to_the_worker(
         assert f"the workers make some of their imports themselves: {why}." in log
     assert said["rank"] == ("0" if library == "ranked" else None)
     assert "Traceback" not in log
+
+
+def test_a_module_that_is_loaded_late_is_the_workers(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    said, log = run_script(pods, tmp_path, "import deferred", '"other": deferred.PID, ')
+    assert said["other"] == said["pid"] != said["quiet"]
+    assert "the workers make" not in log, "what it would do is harmless there"
+
+
+FINDERS = """
+import importlib.abc, importlib.util, sys
+from pathlib import Path
+
+class Made(importlib.abc.Loader):
+    def exec_module(self, module):
+        module.BY = self.by
+
+class Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name, by):
+        self.name, self.loader = name, Made()
+        self.loader.by = by
+    def find_spec(self, fullname, path, target=None):
+        return importlib.util.spec_from_loader(fullname, self.loader) if fullname == self.name else None
+
+class OfOldTimes:
+    def find_module(self, name, path=None):
+        return None
+
+Path("made.py").write_text("BY = 'a file'")
+sys.meta_path[:] = [OfOldTimes(), Finder("made", "a finder"), *sys.meta_path, Finder("late", "the last finder")]
+from elasticjob.launch import leading, preload
+steps = [leading.Import(name) for name in ("made", "late", "wsgiref")]
+outcome = preload.run(steps, preload.Script(("train.py",), Path("train.py"), Path("script").resolve()))
+import made, late, wsgiref
+print(outcome, made.BY, late.BY, vars(made.__loader__).keys(), sep=" | ")
+"""
+
+
+def test_every_finder_is_asked_in_its_turn(tmp_path: Path) -> None:
+    (tmp_path / "finders.py").write_text(FINDERS)
+    ran = subprocess.run(
+        [sys.executable, "finders.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    expected = "Outcome(done=3, harm=None) | a finder | the last finder | dict_keys(['by'])"
+    assert ran.stdout.strip() == expected, ran.stderr
 
 
 def test_an_import_that_fails_is_the_scripts_own_error(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:

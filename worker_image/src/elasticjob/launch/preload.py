@@ -8,6 +8,7 @@ without harm, and a fresh process goes no farther. `ELASTICJOB_PRELOAD=0` turns 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -227,29 +228,43 @@ class _Watch(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """What Python's own finder says, with a look at what the module does when it is loaded."""
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        """What the finders after this one say, with a look at what the module does when it is loaded."""
+        spec = self._ask_others(fullname, path, target)
         loader: Any = None if spec is None else spec.loader
-        if spec is None or loader is None or not hasattr(loader, "__dict__"):
-            return None
+        if spec is None or isinstance(loader, type) or not hasattr(loader, "__dict__"):
+            return spec  # Python's own modules and namespaces
         if (spec.origin or "").startswith(self._folder) and "site-packages" not in (spec.origin or ""):
             self.harm = self.harm or f"{fullname} is the script's own"
             raise _HarmDone(self.harm)
-        load: Callable[[ModuleType], None] = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            outer, self.asked = self.asked, []
-            try:
-                load(module)
-            finally:
-                loader.__dict__.pop("exec_module", None)
-                asked, self.asked = self.asked, outer
-                self._look(fullname, asked)
-            if self.harm is not None:
-                raise _HarmDone(self.harm)
-
-        loader.exec_module = exec_module
+        if "exec_module" not in loader.__dict__:
+            loader.exec_module = functools.partial(self._load, loader, loader.exec_module)
         return spec
+
+    def _ask_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else []
+        for finder in others:
+            find = getattr(finder, "find_spec", None)
+            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                return spec
+        return None
+
+    def _load(self, loader: Any, load: Callable[[ModuleType], None], module: ModuleType) -> None:
+        """Execute a module. A lazy one may come here much later, in a worker: then nobody watches."""
+        loader.__dict__.pop("exec_module", None)
+        if self not in sys.meta_path:
+            load(module)
+            return
+        name, outer, self.asked = module.__name__, self.asked, []
+        try:
+            load(module)
+        finally:
+            asked, self.asked = self.asked, outer
+            self._look(name, asked)
+        if self.harm is not None:
+            raise _HarmDone(self.harm)
 
     def finish(self, step: Step) -> None:
         """A step is done; what ran outside of any module, such as a lazy attribute, belongs to it."""
