@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticjob.channel import hang
+from elasticjob.channel.work import Work
 
 
 def test_the_hang_watch_follows_the_pace() -> None:
@@ -38,28 +39,45 @@ WAITS = '  File "/site-packages/torch/distributed/distributed_c10d.py", line 7 i
 SAVES = '  File "/site-packages/torch/serialization.py", line 7 in save'
 
 
+DONE = {0: Work(5, 100)}
+BLOCKED = [hang.Look({0: WAITS}, DONE)] * hang.BLOCKED_LOOKS
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "expected"),
+    ("last", "expected"),
     [
-        pytest.param(hang.Look({0: WAITS}, {0: 5}), hang.Look({0: WAITS}, {0: 6}), True, id="it waits"),
-        pytest.param(hang.Look({}, {}), hang.Look({0: WAITS}, {0: 6}), False, id="the first look"),
-        pytest.param(hang.Look({0: WAITS}, {0: 5}), hang.Look({0: WAITS}, {0: 60}), False, id="it works meanwhile"),
-        pytest.param(hang.Look({0: SAVES}, {0: 5}), hang.Look({0: SAVES}, {0: 5}), False, id="it saves"),
-        pytest.param(
-            hang.Look({0: WAITS}, {0: 5}), hang.Look({0: WAITS.replace("7", "8")}, {0: 5}), False, id="it goes on"
-        ),
-        pytest.param(
-            hang.Look({0: WAITS, 1: SAVES}, {0: 5, 1: 5}),
-            hang.Look({0: WAITS, 1: SAVES}, {0: 5, 1: 5}),
-            False,
-            id="another one saves",
-        ),
-        pytest.param(hang.Look({0: WAITS}, {0: 5, 1: 5}), hang.Look({0: WAITS}, {0: 5, 1: 5}), False, id="silent"),
-        pytest.param(
-            hang.Look({0: WAITS, 1: SAVES}, {0: 5, 1: 5}), hang.Look({0: WAITS}, {0: 5}), False, id="one has just ended"
-        ),
-        pytest.param(hang.Look({}, {}), hang.Look({}, {}), False, id="no worker"),
+        pytest.param(hang.Look({0: WAITS}, {0: Work(8, 100 + 2**20)}), True, id="it waits"),
+        pytest.param(hang.Look({0: WAITS}, {0: Work(9, 100)}), False, id="it computes"),
+        pytest.param(hang.Look({0: WAITS}, {0: Work(5, 101 + 2**20)}), False, id="it writes"),
+        pytest.param(hang.Look({0: WAITS}, {0: Work(5, 100, waits_for_disk=True)}), False, id="it waits for a disk"),
+        pytest.param(hang.Look({0: SAVES}, DONE), False, id="it saves"),
+        pytest.param(hang.Look({0: WAITS.replace("7", "8")}, DONE), False, id="it goes on"),
+        pytest.param(hang.Look({}, DONE), False, id="silent"),
+        pytest.param(hang.Look({0: WAITS, 1: WAITS}, {**DONE, 1: Work()}), False, id="another one"),
+        pytest.param(hang.Look({}, {}), False, id="it has ended"),
     ],
-)  # fmt: skip
-def test_when_all_workers_are_blocked(before: hang.Look, after: hang.Look, expected: bool) -> None:
-    assert hang.is_blocked(before, after) is expected
+)
+def test_when_a_worker_is_blocked(last: hang.Look, expected: bool) -> None:
+    assert hang.is_blocked([*BLOCKED, last]) is expected
+    assert hang.is_blocked([last, *BLOCKED]), "what was before that does not matter"
+    assert hang.is_blocked([last, *BLOCKED[1:]]) is expected
+
+
+@pytest.mark.parametrize(
+    ("look", "expected"),
+    [
+        pytest.param(hang.Look({0: WAITS, 1: WAITS}, {**DONE, 1: Work(7)}), True, id="both wait"),
+        pytest.param(hang.Look({0: WAITS, 1: SAVES}, {**DONE, 1: Work(7)}), False, id="the other one saves"),
+        pytest.param(hang.Look({0: WAITS}, {**DONE, 1: Work(7)}), False, id="the other one is silent"),
+        pytest.param(hang.Look({0: SAVES}, DONE), False, id="it saves without any work"),
+        pytest.param(hang.Look({}, {}), False, id="no worker"),
+    ],
+)
+def test_when_all_workers_are_blocked(look: hang.Look, expected: bool) -> None:
+    assert hang.is_blocked([look] * hang.BLOCKED_LOOKS) is expected
+
+
+def test_who_was_blocked_for_a_moment_only_may_be_out_again_before_it_can_say_so() -> None:
+    assert not hang.is_blocked([])
+    assert not hang.is_blocked(BLOCKED[1:])
+    assert (hang.BLOCKED_LOOKS - 1) * hang.BLOCKED_SECONDS >= 3

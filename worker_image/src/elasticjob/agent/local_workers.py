@@ -175,13 +175,13 @@ class LocalWorkers:
         run.start()
 
     def _watch_blocked(self, workers: dict[int, int], on_change: Callable[[bool], None]) -> None:
-        before, told = hang.Look({}, {}), False
+        looks: list[hang.Look] = []
+        told = False
         while workers := {rank: pid for rank, pid in workers.items() if _is_alive(pid)}:
-            look = hang.look_at(self._server.folder, workers)
-            if hang.is_blocked(before, look) is not told:
+            looks = [*looks[1 - hang.BLOCKED_LOOKS :], hang.look_at(self._server.folder, workers)]
+            if hang.is_blocked(looks) is not told:
                 told = not told
                 on_change(told)
-            before = look
             time.sleep(hang.BLOCKED_SECONDS)
 
     # Hangs.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import os
 import re
 import signal
@@ -19,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+from elasticjob.channel import work
 
 LEAST_SECONDS = 120.0  # the shortest automatic limit; an explicit limit may be shorter
 FACTOR = 30.0
@@ -116,8 +119,8 @@ def is_waiting(places: Sequence[Place]) -> bool:
     return bool(places) and (any(part in places[0].file for part in _WAITING) or places[0].file.startswith(_OWN))
 
 
-BLOCKED_SECONDS = 1.0
-_BLOCKED_TICKS = 3  # of processor time (10 ms each) within that time
+BLOCKED_SECONDS = 1.0  # between two looks
+BLOCKED_LOOKS = 4  # An agent takes up to two seconds to withdraw what it said, so what counts must have lasted longer.
 
 
 @dataclass(frozen=True)
@@ -125,33 +128,29 @@ class Look:
     """The workers of a pod at one moment, by local rank."""
 
     stacks: Mapping[int, str]  # of the main threads
-    ticks: Mapping[int, int]  # processor time used so far, by all threads
+    done: Mapping[int, work.Work]  # so far, by all threads and children
 
 
 def look_at(folder: Path, workers: Mapping[int, int]) -> Look:
     """Look at workers (pids by local rank). A worker that does not answer has no stack."""
     stacks = {rank: find_main_stack(text) for rank, text in collect_stacks(folder, workers, 0.5).items()}
-    return Look(stacks, {rank: count_ticks(pid) for rank, pid in workers.items()})
+    return Look(stacks, {rank: work.measure(pid) for rank, pid in workers.items()})
 
 
-def is_blocked(before: Look, after: Look) -> bool:
-    """Whether all workers are blocked in a collective: two looks see the same calls, and no work between them.
+def is_blocked(looks: Sequence[Look]) -> bool:
+    """Whether all workers are blocked in a collective: the latest looks see the same calls, and no work between them.
 
-    A slow collective copies data, and a thread that writes a checkpoint uses the processor: neither is blocked.
+    A slow collective copies data, and whoever writes a checkpoint works or waits for the disk: neither is blocked.
     """
-    if not after.ticks or before.ticks.keys() != after.ticks.keys() or before.stacks != after.stacks:
+    looks = looks[-BLOCKED_LOOKS:]
+    return len(looks) == BLOCKED_LOOKS and all(_has_stayed(*pair) for pair in itertools.pairwise(looks))
+
+
+def _has_stayed(before: Look, after: Look) -> bool:
+    if not after.done or before.done.keys() != after.done.keys() or before.stacks != after.stacks:
         return False
-    waits = all(is_waiting(find_places(after.stacks.get(rank, ""))) for rank in after.ticks)
-    return waits and all(ticks - before.ticks[rank] <= _BLOCKED_TICKS for rank, ticks in after.ticks.items())
-
-
-def count_ticks(pid: int) -> int:
-    """The processor time that a process has used; 0 where it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+    waits = all(is_waiting(find_places(after.stacks.get(rank, ""))) for rank in after.done)
+    return waits and all(work.is_idle(before.done[rank], done) for rank, done in after.done.items())
 
 
 def find_own_place(places: Sequence[Place]) -> Place | None:
