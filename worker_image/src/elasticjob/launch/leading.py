@@ -2,16 +2,40 @@
 
 A process that has carried out these steps is in the state in which the script would be after as many of its statements.
 So the list ends at the first statement that could change what a later import does: a call, a condition, a loop, or a
-change of `sys.path` or of the environment that is not a plain text.
+change of `sys.path` or of the environment that is not a plain text. `HARMLESS` lists the calls that do not end it.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 MAX_FILES = 200  # of the script's own modules
+
+# Functions, classes and decorators, by the last part of their name, that change nothing that an import could find.
+HARMLESS = frozenset(
+    {
+        *("abstractmethod", "bool", "cache", "cached_property", "classmethod", "compile", "contextmanager", "Counter"),
+        *("dataclass", "defaultdict", "deque", "dict", "field", "final", "float", "frozenset", "int", "len", "list"),
+        *(
+            "Lock",
+            "lru_cache",
+            "namedtuple",
+            "NamedTuple",
+            "NewType",
+            "OrderedDict",
+            "overload",
+            "override",
+            "ParamSpec",
+        ),
+        *("partial", "property", "range", "set", "sorted", "staticmethod", "str", "total_ordering", "tuple"),
+        *("TypedDict", "TypeVar", "wraps", "setter"),
+        *("ArgumentParser", "getenv", "getLogger", "get_logger"),
+        *("abspath", "absolute", "basename", "dirname", "expanduser", "join", "Path", "resolve"),
+        *("device", "inference_mode", "no_grad", "record"),  # of torch
+    }
+)
 
 # The source of one of the script's own modules; None for all others.
 Read = Callable[[str], "Source | None"]
@@ -142,8 +166,13 @@ def _read_statement(statement: ast.stmt) -> list[_RawImport | SetVariable] | Non
         case ast.ImportFrom(module, names, level):
             star = any(one.name == "*" for one in names)
             return [_RawImport(module or "", () if star else tuple(one.name for one in names), level)]
-        case ast.Expr(ast.Constant()) | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Pass():
+        case ast.Expr(ast.Constant()) | ast.Pass():
             return []
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return [] if _defines_only(statement, [statement.args, statement.returns]) else None
+        case ast.ClassDef():
+            defines = _defines_only(statement, [*statement.bases, *statement.keywords])
+            return [] if defines and all(_read_statement(one) == [] for one in statement.body) else None
         case ast.Try(body=body, handlers=handlers) if _only_imports(body) and _catches_import_error(handlers):
             return [step for one in body for step in _read_statement(one) or []]
         case ast.If(test=test, orelse=[]) if _names(test) == ["TYPE_CHECKING"]:
@@ -155,9 +184,9 @@ def _read_statement(statement: ast.stmt) -> list[_RawImport | SetVariable] | Non
         ):
             return [SetVariable(name, value, is_default=True)] if _is_environ(target) else None
         case ast.Assign(targets) if all(isinstance(one, ast.Name) for one in targets):
-            return None if _touches_the_process(statement) else []
+            return [] if _is_harmless(statement) else None
         case ast.AnnAssign(target=ast.Name()):
-            return None if _touches_the_process(statement) else []
+            return [] if _is_harmless(statement) else None
     return None
 
 
@@ -181,8 +210,22 @@ def _is_environ(node: ast.expr) -> bool:
     return _names(node) == ["environ"]
 
 
-def _touches_the_process(statement: ast.stmt) -> bool:
-    """Whether a plain assignment may change what a later import finds."""
-    names = {one.attr if isinstance(one, ast.Attribute) else one.id for one in ast.walk(statement)
-             if isinstance(one, ast.Name | ast.Attribute)}  # fmt: skip
-    return bool(names & {"environ", "putenv", "exec", "eval", "__import__", "import_module", "modules", "chdir"})
+def _is_harmless(node: ast.AST) -> bool:
+    """Whether an expression calls nothing that might change what a later import finds."""
+    return all(_is_harmless_call(one.func) for one in ast.walk(node) if isinstance(one, ast.Call))
+
+
+def _is_harmless_call(function: ast.expr) -> bool:
+    match function:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name in HARMLESS
+    return False
+
+
+def _defines_only(
+    statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, expressions: Sequence[ast.AST | None]
+) -> bool:
+    """Whether a definition does nothing else. `expressions`: what it evaluates, apart from its decorators."""
+    called = [one.func if isinstance(one, ast.Call) else one for one in statement.decorator_list]
+    evaluated = [*statement.decorator_list, *expressions]
+    return all(map(_is_harmless_call, called)) and all(_is_harmless(one) for one in evaluated if one is not None)
