@@ -420,6 +420,33 @@ def test_a_world_whose_members_are_all_blocked_gets_no_more_grace() -> None:
     assert not state.published.blocked
 
 
+@pytest.mark.parametrize(
+    ("directive", "expected"),
+    [
+        pytest.param(None, 19.0, id="the hub is away"),
+        pytest.param(world(3), 19.0, id="its own time is up"),
+        pytest.param(regroup(3, checkpoint=True), 19.0, id="it may save"),
+        pytest.param(wire.Stop("over", checkpoint=True), 19.0, id="it may save, and stops"),
+        pytest.param(regroup(2), 19.0, id="an older world ended"),
+        pytest.param(regroup(3), 0.0, id="nothing can be saved"),
+        pytest.param(wire.Stop("over"), 0.0, id="nothing can be saved, and it stops"),
+    ],
+)
+def test_the_grace_of_a_pod_that_is_terminated(directive: wire.Directive | None, expected: float) -> None:
+    """Its own grace period limits it, unless the hub knows that nothing can be saved."""
+    state, _ = play(make_state(Stage.RUNNING), hub_changed(directive), events.Terminated())
+    assert rules.find_grace(replace(state, stage=Stage.ENDING), NOW + 10) == expected
+
+
+def test_a_terminated_pod_whose_world_is_blocked_gets_no_more_grace() -> None:
+    state, done = play(make_state(Stage.RUNNING), events.Terminated(), hub_changed(regroup(3, checkpoint=True)))
+    state, done = play(state, events.Parked(), events.Saved())
+    assert events.Terminate(has_grace=True) in done
+    assert not any(isinstance(one, events.Kill) for one in play(state, events.Tick(), now=NOW + 2)[1])
+    _, done = play(state, hub_changed(regroup(3)), now=NOW + 2)
+    assert isinstance(done[-1], events.Kill)
+
+
 def test_nobody_looks_whether_workers_without_a_grace_are_blocked() -> None:
     _, done = play(make_state(Stage.RUNNING), hub_changed(regroup(3)), events.Parked())
     assert events.Terminate(has_grace=False) in done

@@ -40,8 +40,9 @@ def is_missed(state: State, generation: int) -> bool:
 
 def find_grace(state: State, now: float) -> float:
     """Seconds that the workers have to save their state, now that the generation is over."""
-    if state.leave_at is None:
-        return directives.grace_of(state.hub.directive)
+    directive = state.hub.directive
+    if state.leave_at is None or directives.ends_at_once(state.generation, directive):
+        return directives.grace_of(directive)
     left = state.leave_at + state.grace_seconds - directives.leave_after(state.grace_seconds)
     return max(0.0, left - now - 1.0)
 

@@ -43,6 +43,12 @@ def grace_of(directive: wire.Directive | None) -> float:
     return 0.0
 
 
+def ends_at_once(generation: int, directive: wire.Directive | None) -> bool:
+    """Whether the running generation ends by an order of the hub, which knows that nothing can be saved."""
+    ends = isinstance(directive, wire.Regroup | wire.Stop) and is_over(generation, directive)
+    return ends and grace_of(directive) == 0
+
+
 def is_hung(directive: wire.Directive | None) -> bool:
     """Whether the world ends because it makes no steps; stacks are collected first."""
     return isinstance(directive, wire.Regroup) and directive.reason == wire.HUNG
