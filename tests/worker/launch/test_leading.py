@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.launch.leading import Import, SetVariable, Source, Step, find_leading
+from elasticjob.launch.leading import Attempt, Import, SetVariable, Source, Step, find_leading, find_packages
 
 OWN = {
     "helper": Source("import own_dependency\nVALUE = 1\n"),
@@ -15,6 +15,7 @@ OWN = {
     "ring": Source("import ring\nimport once\n"),
 }
 AB = [Import("a"), Import("b")]
+TRIED = [Attempt((Import("a"),)), Import("b")]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,36 @@ AB = [Import("a"), Import("b")]
         ),
         pytest.param("os.environ['A'] = f()\nimport x", [], id="a variable that is computed"),
         pytest.param("other['A'] = 'b'\nimport x", [], id="not the environment"),
-        pytest.param("try:\n  import a\nexcept ImportError:\n  a = None\nimport b", AB, id="may fail"),
+        pytest.param("try:\n  import a\nexcept ImportError:\n  a = None\nimport b", TRIED, id="may fail"),
+        pytest.param(
+            "try:\n  import a\n  x = True\nexcept ImportError:\n  x = False\nelse:\n  y = 1\nimport b",
+            TRIED,
+            id="may fail, and more is set",
+        ),
+        pytest.param(
+            "try:\n  import a\n  from own import x\nexcept ImportError:\n  pass\nelse:\n  import c\nimport b",
+            [Attempt((Import("a"), Import("own", ("x",)), Import("c"))), Import("b")],
+            id="several may fail",
+        ),
+        pytest.param("try:\n  import a\nexcept ImportError:\n  f()\nimport b", AB, id="must not fail"),
+        pytest.param("try:\n  import a\nexcept ImportError:\n  import c\nimport b", AB, id="has a substitute"),
+        pytest.param("try:\n  import a\nexcept ImportError:\n  pass\nelse:\n  f()\nimport b", [], id="then a call"),
+        pytest.param("try:\n  import a\nexcept ImportError:\n  pass\nfinally:\n  f()\nimport b", [], id="last a call"),
+        pytest.param(
+            "try:\n  os.environ['A'] = 'b'\n  import a\nexcept ImportError:\n  pass\nimport b", [], id="sets a variable"
+        ),
+        pytest.param(
+            "try:\n  import helper\nexcept ImportError:\n  pass\nimport b",
+            [Attempt((Import("own_dependency"),)), Import("b")],
+            id="its own module may fail",
+        ),
+        pytest.param(
+            "try:\n  import noisy\nexcept ImportError:\n  pass\nimport b",
+            [Attempt((Import("before"),))],
+            id="its own module does something and may fail",
+        ),
+        pytest.param("try:\n  import ring\n  import ring\nexcept ImportError:\n  pass\nimport b",
+                     [Attempt((Import("once"),)), Import("b")], id="a ring may fail"),
         pytest.param("try:\n  import a\nexcept:\n  pass\nimport b", [], id="whatever happens"),
         pytest.param("try:\n  f()\nexcept ImportError:\n  pass\nimport b", [], id="something is tried"),
         pytest.param("if TYPE_CHECKING:\n  import a\nimport b", [Import("b")], id="only for types"),
@@ -92,3 +122,9 @@ def test_the_steps_of_a_script(text: str, expected: list[Step]) -> None:
 
 def test_a_module_is_read_in_its_package() -> None:
     assert find_leading("from .layers import f\nimport b", OWN.get, "pack") == (Import("deep"), Import("b"))
+
+
+def test_the_packages_of_steps() -> None:
+    attempt = Attempt((SetVariable("A", "b"), Import("a.x"), Import("b")))
+    steps: list[Step] = [Import("b.c"), SetVariable("A", "b"), attempt, Import("d")]
+    assert find_packages(steps) == ("b", "a", "d")

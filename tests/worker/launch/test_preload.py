@@ -182,10 +182,57 @@ print(outcome, made.BY, late.BY, vars(made.__loader__).keys(), sep=" | ")
 def test_every_finder_is_asked_in_its_turn(tmp_path: Path) -> None:
     (tmp_path / "finders.py").write_text(FINDERS)
     ran = subprocess.run(
-        [sys.executable, "finders.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "finders.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
     )
     expected = "Outcome(done=3, harm=None) | a finder | the last finder | dict_keys(['by'])"
     assert ran.stdout.strip() == expected, ran.stderr
+
+
+MISSING = "ModuleNotFoundError: No module named"
+ATTEMPTS = """
+import sys
+from pathlib import Path
+for name, text in {"broken": "import not_there", "needy": "raise ImportError('no')", "wrong": "raise ValueError('no')",
+                   "there": "", "pack/__init__": "", "pack/inner": ""}.items():
+    Path("lib", name).parent.mkdir(exist_ok=True, parents=True)
+    Path("lib", name + ".py").write_text(text)
+sys.path.append("lib")
+from elasticjob.launch.leading import Attempt, Import
+from elasticjob.launch import preload
+def read(text): return Import(text.partition(":")[0], tuple(text.split(":")[1:]))
+steps = [*(Attempt(tuple(map(read, names.split("+")))) for names in sys.argv[1:]), Import("there")]
+print(preload.run(steps, preload.Script(("train.py",), Path("train.py"), Path("script").resolve())))
+print(*(name for name in ("there", "json.tool", "pack") if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("attempts", "done", "harm"),
+    [
+        pytest.param(["not_there"], 2, None, id="missing"),
+        pytest.param(["not_there.at.all"], 2, None, id="its package is missing"),
+        pytest.param(["pack.not_there"], 2, None, id="missing in its package"),
+        pytest.param(["not_there+wrong", "not_there"], 3, None, id="nothing is tried after it"),
+        pytest.param(["pack:not_there+wrong"], 2, None, id="a name is missing"),
+        pytest.param(["pack:inner+wrong"], 0, "ValueError: no", id="a module of a package is there"),
+        pytest.param(["pack+broken"], 0, f"{MISSING} 'not_there'", id="what it needs is missing"),
+        pytest.param(["needy"], 0, "ImportError: no", id="it fails halfway"),
+        pytest.param(["pack", "wrong"], 1, "ValueError: no", id="another mistake"),
+    ],
+)  # fmt: skip
+def test_a_script_can_do_without_some_modules(tmp_path: Path, attempts: list[str], done: int, harm: str | None) -> None:
+    (tmp_path / "attempts.py").write_text(ATTEMPTS)
+    ran = subprocess.run(
+        [sys.executable, "attempts.py", *attempts],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said, *loaded = ran.stdout.splitlines()
+    assert said == str(preload.Outcome(done, harm)), ran.stderr
+    assert ("there" in loaded[0].split()) is (harm is None)
 
 
 def test_an_import_that_fails_is_the_scripts_own_error(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:

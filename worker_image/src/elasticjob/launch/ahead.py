@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elasticjob.launch import preload, process
-from elasticjob.launch.leading import Import, Step, find_leading
+from elasticjob.launch.leading import Step, find_leading, find_packages
 from elasticjob.torchcompat import forking
 
 IMPORT_SECONDS = 60.0  # imports that take longer are made by the workers
@@ -52,8 +52,7 @@ def import_ahead(arguments: Sequence[str]) -> None:
 
 def _saves_time(steps: Sequence[Step]) -> bool:
     """Whether a library is imported of which nothing is loaded yet. Python's own modules take no time."""
-    packages = {step.package for step in steps if isinstance(step, Import)}
-    return not packages <= sys.stdlib_module_names | sys.modules.keys()
+    return not set(find_packages(steps)) <= sys.stdlib_module_names | sys.modules.keys()
 
 
 def _try(steps: Sequence[Step], script: preload.Script, told: socket.socket) -> None:
@@ -68,7 +67,7 @@ def _try(steps: Sequence[Step], script: preload.Script, told: socket.socket) -> 
         os._exit(0)
     process.freeze()
     if (new := len(sys.modules) - loaded) > 0:
-        packages = ", ".join(dict.fromkeys(step.package for step in steps if isinstance(step, Import)))
+        packages = ", ".join(one for one in find_packages(steps) if one in sys.modules)
         took, size = time.monotonic() - began, preload.measure_private_mib()
         text = f"{new} modules imported before the workers start, in {took:.1f} s and {size} MiB: {packages}"
         print(f"elasticjob: {text}.", file=sys.stderr, flush=True)

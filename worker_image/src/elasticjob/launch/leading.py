@@ -8,7 +8,7 @@ change of `sys.path` or of the environment that is not a plain text. `HARMLESS` 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 MAX_FILES = 200  # of the script's own modules
@@ -57,8 +57,8 @@ class Import:
     names: tuple[str, ...] = ()
 
     @property
-    def package(self) -> str:
-        return self.module.partition(".")[0]
+    def label(self) -> str:
+        return self.module
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,34 @@ class SetVariable:
     value: str
     is_default: bool = False
 
+    @property
+    def label(self) -> str:
+        return self.name
 
-Step = Import | SetVariable
+
+@dataclass(frozen=True)
+class Attempt:
+    """Steps that a script can do without: the first module or name that is missing ends the attempt."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def label(self) -> str:
+        return self.steps[0].label
+
+
+Step = Import | SetVariable | Attempt
+
+
+def find_packages(steps: Iterable[Step]) -> tuple[str, ...]:
+    """The packages that are imported, each of them once."""
+    found: list[str] = []
+    for step in steps:
+        if isinstance(step, Import):
+            found.append(step.module.partition(".")[0])
+        elif isinstance(step, Attempt):
+            found += find_packages(step.steps)
+    return tuple(dict.fromkeys(found))
 
 
 def find_leading(text: str, read: Read, package: str = "") -> tuple[Step, ...]:
@@ -100,14 +126,28 @@ class _Reader:
             found = _read_statement(statement)
             if found is None:
                 return steps, False
-            for step in found:
-                if isinstance(step, _RawImport):
-                    more, is_whole = self._follow(step, package)
-                    steps += more
-                    if not is_whole:
-                        return steps, False
-                else:
-                    steps.append(step)
+            more, is_whole = self._expand(found, package)
+            steps += more
+            if not is_whole:
+                return steps, False
+        return steps, True
+
+    def _expand(self, found: Sequence[_Raw], package: str) -> tuple[list[Step], bool]:
+        """The steps behind what is written in a file, and whether all of it could be read."""
+        steps: list[Step] = []
+        more: list[Step]
+        for raw in found:
+            match raw:
+                case SetVariable():
+                    more, is_whole = [raw], True
+                case _RawImport():
+                    more, is_whole = self._follow(raw, package)
+                case _RawAttempt(imports):
+                    inner, is_whole = self._expand(imports, package)
+                    more = [Attempt(tuple(inner))] if inner else []
+            steps += more
+            if not is_whole:
+                return steps, False
         return steps, True
 
     def _follow(self, raw: _RawImport, package: str) -> tuple[list[Step], bool]:
@@ -118,7 +158,7 @@ class _Reader:
             return [], True
         steps: list[Step] = []
         own = False
-        for name in (*_parents(module), *(f"{module}.{name}" for name in raw.names)):
+        for name in (*find_parents(module), *(f"{module}.{name}" for name in raw.names)):
             source = self._read(name)
             own = own or source is not None
             if source is None or name in self._seen:
@@ -152,13 +192,23 @@ class _RawImport:
         return ".".join([*parts[: len(parts) - self.level + 1], *([self.module] if self.module else [])])
 
 
-def _parents(module: str) -> Iterator[str]:
+@dataclass(frozen=True)
+class _RawAttempt:
+    """The imports of a `try` statement whose handlers do nothing that matters here."""
+
+    imports: tuple[_RawImport, ...]
+
+
+_Raw = _RawImport | _RawAttempt | SetVariable
+
+
+def find_parents(module: str) -> Iterator[str]:
     """a.b.c -> a, a.b, a.b.c: so are they imported."""
     parts = module.split(".")
     return (".".join(parts[: count + 1]) for count in range(len(parts)))
 
 
-def _read_statement(statement: ast.stmt) -> list[_RawImport | SetVariable] | None:
+def _read_statement(statement: ast.stmt) -> list[_Raw] | None:
     """What a statement means for the imports after it; None where that cannot be known."""
     match statement:
         case ast.Import(names):
@@ -173,8 +223,8 @@ def _read_statement(statement: ast.stmt) -> list[_RawImport | SetVariable] | Non
         case ast.ClassDef():
             defines = _defines_only(statement, [*statement.bases, *statement.keywords])
             return [] if defines and all(_read_statement(one) == [] for one in statement.body) else None
-        case ast.Try(body=body, handlers=handlers) if _only_imports(body) and _catches_import_error(handlers):
-            return [step for one in body for step in _read_statement(one) or []]
+        case ast.Try(body, handlers, orelse, []) if _catches_import_error(handlers):
+            return _read_try(body, [line for one in handlers for line in one.body], orelse)
         case ast.If(test=test, orelse=[]) if _names(test) == ["TYPE_CHECKING"]:
             return []
         case ast.Assign([ast.Subscript(value=target, slice=ast.Constant(str(name)))], ast.Constant(str(value))):
@@ -190,8 +240,16 @@ def _read_statement(statement: ast.stmt) -> list[_RawImport | SetVariable] | Non
     return None
 
 
-def _only_imports(body: list[ast.stmt]) -> bool:
-    return all(isinstance(one, ast.Import | ast.ImportFrom) for one in body)
+def _read_try(body: list[ast.stmt], handling: list[ast.stmt], orelse: list[ast.stmt]) -> list[_Raw] | None:
+    """A `try` of imports. If a handler is not harmless, a missing module ends the list as it would elsewhere."""
+    read = [_read_statement(one) for one in [*body, *orelse]]
+    if any(one is None for one in read):
+        return None
+    imports = [step for one in read for step in one or []]
+    raw = [one for one in imports if isinstance(one, _RawImport)]
+    if len(raw) < len(imports):
+        return None
+    return [_RawAttempt(tuple(raw))] if raw and all(_read_statement(one) == [] for one in handling) else imports
 
 
 def _catches_import_error(handlers: list[ast.ExceptHandler]) -> bool:

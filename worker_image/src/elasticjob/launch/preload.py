@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from elasticjob.launch import frameworks
-from elasticjob.launch.leading import Import, SetVariable, Source, Step
+from elasticjob.launch.leading import Attempt, Import, SetVariable, Source, Step, find_parents
 
 VARIABLE = "ELASTICJOB_PRELOAD"
 OWN_VARIABLES = frozenset(
@@ -179,15 +179,30 @@ class _HarmDone(BaseException):
 
 
 def _carry_out(step: Step) -> None:
-    if isinstance(step, SetVariable):
-        if step.is_default:
+    match step:
+        case SetVariable(is_default=True):
             os.environ.setdefault(step.name, step.value)
-        else:
+        case SetVariable():
             os.environ[step.name] = step.value
-        return
-    module = importlib.import_module(step.module)
-    for name in step.names:
-        _import_name(module, step, name)
+        case Attempt(steps):
+            _attempt(steps)
+        case Import():
+            module = importlib.import_module(step.module)
+            for name in step.names:
+                _import_name(module, step, name)
+
+
+def _attempt(steps: Sequence[Step]) -> None:
+    """Carry out steps up to the first that is not there. A module that fails halfway is the worker's to run, once."""
+    for step in steps:
+        try:
+            _carry_out(step)
+        except ModuleNotFoundError as error:
+            if isinstance(step, Import) and (error.name or "") in find_parents(step.module):
+                return
+            raise
+        if isinstance(step, Import) and not all(hasattr(sys.modules[step.module], name) for name in step.names):
+            return
 
 
 def _import_name(module: ModuleType, step: Import, name: str) -> None:
@@ -269,7 +284,7 @@ class _Watch(importlib.abc.MetaPathFinder):
     def finish(self, step: Step) -> None:
         """A step is done; what ran outside of any module, such as a lazy attribute, belongs to it."""
         asked, self.asked = self.asked, []
-        self._look(step.module if isinstance(step, Import) else step.name, asked)
+        self._look(step.label, asked)
 
     def _look(self, module: str, asked: Sequence[str]) -> None:
         before, self._last = self._last, Footprint.look()
