@@ -35,14 +35,14 @@ class Row:
 
     program: str
     arguments: tuple[str, ...] = ()
-    steps: int = 1500
+    steps: int = 2000
     exact: bool = False  # every whole epoch has every sample once, at any size
     needs: tuple[str, ...] = field(default=("torch",))  # modules that have to be there
 
 
 ROWS = {
     "transformers": Row("transformers_trainer.py", needs=("transformers", "accelerate")),
-    "transformers-adapter": Row("transformers_adapter.py", needs=("transformers", "accelerate")),
+    "transformers-adapter": Row("transformers_adapter.py", exact=True, needs=("transformers", "accelerate")),
     "accelerate": Row("accelerate_loop.py", needs=("accelerate",)),
     "accelerate-adapter": Row("accelerate_adapter.py", exact=True, needs=("accelerate",)),
     "lightning": Row("lightning_fit.py", needs=("lightning",)),

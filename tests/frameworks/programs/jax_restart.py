@@ -18,6 +18,7 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 # torch's store has MASTER_PORT; JAX gets the one after it.
 coordinator = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.config.update("jax_enable_preemption_service", False)  # it catches SIGTERM, and a change would wait for the grace
 jax.distributed.initialize(coordinator, num_processes=size, process_id=rank)
 data, record = Data(), Record(STEPS)
 x, y = data.x.numpy(), data.y.numpy()

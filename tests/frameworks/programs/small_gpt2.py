@@ -45,14 +45,13 @@ class Noting(Trainer):
         return found
 
 
-def make_trainer(save_steps, *callbacks):
+def make_trainer(save_steps, *callbacks, **more):
     """The trainer of the program, which records every step; `callbacks` come before the recording one."""
     torch.manual_seed(0)
     config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0)
     arguments = TrainingArguments(
         output_dir=os.environ["OUT"] + "/checkpoints",
         max_steps=STEPS,
-        per_device_train_batch_size=4,
         learning_rate=5e-3,
         save_steps=save_steps,
         save_total_limit=3,
@@ -61,6 +60,7 @@ def make_trainer(save_steps, *callbacks):
         disable_tqdm=True,
         remove_unused_columns=False,
         use_cpu=not torch.cuda.is_available(),
+        **{"per_device_train_batch_size": 4, **more},
     )
     return Noting(
         model=GPT2LMHeadModel(config),
