@@ -43,6 +43,7 @@ class SimAgent:
     paused: bool = False
     connected: bool = False
     wants_out: bool = False
+    waits: bool = False  # its workers wait for a peer
     deaf: bool = False  # connected, and does not do what it is told
     world: wire.World | None = None
     inbox: list[wire.Directive] = field(default_factory=list)
@@ -58,6 +59,7 @@ class SimAgent:
             store=wire.Store(address=self.pod.ip, port=self.port) if hosts else None,
             address=self.pod.ip,
             failure=self.failure,
+            blocked=self.waits and self.phase is RUNNING,
         )
 
     def say(self, phase: AgentPhase) -> None:

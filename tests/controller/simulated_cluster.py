@@ -488,6 +488,21 @@ class Cluster:
         self._go_silent(agent)
         self.after(seconds, lambda: self._unpause(agent))
 
+    def hold_up(self, index: int, seconds: float, after: float = 1.0) -> None:
+        """Pause a member; the others wait for it, say so, and the hub finds that it does not answer."""
+        held = self.agent(index)
+        self.pause(index, seconds)
+
+        def notice() -> None:
+            for pod in self.pods.values():
+                if pod.agent is not None and pod.agent is not held and pod.agent.connected:
+                    pod.agent.waits = True
+                    self.hear(pod.agent)
+                    pod.agent.waits = False
+            self.agents[held.pod.uid] = replace(self.agents[held.pod.uid], mute=True)
+
+        self.after(after, notice)
+
     def _unpause(self, agent: SimAgent) -> None:
         agent.paused = False
         if agent.alive:

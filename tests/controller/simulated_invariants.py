@@ -121,7 +121,8 @@ class Invariants:
             real = self._cluster.pods[uid].agent if uid in self._cluster.pods else None
             if real is None or real.deaf:
                 continue  # it was told to stop and did not listen, for as long as patience lasts
-            runs = agent is not None and agent.connected and agent.state.phase is AgentPhase.RUNNING
+            heard = agent is not None and agent.connected and not agent.mute
+            runs = heard and agent.state.phase is AgentPhase.RUNNING
             assert not (runs and agent is not None and agent.state.generation == before.generation), (
                 "a member of the old world still runs"
             )

@@ -69,6 +69,24 @@ def test_a_sharded_model_outlives_a_lost_pod(jobs: Jobs, cluster: Cluster, tmp_p
     assert again["restarts"]["total"] == 0
 
 
+def test_a_paused_node_that_the_others_wait_for_is_given_up_and_comes_back(jobs: Jobs, cluster: Cluster) -> None:
+    start(jobs, "digits-session", {}, maxReplicas=3)
+    jobs.scale("digits-session", 3)
+    three = jobs.await_world("digits-session", 3, timeout=120)["rendezvous"]
+    pods = [member["pod"] for member in three["members"]]
+    for pod in pods:
+        await_step(jobs, pod, 3, three["generation"])
+    cluster.kill_pod(jobs.namespace, pods[1], signal.SIGSTOP)
+    for pod in (pods[0], pods[2]):
+        await_step(jobs, pod, 2, three["generation"] + 1)
+    cluster.kill_pod(jobs.namespace, pods[1], signal.SIGCONT)
+    again = jobs.await_world("digits-session", 3, above=three["generation"] + 1, timeout=200)["rendezvous"]
+    await_survivor(jobs, pods[0], 3, again["generation"])
+    assert [message for reason, message in jobs.events("digits-session") if reason == "MemberLost"] == [
+        f"{pods[1]}: it does not answer, and the others wait for it"
+    ]
+
+
 def test_survivors_keep_their_processes(jobs: Jobs, cluster: Cluster) -> None:
     start(jobs, "digits-session", {}, maxReplicas=3)
     two = jobs.await_world("digits-session", 2, timeout=120)

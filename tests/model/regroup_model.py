@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 READY, RUNNING, STOPPING = "ready", "running", "stopping"
 HERE, YOUNG, OLD, SILENT = "", "young", "old", "silent"  # whether the hub's connection to an agent is there, or why not
+MUTE = "mute"  # the connection is there, the agent does not answer, and the others wait for it
 Known = tuple[str, int, str]  # what the hub heard last (phase, generation), and whether the connection is there
 UNHEARD: Known = ("unheard", -1, "unheard")
 OUTSIDE, MEMBER, FORMER = 0, 1, 2  # of the latest world: this pod is none, is one, or an earlier pod of the slot was
@@ -36,6 +37,7 @@ class Agent(NamedTuple):
     generation: int = 0
     connected: bool = True
     cut: bool = False  # partitioned: it cannot connect
+    asleep: bool = False  # paused: it does nothing; what it is told waits in its connection
     up: bool = False  # something to say is on its way
     known: Known = (READY, 0, HERE)
     told: Directive | tuple[()] = ()  # what the hub says to it, again after each reconnect
@@ -102,15 +104,28 @@ def stand(view: View, slot: int) -> str:
     place, ended, (phase, generation, away) = view.agents[slot]
     if place == FORMER or ended:
         return "lost"
-    if away:
+    if is_away(away):
         ran = phase == "unheard" or (phase == RUNNING and generation == view.generation)
-        if ran and all(k[2] for _, _, k in view.agents):
+        if ran and all(is_away(k[2]) for _, _, k in view.agents):
             return "suspect"
         young = away == YOUNG or (phase == "unheard" and view.grace)
         return "suspect" if young else "lost"
     if generation >= view.generation:
         return {RUNNING: "running", READY: "stopped", STOPPING: "stopping"}[phase]
     return "starting"
+
+
+def is_away(away: str) -> bool:
+    return away not in (HERE, MUTE)
+
+
+def give_up_mute(view: View, health: dict[int, str]) -> dict[int, str]:
+    """Members that do not answer, while the others wait for them or have stopped, are lost."""
+    mute = {s for s, h in health.items() if view.agents[s][2][2] == MUTE and h in ("running", "stopping")}
+    rest = {health[s] for s in health if s not in mute}
+    if rest & {"running", "stopping", "stopped"} and not rest & {"starting", "suspect"}:
+        return health | dict.fromkeys(mute, "lost")
+    return health
 
 
 def is_out(view: View, slot: int) -> bool:
@@ -121,6 +136,7 @@ def is_out(view: View, slot: int) -> bool:
 
 def decide(view: View, rules: Rules) -> Decided:
     health = {slot: stand(view, slot) for slot, (place, _, _) in enumerate(view.agents) if place != OUTSIDE}
+    health = give_up_mute(view, health)
     if not health:
         return _form(view, rules, health)
     if not {"stopped", "stopping", "lost"}.isdisjoint(health.values()):
@@ -135,7 +151,7 @@ def decide(view: View, rules: Rules) -> Decided:
     told: dict[int, Directive] = {}
     for slot in health:
         phase, generation, away = view.agents[slot][2]
-        if not away:
+        if not is_away(away):
             late = generation < view.generation and phase != READY
             told[slot] = ("regroup", generation) if late else ("world", view.generation)
     return Decided("keep", _sorted(told | _fence(view, rules, health)))
@@ -151,7 +167,7 @@ def _end(view: View, slots: dict[int, str] | list[int]) -> dict[int, Directive]:
     return {
         slot: ("regroup", view.generation)
         for slot in slots
-        if view.agents[slot][0] == MEMBER and not view.agents[slot][2][2]
+        if view.agents[slot][0] == MEMBER and not is_away(view.agents[slot][2][2])
     }
 
 
@@ -177,7 +193,7 @@ def _newcomers(view: View) -> list[int]:
     return [
         slot
         for slot, (place, ended, (phase, _, away)) in enumerate(view.agents)
-        if place != MEMBER and not ended and not away and phase == READY
+        if place != MEMBER and not ended and not is_away(away) and phase == READY
     ]
 
 
@@ -188,7 +204,7 @@ def _fence(view: View, rules: Rules, inside: dict[int, str], generation: int | N
         slot: ("regroup", view.generation if generation is None else generation)
         for slot, (place, _, (phase, _, away)) in enumerate(view.agents)
         if not (slot in inside and (place == MEMBER or generation is not None))
-        and not away
+        and not is_away(away)
         and phase in (RUNNING, STOPPING)
     }
 
@@ -258,7 +274,7 @@ def _operator_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         agents = tuple(a._replace(promised=slot in decided.world) for slot, a in enumerate(after.agents))
         yield "told before persist", after._replace(agents=agents, unwritten=True)
     # Those that can come back do so within the grace; who does not is called cut off, and that is a fault.
-    if state.grace and all(a.connected or a.cut or not a.alive for a in state.agents):
+    if state.grace and all(a.connected or a.cut or a.asleep or not a.alive for a in state.agents):
         yield GRACE, state._replace(grace=False)
 
 
@@ -295,6 +311,12 @@ def _agent_steps(state: State, agent: Agent) -> Iterator[tuple[str, Agent]]:
         elif state.up and not state.announcing:  # its successor
             place = FORMER if agent.place != OUTSIDE else OUTSIDE
             yield "new pod", Agent(place=place, connected=False, known=UNHEARD)
+        return
+    if agent.asleep:
+        yield "wakes", agent._replace(asleep=False, up=agent.connected)
+        if agent.known[2] == MUTE:
+            cut = agent._replace(connected=False, up=False, down=(), asleep=False, cut=True)
+            yield "times out", cut._replace(known=(*agent.known[:2], SILENT))
         return
     if agent.up and agent.connected:
         yield "heard", agent._replace(up=False, known=(agent.phase, agent.generation, HERE))
@@ -334,6 +356,9 @@ def _faults(state: State) -> Iterator[tuple[str, State]]:
         yield f"pod dies {slot}", _with(state, slot, lost._replace(alive=False, known=young))
         if agent.connected:
             yield f"connection breaks {slot}", _with(state, slot, lost._replace(known=young))
+            if not agent.asleep and agent.known[2] == HERE:
+                asleep = agent._replace(asleep=True, known=(*agent.known[:2], MUTE))
+                yield f"falls asleep {slot}", _with(state, slot, asleep)
             yield f"cut off {slot}", _with(state, slot, lost._replace(known=(*agent.known[:2], SILENT), cut=True))
 
 

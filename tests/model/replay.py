@@ -21,7 +21,20 @@ from elasticjob_operator.membership.decide import State
 from elasticjob_operator.membership.member_health import Situation, Worker
 from elasticjob_operator.model.observe import format_time
 from elasticjob_operator.sizing.legal import Sizes
-from model.regroup_model import FORMER, OUTSIDE, READY, RUNNING, STOPPING, UNHEARD, Decided, Directive, Seat, View, obey
+from model.regroup_model import (
+    FORMER,
+    MUTE,
+    OUTSIDE,
+    READY,
+    RUNNING,
+    STOPPING,
+    UNHEARD,
+    Decided,
+    Directive,
+    Seat,
+    View,
+    obey,
+)
 
 AWAY = {"young": ("closed", 0.5), "old": ("closed", 5.0), "silent": ("silent", 5.0)}
 KINDS = {"keep": (State.RUNNING, State.STARTING), "regroup": (State.REGROUPING,), "wait": (State.WAITING,)}
@@ -30,13 +43,18 @@ KINDS = {"keep": (State.RUNNING, State.STARTING), "regroup": (State.REGROUPING,)
 def situation_of(view: View) -> Situation:
     """The same view as the operator's own values; patience of every kind is over, but where the view says it is not."""
     workers = []
+    waits = any(known[2] == MUTE for _, _, known in view.agents)
     for slot, (_, ended, known) in enumerate(view.agents):
         pod = make_pod(slot, "Failed" if ended else "Running")
         agent = None
         if known != UNHEARD and not ended:
             phase, generation, away = known
             lost_by, ago = AWAY.get(away, ("", 50))
-            agent = make_agent(slot, phase, generation, lost_by=lost_by, since=NOW - ago, state_since=NOW - 20)
+            said = {"blocked": waits and phase == RUNNING and away != MUTE}
+            is_mute, since = away == MUTE, NOW - ago
+            agent = make_agent(
+                slot, phase, generation, lost_by=lost_by, said=said, mute=is_mute, since=since, state_since=NOW - 20
+            )
         workers.append(Worker(pod, agent))
     members = [
         api.Member(pod=f"digits-worker-{slot}", uid=f"u{slot}.former" if place == FORMER else f"u{slot}", rank=rank)

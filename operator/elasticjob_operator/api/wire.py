@@ -89,7 +89,7 @@ class AgentState(_Wire):
     in_process: bool = False  # its workers keep their memory across a regroup
     step: Count | None = None  # the last committed step, if the script reports steps
     failure: Failure | None = None  # why it left `generation`, if a worker failed
-    blocked: bool = False  # it is stopping its workers, and all of them are blocked in a collective
+    blocked: bool = False  # all its workers wait (`running`), or are blocked in a collective (`stopping`)
 
 
 class Hello(_Wire):

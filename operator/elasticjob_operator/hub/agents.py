@@ -22,7 +22,19 @@ _JOB_NOTES = 8  # log quota of a job, as a multiple of one pod's quota
 class AgentEntry:
     """The hub's data about one pod, across its connections."""
 
-    __slots__ = ("agent", "connects", "identity", "job", "link", "messages", "notes", "pending", "placed", "wanted")
+    __slots__ = (
+        "agent",
+        "asks",
+        "connects",
+        "identity",
+        "job",
+        "link",
+        "messages",
+        "notes",
+        "pending",
+        "placed",
+        "wanted",
+    )
 
     def __init__(self, job: JobAgents, settings: limits.HubSettings, now: float) -> None:
         self.job = job
@@ -32,6 +44,7 @@ class AgentEntry:
         self.pending: connection.Connection | None = None  # upgraded, but has not sent hello
         self.placed = False  # whether it holds one of the limited slots for agents
         self.wanted: wire.Directive | None = None
+        self.asks = False  # whether to ping it: its peers wait, and it is quiet
         # The buckets belong to the pod, not to a connection, so a reconnect does not refill them.
         self.connects = ratelimit.Bucket(settings.connect_burst, now)
         self.messages = ratelimit.Bucket(settings.message_burst, now)
@@ -47,6 +60,7 @@ class JobAgents:
         self.encoder = frames.DirectiveEncoder()
         self.progress_waits = False  # progress arrived that the job has not been woken for
         self._progress_woken = float("-inf")
+        self._asked = float("-inf")
         self._settings = settings
         self._notes = ratelimit.Bucket(_JOB_NOTES * settings.note_kib_burst, now)
         self._tally: Counter[str] = Counter()  # the number of agents with each of the `_traits`
@@ -57,9 +71,23 @@ class JobAgents:
             self.entries[uid] = AgentEntry(self, self._settings, now)
         return self.entries[uid]
 
-    def agents(self) -> Mapping[str, observe.Agent]:
+    def agents(self, now: float) -> Mapping[str, observe.Agent]:
         """The agents by pod UID, including those that recently lost their connection."""
-        return {uid: entry.agent for uid, entry in self.entries.items() if entry.agent is not None}
+        return {
+            uid: replace(entry.agent, mute=True) if entry.link and entry.link.is_mute(now) else entry.agent
+            for uid, entry in self.entries.items()
+            if entry.agent is not None
+        }
+
+    def find_quiet(self, now: float) -> list[AgentEntry]:
+        """The agents to ask whether they are there: they are in a world in which others wait, and are quiet.
+
+        At most once per half of the time that they have to answer.
+        """
+        if not self._tally["waiting"] or now - self._asked < limits.answer_seconds(self._settings.timeout_min) / 2:
+            return []
+        self._asked = now
+        return [e for e in self.entries.values() if e.link and _is_training(e.agent) and e.link.is_quiet(now)]
 
     def forget(self, uid: str) -> AgentEntry | None:
         """Remove a deleted pod; return its entry, if any."""
@@ -151,6 +179,10 @@ def _traits(agent: observe.Agent | None) -> list[str]:
     state = agent.state
     if state.generation > 0:
         found += ["tried", "keeping"] if state.in_process else ["tried"]
-    if state.phase in wire.IN_WORLD:
-        found.append("training")
+    if _is_training(agent):
+        found += ["training", "waiting"] if state.blocked else ["training"]
     return found
+
+
+def _is_training(agent: observe.Agent | None) -> bool:
+    return agent is not None and agent.connected and agent.state.phase in wire.IN_WORLD

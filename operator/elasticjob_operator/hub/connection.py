@@ -28,6 +28,7 @@ CLOSE_MALFORMED: Final = 4400
 CLOSE_NO_HELLO: Final = 4408
 CLOSE_REPLACED: Final = 4409
 CLOSE_RATE: Final = 4429
+_MARGIN: Final = 0.01  # seconds: an answer that has just arrived is read first
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Connection:
     """The transport of one agent. It does not know about jobs."""
 
     __slots__ = (
+        "_asked",
         "_bucket",
         "_heard",
         "_sent",
@@ -82,6 +84,7 @@ class Connection:
         self.close_reason: CloseReason | None = None  # set once the hub has closed the connection
         self._transport: asyncio.WriteTransport | None = None
         self._heard = now
+        self._asked = 0.0  # when the hub has sent its last ping
         self._sent: wire.Directive | None = None
         self._sizes = False  # whether the agent supports sizes instead of members
         self._stuck_since: float | None = None  # since when unsent bytes wait for the peer to read
@@ -121,6 +124,28 @@ class Connection:
         if self._stuck_since is not None and now - self._stuck_since > self._settings.slow_seconds:
             return "slow"
         return None
+
+    # Silence, measured before the timeout: the hub asks a peer, which answers at once if it runs.
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether the peer has not been heard for a while, and should be asked."""
+        quiet = limits.answer_seconds(self.timeout)
+        return self._heard <= now - quiet and self._asked <= max(self._heard, now - self.timeout)
+
+    async def ask(self, now: float) -> float:
+        """Ping the peer; return the seconds until `is_mute` holds if it does not answer."""
+        self._asked = now
+        with contextlib.suppress(ConnectionError):
+            await self.ws.ping()
+        return self._mute_at() - now + _MARGIN
+
+    def is_mute(self, now: float) -> bool:
+        """Whether the peer has not answered the hub's last ping in time."""
+        return self._heard < self._asked and self._mute_at() <= now
+
+    def _mute_at(self) -> float:
+        answer = limits.answer_seconds(self.timeout)
+        return max(self._asked + answer, self._heard + 2 * answer)
 
     async def receive_hello(self) -> wire.Hello | CloseReason | None:
         """The first message, which must be `hello`; a reason to close if it is not, or is late."""

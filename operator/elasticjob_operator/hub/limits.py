@@ -52,3 +52,11 @@ def heartbeat_seconds(connections: int, settings: HubSettings) -> float:
 def timeout_seconds(heartbeat: float, settings: HubSettings) -> float:
     """Seconds of silence after which an agent is lost."""
     return max(settings.timeout_min, heartbeat * settings.timeout_heartbeats)
+
+
+def answer_seconds(timeout: float) -> float:
+    """The time that an agent has to answer when its peers wait. Twice this long a silence is evidence against it.
+
+    With the default timeout that is half a second, and one second of silence.
+    """
+    return timeout / 10

@@ -47,7 +47,7 @@ class AgentRegistry:
 
     def agents(self, job: JobKey) -> Mapping[str, observe.Agent]:
         """The job's agents by pod UID, including those that recently lost their connection."""
-        return self._jobs[job].agents() if job in self._jobs else {}
+        return self._jobs[job].agents(_now()) if job in self._jobs else {}
 
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
         """Set the directives of the job's pods, by pod UID; a pod that is not included has none.
@@ -173,10 +173,17 @@ class AgentRegistry:
             self._note(entry, f"{pod} reports a {kind} in generation {message.generation}:\n{said}")
         elif job.set_state(entry, message.state, self._clock()):
             self._wake(job.key)
+            self._ask_quiet(job, _now())
 
     def _wake_for_progress(self, job: JobAgents) -> None:
         if job.is_progress_due(_now()):
             self._wake(job.key)
+
+    def _ask_quiet(self, job: JobAgents, now: float) -> None:
+        """Where workers wait for others: ask the quiet agents whether they are there."""
+        for entry in job.find_quiet(now):
+            entry.asks = True
+            self.send_soon(entry)
 
     def _note(self, entry: AgentEntry, line: str) -> None:
         """Log something that a pod caused, as long as the quotas of the pod and its job allow."""
@@ -257,6 +264,10 @@ class AgentRegistry:
 
     async def _send_directive(self, entry: AgentEntry) -> None:
         link, directive = entry.link, entry.wanted
+        if entry.asks and link is not None:
+            entry.asks = False
+            asyncio.get_running_loop().call_later(await link.ask(_now()), self._wake, entry.job.key)
+            self.counts["asked"] += 1
         if link is None or directive is None or link not in self._links or not link.open_for_sending:
             return
         if link.has_sent(directive) or link.is_full:
@@ -281,6 +292,8 @@ class AgentRegistry:
         for job in list(self._jobs.values()):
             if job.progress_waits:
                 self._wake_for_progress(job)
+            if judge:
+                self._ask_quiet(job, now)
 
 
 def _now() -> float:

@@ -40,7 +40,7 @@ def has_to_stop(verdicts: MemberVerdict, situation: Situation) -> bool:
     """Whether the next world waits for this member. A ready member must confirm that it gives up this one."""
     if verdicts.health is MemberHealth.LOST:  # blamed for the other members' failure, but it may still run or start
         agent = verdicts.worker.agent if verdicts.worker else None
-        if agent is None or not agent.connected:
+        if agent is None or not agent.connected or agent.mute:
             return False
         if agent.state.phase is AgentPhase.READY:
             return verdicts.member.rank == 0 and not is_out(verdicts, situation.world)

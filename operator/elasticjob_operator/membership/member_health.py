@@ -92,6 +92,7 @@ def judge(situation: Situation) -> tuple[MemberVerdict, ...]:
     """The verdict for every member of the current generation."""
     workers = situation.by_uid()
     first = _blame_store([_judge_member(m, workers.get(m.uid), situation) for m in situation.world.members])
+    first = _give_up_mute(first)
     if not any(j.health in (MemberHealth.STOPPED, MemberHealth.STOPPING, MemberHealth.LOST) for j in first):
         return tuple(first)
     # A closed connection together with failed workers of other members is sufficient evidence.
@@ -115,6 +116,31 @@ def _confirm(verdicts: MemberVerdict) -> MemberVerdict:
     if agent is None:  # it has not connected to this hub yet, which is no evidence
         return verdicts
     return MemberVerdict(verdicts.member, MemberHealth.LOST, verdicts.worker, "its connection closed and others failed")
+
+
+def _give_up_mute(verdicts: list[MemberVerdict]) -> list[MemberVerdict]:
+    """Members that do not answer are lost if the others wait for them, or have stopped already.
+
+    Neither is evidence alone: a member may be silent while the steps go on, and a world may wait for a slow disk. If
+    nobody answers, the hub itself is more likely cut off.
+    """
+    rest = [j for j in verdicts if not _is_mute(j)]
+    over = (MemberHealth.STOPPING, MemberHealth.STOPPED)
+    evidence = [j for j in rest if j.health in over or _is_waiting(j)]
+    if not evidence or any(j.health is not MemberHealth.LOST and j not in evidence for j in rest):
+        return verdicts
+    why = "it does not answer, and the others wait for it"
+    return [replace(j, health=MemberHealth.LOST, why=why) if _is_mute(j) else j for j in verdicts]
+
+
+def _is_mute(verdict: MemberVerdict) -> bool:
+    agent = verdict.worker.agent if verdict.worker else None
+    return agent is not None and agent.mute and verdict.health in (MemberHealth.RUNNING, MemberHealth.STOPPING)
+
+
+def _is_waiting(verdict: MemberVerdict) -> bool:
+    agent = verdict.worker.agent if verdict.worker else None
+    return agent is not None and agent.state.blocked and verdict.health is MemberHealth.RUNNING
 
 
 def _judge_member(member: api.Member, worker: Worker | None, situation: Situation) -> MemberVerdict:

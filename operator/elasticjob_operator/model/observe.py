@@ -96,6 +96,7 @@ class Agent:
     state_since: float = 0.0  # when `state.phase` or `state.generation` last changed
     progress: wire.Progress | None = None
     agent_id: str = ""
+    mute: bool = False  # connected, but it has not answered the hub's question in time
 
 
 @dataclass(frozen=True, slots=True)

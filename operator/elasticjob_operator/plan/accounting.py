@@ -259,7 +259,7 @@ def _is_vanished(verdicts: MemberVerdict, seen: Seen) -> bool:
     if worker is None:
         return True
     node = seen.nodes.get(worker.pod.node)
-    silent = worker.agent is not None and worker.agent.lost_by == "silent"
+    silent = worker.agent is not None and (worker.agent.lost_by == "silent" or worker.agent.mute)
     return silent or node is None or not node.ready
 
 

@@ -179,7 +179,7 @@ def plan_deletions(
 def _is_stuck(verdicts: MemberVerdict) -> bool:
     """Whether a member is lost although its agent responds, because it does not start or stop its workers."""
     worker = verdicts.worker
-    if verdicts.health is not MemberHealth.LOST or worker is None or worker.agent is None:
+    if verdicts.health is not MemberHealth.LOST or worker is None or worker.agent is None or worker.agent.mute:
         return False
     return worker.pod.live and worker.agent.connected and worker.agent.state.phase is not wire.AgentPhase.FAILED
 

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import ssl
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import aiohttp
 import pytest
 
-from controller.hub_fixture import FAST, JOB, RunningHub, connected, eventually, running_hub, seated
+from controller.hub_fixture import FAST, JOB, AgentClient, RunningHub, connected, eventually, running_hub, seated
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import certificates
 
@@ -184,6 +185,46 @@ async def test_silence_is_a_loss_without_a_closed_socket() -> None:
         await eventually(lambda: not running.hub.agents(JOB)[UID].connected)
         assert running.hub.agents(JOB)[UID].lost_by == "silent"
         assert running.hub.counts["lost:silent"] == 1
+
+
+RUNS = {"phase": "running", "generation": 1}
+
+
+async def test_a_quiet_agent_is_asked_when_others_wait_and_is_mute_if_it_does_not_answer() -> None:
+    """Both clients answer pings only while they read."""
+    patient = replace(FAST, timeout_min=2.0)
+    async with (
+        running_hub(patient) as running,
+        seated(running, heartbeat=None, state=RUNS) as waiting,
+        seated(running, "digits-worker-1", heartbeat=None, state=RUNS) as other,
+    ):
+        hub, peer = running.hub, "uid-digits-worker-1"
+        reading = asyncio.create_task(other.ws.receive())
+        await waiting.state(**RUNS, blocked=True)
+        keeping = asyncio.create_task(ping_for_ever(waiting))
+        await eventually(lambda: hub.counts["asked"] >= 2)
+        assert not hub.agents(JOB)[peer].mute, "it answers"
+        reading.cancel()
+        await eventually(lambda: hub.agents(JOB)[peer].mute)
+        assert hub.agents(JOB)[peer].connected, "it is the judgement's to give it up"
+        assert JOB in running.woken
+        reading = asyncio.create_task(other.ws.receive())
+        await eventually(lambda: not hub.agents(JOB)[peer].mute)
+        for task in (keeping, reading):
+            task.cancel()
+
+
+async def ping_for_ever(client: AgentClient) -> None:
+    while True:
+        await client.ws.ping()
+        await asyncio.sleep(0.05)
+
+
+async def test_nobody_is_asked_while_the_steps_go_on() -> None:
+    async with running_hub() as running, seated(running, heartbeat=None, state=RUNS):
+        await eventually(lambda: not running.hub.agents(JOB)[UID].connected)
+        assert running.hub.counts["asked"] == 0
+        assert not running.hub.agents(JOB)[UID].mute
 
 
 async def greet(running: RunningHub, pod: str) -> wire.Welcome:

@@ -168,6 +168,51 @@ def test_where_nobody_answers_nobody_is_lost() -> None:
     assert decide(situation).state is State.RUNNING
 
 
+RUNS, WAITS = {"phase": "running"}, {"phase": "running", "said": {"blocked": True}}
+STOPS, STOPPED = {"phase": "stopping", "state_since": NOW - 1}, {"phase": "ready"}
+MUTE = {"phase": "running", "mute": True}
+ALIVE, LOST = MemberHealth.RUNNING, MemberHealth.LOST
+
+
+@pytest.mark.parametrize(
+    ("agents", "expected"),
+    [
+        pytest.param((WAITS, MUTE, WAITS), LOST, id="all-others-wait"),
+        pytest.param((RUNS, MUTE, WAITS), ALIVE, id="one-other-makes-steps"),
+        pytest.param((RUNS, MUTE, RUNS), ALIVE, id="silent-while-the-steps-go-on"),
+        pytest.param((WAITS, RUNS, WAITS), ALIVE, id="all-wait-and-it-answers"),
+        pytest.param((MUTE, MUTE, MUTE), ALIVE, id="nobody-answers"),
+        pytest.param((WAITS, MUTE, MUTE), LOST, id="two-are-silent"),
+        pytest.param((STOPS, MUTE, STOPPED), LOST, id="the-others-have-left"),
+        pytest.param((STOPS, MUTE, RUNS), ALIVE, id="one-has-left-and-one-makes-steps"),
+        pytest.param((WAITS, STOPS | {"mute": True}, STOPPED), LOST, id="silent-while-it-stops"),
+        pytest.param((WAITS, MUTE, {"phase": "succeeded"}), ALIVE, id="another-has-succeeded"),
+        pytest.param((WAITS, MUTE, RUNS | {"lost_by": "closed", "since": NOW}), ALIVE, id="another-may-reconnect"),
+        pytest.param((WAITS, MUTE, RUNS | {"lost_by": "silent", "since": NOW}), LOST, id="another-is-lost"),
+        pytest.param((MUTE, MUTE, RUNS | {"lost_by": "silent", "since": NOW}), ALIVE, id="nobody-is-left-to-say-it"),
+    ],
+)
+def test_silence_is_a_loss_where_the_others_wait_for_it(
+    agents: tuple[dict[str, Any], ...], expected: MemberHealth
+) -> None:
+    workers = tuple(make_worker(i, generation=1, **agent) for i, agent in enumerate(agents))
+    assert judge(make_situation(make_world(members=(0, 1, 2)), workers))[1].health is expected
+
+
+def test_the_world_goes_on_at_once_without_a_member_that_does_not_answer() -> None:
+    """It is not waited for, and it is told in its connection, which it reads when it wakes."""
+    mute = make_worker(1, "running", 1, mute=True)
+    waiting = decide(make_situation(make_world(), (make_worker(0, "running", 1, said={"blocked": True}), mute)))
+    assert (waiting.state, waiting.cause) == (State.REGROUPING, "lost")
+    assert {uid: (d.action, d.checkpoint) for uid, d in waiting.directives.items() if isinstance(d, wire.Regroup)} == {
+        "u0": ("regroup", False),
+        "u1": ("regroup", False),
+    }
+    formed = decide(make_situation(make_world(), (make_worker(0, "ready", 1), mute), min=1))
+    assert formed.world is not None and [m.uid for m in formed.world.members] == ["u0"]
+    assert formed.directives["u1"] == wire.Regroup(generation=2, reason="fenced")
+
+
 def test_a_closed_connection_is_a_loss_when_others_fail() -> None:
     closed = worker(1, agent={"phase": "running", "generation": 1, "lost_by": "closed", "since": NOW})
     failing = make_worker(0, "stopping", 1, state_since=NOW, said=FAILED)

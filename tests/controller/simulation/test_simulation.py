@@ -282,6 +282,18 @@ def test_paused_agent_is_fenced_and_comes_back() -> None:
     assert len(cluster.created) == 4, "nobody was replaced"
 
 
+def test_paused_agent_that_the_others_wait_for_is_given_up_at_once() -> None:
+    cluster = started()
+    held = cluster.agent(2)
+    cluster.hold_up(2, 15.0)
+    assert cluster.run_until(lambda: cluster.size == 3) < cluster.pace.silence
+    assert held.connected and held.phase is wire.AgentPhase.RUNNING, "it does not know yet"
+    cluster.run_until(lambda: cluster.size == 4)
+    assert cluster.world[-1] == "digits-worker-2"
+    assert len(cluster.created) == 4, "nobody was replaced"
+    assert cluster.status.restarts.infrastructure == 1
+
+
 def test_agent_that_never_answers_again_is_replaced() -> None:
     cluster = started()
     cluster.pause(2, 10_000.0)

@@ -452,6 +452,25 @@ def test_nobody_looks_whether_workers_without_a_grace_are_blocked() -> None:
     assert events.Terminate(has_grace=False) in done
 
 
+def test_the_hub_hears_while_all_workers_of_a_running_world_wait() -> None:
+    waits, works = events.Blocked(True, is_stopping=False), events.Blocked(False, is_stopping=False)
+    state, done = play(make_state(Stage.RUNNING), waits, waits, works, waits)
+    assert [one.state.blocked for one in done if isinstance(one, events.Publish)] == [True, False, True]
+    _, done = play(state, hub_changed(regroup(3)))
+    told = [(one.state.phase, one.state.blocked) for one in done if isinstance(one, events.Publish)]
+    assert told == [(wire.STOPPING, False)], "that they waited is no evidence that they cannot save"
+
+
+def test_what_was_seen_of_running_workers_comes_too_late_when_they_stop() -> None:
+    for stage, event in (
+        (Stage.STOPPING, events.Blocked(True, is_stopping=False)),
+        (Stage.READY, events.Blocked(True, is_stopping=False)),
+        (Stage.RUNNING, events.Blocked(True)),
+    ):
+        _, done = play(make_state(stage), event)
+        assert not [one for one in done if isinstance(one, events.Publish)], stage
+
+
 def test_workers_that_have_stopped_are_not_blocked() -> None:
     state, done = play(make_state(Stage.STOPPED), events.Blocked(True))
     assert done == []

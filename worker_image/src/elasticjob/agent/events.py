@@ -104,9 +104,10 @@ class Saved:
 
 @dataclass(frozen=True)
 class Blocked:
-    """While the workers are stopped: whether all of them are blocked in a collective."""
+    """Whether all workers wait for much longer than usual or, while they stop, are blocked in a collective."""
 
     blocked: bool
+    is_stopping: bool = True
 
 
 @dataclass(frozen=True)

@@ -52,15 +52,13 @@ class Executor:
         self.agent: SimpleElasticAgent | None = None  # torch's agent, which owns the worker processes
         self._join_timeout = join_timeout
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # reentrant: a signal handler may put
-        self._answers: queue.SimpleQueue[Answer | Exception] = (
-            queue.SimpleQueue()
-        )  # replies to torch's requests for a world
+        # Replies to torch's requests for a world.
+        self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._crash: Exception | None = None
         self._server: TCPStore | None = None  # the store that this agent offers while it is ready
-        self._stores: dict[
-            int, store.GenerationStore
-        ] = {}  # by generation: a connection may complete after its world is over
+        # By generation: a connection may complete after its world is over.
+        self._stores: dict[int, store.GenerationStore] = {}
         self._examining = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="elasticjob-agent", daemon=True)
         self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
@@ -107,6 +105,9 @@ class Executor:
         """Whether torch must restart its workers. While they are being stopped, block until they have exited."""
         if self.workers.is_hung():
             self.post(events.Hung())
+        state = self.state
+        if state.stage is Stage.RUNNING and self.workers.are_waiting() is not state.published.blocked:
+            self.post(events.Blocked(not state.published.blocked, is_stopping=False))
         if not self.wait(rules.holds_torch, 0.0):
             return False
         self.post(events.Parked(self._find_failure()))
@@ -220,9 +221,8 @@ class Executor:
                 self.workers.ask_pause(generation, announced)
 
     def _find_failure(self) -> wire.Failure | None:
-        if self.agent is None:
-            return None
-        return torch_agent.find_failure(self.agent, self.state.generation, self.workers.killed)
+        agent = self.agent
+        return None if agent is None else torch_agent.find_failure(agent, self.state.generation, self.workers.killed)
 
     # Stores.
 

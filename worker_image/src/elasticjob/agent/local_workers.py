@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elasticjob.agent import steps
 from elasticjob.agent.hub_client import Hub
-from elasticjob.channel import control, hang
+from elasticjob.channel import control, hang, stillness
 from elasticjob.channel.place import Place
 from elasticjob.protocol import directives, wire
 
@@ -44,6 +44,7 @@ class LocalWorkers:
         self._watch = hang.Watch(hang_timeout)
         self._steps = steps.Steps()  # of local rank 0
         self._evidence: wire.Failure | None = None
+        self._stillness = stillness.Stillness()
         self.killed: set[int] = set()  # workers (pids) that this agent killed, which is not their failure
         self.waiting: set[int] = set()  # workers (pids) that were found blocked in a collective
         self.find_workers: Callable[[], dict[int, int]] = self._find_peers  # pids by local rank
@@ -66,6 +67,7 @@ class LocalWorkers:
             self._unsaved.clear()
             self._watch = hang.Watch(self._hang_timeout)
             self._evidence = None
+            self._stillness = stillness.Stillness()
 
     def _find_peers(self) -> dict[int, int]:
         return {peer.local_rank: peer.pid for peer in self._server.peers(control.STACKS)}
@@ -164,6 +166,18 @@ class LocalWorkers:
             self._unsaved.remove(pid)
             if not self._unsaved and self._on_saved is not None:
                 self._on_saved()
+
+    # Workers that wait.
+
+    def are_waiting(self) -> bool:
+        """Whether all workers wait, for much longer than usual. Call it several times a second: each call is a look."""
+        now = time.monotonic()
+        with self._lock:
+            seen = self._stillness
+            if seen.last is None or now - seen.at >= stillness.LOOK_EVERY:
+                seen = seen.look(now, stillness.glance(self.find_workers().values()))
+                self._stillness = seen
+            return seen.is_waiting
 
     # Workers that are stopped.
 

@@ -86,7 +86,7 @@ def _listening(state: State, event: events.Listening, now: float) -> Result:
     if end is not None:
         return stages.give_up(state, end)
     state = replace(state, stage=Stage.READY)
-    return stages.publish(state, phase=wire.READY, store=event.store, failure=state.failure, blocked=False)
+    return stages.publish(state, phase=wire.READY, store=event.store, failure=state.failure)
 
 
 def _entered(state: State, event: events.Entered, now: float) -> Result:
@@ -143,7 +143,8 @@ def _saved(state: State, event: events.Saved, now: float) -> Result:
 
 
 def _blocked(state: State, event: events.Blocked, now: float) -> Result:
-    if state.stage is not Stage.STOPPING or event.blocked is state.published.blocked:
+    stage = Stage.STOPPING if event.is_stopping else Stage.RUNNING
+    if state.stage is not stage or event.blocked is state.published.blocked:
         return state, ()
     return stages.publish(state, blocked=event.blocked)
 

@@ -25,7 +25,9 @@ Result = tuple[State, Actions]
 
 
 def publish(state: State, **changes: object) -> Result:
-    """Change fields of the published state, and send it to the hub."""
+    """Change fields of the published state, and send it to the hub. What was seen of the workers ends with a phase."""
+    if "phase" in changes:
+        changes = {"blocked": False, **changes}
     state = replace(state, published=replace(state.published, **changes))  # type: ignore[arg-type]
     return state, (events.Publish(state.published),)
 

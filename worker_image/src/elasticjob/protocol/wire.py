@@ -126,7 +126,7 @@ class AgentState:
     in_process: bool = False
     step: int | None = None
     failure: Failure | None = None
-    blocked: bool = False  # it stops its workers, and all of them are blocked in a collective
+    blocked: bool = False  # all workers wait (`running`), or are blocked in a collective (`stopping`)
 
     def dump(self) -> dict[str, Any]:
         return _drop_none(
