@@ -18,6 +18,7 @@ from chaos import (
     changes,
     clusterfaults,
     clustersessions,
+    curve,
     fuzz,
     mutants,
     sessions,
@@ -35,7 +36,7 @@ from model.replay import compare
 from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "fuzz", "soak")
-SUITES = ("model", "mutants", "sessions", "tenants", *ON_CLUSTER)
+SUITES = ("model", "mutants", "sessions", "curve", "tenants", *ON_CLUSTER)
 
 
 def run_model(seed: int) -> Report:
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--stories", default=",".join(STORIES))
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--session-histories", type=int, default=100)
+    parser.add_argument("--curve-histories", type=int, default=200)
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
     parser.add_argument("--minutes", type=float, default=5.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
@@ -123,6 +125,7 @@ def main() -> int:
         reports = [run_model(args.seed)] if "model" in suites else []
         reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
         reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
+        reports += [curve.run(args.seed, args.curve_histories, directory)] if "curve" in suites else []
         if "tenants" in suites:
             reports.append(tenants.run(tenants.Plan(args.seed, hostile_seconds=args.minutes * 60), directory))
         if set(ON_CLUSTER) & set(suites):

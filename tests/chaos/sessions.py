@@ -85,15 +85,17 @@ def check(lines: Sequence[dict[str, Any]]) -> list[str]:
 class Stage:
     """Executes a schedule."""
 
-    def __init__(self, hub: FakeHub, pods: Pods, steps: Steps) -> None:
+    def __init__(self, hub: FakeHub, pods: Pods, steps: Steps, command: Sequence[str] = ()) -> None:
+        """`command` is the program and its arguments; its processes write their steps below `steps.folder`."""
         self.hub, self.pods, self.steps = hub, pods, steps
+        arguments = ("--out", str(steps.folder), "--step-seconds", "0.02", "--epochs", "100000")
+        self.command = command or (str(PROGRAM), *arguments)
         self.members: dict[str, Pod] = {}
         self.names = (f"pod-{i}" for i in itertools.count())
 
     def start_pod(self) -> None:
         name = next(self.names)
-        arguments = ("--out", str(self.steps.folder), "--step-seconds", "0.02", "--epochs", "100000")
-        self.members[name] = self.pods.start(name, str(PROGRAM), *arguments, launcher="elasticjob-run")
+        self.members[name] = self.pods.start(name, *self.command, launcher="elasticjob-run")
 
     def begin(self, size: int) -> World:
         self.hub.set_size(size)

@@ -165,6 +165,12 @@ def test_the_session_has_the_same_result_on_all_ranks(play: Play) -> None:
     assert first == second >= 0.9
 
 
+def test_the_same_curve(play: Play) -> None:
+    said = play("same-curve", Run(2, ("--epochs=1",)))
+    done = [line for line in said if line["event"] == "done"]
+    assert len({line["digest"] for line in done}) == 1
+
+
 @pytest.mark.long
 def test_rpc_asks_every_rank(play: Play) -> None:
     (said,) = play("rpc", Run(2))

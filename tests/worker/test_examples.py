@@ -61,6 +61,12 @@ def test_gathering_alone(gallery: Said) -> None:
     assert gallery["basics/gathering.py alone"][0][0]["unequal"] == [[1, 2]]
 
 
+def test_the_same_curve_in_worlds_of_two_sizes(gallery: Said) -> None:
+    done = [facts for world in ("alone", "2") for run in gallery[f"same_curve.py {world}"] for facts in run]
+    assert [facts["worldSize"] for facts in done if facts["event"] == "done"] == [1, 2, 2]
+    assert len({facts["digest"] for facts in done if facts["event"] == "done"}) == 1
+
+
 def run_script(*command: str, timeout: float = 120) -> list[dict[str, Any]]:
     """The JSON lines of a command that succeeds. Its whole process group is gone afterwards."""
     env = clean_environment(GLOO_SOCKET_IFNAME="lo")

@@ -12,12 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticjob.data.samplers import (
     ElasticDistributedSampler,
-    Micro,
     learning_rate_factor,
     plan_epoch,
     scale_learning_rate,
-    split_share,
 )
+from elasticjob.data.virtual_plan import Micro, split_share
 from elasticjob.errors import ConfigurationError
 
 batches = st.integers(1, 40)

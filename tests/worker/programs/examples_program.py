@@ -34,6 +34,8 @@ def main() -> None:
         (2, script("basics/launched.py")),
         (1, script("basics/launched.py", alone=True)),
         (1, script("basics/gathering.py", alone=True)),
+        (1, script("same_curve.py", "--epochs=1", alone=True)),
+        (2, script("same_curve.py", "--epochs=1")),
     ]
     for number, (size, action) in enumerate(phases):
         run_phase(number, size, action)

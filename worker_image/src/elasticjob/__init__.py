@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from elasticjob.data.samplers import ElasticDistributedSampler as ElasticDistributedSampler
     from elasticjob.data.samplers import learning_rate_factor as learning_rate_factor
     from elasticjob.data.samplers import scale_learning_rate as scale_learning_rate
+    from elasticjob.data.virtual_ranks import VirtualRanks as VirtualRanks
     from elasticjob.errors import ElasticJobError as ElasticJobError
     from elasticjob.sessions.session import Session as Session
 
@@ -60,6 +61,7 @@ _HOME = {
     "ElasticJobError": "errors",
     "report": "channel.progress",
     "Session": "sessions.session",
+    "VirtualRanks": "data.virtual_ranks",
     "World": "context.setup",
     "init": "context.setup",
 }

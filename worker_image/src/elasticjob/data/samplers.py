@@ -8,55 +8,26 @@ in a world of any size, it continues with the next sample.
 
 At the end of an epoch in a large world, a share can be empty. That rank then loads one sample with `scale` 0, which
 does not contribute to the gradient.
+
+With `virtual_ranks`, a global batch is divided over these instead, so that the micro batches and their random numbers
+do not depend on the world at all (`virtual_plan`, `VirtualRanks`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.utils.data import Sampler
 
 from elasticjob.context.context import current
+from elasticjob.data import streams, virtual_plan
+from elasticjob.data.virtual_plan import Micro, split_share
 from elasticjob.errors import ConfigurationError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Micro:
-    """One forward and backward pass of this rank: a part of the epoch's order, and its weight."""
-
-    start: int
-    stop: int
-    scale: float  # multiply the *mean* loss of the micro batch by it
-    ends_step: bool  # the optimizer steps after this one
-    batch: int = 0  # samples of the global batch it belongs to
-
-    @property
-    def samples(self) -> int:
-        """The number of samples that count; excludes the filler of an empty share."""
-        return self.stop - self.start
-
-    def sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
-        """DDP's `no_sync()` for every micro batch but the last of a step; a null context for other models."""
-        if self.ends_step:
-            return contextlib.nullcontext()
-        if hasattr(model, "no_sync"):
-            context: contextlib.AbstractContextManager[Any] = model.no_sync()
-            return context
-        return contextlib.nullcontext()
-
-
-def split_share(count: int, parts: int, index: int) -> tuple[int, int]:
-    """The start and stop of part `index` when `count` items are split as evenly as possible."""
-    least, more = divmod(count, parts)
-    start = index * least + min(index, more)
-    return start, start + least + (index < more)
 
 
 def plan_epoch(
@@ -104,8 +75,9 @@ class ElasticDistributedSampler(Sampler[list[int]]):
     checkpoint after `optimizer.step()`, inside the loop. A loop without `steps` calls `advance()`.
 
     `data` is the dataset or its length. Batch sizes are in samples; `micro_batch_size` defaults to a rank's whole
-    share. `rank` and `world_size` default to the launcher's. Raises ConfigurationError for an empty dataset and for an
-    invalid size or rank.
+    share. `rank` and `world_size` default to the launcher's. With `virtual_ranks`, each global batch is divided over
+    this number of virtual ranks, whatever the size of the world (see `VirtualRanks`). Raises ConfigurationError for an
+    empty dataset and for an invalid size or rank.
     """
 
     def __init__(
@@ -119,13 +91,16 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        virtual_ranks: int | None = None,
     ) -> None:
         self._length = data if isinstance(data, int) else len(data)
         here = current()
         self.rank = here.rank if rank is None else rank
         self.world_size = here.world_size if world_size is None else world_size
         self.global_batch_size = global_batch_size
-        self.micro_batch_size = micro_batch_size or max(1, -(-global_batch_size // self.world_size))
+        self.virtual_ranks = virtual_ranks
+        parts = self.world_size if virtual_ranks is None else max(1, virtual_ranks)
+        self.micro_batch_size = micro_batch_size or max(1, -(-global_batch_size // parts))
         self._shuffle = shuffle
         self._seed = seed
         self._drop_last = drop_last
@@ -138,6 +113,11 @@ class ElasticDistributedSampler(Sampler[list[int]]):
             raise ConfigurationError("global_batch_size and micro_batch_size must be at least 1.")
         if not 0 <= self.rank < self.world_size:
             raise ConfigurationError(f"rank={self.rank} does not fit world_size={self.world_size}: ranks start at 0.")
+        if self.virtual_ranks is not None and not 1 <= self.virtual_ranks <= self.global_batch_size:
+            raise ConfigurationError(
+                f"virtual_ranks={self.virtual_ranks} must be from 1 to global_batch_size={self.global_batch_size}: "
+                "each has a part of the batch."
+            )
         if self._length < 1:
             raise ConfigurationError("the dataset is empty: there is nothing to sample.")
         if self._drop_last and self._length < self.global_batch_size:
@@ -161,6 +141,16 @@ class ElasticDistributedSampler(Sampler[list[int]]):
 
     def plan(self) -> Iterator[Micro]:
         """The remaining micro batches of this rank in this epoch."""
+        if self.virtual_ranks is not None:
+            return virtual_plan.plan_epoch(
+                virtual_plan.Place(self.virtual_ranks, self.rank, self.world_size),
+                (self._seed, self.epoch),
+                self._length,
+                self.used,
+                self.global_batch_size,
+                self.micro_batch_size,
+                self._drop_last,
+            )
         return plan_epoch(
             self._length,
             self.used,
@@ -175,7 +165,8 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         order = self.order()
         for micro in self.plan():
             # An empty share loads one sample anyway; its scale is 0.
-            yield order[micro.start : micro.stop] or [order[0]]
+            indices = order[micro.start : micro.stop] or [order[0]]
+            yield streams.SeededBatch(indices, micro.stream) if micro.stream else indices
 
     def __len__(self) -> int:
         """The number of micro batches left in this epoch, equal on every rank."""
@@ -184,6 +175,9 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         return full * self._passes(self.global_batch_size) + (0 if self._drop_last else self._passes(rest))
 
     def _passes(self, batch: int) -> int:
+        if self.virtual_ranks is not None:
+            largest = -(-batch // self.virtual_ranks)
+            return -(-self.virtual_ranks // self.world_size) * -(-largest // self.micro_batch_size)
         largest = -(-batch // self.world_size)
         return -(-largest // self.micro_batch_size)
 
@@ -192,10 +186,17 @@ class ElasticDistributedSampler(Sampler[list[int]]):
 
         Raises ValueError if the loader yields more or fewer batches than are left: it must use this sampler.
         """
-        for micro, item in zip(self.plan(), loader, strict=True):
+        for micro, item in zip(self._seeded_plan(), iter(loader), strict=True):
             if micro.ends_step:
                 self.advance(micro.batch)
             yield micro, item
+
+    def _seeded_plan(self) -> Iterator[Micro]:
+        """The plan; the random numbers of a virtual rank begin before its batch is loaded."""
+        for micro in self.plan():
+            if micro.stream:
+                streams.start(micro.stream)
+            yield micro
 
     def advance(self, samples: int | None = None) -> None:
         """Mark samples as used after the optimizer stepped; by default one global batch."""

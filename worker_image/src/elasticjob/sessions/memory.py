@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.sessions import state, transfer
 from elasticjob.sessions.model_state import ModelState
 
@@ -20,6 +21,7 @@ class Memory:
     def __init__(self, model_state: ModelState, sampler: Any, extras: dict[str, Any]) -> None:
         self.model_state = model_state
         self.sampler = sampler
+        self.virtual: VirtualRanks | None = None  # of the current world
         self.committed = -1  # the last step applied on this rank; -1: none, or a joiner
         self._extras = extras
         self._applied = 0  # calls of the optimizer in the current step
@@ -38,6 +40,8 @@ class Memory:
         """Record that the step is applied on this rank."""
         self.committed += 1
         self._usual, self._applied = max(self._applied, 1), 0
+        if self.virtual is not None:
+            self.virtual.commit()
         self.keep_place()
 
     def enter_sampler(self, rank: int, world_size: int) -> None:
@@ -61,9 +65,15 @@ class Memory:
         elif self._applied:
             self._clean = False  # one of several optimizer calls may be missing
         elif was_ready and self._usual == 1:
+            if self.virtual is not None:
+                self.virtual.buffers.undo()
             self.model_state.keep(self.committed, generation)
             self.model_state.optimizer.step()
+            if self.virtual is not None:
+                self.virtual.buffers.apply()
             self.model_state.keep(self.committed + 1, generation)
+        if self.virtual is not None:
+            self.virtual.take_back()
         self._applied = 0
         if self._position is not None:
             self.sampler.load_state_dict(self._position)

@@ -114,8 +114,12 @@ class ReplicatedModelState:
 
     has_copies = False  # not needed: every rank has the whole model
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks, reduces: bool = True
+    ) -> None:
+        """`reduces=False`: somebody else sends the parameters at the start and adds the gradients; there is no DDP."""
         check_model(model)
+        self._reduces = reduces
         self.model = ElasticModel(model)
         self.optimizer = optimizer
         hook(optimizer, hooks)
@@ -135,7 +139,8 @@ class ReplicatedModelState:
 
     def _wrap(self, sync: bool) -> None:
         if (
-            not dist.is_initialized()
+            not self._reduces
+            or not dist.is_initialized()
             or dist.get_world_size() == 1
             or not any(parameter.requires_grad for parameter in self._module.parameters())
         ):

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.channel import control
+from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, WorldLostError
 from elasticjob.sessions.memory import Memory
@@ -48,6 +49,9 @@ class Session:
     minimum number of ranks that share one copy of the model; more ranks hold further copies (HSDP), which lets the
     model survive a loss. By default all ranks share one copy.
 
+    If the sampler has `virtual_ranks`, parameters after each step are bitwise the same in worlds of any size, and
+    `backward(loss)` replaces `loss.backward()` (see `VirtualRanks`).
+
     `on_world(session)` is called on all ranks of each new world, before training starts: the place to create objects
     that belong to one world, such as a `Checkpointer`. If `session.committed` is -1 there, no rank has a state: load
     the checkpoint, and set `session.committed` to the number of its last step.
@@ -67,7 +71,9 @@ class Session:
         on_world: Callable[[Session], None] | None = None,
         **extras: Any,
     ) -> None:
-        self._model_state = _make_model_state(model, optimizer, build, shards, (self._begin_apply, self._end_apply))
+        self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
+        hooks = (self._begin_apply, self._end_apply)
+        self._model_state = _make_model_state(model, optimizer, build, shards, hooks, not self._is_virtual)
         self._memory = Memory(self._model_state, sampler, extras)
         self.sampler = sampler
         self._on_world = on_world
@@ -136,6 +142,21 @@ class Session:
         """Whether the optimizer steps after this batch; False while gradients are accumulated."""
         return self._micro is None or bool(self._micro.ends_step)
 
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the last global batch, on all ranks: with virtual ranks, if `backward` was used."""
+        return None if self._memory.virtual is None else self._memory.virtual.loss
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Differentiate the mean loss of this batch. With virtual ranks, the last one of a step adds up all gradients.
+
+        It is `(loss * session.scale).backward()` otherwise.
+        """
+        if self._memory.virtual is None:
+            torch.autograd.backward(loss * self.scale)
+        else:
+            self._memory.virtual.backward(loss)
+
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The remaining batches of this epoch, across changes of the world."""
         epoch = getattr(self.sampler, "epoch", None)
@@ -166,11 +187,18 @@ class Session:
     def step(self) -> Iterator[None]:
         """One forward and backward pass, and the optimizer's step. Recovers afterwards if the world is lost."""
         self._memory.begin()
+        virtual = self._memory.virtual
+        if virtual is not None:
+            if self._micro is None:
+                raise ConfigurationError("with virtual ranks, step() needs a batch from session.batches(loader).")
+            virtual.begin(self._micro)
         try:
-            with self._model_state.accumulate(not self.ends_step):
+            with self._model_state.accumulate(virtual is None and not self.ends_step):
                 self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
                 yield
             self._worlds.interrupter.allowed = False
+            if virtual is not None:
+                virtual.finish()
             if self.ends_step:
                 self._memory.commit()
                 self._worlds.end_step()
@@ -192,6 +220,8 @@ class Session:
     # Inside a step.
 
     def _begin_apply(self, *_: Any) -> None:
+        if self._memory.virtual is not None:
+            self._memory.virtual.finish()
         self._worlds.interrupter.allowed = False
         if self._model_state.has_copies and self._worlds.can_change and self._worlds.state.error is None:
             # Surviving shards are useful only if they are of one step: no rank applies it before all ranks can.
@@ -211,6 +241,9 @@ class Session:
 
     def _enter_world(self) -> None:
         """Call `on_world`, for example to load a checkpoint."""
+        if self._is_virtual:
+            fixed = not self._worlds.can_change
+            self._memory.virtual = VirtualRanks(self.model, self.sampler, send=fixed)
         if self._on_world is None:
             return
         before = self.committed
@@ -225,6 +258,7 @@ def _make_model_state(
     build: Build | None,
     shards: int | None,
     hooks: StepHooks,
+    reduces: bool,
 ) -> ModelState:
     """Raises ConfigurationError if the arguments of a session do not fit together."""
     if build is not None and model is None and optimizer is None:
@@ -232,5 +266,5 @@ def _make_model_state(
             raise ConfigurationError(f"Session(shards={shards}): shards must be at least 1.")
         return ShardedModelState(build, hooks, shards)
     if build is None and shards is None and model is not None and optimizer is not None:
-        return ReplicatedModelState(model, optimizer, hooks)
+        return ReplicatedModelState(model, optimizer, hooks, reduces)
     raise ConfigurationError("Session takes either a model and an optimizer, or build= (with shards=).")

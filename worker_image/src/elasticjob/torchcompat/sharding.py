@@ -20,13 +20,26 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import DTensor, Replicate, Shard  # type: ignore[attr-defined]
     from torch.distributed._tensor import distribute_tensor as _distribute  # type: ignore[attr-defined]
 
-__all__ = ["HAS_FSDP_ON_CPU", "PROBES", "DTensor", "Replicate", "Shard", "distribute_like", "forget_meshes"]
+__all__ = [
+    "HAS_CUSTOM_REDUCE",
+    "HAS_FSDP_ON_CPU",
+    "PROBES",
+    "DTensor",
+    "Replicate",
+    "Shard",
+    "distribute_like",
+    "find_fsdp_modules",
+    "forget_meshes",
+]
 
 HAS_FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since torch 2.7; FSDP2 calls it in every forward pass
 
 # Every rank takes its shards from its own copy; before torch 2.6 rank 0 sends them.
 _CUTS_ITS_OWN = probe.takes("torch.distributed.tensor.distribute_tensor", "src_data_rank")
 _OWN_COPY: dict[str, Any] = {"src_data_rank": None} if _CUTS_ITS_OWN else {}
+
+_FSDP = "torch.distributed.fsdp.FSDPModule"
+HAS_CUSTOM_REDUCE = probe.has_all(f"{_FSDP}.set_custom_reduce_scatter", f"{_FSDP}.set_gradient_divide_factor")()
 
 _TENSOR = "torch.distributed.tensor"
 _MEMORIES = (
@@ -40,6 +53,12 @@ _MEMORIES = (
 def distribute_like(value: torch.Tensor, pattern: DTensor) -> DTensor:
     """Shard `value`, which every rank has completely, like `pattern`. All ranks call it."""
     return _distribute(value, pattern.device_mesh, pattern.placements, **_OWN_COPY)
+
+
+def find_fsdp_modules(model: torch.nn.Module) -> list[Any]:
+    """The modules of a model that FSDP2 shards; none in a torch without FSDP2's public name (2.6)."""
+    kind = probe.find(_FSDP)
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
 def forget_meshes() -> None:

@@ -1,0 +1,48 @@
+"""The same curve under random changes, the short form; `make chaos CHAOS_ARGS="--only curve"` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.curve import References, check, run_trial
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "model"),
+    [
+        (137, "cnn"),
+        pytest.param(138, "transformer", marks=pytest.mark.long),
+        pytest.param(139, "fsdp", marks=pytest.mark.long),
+    ],
+)
+def test_any_schedule_gives_the_same_curve(seed: int, model: str, tmp_path: Path) -> None:
+    faults, wrong = run_trial(seed, 3, 20, References(tmp_path, size=1), tmp_path, model)
+    assert not wrong, "\n".join(wrong)
+    assert faults == 3
+
+
+def step(number: int, **changes: Any) -> dict[str, Any]:
+    return {"step": number, "rank": 0, "world": 2, "generation": 1, "hash": f"h{number}", "loss": 0.5} | changes
+
+
+REFERENCE = {number: (f"h{number}", 0.5) for number in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ([step(0), step(1), step(1, generation=2), step(2)], None),
+        ([step(0), step(1, hash="other"), step(2)], "step 1, rank 0 of 2"),
+        ([step(0), step(1, loss=0.25)], "step 1"),
+        ([step(0), step(3)], "the steps [1, 2]"),
+        ([*(step(number) for number in range(5)), step(5)], "undisturbed None"),
+    ],
+)
+def test_the_checker_sees(lines: list[dict[str, Any]], problem: str | None) -> None:
+    wrong = check(lines, REFERENCE)
+    assert (not wrong) if problem is None else (len(wrong) == 1 and problem in wrong[0])
