@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import pytest
 
-from dashboard.fake_api import FakeApi
+from dashboard.fake_api import FakeApi, served
 from elasticjob_operator.client import Client
 from elasticjob_operator.dashboard import guard
 from elasticjob_operator.dashboard.guard import Access, Asked, Keys
@@ -204,3 +209,30 @@ async def test_a_page_that_only_shows_has_no_buttons(api: FakeApi, client: Clien
         async with visitor.post(f"{address}jobs/default/digits/suspend", data=data, headers=headers) as answer:
             assert answer.status == 403
     assert api.patches == []
+
+
+async def test_in_a_cluster_it_only_shows_and_only_under_its_names(api: FakeApi, tmp_path: Path) -> None:
+    async with served(api, tmp_path) as kubeconfig:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "elasticjob_operator.dashboard", "--allowed-host", "Jobs.example"),
+            *("--host", "127.0.0.1", "--port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"KUBECONFIG": kubeconfig, "PYTHONUNBUFFERED": "1"},
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(100), aiohttp.ClientSession() as visitor:
+                address = (await process.stdout.readline()).decode().split()[-1]
+                path = f"{address}jobs/default/digits"
+                async with visitor.get(path, headers={"Host": "jobs.example"}) as answer:
+                    text = await answer.text()
+                    assert answer.status == 200 and "digits-worker-1" in text and "data-act" not in text
+                for host in ("127.0.0.1", "evil.example"):
+                    async with visitor.get(path, headers={"Host": host}) as answer:
+                        assert answer.status == 403
+                process.send_signal(signal.SIGTERM)
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

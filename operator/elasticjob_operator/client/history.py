@@ -258,8 +258,10 @@ def divide_lost(samples: Sequence[Sample]) -> dict[str, float]:
         else:
             pending += sample.lost_seconds - (before.lost_seconds if before else 0.0)
         if sample.training:
-            stalled = before is not None and before.training and before.generation == sample.generation
-            category = goodput.Loss.STALL if stalled else _loss_of(sample)
+            went_on = before is not None and before.training and before.generation == sample.generation
+            # With the first reported step, the time before it turns out to be lost.
+            known = before is not None and before.measured == sample.measured
+            category = goodput.Loss.STALL if went_on and known else _loss_of(sample)
             found[category] = found.get(category, 0.0) + pending
             pending = 0.0
         before = sample

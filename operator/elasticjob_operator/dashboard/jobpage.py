@@ -92,11 +92,12 @@ def build_job(namespace: str, name: str, regions: Mapping[str, str], *, rank: st
 def _state(job: Job, now: float) -> str:
     status = job.status
     reason = ""
-    for type in ("Failed", "Degraded", "Warning", "NoProgress", "Suspended", "Running"):
+    for type in ("Failed", "Complete", "Degraded", "Warning", "NoProgress", "Suspended", "Running"):
         found = status.condition(type)
         if found is not None and (found.status == "True") == (type != "Running") and (found.reason or found.message):
             bad = ' class="bad"' if type == "Failed" else ""
-            reason = f"<p{bad}>{escape(type)}: {escape(found.reason)}: {escape(found.message)}</p>"
+            told = ": ".join(part for part in (type, found.reason, found.message) if part)
+            reason = f"<p{bad}>{escape(told)}</p>"
             break
     world = status.rendezvous
     facts = [

@@ -96,7 +96,7 @@ def _tiles(history: History, last: Sample | None) -> str:
         total = f" of {last.total_steps}" if last.total_steps and last.step <= last.total_steps else ""
         tiles.append((str(last.step), f"steps{total}"))
     if last is not None and math.isfinite(last.metrics.get("loss", math.nan)):
-        tiles.append((words.number(last.metrics["loss"]), "loss"))
+        tiles.append((f"{last.metrics['loss']:.4g}", "loss"))
     cells = (f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in tiles)
     return f'<div class="tiles">{"".join(cells)}</div>'
 

@@ -299,6 +299,8 @@ def test_lost_time_is_divided_by_the_cause_of_the_next_world() -> None:
     assert sum(divided.values()) == samples[-1].lost_seconds
     assert past.divide_lost(samples[4:])["earlier"] == 6
     assert past.divide_lost([]) == {}
+    loading = replace(at(0, 1, start), measured="Formation")
+    assert past.divide_lost([loading, replace(at(20, 1, start), measured="Steps")]) == {"start": 20}
 
 
 def listed(uid: str, version: str) -> dict[str, Any]:

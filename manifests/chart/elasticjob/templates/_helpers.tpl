@@ -43,6 +43,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{/* What belongs to another component than the operator. Give: dict "context" $ "component" "name". */}}
+{{- define "elasticjob.componentSelector" -}}
+{{ include "elasticjob.selectorLabels" .context | replace "component: operator" (printf "component: %s" .component) }}
+{{- end -}}
+
+{{- define "elasticjob.componentMeta" -}}
+{{ include "elasticjob.meta" . | replace "component: operator" (printf "component: %s" .component) }}
+{{- end -}}
+
 {{/* metadata.labels and metadata.annotations. Give: dict "context" $ "annotations" (dict). */}}
 {{- define "elasticjob.meta" -}}
 labels:
