@@ -121,8 +121,6 @@ $(FRAMEWORKS)/.made: tests/frameworks/requirements.txt tests/frameworks/constrai
 	@DS_BUILD_OPS=0 $(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check \
 	  -r tests/frameworks/requirements.txt -c tests/frameworks/constraints.txt
 	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --no-deps -e worker_image
-	@PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$$PATH" TORCH_EXTENSIONS_DIR="$(CURDIR)/$(FRAMEWORKS)/extensions" $(FRAMEWORKS)/bin/python -c \
-	  "from deepspeed.accelerator import get_accelerator as a; a().create_op_builder('ShareMemCommBuilder').load()"
 	@touch $@
 
 frameworks: setup $(FRAMEWORKS)/.made ## Training stacks through every change: transformers, Lightning, DeepSpeed, JAX and others.

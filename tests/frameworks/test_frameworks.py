@@ -61,7 +61,6 @@ def find_spec(row: Row, out: Path) -> dict[str, Any]:
         "OUT": str(out),
         "OMP_NUM_THREADS": "1",
         "PATH": f"{BIN}:{os.environ['PATH']}",  # DeepSpeed looks for ninja
-        "TORCH_EXTENSIONS_DIR": str(BIN.parent / "extensions"),  # `make frameworks` has built them
     }
     env = [{"name": name, "value": value} for name, value in variables.items()]
     container = {"name": "trainer", "image": "a/b:1", "command": command, "env": env}

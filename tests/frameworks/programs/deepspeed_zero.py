@@ -14,6 +14,8 @@ STEPS, STAGE = int(sys.argv[1]), int(sys.argv[2])
 SIZE = int(os.environ["WORLD_SIZE"])
 BATCH = 48  # of all ranks together
 
+# On the CPU, DeepSpeed compiles an extension for ranks of one machine, which torchrun's ranks never use.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 model = make_model()
 deepspeed.init_distributed(dist_backend="gloo")
 engine, _, _, _ = deepspeed.initialize(
@@ -34,8 +36,8 @@ step = 0
 rank = int(os.environ["RANK"])
 if (folder / "latest").exists():
     # The states of the optimizer are cut for the world that saved them: only the weights fit every size.
-    saved_for = int((folder / "size").read_text())
-    fits = saved_for == SIZE
+    latest = (folder / "latest").read_text().strip()
+    fits = (folder / f"size-of-{latest}").read_text() == str(SIZE)
     _, client = engine.load_checkpoint(str(folder), load_optimizer_states=fits, load_module_only=not fits)
     step = client["step"]
 while step < STEPS:
@@ -48,8 +50,9 @@ while step < STEPS:
     step += 1
     if step % 10 == 0:
         if rank == 0:
+            # One file a checkpoint: a rank that is killed here leaves `latest` as it is.
             folder.mkdir(exist_ok=True)
-            (folder / "size").write_text(str(SIZE))
-        engine.save_checkpoint(str(folder), client_state={"step": step})
+            (folder / f"size-of-step{step}").write_text(str(SIZE))
+        engine.save_checkpoint(str(folder), tag=f"step{step}", client_state={"step": step})
     record.step(step, float(loss), epoch, mine.tolist())
 assert FEATURES
