@@ -78,7 +78,8 @@ def test_buckets_hold_one_type_and_a_limited_size() -> None:
 
 def test_packing_and_back() -> None:
     shapes = [torch.zeros(2, 3), torch.zeros(4)]
-    flat = tree.pack([None, torch.arange(4.0)], shapes)
+    flat = tree.pack([None, torch.arange(4.0)], shapes, multiple=8)
+    assert flat.numel() == 16
     first, second = tree.unpack(flat, shapes)
     assert torch.equal(first, torch.zeros(2, 3))
     assert torch.equal(second, torch.arange(4.0))

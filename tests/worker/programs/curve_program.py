@@ -25,7 +25,7 @@ def run(folder: str, checkpoints: str, *arguments: str) -> Callable[[], None]:
 
 def main() -> None:
     phases: list[tuple[int, Callable[[], None]]] = []
-    for model in ("cnn", "fsdp") if sharding.HAS_CUSTOM_REDUCE else ("cnn",):
+    for model in ("cnn", "fsdp") if sharding.has_custom_reduce() else ("cnn",):
         phases += [(size, run(f"{model}-{size}", f"c-{model}-{size}", "--model", model, "--steps", "11"))
                    for size in (1, 2, 3, 4)]  # fmt: skip
     restarted = ("restarted", "c-restarted", "--restarts", "--model", "cnn", "--save-at", "3", "8", "--steps")

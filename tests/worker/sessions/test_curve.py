@@ -31,7 +31,7 @@ def find_states(curve: Curve) -> list[tuple[str, float]]:
     return [states.pop() for _, states in sorted(curve.items())]
 
 
-@pytest.mark.skipif(not sharding.HAS_CUSTOM_REDUCE, reason="this torch's FSDP2 has no set_custom_reduce_scatter")
+@pytest.mark.skipif(not sharding.has_custom_reduce(), reason="this torch's FSDP2 has no set_custom_reduce_scatter")
 def test_a_sharded_session_has_the_same_curve_in_every_world(curves: dict[str, Curve]) -> None:
     states = [find_states(curves[f"fsdp-{size}"]) for size in (1, 2, 3, 4)]
     assert len(states[0]) == 11

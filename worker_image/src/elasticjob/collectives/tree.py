@@ -84,14 +84,14 @@ def sum_flat(
     """
     size, rank = size_and_rank(group)
     like, length = mine[0], mine[0].numel()
-    chunk = -(-length // size)
+    if length % size:
+        padded = [torch.nn.functional.pad(node, (0, size - length % size)) for node in mine]
+        return sum_flat(padded, spans, leaves, group)[:length]
+    chunk = length // size
     counts = [len(find_nodes(leaves, *span)) for span in spans]
-    sent = like.new_zeros((size, counts[rank], chunk))
-    for number, node in enumerate(mine[: counts[rank]]):
-        whole, rest = divmod(length, chunk) if chunk else (0, 0)
-        sent[:whole, number].copy_(node[: whole * chunk].view(whole, chunk))
-        if rest:
-            sent[whole, number, :rest].copy_(node[whole * chunk :])
+    # Part by part: each goes to one rank. With one node, as in a world that divides the leaves, nothing is copied.
+    parts = [node.view(size, 1, chunk) for node in mine[: counts[rank]]]
+    sent = parts[0] if len(parts) == 1 else torch.cat([like.new_empty((size, 0, chunk)), *parts], dim=1)
     received = like.new_empty((sum(counts), chunk))
     dist.all_to_all_single(
         received.view(-1),
@@ -103,7 +103,7 @@ def sum_flat(
     total = add_received(received, spans, leaves).add_(0.0)  # no negative zeros: they depend on what was missing
     whole_sum = like.new_empty(size * chunk)
     find_all_gather()(whole_sum, total, group=group)
-    return whole_sum[:length]
+    return whole_sum
 
 
 def add_received(received: torch.Tensor, spans: Sequence[tuple[int, int]], leaves: int) -> torch.Tensor:
@@ -116,19 +116,23 @@ def add_received(received: torch.Tensor, spans: Sequence[tuple[int, int]], leave
     return tree.total()
 
 
-def pack(tensors: Sequence[torch.Tensor | None], shapes: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One flat tensor; a missing one becomes zeros of the shape of its namesake in `shapes`."""
-    return torch.cat(
-        [
-            like.new_zeros(like.numel()) if one is None else one.reshape(-1)
-            for one, like in zip(tensors, shapes, strict=True)
-        ]
-    )
+def pack(tensors: Sequence[torch.Tensor | None], shapes: Sequence[torch.Tensor], multiple: int = 1) -> torch.Tensor:
+    """One flat tensor; a missing one becomes zeros of the shape of its namesake in `shapes`.
+
+    Zeros are appended until the length is a multiple of `multiple`.
+    """
+    parts = [
+        like.new_zeros(like.numel()) if one is None else one.reshape(-1)
+        for one, like in zip(tensors, shapes, strict=True)
+    ]
+    rest = -sum(part.numel() for part in parts) % multiple
+    return torch.cat([*parts, parts[0].new_zeros(rest)])
 
 
 def unpack(flat: torch.Tensor, shapes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of the parts of a flat tensor."""
-    parts = torch.split(flat, [like.numel() for like in shapes])
+    """Views of the parts of a flat tensor, which may be longer."""
+    lengths = [like.numel() for like in shapes]
+    parts = torch.split(flat[: sum(lengths)], lengths)
     return [part.view(like.shape) for part, like in zip(parts, shapes, strict=True)]
 
 

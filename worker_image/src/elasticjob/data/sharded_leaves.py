@@ -39,7 +39,7 @@ class ShardedLeaves:
         modules = sharding.find_fsdp_modules(model)
         if not modules:
             return None
-        if not sharding.HAS_CUSTOM_REDUCE:
+        if not sharding.has_custom_reduce():
             raise ConfigurationError(
                 f"virtual ranks of a sharded model need FSDP2's set_custom_reduce_scatter, which torch"
                 f" {torch.__version__} does not have: use a newer torch, or Session(model=..., optimizer=...)."

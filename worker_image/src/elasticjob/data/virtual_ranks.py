@@ -172,7 +172,7 @@ class VirtualRanks:
         for bucket in tree.make_buckets(shapes):
             likes = [shapes[index] for index in bucket]
             whole = [[*gradients, row] for gradients, row in zip(nodes, rows, strict=True)]
-            flat = [tree.pack([one[index] for index in bucket], likes) for one in whole]
+            flat = [tree.pack([one[index] for index in bucket], likes, self._place.world_size) for one in whole]
             sums |= zip(bucket, tree.unpack(tree.sum_flat(flat, spans, spans[-1][1]), likes), strict=True)
         total = sums.pop(len(self._parameters))
         present = total[1:].tolist()

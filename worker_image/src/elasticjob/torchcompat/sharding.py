@@ -21,7 +21,6 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import distribute_tensor as _distribute  # type: ignore[attr-defined]
 
 __all__ = [
-    "HAS_CUSTOM_REDUCE",
     "HAS_FSDP_ON_CPU",
     "PROBES",
     "DTensor",
@@ -30,6 +29,7 @@ __all__ = [
     "distribute_like",
     "find_fsdp_modules",
     "forget_meshes",
+    "has_custom_reduce",
 ]
 
 HAS_FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since torch 2.7; FSDP2 calls it in every forward pass
@@ -38,8 +38,7 @@ HAS_FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since torch 2.7; 
 _CUTS_ITS_OWN = probe.takes("torch.distributed.tensor.distribute_tensor", "src_data_rank")
 _OWN_COPY: dict[str, Any] = {"src_data_rank": None} if _CUTS_ITS_OWN else {}
 
-_FSDP = "torch.distributed.fsdp.FSDPModule"
-HAS_CUSTOM_REDUCE = probe.has_all(f"{_FSDP}.set_custom_reduce_scatter", f"{_FSDP}.set_gradient_divide_factor")()
+_FSDP = "torch.distributed.fsdp"
 
 _TENSOR = "torch.distributed.tensor"
 _MEMORIES = (
@@ -56,9 +55,15 @@ def distribute_like(value: torch.Tensor, pattern: DTensor) -> DTensor:
 
 
 def find_fsdp_modules(model: torch.nn.Module) -> list[Any]:
-    """The modules of a model that FSDP2 shards; none in a torch without FSDP2's public name (2.6)."""
-    kind = probe.find(_FSDP)
+    """The modules of a model that FSDP2 shards; none in a torch without FSDP2's public name."""
+    kind = getattr(sys.modules.get(_FSDP), "FSDPModule", None)  # a sharded model has imported it, and it is large
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def has_custom_reduce() -> bool:
+    """Whether the reduce-scatter of FSDP2 can be replaced by a public method. It imports FSDP2."""
+    kind = f"{_FSDP}.FSDPModule"
+    return probe.has_all(f"{kind}.set_custom_reduce_scatter", f"{kind}.set_gradient_divide_factor")()
 
 
 def forget_meshes() -> None:
