@@ -1,4 +1,4 @@
-"""The `elasticjob` command: `doctor`, `bench` and `version`."""
+"""The `elasticjob` command: `doctor`, `bench`, `verify` and `version`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _USAGE = """usage: elasticjob COMMAND [options]
 commands:
   doctor    check this machine, pod or job, and say what to do about what is wrong
   bench     measure the collectives, and the raw limit below them
+  verify    run a script in worlds of several sizes, and say whether it trains the same
   version   print the version
 
 `elasticjob COMMAND --help` explains the options. The launcher is `elasticjob-run`.
@@ -30,6 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from elasticjob.diagnose.bench import main as bench
 
         return bench(given[1:])
+    if command == "verify":
+        from elasticjob.diagnose.verify import main as verify
+
+        return verify(given[1:])
     if command in ("version", "--version"):
         sys.stdout.write(__version__ + "\n")
         return 0
