@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from benchmarks import harness
 
-NAMES = ("runtime", "collectives", "rescale", "controlplane", "hub")
+NAMES = ("runtime", "curve", "collectives", "rescale", "controlplane", "hub")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
