@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.launch.leading import Attempt, Import, SetVariable, Source, Step, find_leading, find_packages
+from elasticjob.launch.leading import MAX_FILES, Attempt, Import, SetVariable, Source, Step, find_leading, find_packages
 
 OWN = {
     "helper": Source("import own_dependency\nVALUE = 1\n"),
@@ -101,6 +101,13 @@ TRIED = [Attempt((Import("a"),)), Import("b")]
         pytest.param("try:\n  import ring\n  import ring\nexcept ImportError:\n  pass\nimport b",
                      [Attempt((Import("once"),)), Import("b")], id="a ring may fail"),
         pytest.param("try:\n  import a\nexcept:\n  pass\nimport b", [], id="whatever happens"),
+        pytest.param("try:\n  import a\nexcept OSError:\n  pass\nimport b", [], id="for another reason"),
+        pytest.param("try:\n  import a\nexcept (ImportError, OSError):\n  pass\nimport b", [], id="or for another"),
+        pytest.param(
+            "try:\n  import a\nexcept (ImportError, ModuleNotFoundError):\n  pass\nexcept Exception:\n  pass\nimport b",
+            TRIED,
+            id="for any reason",
+        ),
         pytest.param("try:\n  f()\nexcept ImportError:\n  pass\nimport b", [], id="something is tried"),
         pytest.param("if TYPE_CHECKING:\n  import a\nimport b", [Import("b")], id="only for types"),
         pytest.param("if typing.TYPE_CHECKING:\n  import a\nimport b", [Import("b")], id="the same, qualified"),
@@ -118,6 +125,14 @@ TRIED = [Attempt((Import("a"),)), Import("b")]
 )  # fmt: skip
 def test_the_steps_of_a_script(text: str, expected: list[Step]) -> None:
     assert list(find_leading(text, OWN.get)) == expected
+
+
+def test_a_script_of_very_many_modules_is_not_read_to_its_end() -> None:
+    def read(name: str) -> Source | None:
+        return Source(f"import x{name[3:]}") if name.startswith("own") else None
+
+    text = "\n".join(f"import own{number}" for number in range(MAX_FILES + 5))
+    assert find_leading(text, read) == tuple(Import(f"x{number}") for number in range(MAX_FILES))
 
 
 def test_a_module_is_read_in_its_package() -> None:

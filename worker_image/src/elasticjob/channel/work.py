@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-_MAX_PROCESSES = 1000  # of one worker
 _IDLE_TICKS = 3  # of processor time (10 ms each) between two looks
 _IDLE_BYTES = 1 << 20  # a process that dumps its stack and writes a log line stays far below
 
@@ -27,14 +26,10 @@ def measure(pid: int, proc: Path = PROC) -> Work:
     """
     ticks = count = 0
     waits = False
-    pids, seen = [pid], 0
-    while pids and seen < _MAX_PROCESSES:
+    pids = [pid]
+    while pids:
         folder = proc / str(pids.pop())
-        seen += 1
-        fields = _read(folder / "stat").rpartition(")")[2].split()
-        if not fields:
-            continue
-        ticks += sum(map(int, fields[11:15]))
+        ticks += sum(map(int, _read(folder / "stat").rpartition(")")[2].split()[11:15]))
         lines = (line.split() for line in _read(folder / "io").splitlines())
         count += sum(int(line[1]) for line in lines if line[0] in ("rchar:", "wchar:"))
         for thread in _list(folder / "task"):
@@ -44,7 +39,7 @@ def measure(pid: int, proc: Path = PROC) -> Work:
 
 
 def is_idle(before: Work, after: Work) -> bool:
-    """Whether nothing was done between two measurements: nothing was computed, written or sent."""
+    """Whether nothing was done between two measurements: nothing was computed, read or written."""
     if before.waits_for_disk or after.waits_for_disk:
         return False
     return abs(after.ticks - before.ticks) <= _IDLE_TICKS and abs(after.bytes - before.bytes) <= _IDLE_BYTES
