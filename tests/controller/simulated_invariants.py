@@ -121,11 +121,8 @@ class Invariants:
             real = self._cluster.pods[uid].agent if uid in self._cluster.pods else None
             if real is None or real.deaf:
                 continue  # it was told to stop and did not listen, for as long as patience lasts
-            heard = agent is not None and agent.connected and not agent.mute
-            runs = heard and agent.state.phase is AgentPhase.RUNNING
-            assert not (runs and agent is not None and agent.state.generation == before.generation), (
-                "a member of the old world still runs"
-            )
+            if agent is not None and agent.connected and not agent.mute and agent.state.phase is AgentPhase.RUNNING:
+                assert agent.state.generation != before.generation, "a member of the old world still runs"
 
     def check_truth(self) -> None:
         """There are never two complete worlds at once, whatever the operator observes."""
