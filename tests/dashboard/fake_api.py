@@ -43,6 +43,11 @@ class FakeApi:
         self._version += 1
         self._tell("DELETED", self.jobs.pop((namespace, name)))
 
+    def garble(self) -> None:
+        """A line of every watch is cut off, as where the server ends in the middle of it."""
+        for watcher in self._watchers:
+            watcher.put_nowait({"type": "MODIFIED", "object": "cut"})
+
     def break_watches(self) -> None:
         for watcher in self._watchers:
             watcher.put_nowait(None)
@@ -98,7 +103,8 @@ class FakeApi:
         await response.prepare(request)
         try:
             while (told := await queue.get()) is not None:
-                await response.write(json.dumps(told).encode() + b"\n")
+                line = json.dumps(told).encode()
+                await response.write((line[:-3] if told["object"] == "cut" else line) + b"\n")
         finally:
             self._watchers.remove(queue)
         return response

@@ -211,6 +211,7 @@ async def test_a_page_that_only_shows_has_no_buttons(api: FakeApi, client: Clien
     assert api.patches == []
 
 
+@pytest.mark.timeout(600)
 async def test_in_a_cluster_it_only_shows_and_only_under_its_names(api: FakeApi, tmp_path: Path) -> None:
     async with served(api, tmp_path) as kubeconfig:
         process = await asyncio.create_subprocess_exec(
@@ -221,7 +222,7 @@ async def test_in_a_cluster_it_only_shows_and_only_under_its_names(api: FakeApi,
         )
         assert process.stdout is not None
         try:
-            async with asyncio.timeout(100), aiohttp.ClientSession() as visitor:
+            async with asyncio.timeout(300), aiohttp.ClientSession() as visitor:
                 address = (await process.stdout.readline()).decode().split()[-1]
                 path = f"{address}jobs/default/digits"
                 async with visitor.get(path, headers={"Host": "jobs.example"}) as answer:

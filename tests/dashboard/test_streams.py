@@ -15,7 +15,9 @@ from dashboard.conftest import job, pod
 from dashboard.fake_api import FakeApi
 from elasticjob_operator.dashboard.server import Dashboard
 
-PATIENCE = 60.0
+pytestmark = pytest.mark.timeout(300)
+
+PATIENCE = 120.0
 
 
 class Stream:
@@ -112,6 +114,18 @@ async def test_jobs_deleted_while_the_server_was_away_are_gone(api: FakeApi, vie
             news = await stream.next()
             said = {**said, **news, "regions": {**said.get("regions", {}), **news["regions"]}}
         assert said["regions"]["count"] == "There are no ElasticJobs here yet."
+
+
+async def test_a_line_that_is_cut_off_does_not_end_the_updates(api: FakeApi, viewer: Viewer) -> None:
+    async with viewer.listen("/events") as stream:
+        await stream.next()
+        api.garble()
+        assert "could not be read (JSONDecodeError" in (await stream.next())["regions"]["problem"]
+        api.put(job(phase="Failed"))
+        said = await stream.next()
+        while "rows" not in said:
+            said = await stream.next()
+        assert "Failed" in said["rows"]["job-uid-default-digits"]
 
 
 async def test_logs_of_a_rank_and_of_all(api: FakeApi, viewer: Viewer, shown: tuple[Dashboard, str]) -> None:

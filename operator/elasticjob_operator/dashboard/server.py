@@ -81,6 +81,8 @@ class Dashboard:
             except ClientError as error:
                 hint = " -n NAMESPACE shows one namespace." if self._all_namespaces else ""
                 self.board.set_problem(str(error) + (hint if isinstance(error, ForbiddenError) else ""))
+            except Exception as error:  # a page that is told is better than one that silently stays as it is
+                self.board.set_problem(f"The jobs could not be read ({type(error).__name__}: {error}). Trying again.")
             finally:
                 await changes.aclose()
             await asyncio.sleep(_RETRY)
