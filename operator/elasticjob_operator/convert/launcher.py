@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from elasticjob_operator.convert.draft import Draft
+from elasticjob_operator.convert.draft import ConversionError, Draft
 from elasticjob_operator.convert.pods import trainer_of
 
 # Options that are now decided elsewhere: option → where.
@@ -45,6 +45,9 @@ def take_arguments(draft: Draft, path: str, foreign: Collection[str] = (), *, im
     argument is the launcher's already.
     """
     container = trainer_of(draft)
+    for key in ("command", "args"):
+        if not isinstance(container.get(key) or [], list):
+            raise ConversionError(f"{path}.{key}: must be a list of texts, not {container[key]!r}")
     words = [_Word(key, str(w)) for key in ("command", "args") for w in container.get(key) or []]
     kept: list[_Word] = []
     i = 0

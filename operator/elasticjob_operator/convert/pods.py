@@ -24,6 +24,8 @@ def take_template(draft: Draft, template: object, path: str, trainer: str) -> di
     if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
         raise ConversionError(f"{path}: is required: the pod template has spec.containers")
     result = copy.deepcopy(template)
+    if not isinstance(result.get("metadata") or {}, dict):
+        raise ConversionError(f"{path}.metadata: must be an object, not {result['metadata']!r}")
     spec = result["spec"]
     containers = spec.get("containers")
     if not isinstance(containers, list) or not containers or not all(isinstance(c, dict) for c in containers):
@@ -39,13 +41,16 @@ def take_template(draft: Draft, template: object, path: str, trainer: str) -> di
     container = containers[named]
     container.setdefault("name", trainer)
     _drop_environment(draft, container, f"{path}.spec.containers[{named}]")
-    ports = [p for p in container.get("ports") or [] if p.get("name") not in ("pytorchjob-port", "elasticjob-port")]
+    ports = container.get("ports") or []
+    if not isinstance(ports, list) or not all(isinstance(p, dict) for p in ports):
+        raise ConversionError(f"{path}.spec.containers[{named}].ports: must be a list of objects, not {ports!r}")
+    ports = [p for p in ports if p.get("name") not in ("pytorchjob-port", "elasticjob-port")]
     container.pop("ports", None)
     if ports:
         container["ports"] = ports
-    result.get("metadata", {}).pop("creationTimestamp", None)
-    if result.get("metadata") == {}:
-        del result["metadata"]
+    (result.get("metadata") or {}).pop("creationTimestamp", None)
+    if not result.get("metadata"):
+        result.pop("metadata", None)
     draft.template = result
     return dict(container)
 
@@ -133,9 +138,13 @@ def set_queue(draft: Draft, queue: str) -> None:
         metadata["labels"] = {_QUEUE_LABEL: queue, **(labels if isinstance(labels, dict) else {})}
 
 
+def _has_name(variable: dict[str, Any]) -> bool:
+    return isinstance(variable.get("name"), str)
+
+
 def _drop_environment(draft: Draft, container: dict[str, Any], path: str) -> None:
     variables = container.get("env") or []
-    if not isinstance(variables, list) or not all(isinstance(variable, dict) for variable in variables):
+    if not isinstance(variables, list) or not all(isinstance(v, dict) and _has_name(v) for v in variables):
         raise ConversionError(f"{path}.env: must be a list of objects with name and value, not {variables!r}")
     for variable in variables:
         if variable.get("name") in _MEMBERSHIP_ENV:

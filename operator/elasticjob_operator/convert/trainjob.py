@@ -15,7 +15,7 @@ _OWN: Final = "trainer.kubeflow.org/trainjob-controller"
 
 def fill(draft: Draft) -> None:
     source = draft.source
-    runtime = source.take("runtimeRef") or {}
+    runtime = source.part("runtimeRef").values
     trainer = source.part("trainer")
     container = _container(draft, trainer, str(runtime.get("name") or ""))
     draft.template = {"spec": {"containers": [container]}}
@@ -28,7 +28,7 @@ def fill(draft: Draft) -> None:
             "failure policy) by hand",
         )
     for key, meaning in (("labels", "labels"), ("annotations", "annotations")):
-        values = source.take(key)
+        values = source.part(key).values
         if values:
             draft.template.setdefault("metadata", {})[meaning] = values
     if source.take("suspend"):
@@ -77,7 +77,7 @@ def _fill_sizes(draft: Draft, trainer: Source) -> None:
 
 
 def _warn_initializer(source: Source) -> None:
-    initializer = source.take("initializer") or {}
+    initializer = source.part("initializer").values
     for kind in ("dataset", "model"):
         if initializer.get(kind):
             source.warn(
@@ -88,36 +88,37 @@ def _warn_initializer(source: Source) -> None:
 def _fill_overrides(draft: Draft, source: Source) -> None:
     """Merge the podTemplateOverrides that affect the trainer's pods; the others have no pods here."""
     for key in ("podTemplateOverrides", "podSpecOverrides"):
-        for i, override in enumerate(source.take(key) or []):
+        for i, part in enumerate(source.take_parts(key)):
             path = f"{key}[{i}]"
-            targets = [t.get("name") for t in override.get("targetJobs") or []]
+            targets = [target.values.get("name") for target in part.take_parts("targetJobs")]
             if targets and "node" not in targets:
                 source.warn(path, f"reaches only {', '.join(map(str, targets))}, which has no counterpart")
                 continue
-            spec = override.get("spec") if key == "podTemplateOverrides" else override
-            _merge_spec(draft, source, path, {k: v for k, v in (spec or {}).items() if k != "targetJobs"})
-            metadata = override.get("metadata") or {}
+            _merge_spec(draft, source, path, part.part("spec") if key == "podTemplateOverrides" else part)
+            metadata = part.part("metadata")
             for kind in ("labels", "annotations"):
-                if metadata.get(kind):
-                    draft.template.setdefault("metadata", {}).setdefault(kind, {}).update(metadata[kind])
-    for i, _ in enumerate(source.take("runtimePatches") or []):
+                values = metadata.part(kind).values
+                if values:
+                    draft.template.setdefault("metadata", {}).setdefault(kind, {}).update(values)
+    for i, _ in enumerate(source.take_parts("runtimePatches")):
         source.warn(f"runtimePatches[{i}]", "has no counterpart: change the template instead")
 
 
-def _merge_spec(draft: Draft, source: Source, path: str, spec: dict[str, Any]) -> None:
+def _merge_spec(draft: Draft, source: Source, path: str, spec: Source) -> None:
     container = pods.trainer_of(draft)
-    for key, value in spec.items():
-        if key == "containers":
-            for override in value or []:
-                if override.get("name") not in ("node", "trainer"):
-                    source.warn(
-                        f"{path}.spec.containers", f"{override.get('name')} comes from the runtime: add it by hand"
-                    )
-                    continue
-                for part in ("env", "volumeMounts"):
-                    if override.get(part):
-                        container[part] = [*container.get(part, []), *override[part]]
-        elif key == "initContainers":
+    for override in spec.take_parts("containers"):
+        name = override.values.get("name")
+        if name not in ("node", "trainer"):
+            source.warn(f"{path}.spec.containers", f"{name} comes from the runtime: add it by hand")
+            continue
+        for key in ("env", "volumeMounts"):
+            entries = [entry.values for entry in override.take_parts(key)]
+            if entries:
+                container[key] = [*container.get(key, []), *entries]
+    for key, value in spec.values.items():
+        if key == "metadata":  # of an override without a spec of its own
+            continue
+        if key == "initContainers":
             source.warn(f"{path}.spec.initContainers", "come from the runtime: add them by hand")
         else:
             draft.template["spec"][key] = value
