@@ -37,6 +37,7 @@ class Row:
     arguments: tuple[str, ...] = ()
     steps: int = 2000
     exact: bool = False  # every whole epoch has every sample once, at any size
+    charged: int = 0  # failures that the stack causes by itself
     needs: tuple[str, ...] = field(default=("torch",))  # modules that have to be there
 
 
@@ -51,7 +52,8 @@ ROWS = {
     "deepspeed-zero-2": Row("deepspeed_zero.py", ("2",), exact=True, needs=("deepspeed",)),
     "fsdp2": Row("fsdp2_checkpoint.py", exact=True),
     "snapshot": Row("snapshot_ddp.py"),
-    "jax": Row("jax_restart.py", exact=True, needs=("jax",)),
+    # A process of JAX ends itself when it loses the coordinator, which is rank 0.
+    "jax": Row("jax_restart.py", exact=True, charged=1, needs=("jax",)),
 }
 
 
@@ -95,7 +97,7 @@ def test_a_training_stack_goes_through_every_change(
     if name.endswith("-adapter"):
         assert story.count_repeated(told.steps) <= 200, "only the killed pod costs steps"
     status = jobs.status(name)
-    assert status["restarts"]["user"] == 0, "no failure is the program's"
+    assert status["restarts"]["user"] <= row.charged, "no failure is the program's"
     measured = {
         "pauses": {event: round(seconds, 2) for event, seconds in story.find_pauses(told).items()},
         "repeated": story.count_repeated(told.steps),

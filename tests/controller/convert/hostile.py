@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-_VALUES = (None, 0, -1, True, "x", "$(a) `b` 'c", [], ["x"], [None], [{"x": 1}], {}, {"x": 1})
+_VALUES: tuple[Any, ...] = (None, 0, -1, True, "x", "$(a) `b` 'c", [], ["x"], [None], [{"x": 1}], {}, {"x": 1})
 
 
 def mutate(document: Any) -> Iterator[Any]:
