@@ -39,6 +39,7 @@ REFERENCE = {number: (f"h{number}", 0.5) for number in range(5)}
         ([step(0), step(1), step(1, generation=2), step(2)], None),
         ([step(0), step(1, hash="other"), step(2)], "step 1, rank 0 of 2"),
         ([step(0), step(1, loss=0.25)], "step 1"),
+        ([step(0), {key: value for key, value in step(1).items() if key != "hash"}, step(2)], None),
         ([step(0), step(3)], "the steps [1, 2]"),
         ([*(step(number) for number in range(5)), step(5)], "undisturbed None"),
     ],
