@@ -220,24 +220,30 @@ def _stays(samples: Sequence[Sample], end: float) -> tuple[Stay, ...]:
     members: list[list[str]] = []
     known = 0
     found: list[Stay] = []
-    latest: dict[int, Stay] = {}  # by rank
+    latest: dict[int, Stay] = {}  # by rank; their ends are not set yet
+    before: tuple[int, list[list[str]]] = (0, [])
+    until = 0.0
     for i, sample in enumerate(samples):
         if sample.members:
             members, known = sample.members, sample.members_of
-        until = samples[i + 1].time if i + 1 < len(samples) else max(end, sample.time)
-        begin = max(sample.formed or sample.time, samples[i - 1].time) if i else sample.formed or sample.time
         present = members if sample.world_size and sample.generation == known else []
+        formed = sample.formed or sample.time
+        begin = max(formed, samples[i - 1].time) if i else formed
+        ended, until = until, samples[i + 1].time if i + 1 < len(samples) else max(end, sample.time)
+        if (sample.generation, present) == before:
+            continue  # most samples: only time goes by
+        before = (sample.generation, present)
         for rank, (pod, node) in enumerate(present):
             stay = latest.get(rank)
             if stay is not None and (stay.pod, stay.node) == (pod, node):
-                latest[rank] = replace(stay, end=until, generations=(stay.generations[0], sample.generation))
+                latest[rank] = replace(stay, generations=(stay.generations[0], sample.generation))
                 continue
             if stay is not None:
-                found.append(replace(stay, end=min(stay.end, begin)))
-            latest[rank] = Stay(rank, pod, node, begin, until, (sample.generation, sample.generation))
-        for rank in [rank for rank in latest if rank >= len(present)]:
-            found.append(latest.pop(rank))
-    return tuple(sorted([*found, *latest.values()], key=lambda stay: (stay.rank, stay.start)))
+                found.append(replace(stay, end=min(ended, begin)))
+            latest[rank] = Stay(rank, pod, node, begin, begin, (sample.generation, sample.generation))
+        found += [replace(latest.pop(rank), end=ended) for rank in [*latest] if rank >= len(present)]
+    found += [replace(stay, end=until) for stay in latest.values()]
+    return tuple(sorted(found, key=lambda stay: (stay.rank, stay.start)))
 
 
 EARLIER: Final = "earlier"  # lost before the first sample, or without a world
