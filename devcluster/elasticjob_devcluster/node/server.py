@@ -1,12 +1,16 @@
-"""The part of the kubelet's API that `kubectl logs` needs: `/containerLogs/...` and `/healthz`, over TLS, for the API
-server only.
+"""The part of the kubelet's API that logs and exec need: `/containerLogs/...`, `/exec/...` and `/healthz`, over TLS.
+
+Only the API server may ask. Exec is for clients that speak WebSocket, and has no stdin.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import ssl
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aiohttp import web
@@ -16,6 +20,10 @@ from elasticjob_devcluster.node.pod import PodWorker
 from elasticjob_devcluster.runtime import containerlog
 
 POLL_SECONDS = 0.1
+EXEC_POLL_SECONDS = 0.02
+EXEC_PROTOCOL = "v4.channel.k8s.io"
+STDOUT, STDERR, VERDICT = 1, 2, 3  # its channels
+CHUNK = 64 * 1024
 
 
 class NodeServer:
@@ -28,6 +36,7 @@ class NodeServer:
         app = web.Application()
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
+        app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         settings = self._node.settings
@@ -94,3 +103,58 @@ class NodeServer:
                     if not going:
                         return
                     await asyncio.sleep(POLL_SECONDS)
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        worker = self._find(request.match_info["namespace"], request.match_info["pod"])
+        loop = worker.container(request.match_info["container"]) if worker else None
+        if loop is None or loop.running_id is None:
+            return web.Response(status=404, text="no such container runs on this node")
+        socket = web.WebSocketResponse(protocols=[EXEC_PROTOCOL])
+        await socket.prepare(request)
+        argv = request.query.getall("command", [])
+        with tempfile.TemporaryDirectory(prefix="exec-", dir=self._node.directory) as folder:
+            files = {STDOUT: Path(folder, "out"), STDERR: Path(folder, "err")}
+            for file in files.values():
+                file.touch()
+            out, err = map(str, files.values())
+            call = asyncio.create_task(
+                self._node.runtime.call("exec-to-files", id=loop.running_id, argv=argv, out=out, err=err)
+            )
+            await _pass_on(socket, files, call)
+        await socket.close()
+        return socket
+
+
+async def _pass_on(
+    socket: web.WebSocketResponse, files: Mapping[int, Path], call: asyncio.Task[dict[str, object]]
+) -> None:
+    """Send what a command writes to the files while it runs, and then how it ended."""
+    with contextlib.ExitStack() as opened:
+        readers = {channel: opened.enter_context(path.open("rb")) for channel, path in files.items()}
+        while not socket.closed:
+            over = call.done()
+            for channel, reader in readers.items():
+                while data := reader.read(CHUNK):
+                    await socket.send_bytes(bytes([channel]) + data)
+            if over:
+                await socket.send_bytes(bytes([VERDICT]) + json.dumps(judge_exec(call.result())).encode())
+                return
+            await asyncio.wait((call,), timeout=EXEC_POLL_SECONDS)
+
+
+def judge_exec(answer: dict[str, object]) -> dict[str, object]:
+    """The Status that ends an exec, from the runtime's answer."""
+    if answer.get("code") == 0:
+        return {"metadata": {}, "status": "Success"}
+    if "code" not in answer:
+        return {"metadata": {}, "status": "Failure", "message": str(answer.get("failure"))}
+    code = answer["code"]
+    number = 128 - code if isinstance(code, int) and code < 0 else code
+    causes = [{"reason": "ExitCode", "message": str(number)}]
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "reason": "NonZeroExitCode",
+        "message": f"command terminated with non-zero exit code: {number}",
+        "details": {"causes": causes},
+    }

@@ -72,6 +72,7 @@ class Runtime:
             "run": self.run,
             "signal": self.signal,
             "exec": self.exec,
+            "exec-to-files": self.exec_to_files,
             "forget": self.forget,
         }
         try:
@@ -155,7 +156,7 @@ class Runtime:
             return {"failure": "the container does not run"}
         read, write = os.pipe()
         try:
-            pid = spawn.start_in(spec, container.pid, request["argv"], self.mode, write)
+            pid = spawn.start_in(spec, container.pid, request["argv"], self.mode, write, write)
         except spawn.StartError as error:
             os.close(read)
             return {"failure": str(error)}
@@ -170,13 +171,28 @@ class Runtime:
         os.close(read)
         return {"failure": "timeout", "output": output} if code is None else {"code": code, "output": output}
 
+    async def exec_to_files(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run a command for as long as it takes; what it writes goes to two files."""
+        container, spec = self.containers.get(request["id"]), self.specs.get(request["id"])
+        if container is None or spec is None or container.finished_at is not None:
+            return {"failure": "the container does not run"}
+        out, err = (os.open(request[name], os.O_WRONLY) for name in ("out", "err"))
+        try:
+            pid = spawn.start_in(spec, container.pid, request["argv"], self.mode, out, err)
+        except spawn.StartError as error:
+            return {"failure": str(error)}
+        finally:
+            os.close(out)
+            os.close(err)
+        return {"code": await _wait(pid, None)}
+
     async def forget(self, request: dict[str, Any]) -> dict[str, Any]:
         self.containers.pop(request["id"], None)
         self.specs.pop(request["id"], None)
         return {}
 
 
-async def _wait(pid: int, timeout: float) -> int | None:
+async def _wait(pid: int, timeout: float | None) -> int | None:
     """The exit code of a child, or None if it had to be killed after `timeout` seconds."""
     handle = os.pidfd_open(pid)
     ended = asyncio.Event()

@@ -42,9 +42,9 @@ def start(spec: Spec, mode: sandbox.Mode, out: int, err: int) -> int:
     return _fork(prepare, spec.argv, spec.env, spec.cwd, out, err)
 
 
-def start_in(spec: Spec, pid: int, argv: list[str], mode: sandbox.Mode, out: int) -> int:
+def start_in(spec: Spec, pid: int, argv: list[str], mode: sandbox.Mode, out: int, err: int) -> int:
     """Start another process in a running container."""
-    return _fork(lambda: sandbox.join(pid, mode), argv, spec.env, spec.cwd, out, out)
+    return _fork(lambda: sandbox.join(pid, mode), argv, spec.env, spec.cwd, out, err)
 
 
 def _fork(prepare: Callable[[], None], argv: list[str], env: dict[str, str], cwd: str, out: int, err: int) -> int:

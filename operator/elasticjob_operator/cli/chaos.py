@@ -14,16 +14,16 @@ from elasticjob_operator.client import Client, Job, NotFoundError, Pod
 from elasticjob_operator.client.execute import ExecUnavailableError
 from elasticjob_operator.client.rules import choose_pods
 
-_NONE_FOUND: Final = 3
-# Finds the process whose environment says RANK=<rank>, as torch's launcher sets it, and kills it.
+NONE_FOUND: Final = 3
+# Finds the process whose environment says RANK=$1, as torch's launcher sets it, and kills it. It has to be of the pod
+# with the UID $2: a container may see the processes of others.
 _KILL_SCRIPT: Final = """
 found=3
-for directory in /proc/[0-9]*; do
-  pid=${directory#/proc/}
+for file in $(grep -lzx "ELASTICJOB_POD_UID=$2" /proc/[0-9]*/environ 2>/dev/null); do
+  pid=${file#/proc/}; pid=${pid%/environ}
   [ "$pid" = "$$" ] && continue
-  if tr '\\0' '\\n' < "$directory/environ" 2>/dev/null | grep -qx "RANK=$1"; then
-    kill -KILL "$pid" 2>/dev/null && found=0
-  fi
+  grep -qzx "RANK=$1" "$file" 2>/dev/null || continue
+  kill -KILL "$pid" 2>/dev/null && found=0
 done
 exit $found
 """
@@ -68,10 +68,10 @@ def rank(name: str, rank: int, how: str) -> None:
 async def _kill_process(client: Client, pod: Pod, rank: int) -> str | None:
     """Kill the process of a rank; return the reason if that failed."""
     try:
-        code, output = await client.execute(pod, ["sh", "-c", _KILL_SCRIPT, "sh", str(rank)])
+        code, output = await client.execute(pod, ["sh", "-c", _KILL_SCRIPT, "sh", str(rank), pod.uid])
     except ExecUnavailableError as error:
         return str(error)
-    if code == _NONE_FOUND:
+    if code == NONE_FOUND:
         return f"no process with RANK={rank} in pod {pod.name}"
     return None if code == 0 else f"exec in pod {pod.name} failed with exit code {code}: {output.strip()[-200:]}"
 

@@ -6,7 +6,9 @@ caller use another way.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 import aiohttp
@@ -17,8 +19,11 @@ from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.model import Pod
 from elasticjob_operator.rest.request import path_of
 
+STDOUT: Final = 1
+STDERR: Final = 2
 _ERROR_CHANNEL: Final = 3
 _PATIENCE: Final = 30.0
+_MOST_LOOKS: Final = 200
 
 
 class ExecUnavailableError(errors.ClientError):
@@ -26,12 +31,35 @@ class ExecUnavailableError(errors.ClientError):
 
 
 async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: list[str]) -> tuple[int, str]:
-    """Run the command; return (exit code, output and errors as text). Raises ExecUnavailableError."""
+    """Run the command; return (exit code, output and errors as text). Raises ExecUnavailableError, also if the command
+    writes nothing for 30 seconds.
+    """
+    output: list[bytes] = []
+
+    def keep(channel: int, data: bytes) -> None:
+        output.append(data)
+
+    code = await stream_in_pod(connection, namespace, pod, command, keep, patience=_PATIENCE)
+    return code, b"".join(output).decode("utf-8", "replace")
+
+
+async def stream_in_pod(
+    connection: Connection,
+    namespace: str,
+    pod: Pod,
+    command: list[str],
+    on_output: Callable[[int, bytes], object],
+    *,
+    patience: float | None = None,
+) -> int:
+    """Run the command, and call `on_output` with STDOUT or STDERR and the bytes as they arrive; return the exit code.
+
+    `patience`: seconds of silence after which to give up. Raises ExecUnavailableError.
+    """
     query = [("command", part) for part in command]
     query += [("container", pod.trainer), ("stdout", "true"), ("stderr", "true")]
     api = WsApiClient(connection.configuration)
-    output: list[str] = []
-    verdict = ""
+    verdict = b""
     try:
         call = await api.param_serialize(
             "GET",
@@ -41,10 +69,14 @@ async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: 
         )
         response = await api.request("GET", call[1], query, call[2], _preload_content=False)
         async with response as socket:
-            while (frame := await socket.receive(timeout=_PATIENCE)).type is aiohttp.WSMsgType.BINARY:
-                channel, data = frame.data[0], frame.data[1:].decode("utf-8", "replace")
-                verdict += data if channel == _ERROR_CHANNEL else ""
-                output += [data] if channel in (1, 2) else []
+            wire = socket.get_extra_info("socket")
+            while (frame := await socket.receive(timeout=patience)).type is aiohttp.WSMsgType.BINARY:
+                channel, data = frame.data[0], frame.data[1:]
+                if channel == _ERROR_CHANNEL:
+                    verdict += data
+                elif channel in (STDOUT, STDERR) and data:
+                    on_output(channel, data)
+        await _wait_until_closed(wire)
     except aiohttp.WSServerHandshakeError as error:  # its message repeats the whole command, URL-encoded
         said = f"the API server answered {error.status} {errors.phrase_of(error.status)}".rstrip()
         raise ExecUnavailableError(f"exec in pod {pod.name}: {said}") from error
@@ -52,7 +84,15 @@ async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: 
         raise ExecUnavailableError(f"exec in pod {pod.name}: {type(error).__name__}") from error
     finally:
         await api.close()
-    return exit_code_of(verdict, pod.name), "".join(output)
+    return exit_code_of(verdict.decode("utf-8", "replace"), pod.name)
+
+
+async def _wait_until_closed(wire: Any) -> None:
+    """TLS says goodbye in later iterations of the loop, which the caller may stop after this."""
+    for _ in range(_MOST_LOOKS):
+        if wire is None or wire.fileno() == -1:
+            return
+        await asyncio.sleep(0.01)
 
 
 def exit_code_of(verdict: str, pod: str) -> int:
