@@ -68,16 +68,19 @@ CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "report": (FIRST, ["report NAME --html REPORT"]),
     "dashboard": (FIRST, ["dashboard --no-browser --timeout 3"]),
     "logs": ("logs", ["logs NAME", "logs NAME -f", "logs NAME --rank 0 --tail 1"]),
-    "submit": ("submit", ["submit train.py --image i --name made"]),
+    "submit": ("submit", ["submit train.py --image i --name made", "submit SCRIPT --image i --name sent"]),
     "scale": ("scale", ["scale NAME 3"]),
     "suspend": (PATCH, ["suspend NAME"]),
     "resume": (PATCH, ["resume NAME"]),
     "scale to auto": (PATCH, ["scale NAME auto"]),
     "delete": ("delete", ["delete NAME"]),
     "chaos": ("chaos", ["chaos rank NAME 1", "chaos pod NAME 0", "chaos node NAME NODE"]),
+    "exec": ("exec, debug, cp", ["exec NAME -- true"]),
+    "debug": ("exec, debug, cp", ["debug NAME --rank 1"]),  # which finds no worker there
+    "cp": ("exec, debug, cp", ["cp FILE COPY"]),
     "top NAME": ("top with CPU and memory", ["top NAME"]),
 }
-WITHOUT_A_CLUSTER = {"convert", "completion"}
+WITHOUT_A_CLUSTER = {"convert", "completion", "local"}
 
 
 @pytest.fixture(scope="module")
@@ -171,21 +174,28 @@ def test_the_rights_in_the_guide_are_those_that_the_commands_use(
     for member in status["rendezvous"]["members"]:
         member["pod"] = member["pod"].replace("digits", name)
     given.write_status(audited, space, name, status)
-    if row in ("logs", "chaos"):
+    if row in ("logs", "chaos", "exec, debug, cp"):
         for index in (0, 1, 2):
-            given.run_pod(audited, space, name, index, "echo said" + ("; exec sleep 1000" if row == "chaos" else ""))
+            given.run_pod(audited, space, name, index, "echo said" if row == "logs" else "exec sleep 1000")
     user = User(audited, space, name, rights, tmp_path)
     done = {"phase": "Complete", "conditions": [given.condition("Complete")]}
     when_watched(lambda: given.write_status(audited, space, name, done))
     if row == "logs":  # to follow ends with the job
         given.write_status(audited, space, name, done | {"rendezvous": status["rendezvous"]})
-    values = {"NAME": name, "REPORT": str(tmp_path / "report.html")}
+    (tmp_path / "script.py").touch()
+    values = {
+        "NAME": name,
+        "REPORT": str(tmp_path / "report.html"),
+        "SCRIPT": str(tmp_path / "script.py"),
+        "COPY": str(tmp_path / "copy"),
+        "FILE": f"{name}:/etc/hosts",
+    }
     for line in [line for place, lines in CASES.values() if place == row for line in lines]:
         if "NODE" in line:
             pod = audited.kube.request("GET", f"/api/v1/namespaces/{space}/pods/{name}-worker-2")
             values["NODE"] = pod["spec"]["nodeName"]
         code = run(["--kubeconfig", str(user.kubeconfig), "-n", space, *(values.get(w, w) for w in line.split())])
-        assert code == 0, (line, capsys.readouterr().err)
+        assert code == (1 if line.startswith("debug") else 0), (line, capsys.readouterr().err)
     requests = user.requests()
     assert [r for r in requests if not r.allowed] == [], "a right is missing in the guide"
     mine = {(right.group, right.resource) for right in TABLE[row]}

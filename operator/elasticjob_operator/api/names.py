@@ -34,6 +34,7 @@ ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: whi
 ANNOTATION_DIGEST: Final = f"{GROUP}/digest"  # on every object except pods: a digest of its inputs
 ANNOTATION_POOL: Final = f"{GROUP}/pool-replicas"  # the number that the pool last wrote to spec.replicas
 ANNOTATION_TEMPLATE_HASH: Final = f"{GROUP}/template-hash"
+ANNOTATION_CODE: Final = f"{GROUP}/code-digest"  # on a job, its pods and its ConfigMap: the code that was sent with it
 
 # Environment of the trainer container.
 ENV_NAME: Final = "ELASTICJOB_NAME"
@@ -59,6 +60,10 @@ VOLUME_TOKEN: Final = "elasticjob-token"  # noqa: S105
 VOLUME_RUNTIME: Final = "elasticjob-runtime"
 VOLUME_SHM: Final = "elasticjob-shm"
 RUNTIME_PATH: Final = "/opt/elasticjob/runtime"
+VOLUME_CODE: Final = "elasticjob-code"
+CODE_PATH: Final = "/opt/elasticjob/code"  # what was sent with the job, read-only
+VOLUME_PACKAGES: Final = "elasticjob-packages"
+PACKAGES_PATH: Final = "/opt/elasticjob/packages"  # what its requirements.txt asks for
 C10D_PORT: Final = 29400
 
 GONE: Final = "the job is gone"
@@ -121,6 +126,11 @@ def network_policy_name(job: str) -> str:
 def ca_config_map_name(job: str) -> str:
     """The name of the ConfigMap with `ca.crt`, by which the job's agents verify the hub."""
     return f"{job}-elasticjob-ca"
+
+
+def code_config_map_name(job: str, digest: str) -> str:
+    """The name of the ConfigMap with the job's code. Its content never changes, so the digest is part of the name."""
+    return f"{job}-code-{digest[:10]}"
 
 
 def pod_group_name(job: str) -> str:

@@ -1,10 +1,7 @@
-"""Commands that change a job: submit, scale, suspend, resume, delete."""
+"""Commands that change a job: scale, suspend, resume, delete; and how a file with a manifest is read."""
 
 from __future__ import annotations
 
-import os
-import re
-import secrets
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -12,116 +9,12 @@ from typing import Any, Final
 import click
 import yaml
 
-from elasticjob_operator import api
 from elasticjob_operator.api import bounds
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import output_option, target_options, with_client
-from elasticjob_operator.client import Client, ClientError, Job, build_manifest, rules
+from elasticjob_operator.client import Client, Job
 
-_IMAGE_VARIABLE: Final = "ELASTICJOB_IMAGE"
 MOST_VALUES: Final = 100_000  # in one document of a file
-
-
-@click.command(context_settings={"ignore_unknown_options": False})
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@target_options
-@click.option("-f", "--file", "path", type=click.Path(allow_dash=True), help="A manifest instead of a script.")
-@click.option("--name", help="Default: the script's name and four random letters.")
-@click.option("--image", envvar=_IMAGE_VARIABLE, help=f"The image that holds the script. [env: {_IMAGE_VARIABLE}]")
-@click.option("--replicas", type=click.IntRange(min=1), help="Requested pods.")
-@click.option("--min", "low", type=click.IntRange(min=1), help="Train with no fewer pods.")
-@click.option("--max", "high", type=click.IntRange(min=1), help="Never have more pods.")
-@click.option("--gpus", type=click.IntRange(min=0), default=0, help="GPUs of each pod (nvidia.com/gpu).")
-@click.option("--nproc", help="Worker processes of each pod: auto, cpu, gpu or a number.")
-@click.option("-e", "--env", "variables", multiple=True, metavar="KEY=VALUE", help="For the script; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Check and print the YAML, and send nothing.")
-@output_option("json", "yaml", "name")
-def submit(
-    script: str | None,
-    arguments: tuple[str, ...],
-    path: str | None,
-    name: str | None,
-    image: str | None,
-    replicas: int | None,
-    low: int | None,
-    high: int | None,
-    gpus: int,
-    nproc: str | None,
-    variables: tuple[str, ...],
-    dry_run: bool,
-    output: str | None,
-) -> None:
-    """Start a job from a SCRIPT in an image, or from a manifest.
-
-    kubectl elasticjob submit train.py --image my/training:1 --min 1 --max 4 -- --epochs 10
-
-    The script is run by torchrun. A name without .py is run as it is: `submit -- python -m pkg`.
-    """
-    if path is not None:
-        if script:
-            raise click.UsageError("specify a script or --file, not both")
-        manifest = read_manifest(path, name)
-    else:
-        if not script:
-            raise click.UsageError("specify a script, or a manifest with --file")
-        if not image:
-            raise click.UsageError(f"--image: is required: the image that holds the script (or set {_IMAGE_VARIABLE})")
-        manifest = _build(
-            name or default_name(script, secrets.token_hex(2)),
-            image,
-            command_of(script, arguments),
-            replicas=replicas,
-            min_replicas=low,
-            max_replicas=high,
-            gpus=gpus,
-            nproc=nproc,
-            env=parse_variables(variables),
-        )
-    if dry_run:
-        try:
-            rules.check_manifest(manifest)
-        except (api.InvalidJobError, ClientError) as error:
-            raise common.Misuse(str(error)) from None
-        common.echo(common.dump(manifest, "json" if output == "json" else "yaml"))
-        return
-
-    async def work(client: Client) -> Job:
-        return await client.submit(manifest, common.current_target().namespace)
-
-    job = with_client(work)
-    common.report_change(job, output, f"elasticjob {job.name} created; kubectl elasticjob watch {job.name}")
-
-
-def _build(name: str, image: str, command: list[str], **options: Any) -> dict[str, Any]:
-    try:
-        return build_manifest(name, image, command, **options)
-    except api.InvalidJobError as error:
-        raise common.Misuse(str(error)) from None
-
-
-def command_of(script: str, arguments: tuple[str, ...]) -> list[str]:
-    """The container's command: torchrun for a Python file; anything else is run as given."""
-    return [*(("torchrun",) if script.endswith(".py") else ()), script, *arguments]
-
-
-def default_name(script: str, suffix: str) -> str:
-    """A name that Kubernetes takes, from a script's: `Train_v2.py` → `train-v2-3f9a`."""
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40].rstrip("-")
-    return f"{stem or 'job'}-{suffix}"
-
-
-def parse_variables(variables: tuple[str, ...]) -> dict[str, str]:
-    """KEY=VALUE pairs; a KEY alone takes its value from the caller's environment, as docker does."""
-    found: dict[str, str] = {}
-    for pair in variables:
-        key, equals, value = pair.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", key):
-            raise click.UsageError(f"--env {pair}: must be KEY=VALUE")
-        if not equals and key not in os.environ:
-            raise click.UsageError(f"--env {key}: is not set in this environment: use {key}=VALUE")
-        found[key] = value if equals else os.environ[key]
-    return found
 
 
 def read_manifest(path: str, name: str | None) -> dict[str, Any]:

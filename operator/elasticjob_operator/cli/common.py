@@ -142,6 +142,11 @@ def echo(text: str) -> None:
     click.echo(printable(text))
 
 
+def note(text: str) -> None:
+    """Tell what is going on, on stderr, so that stdout has only what the command is for."""
+    click.secho(printable(text), dim=True, err=True)
+
+
 def warn(text: str) -> None:
     click.secho(printable(text), fg="yellow", err=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from elasticjob_operator.cli import change, chaos, common, completion, convert, dashboard, logs, read, report
+from elasticjob_operator.cli.launch import inside, local, submit
 
 _NAME: str = "kubectl elasticjob"
 _COMPLETE_VARIABLE = "_KUBECTL_ELASTICJOB_COMPLETE"
@@ -20,15 +21,10 @@ def cli() -> None:
 
 for command in (
     *(read.list_command, read.describe, read.watch, read.wait, read.top, read.events),
-    *(logs.logs, change.submit, change.scale, change.suspend, change.resume, change.delete),
-    *(
-        dashboard.dashboard,
-        chaos.chaos,
-        report.report,
-        convert.convert_command,
-        completion.completion,
-        completion.complete_for_kubectl,
-    ),
+    *(logs.logs, submit.submit, local.local, change.scale, change.suspend, change.resume, change.delete),
+    *(inside.exec_command, inside.debug, inside.cp),
+    *(dashboard.dashboard, chaos.chaos, report.report, convert.convert_command),
+    *(completion.completion, completion.complete_for_kubectl),
 ):
     cli.add_command(command)
 

@@ -48,6 +48,9 @@ def _facts(job: Job, now: float) -> Table:
     else:
         table.add_row("Replicas:", f"{spec.wanted} wanted, {spec.min_replicas} to {spec.max_replicas} allowed")
         table.add_row("Rendezvous:", spec.rendezvous.backend.value)
+    code = (job.metadata.get("annotations") or {}).get(names.ANNOTATION_CODE)
+    if code:
+        table.add_row("Code:", str(code))
     table.add_row("World:", _world_text(world))
     if status.progress is not None:
         last = " (last report)" if status.finished else ""

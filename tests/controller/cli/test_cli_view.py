@@ -14,11 +14,12 @@ from rich.console import Console, RenderableType
 from controller import client_fixture as given
 from elasticjob_operator import api
 from elasticjob_operator.cli import common
-from elasticjob_operator.cli.change import command_of, default_name, parse_variables
 from elasticjob_operator.cli.chaos import choose_node_victims, choose_victim
+from elasticjob_operator.cli.launch.submit import parse_variables
 from elasticjob_operator.cli.logs import line_text
 from elasticjob_operator.client import Happening, Job, Line, NotFoundError, Pod
 from elasticjob_operator.client.history import History, Point, World, read_sizes
+from elasticjob_operator.launch.attach import default_name
 from elasticjob_operator.view import details, tables, words
 from elasticjob_operator.view.sparkline import sparkline
 
@@ -259,17 +260,6 @@ def test_log_lines() -> None:
 )  # fmt: skip
 def test_durations(seconds: float | None, text: str) -> None:
     assert words.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments", "command"),
-    [
-        ("train.py", ("--lr", "1"), ["torchrun", "train.py", "--lr", "1"]),
-        ("python", ("-m", "pkg"), ["python", "-m", "pkg"]),
-    ],
-)
-def test_commands(script: str, arguments: tuple[str, ...], command: list[str]) -> None:
-    assert command_of(script, arguments) == command
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Commands that start a job from files of this machine, and those that look into its pods."""

@@ -1,0 +1,211 @@
+"""Commands that look into a job's pods by rank: exec, debug, cp."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar
+
+import click
+
+from elasticjob_operator.cli import common
+from elasticjob_operator.cli.chaos import NONE_FOUND
+from elasticjob_operator.cli.common import target_options, with_client
+from elasticjob_operator.client import Client, Pod
+from elasticjob_operator.client.execute import STDOUT, stream_in_pod
+from elasticjob_operator.client.rules import choose_pods
+
+F = TypeVar("F", bound=Callable[..., Any])
+_NO_STACKS: Final = 4
+_NO_TAR: Final = 5
+# The rank's process if its environment says RANK=$1, else all workers of the pod with the UID $2: a worker that was
+# forked warm has the environment of its fork server there. py-spy shows them where the image has it, else the stacks
+# that a worker writes to a file on SIGUSR2. Without that file it has no handler, and the signal would kill it.
+_DEBUG_SCRIPT: Final = """
+ranked= workers= shown=
+for file in $(grep -lzx "ELASTICJOB_POD_UID=$2" /proc/[0-9]*/environ 2>/dev/null); do
+  pid=${file#/proc/}; pid=${pid%/environ}
+  [ "$pid" = "$$" ] && continue
+  if grep -qzx "RANK=$1" "$file" 2>/dev/null; then ranked="$ranked $pid"; fi
+  if ls -l "/proc/$pid/fd" 2>/dev/null | grep -q "/stacks-$pid[.]txt"; then workers="$workers $pid"; fi
+done
+[ -n "$ranked$workers" ] || exit 3
+for pid in ${ranked:-$workers}; do
+  if command -v py-spy >/dev/null 2>&1; then
+    echo "process $pid"
+    py-spy dump --pid "$pid" || exit 6
+    shown=1
+    continue
+  fi
+  file=
+  for link in /proc/"$pid"/fd/*; do
+    case "$(readlink "$link")" in */stacks-"$pid".txt) file=$(readlink "$link");; esac
+  done
+  [ -n "$file" ] && [ -f "$file" ] || continue
+  before=$(wc -c < "$file")
+  kill -USR2 "$pid" || continue
+  size=$before
+  for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    sleep 0.1
+    now=$(wc -c < "$file")
+    [ "$now" -gt "$before" ] && [ "$now" = "$size" ] && break
+    size=$now
+  done
+  echo "process $pid"
+  tail -c +$((before + 1)) "$file"
+  shown=1
+done
+[ -n "$shown" ] || exit 4
+"""
+_TAR_SCRIPT: Final = """
+[ -e "$1" ] || { echo "$1: no such file or folder" >&2; exit 1; }
+folder=$(dirname -- "$1"); name=$(basename -- "$1")
+if command -v tar >/dev/null 2>&1; then exec tar -C "$folder" -chf - -- "$name"; fi
+python=$(command -v python3 || command -v python) || exit 5
+exec "$python" -c 'import os, sys, tarfile
+os.chdir(sys.argv[1])
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as archive: archive.add(sys.argv[2])' \\
+  "$folder" "$name"
+"""
+
+
+def rank_option(function: F) -> F:
+    return click.option("-r", "--rank", type=click.IntRange(min=0), default=0, show_default=True)(function)
+
+
+async def _choose_pod(client: Client, name: str, rank: int) -> Pod:
+    return choose_pods(await client.get(name), await client.pods(name), rank, patient=False)[0]
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@common.job_argument
+@rank_option
+@click.option("-i", "-t", "-it", "interactive", is_flag=True, help="With a terminal; needs kubectl.")
+@target_options
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_command(name: str, rank: int, interactive: bool, command: tuple[str, ...]) -> int:
+    """Run a COMMAND in the pod of a rank; the exit code is that of the command.
+
+    kubectl elasticjob exec digits --rank 3 -- nvidia-smi
+    """
+    target = common.current_target()
+    if interactive:
+        pod = with_client(lambda client: _choose_pod(client, name, rank))
+        _become_kubectl(target, pod, command)
+
+    async def work(client: Client) -> int:
+        pod = await _choose_pod(client, name, rank)
+        return await _stream(client, pod, list(command), sys.stdout.buffer)
+
+    return with_client(work)
+
+
+def _become_kubectl(target: common.Target, pod: Pod, command: tuple[str, ...]) -> None:
+    """Replace this process by kubectl, which knows terminals."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        raise common.Misuse("-it: needs kubectl on PATH: install it, or leave -it out")
+    flags = [("--kubeconfig", target.kubeconfig), ("--context", target.context)]
+    given = [word for flag, value in flags if value for word in (flag, value)]
+    space = str(pod.raw["metadata"].get("namespace") or "default")
+    words = [*given, "exec", "-it", "-n", space, pod.name, "-c", pod.trainer, "--", *command]
+    os.execv(kubectl, [kubectl, *words])  # noqa: S606 - the user's own command
+
+
+async def _stream(client: Client, pod: Pod, command: list[str], out: IO[bytes]) -> int:
+    def write(channel: int, data: bytes) -> None:
+        file = out if channel == STDOUT else sys.stderr.buffer
+        file.write(data)
+        file.flush()
+
+    return await stream_in_pod(client.connection, client.namespace, pod, command, write)
+
+
+@click.command()
+@common.job_argument
+@rank_option
+@target_options
+def debug(name: str, rank: int) -> None:
+    """Show where a rank is: py-spy dump if the image has py-spy, else the stacks of its threads.
+
+    The rank goes on training. Where the processes of a pod cannot be told apart, all of them are shown.
+    """
+
+    async def work(client: Client) -> None:
+        pod = await _choose_pod(client, name, rank)
+        command = ["sh", "-c", _DEBUG_SCRIPT, "sh", str(rank), pod.uid]
+        code = await _stream(client, pod, command, sys.stdout.buffer)
+        if code == NONE_FOUND:
+            raise common.Failure(f"rank {rank} of {name}: pod {pod.name} has no worker process now")
+        if code == _NO_STACKS:
+            raise common.Failure(
+                f"rank {rank} of {name}: its stacks cannot be read: install py-spy in the image, or let the script "
+                "report its steps (elasticjob.report)"
+            )
+        if code:
+            raise common.Failure(f"rank {rank} of {name}: ended with exit code {code}: py-spy may need CAP_SYS_PTRACE")
+
+    with_client(work)
+
+
+@click.command()
+@click.argument("source", metavar="NAME:PATH")
+@click.argument("target", type=click.Path(), default=".")
+@rank_option
+@target_options
+def cp(source: str, target: str, rank: int) -> None:
+    """Copy a file or folder out of the pod of a rank.
+
+    kubectl elasticjob cp digits:/checkpoints/last.pt .
+
+    TARGET is a folder that exists, or the new name.
+    """
+    name, colon, path = source.partition(":")
+    if not (name and colon and path.strip("/")):
+        raise click.UsageError(f"{source}: must be NAME:PATH, as in digits:/checkpoints/last.pt")
+    destination = Path(target)
+    if not destination.is_dir() and not destination.absolute().parent.is_dir():
+        raise common.Misuse(f"{target}: its folder does not exist: create it first")
+
+    async def work(client: Client) -> None:
+        pod = await _choose_pod(client, name, rank)
+        command = ["sh", "-c", _TAR_SCRIPT, "sh", path]
+        with tempfile.TemporaryFile() as archive:
+            code = await _stream(client, pod, command, archive)
+            if code == _NO_TAR:
+                raise common.Failure(f"{source}: the image has neither tar nor Python")
+            if code:
+                raise common.Failure(f"{source}: was not copied: exit code {code} in pod {pod.name}")
+            archive.seek(0)
+            common.echo(str(unpack(archive, Path(path).name, destination)))
+
+    with_client(work)
+
+
+def unpack(archive: IO[bytes], name: str, target: Path) -> Path:
+    """Unpack an archive of one file or folder to `target`, or into it; return where. Raises Failure.
+
+    The pod's owner wrote the archive, and not the user: nothing may land anywhere else.
+    """
+    final = target / name if target.is_dir() else target
+    if final.exists() and not final.is_file():
+        raise common.Misuse(f"{final}: exists: choose another name")
+    with tempfile.TemporaryDirectory(prefix=".elasticjob-cp-", dir=final.absolute().parent) as folder:
+        try:
+            with tarfile.open(fileobj=archive, mode="r|") as members:
+                for member in members:
+                    members.extract(member, folder, filter="data")
+            (Path(folder) / name).rename(final)
+        except (tarfile.TarError, EOFError) as error:
+            raise common.Failure(f"{name}: what the pod sent is no archive of it: {error}") from None
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(Path(folder) / name)
+            raise common.Failure(f"{final}: cannot be written: {error.strerror or error}") from None
+    return final

@@ -1,0 +1,17 @@
+"""Code that travels: a script, a folder or a function of this machine becomes a job.
+
+    from elasticjob_operator.launch import launch
+
+    run = launch("train.py", workers=(1, 4), image="my/training:1", on="cluster")
+    run.wait()
+
+`bundle` reads files, `function` writes a function down as a module, `attach` adds both to a manifest (all three without
+a cluster); `send` creates the objects, `local` starts a cluster on this machine, and `run` is the handle of a job.
+"""
+
+from elasticjob_operator.launch.bundle import CodeError
+from elasticjob_operator.launch.local import LocalError
+from elasticjob_operator.launch.run import ResultError, Run
+from elasticjob_operator.launch.start import launch, stop_local
+
+__all__ = ["CodeError", "LocalError", "ResultError", "Run", "launch", "stop_local"]

@@ -1,0 +1,166 @@
+"""exec, debug and cp in real pods. No operator runs: the test writes the status that names their ranks."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from controller import client_fixture as given
+from elasticjob_devcluster import Cluster
+from elasticjob_operator.cli.launch.inside import unpack
+from elasticjob_operator.cli.root import run
+from operator_fixture import wait_for
+
+Run = Callable[..., tuple[int, str, str]]
+WORKER = """
+import faulthandler, os, signal, sys, time
+if sys.argv[1:]:
+    file = open(f"{sys.argv[1]}/stacks-{os.getpid()}.txt", "w")
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+
+def waits_in_vain():
+    print("ready", flush=True)
+    time.sleep(1000)
+
+waits_in_vain()
+"""
+
+
+@pytest.fixture
+def live(cluster: Cluster, namespace: str, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Runs a command line in the namespace; returns exit code, stdout and stderr."""
+
+    def call(command: str, *arguments: str) -> tuple[int, str, str]:
+        code = run([command, "-n", namespace, "--kubeconfig", str(cluster.kubeconfig), *arguments])
+        said = capfdbinary.readouterr()
+        assert b"Traceback" not in said.err
+        return code, said.out.decode(), said.err.decode()
+
+    return call
+
+
+def start_worker(cluster: Cluster, namespace: str, index: int, *arguments: str) -> None:
+    """A pod with one worker, whose environment is as an agent sets it."""
+    body = given.pod_object("digits", index, "")
+    (container,) = body["spec"]["containers"]
+    container["command"] = [sys.executable, "-c", WORKER, *arguments]
+    uid = {"name": "ELASTICJOB_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    container["env"] = [{"name": "RANK", "value": str(index)}, uid]
+    cluster.kube.request("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+    name = body["metadata"]["name"]
+    wait_for(lambda: is_running(cluster, namespace, name) and "ready" in cluster.logs(namespace, name), f"{name} runs")
+
+
+def is_running(cluster: Cluster, namespace: str, name: str) -> bool:
+    pod = cluster.kube.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+    return bool((pod.get("status") or {}).get("phase") == "Running")
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_exec_debug_and_cp_in_real_pods(live: Run, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    given.install_crd(cluster)
+    cluster.kube.request("POST", f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs", given.manifest())
+    given.write_status(cluster, namespace, "digits", given.running_status())
+    folder = tmp_path / "stacks"
+    folder.mkdir()
+    start_worker(cluster, namespace, 0)
+    start_worker(cluster, namespace, 1, str(folder))
+
+    code, out, err = live("exec", "digits", "--rank", "1", "--", "sh", "-c", 'echo "$RANK"; echo wrong >&2; exit 3')
+    assert (code, out, err) == (3, "1\n", "wrong\n")
+    assert live("exec", "digits", "--", "sh", "-c", "echo $RANK")[:2] == (0, "0\n")
+    code, _, err = live("exec", "digits", "--rank", "7", "--", "true")
+    assert (code, "rank 7 of digits: the job has ranks 0 to 1" in err) == (2, True)
+    code, _, err = live("exec", "digits", "--", "no-such-program")
+    assert (code, "no-such-program" in err) == (2, True)
+    assert live("exec", "gone", "--", "true")[0] == 2
+
+    code, out, err = live("debug", "digits", "--rank", "1")
+    assert code == 0, err
+    assert "waits_in_vain" in out
+    code, _, err = live("debug", "digits", "--rank", "0")  # it has no handler: the signal would have killed it
+    assert (code, "rank 0 of digits: its stacks cannot be read: install py-spy" in err) == (1, True)
+    assert is_running(cluster, namespace, "digits-worker-0")
+
+    there = tmp_path / "there" / "checkpoints"
+    there.mkdir(parents=True)
+    content = bytes(range(256)) * 4096  # not UTF-8, and more than one message
+    (there / "last.pt").write_bytes(content)
+    (tmp_path / "here").mkdir()
+    here = str(tmp_path / "here")
+    assert live("cp", f"digits:{there / 'last.pt'}", here)[:2] == (0, f"{here}/last.pt\n")
+    assert (tmp_path / "here" / "last.pt").read_bytes() == content
+    assert live("cp", f"digits:{there}/", f"{here}/all", "--rank", "1")[:2] == (0, f"{here}/all\n")
+    assert (tmp_path / "here" / "all" / "last.pt").read_bytes() == content
+    code, _, err = live("cp", f"digits:{there}/gone", here)
+    assert (code, "gone: no such file or folder" in err) == (1, True)
+    assert live("cp", f"digits:{there}", f"{here}/all/more/deep")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("cp digits .", "digits: must be NAME:PATH"),
+        ("cp :/x .", "must be NAME:PATH"),
+        ("cp digits:/x gone/name", "gone/name: its folder does not exist"),
+        ("exec digits", "Missing argument 'COMMAND...'"),
+        ("debug digits --rank x", "'x' is not a valid integer"),
+        ("exec digits -- true", "none found: give --kubeconfig"),
+    ],
+)
+def test_mistakes(
+    line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert run(line.split()) == 2
+    assert told in capsys.readouterr().err
+
+
+def archive(*members: tuple[str, bytes | None]) -> io.BytesIO:
+    """A tar file; a member without content is a link to /etc/passwd."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                tar.addfile(info)
+            else:
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    made.seek(0)
+    return made
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(archive(("../up", b"x"), ("a", b"")), id="above"),
+        pytest.param(archive(("a", None)), id="link"),
+        pytest.param(archive(("b", b"x")), id="another-name"),
+        pytest.param(io.BytesIO(b"no archive" * 100), id="no-archive"),
+    ],
+)
+def test_an_archive_of_somebody_else_lands_nowhere_else(sent: io.BytesIO, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with pytest.raises(click.ClickException):
+        unpack(sent, "a", tmp_path / "in")
+    assert [path.name for path in tmp_path.rglob("*")] == ["in"]
+
+
+def test_a_copy_replaces_a_file_and_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+    assert unpack(archive(("a", b"new")), "a", tmp_path) == tmp_path / "a"
+    assert (tmp_path / "a").read_bytes() == b"new"
+    (tmp_path / "folder" / "a").mkdir(parents=True)
+    with pytest.raises(click.ClickException, match="exists: choose another name"):
+        unpack(archive(("a", b"new")), "a", tmp_path / "folder")

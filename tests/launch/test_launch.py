@@ -1,0 +1,123 @@
+"""`launch`: a notebook from the first to the last cell, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import inspect
+import json
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from elasticjob_devcluster.system import processes
+from elasticjob_operator.api import InvalidJobError
+from elasticjob_operator.client import ClientError
+from elasticjob_operator.launch import launch, stop_local
+from elasticjob_operator.launch import local as local_cluster
+
+NOTEBOOK = Path(__file__).parents[2] / "worker_image/examples/launch.ipynb"
+
+
+async def run_cells(path: Path, main: ModuleType) -> None:
+    """The code cells, as a kernel runs them: in one module, while an event loop runs in this thread."""
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        text, name = "".join(cell["source"]), f"<cell {number}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        code = compile(text, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        found = eval(code, main.__dict__)
+        if inspect.iscoroutine(found):
+            await found
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("local_programs")
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    try:
+        asyncio.run(run_cells(NOTEBOOK, main))
+    finally:
+        stop_local()
+    result, run = main.__dict__["result"], main.__dict__["run"]
+    assert abs(result["slope"] - 3) < 1.5
+    assert result["workers"] in (1, 2)
+    said = capsys.readouterr().out
+    assert f"rank 0 of {result['workers']} is done" in said
+    assert f"{run.name}: Complete" in said
+    assert "elasticjob-result" not in said
+    assert run.name in (tmp_path / "report.html").read_text()
+    assert not processes.find_marked(processes.MARK_CLUSTER, run.cluster.id), "nothing is left"
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A function of a module of its own."""
+    (tmp_path / "module_of_ours.py").write_text("def train(a=1):\n    return a\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "module_of_ours", raising=False)
+    found: Callable[..., Any] = importlib.import_module("module_of_ours").train
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"on": "moon"}, "on: must be 'local' or 'cluster', not 'moon'"),
+        ({"image": None}, "image: is required on a cluster"),
+        ({"workers": 0}, "workers: 0: must be a number of pods, or (min, max)"),
+        ({"workers": (4, 2)}, "workers: (4, 2): must be"),
+        ({"workers": (1, 2, 3)}, "workers: (1, 2, 3): must be"),
+        ({"workers": "many"}, "workers: 'many': must be"),
+        ({"on": "local", "gpus": 1}, "gpus: on this machine"),
+        ({"on": "local", "context": "c"}, 'context, kubeconfig: are for on="cluster"'),
+        ({"arguments": ["x"]}, "arguments: of a function are keywords"),
+        ({"arguments": {"b": 1}}, "arguments: train(): got an unexpected keyword argument 'b'"),
+        ({"target": "gone.py"}, "gone.py: no such file"),
+        ({"target": __file__, "arguments": {"a": 1}}, "arguments: of a script are a list of words"),
+        ({"target": __file__, "arguments": "ab"}, "arguments: of a script are a list of words"),
+        ({"target": "python", "packages": ["numpy"]}, "packages: are installed for code that is sent"),
+        ({"packages": ["-r x"]}, "packages: '-r x' is not a requirement"),
+        ({"code": "gone"}, "gone: cannot be read"),
+        ({"kubeconfig": "/gone"}, "kubeconfig /gone: no such file"),
+        ({"env": {"A": 1}}, "env: must map names to strings"),
+        ({"name": "x" * 64}, "at most 63 characters"),
+        ({"name": 7}, "metadata.name: '7': must be lower-case letters"),
+    ],
+)
+def test_what_cannot_start_names_the_argument(train: Callable[..., Any], changes: dict[str, Any], told: str) -> None:
+    with pytest.raises((ClientError, InvalidJobError)) as caught:
+        launch(**{"target": train, "on": "cluster", "image": "i", **changes})
+    assert told in str(caught.value)
+
+
+def test_a_job_does_not_launch_itself_again(train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICJOB_UID", "u")
+    with pytest.raises(ClientError, match="was called inside of a job"):
+        launch(train)
+
+
+def test_what_is_missing_is_named(train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        local_cluster, "_NEEDED", {"gone_a": "a (pip install a)", "os": "b", "gone_c": "a (pip install a)"}
+    )
+    with pytest.raises(ClientError, match=r"needs a \(pip install a\): see docs/launch\.md"):
+        launch(train)
+
+
+@pytest.mark.parametrize(("cpus", "workers", "threads"), [(8, 4, "2"), (1, 4, "1"), (5, 2, "2")])
+def test_workers_share_the_threads(cpus: int, workers: int, threads: str) -> None:
+    found = local_cluster.worker_environment(cpus, workers)
+    assert found["OMP_NUM_THREADS"] == threads
+    assert found["HOME"] == os.path.expanduser("~")  # noqa: PTH111 - what shells mean by it
