@@ -215,7 +215,7 @@ async def test_a_page_that_only_shows_has_no_buttons(api: FakeApi, client: Clien
 async def test_in_a_cluster_it_only_shows_and_only_under_its_names(api: FakeApi, tmp_path: Path) -> None:
     async with served(api, tmp_path) as kubeconfig:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "elasticjob_operator.dashboard", "--allowed-host", "Jobs.example"),
+            *(sys.executable, "-m", "elasticjob_operator.dashboard", "--allowed-host", "Jobs.example:443"),
             *("--host", "127.0.0.1", "--port", "0"),
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"KUBECONFIG": kubeconfig, "PYTHONUNBUFFERED": "1"},

@@ -8,7 +8,7 @@ import signal
 import click
 
 from elasticjob_operator.client import Client
-from elasticjob_operator.dashboard.guard import Access
+from elasticjob_operator.dashboard.guard import Access, host_name
 from elasticjob_operator.dashboard.server import Dashboard
 
 
@@ -27,7 +27,7 @@ async def serve(namespace: str, host: str, port: int, hosts: tuple[str, ...]) ->
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    access = Access(frozenset(name.lower() for name in hosts), behind_proxy=True, read_only=True)
+    access = Access(frozenset(map(host_name, hosts)), behind_proxy=True, read_only=True)
     async with Client(namespace=namespace or None) as client:
         page = Dashboard(client, all_namespaces=not namespace, access=access)
         async with page.serve(host, port) as address:
