@@ -35,8 +35,8 @@ while at["step"] < STEPS:
         optimizer.step()
         optimizer.zero_grad()
         at["step"], at["batch"] = at["step"] + 1, at["batch"] + 1
-        checkpoints.after_step(at, STEPS, loss=loss.detach())
         record.step(at["step"], float(loss.detach()), at["epoch"], batch["index"].tolist())
+        checkpoints.after_step(at, STEPS, loss=loss.detach())  # the process may end as soon as all ranks have saved
         if at["step"] >= STEPS:
             break
     else:
