@@ -26,7 +26,7 @@ Said = dict[str, list[list[dict[str, Any]]]]  # by "script worldsize": for each 
 
 @pytest.fixture(scope="module")
 def gallery() -> Said:
-    members = run_gang(PROGRAMS / "examples_program.py", 2, timeout=150)
+    members = run_gang(PROGRAMS / "examples_program.py", 2, timeout=280)
     said: Said = {}
     for member in members:
         for name, run, facts in _sections(member):

@@ -82,7 +82,7 @@ def test_kills_are_spread_and_leave_a_world() -> None:
 def verify(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code, and what was said of each run."""
     done = subprocess.run(
-        [sys.executable, "-m", "elasticjob", "verify", "--json", *arguments],
+        [sys.executable, "-m", "elasticjob", "verify", "--json", "--timeout", "300", *arguments],
         env=clean_environment(), capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert not done.stderr, done.stderr
