@@ -83,7 +83,9 @@ def main() -> None:
         )
         checkpoint, step = None, 0
         if args.checkpoint_dir:
-            checkpoint = elasticjob.Checkpointer(args.checkpoint_dir, model, optimizer, sampler=sampler, every=50)
+            checkpoint = elasticjob.Checkpointer(
+                args.checkpoint_dir, model, optimizer, sampler=sampler, every=50, memory_every=1
+            )
             step = checkpoint.restore()
         first = last = 0.0
         total = torch.zeros(1, device=world.device)

@@ -12,10 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elasticjob.collectives import messages
+from elasticjob.collectives import messages, plaindata
+from elasticjob.collectives.skeletons import Slot
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions import plaindata
-from elasticjob.sessions.state import Slot
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ store, like each generation.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -44,8 +45,9 @@ def run_phase(
 
         while not kill_when() and os.waitpid(child, os.WNOHANG)[0] == 0:
             time.sleep(0.01)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended: its peer was killed first
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         return
     _, status = os.waitpid(child, 0)
     if status:

@@ -9,8 +9,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from elasticjob.collectives import messages
-from elasticjob.sessions import state, transfer
+from elasticjob.collectives import messages, skeletons
+from elasticjob.sessions import transfer
 from worker.programs.unpickling import forbid_unpickling
 
 forbid_unpickling()
@@ -66,6 +66,6 @@ with mock.patch.object(dist, "broadcast", count):
     transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), True).run(inventory)
 tell("nothing is sent", sum(size for size in sent if size > 1_000) == 0)
 tell("chunks", [len(section.digests) for section in inventory.values()])
-assert state.CHUNK_BYTES < 8_000_000
+assert skeletons.CHUNK_BYTES < 8_000_000
 dist.barrier()
 dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elasticjob.collectives import skeletons
 from elasticjob.sessions import state
 
 
@@ -34,8 +35,8 @@ def test_a_state_travels_in_two_parts() -> None:
 
     value = {"a": torch.arange(3), "b": [{"c": torch.ones(2, 2)}, 5, "x"], "t": (torch.tensor(1.5), None)}
     tensors: list[torch.Tensor] = []
-    skeleton = state.split(value, tensors)
-    assert [slot.index for slot in state.find_slots(skeleton)] == [0, 1, 2]
-    back = state.join(skeleton, tensors)
+    skeleton = skeletons.split(value, tensors)
+    assert [slot.index for slot in skeletons.find_slots(skeleton)] == [0, 1, 2]
+    back = skeletons.join(skeleton, tensors)
     assert torch.equal(back["b"][0]["c"], torch.ones(2, 2))
     assert back["t"][1] is None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from elasticjob.collectives import skeletons
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions import state, transfer
+from elasticjob.sessions import transfer
 from worker.gang_helper import PROGRAMS, Member, run_gang
 
 
-def slot(index: int, numbers: int, device: str = "cpu") -> state.Slot:
-    return state.Slot(index, (numbers,), torch.float32, device)
+def slot(index: int, numbers: int, device: str = "cpu") -> skeletons.Slot:
+    return skeletons.Slot(index, (numbers,), torch.float32, device)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,8 @@ def slot(index: int, numbers: int, device: str = "cpu") -> state.Slot:
         pytest.param([slot(0, 25), slot(1, 0)], [[0, 1]], id="an empty one takes no room"),
     ],
 )
-def test_tensors_travel_in_parcels(slots: list[state.Slot], chunks: list[list[int]]) -> None:
-    assert [[one.index for one in chunk] for chunk in state.pack(slots, limit=100)] == chunks
+def test_tensors_travel_in_parcels(slots: list[skeletons.Slot], chunks: list[list[int]]) -> None:
+    assert [[one.index for one in chunk] for chunk in skeletons.pack(slots, limit=100)] == chunks
 
 
 def one(seed: int = 0, count: int = 5000) -> torch.Tensor:
@@ -49,13 +50,19 @@ def changed(kind: str) -> torch.Tensor:
 
 
 def test_equal_tensors_have_equal_digests() -> None:
-    assert state.digest(one()) == state.digest(one().view(50, 100)) == state.digest(torch.cat([one(1), one()])[5000:])
-    assert state.digest(torch.cat([torch.zeros(1), one(count=99)])[1:]) == state.digest(one(count=99)), "unaligned"
+    assert (
+        skeletons.digest(one())
+        == skeletons.digest(one().view(50, 100))
+        == skeletons.digest(torch.cat([one(1), one()])[5000:])
+    )
+    assert skeletons.digest(torch.cat([torch.zeros(1), one(count=99)])[1:]) == skeletons.digest(one(count=99)), (
+        "unaligned"
+    )
 
 
 @pytest.mark.parametrize("kind", ["one bit", "two signs", "two swapped", "the tail", "longer"])
 def test_a_digest_sees(kind: str) -> None:
-    assert state.digest(changed(kind)) != state.digest(one())
+    assert skeletons.digest(changed(kind)) != skeletons.digest(one())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +81,7 @@ def test_plain_data_count_too(other: dict[str, object], same: bool) -> None:
 
 
 def test_what_cannot_be_sent_is_named_before_anything_is() -> None:
-    with pytest.raises(ConfigurationError, match=r"extras\['seen'\]\[0\] is a set, which a session cannot send"):
+    with pytest.raises(ConfigurationError, match=r"extras\['seen'\]\[0\] is a set, which cannot be sent"):
         transfer.take_inventory({"model": {"w": one()}, "extras": {"seen": [{1, 2}]}})
 
 

@@ -32,6 +32,7 @@ PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"
 # Set by the agent for its workers.
 GENERATION: Final = "ELASTICJOB_GENERATION"
 CONTROL: Final = "ELASTICJOB_CONTROL"
+MEMORY: Final = "ELASTICJOB_MEMORY"  # the agent's folder in shared memory, for snapshots
 
 # Optional, set by the author of the job: 1 starts the workers before there is a world, 0 disables sessions. Without it,
 # the agent learns from the script and from the hub whether the script uses an `elasticjob.Session`.

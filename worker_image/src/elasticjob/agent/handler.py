@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 from elasticjob import env
 from elasticjob.agent import events, rules, torch_agent
 from elasticjob.agent.executor import Executor, JoinError
+from elasticjob.channel import shared_memory
 from elasticjob.diagnose import doctor
 from elasticjob.launch import fork_server
 from elasticjob.protocol import wire
@@ -74,6 +75,9 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._checked = False
         self._server = fork_server.ForkServer()
         os.environ[env.CONTROL] = executor.workers.path  # the workers inherit it
+        memory = shared_memory.claim()
+        if memory is not None:
+            os.environ[env.MEMORY] = str(memory)
         self._previous_handler: Any = None
         self._terminated = False
         self.catch_sigterm()

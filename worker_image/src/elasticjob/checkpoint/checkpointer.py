@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from elasticjob.channel import signals
-from elasticjob.checkpoint import files
+from elasticjob.checkpoint import files, memory, shelf
 from elasticjob.checkpoint.causes import find_culprit, find_root_cause
 from elasticjob.checkpoint.state import apply, collect, collect_others
 from elasticjob.collectives import messages
@@ -42,9 +43,9 @@ _log = logging.getLogger("elasticjob.checkpoint.checkpointer")
 class Checkpointer:
     """Saves and restores a model, its optimizer and other objects with a `state_dict`. Create and call it on all ranks.
 
-    `every` is in steps (0: save only on request); `keep` is the number of checkpoints to keep (0: all). Raises
-    ConfigurationError without a process group and for invalid settings, CheckpointFailedError if rank 0 cannot prepare
-    the directory.
+    `every` and `memory_every` are in steps: how often to save a file (0: only on request) and a snapshot in memory (0:
+    never; see docs/checkpoints.md). `keep` is the number of files to keep (0: all). Raises ConfigurationError without a
+    process group and for invalid settings, CheckpointFailedError if rank 0 cannot prepare the directory.
     """
 
     def __init__(
@@ -54,14 +55,17 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer | None = None,
         *,
         every: int = 0,
+        memory_every: int = 0,
         keep: int = 3,
         asynchronous: bool = True,
         **others: Any,
     ) -> None:
         if not dist.is_initialized():
             raise ConfigurationError("Checkpointer needs a process group: call elasticjob.init() first.")
-        if every < 0 or keep < 0:
-            raise ConfigurationError("every and keep must be 0 or more (0: save only on request; keep all).")
+        if min(every, memory_every, keep) < 0:
+            raise ConfigurationError(
+                "every, memory_every and keep must be 0 or more (0: save only on request; no snapshots; keep all)."
+            )
         wrong = [name for name, one in others.items() if not hasattr(one, "load_state_dict")]
         if wrong:
             raise ConfigurationError(f"{', '.join(wrong)}: an object to save needs state_dict() and load_state_dict().")
@@ -76,6 +80,9 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._answering = False  # the current save answers the agent's request
+        self._memory_every, self._memory_step = memory_every, -1  # the step that should_save wants in memory ...
+        self._wants_file = True  # ... and whether it wants a file of it too
+        self._memory = self._open_memory() if memory_every else None
         signals.checkpoint_requested()  # installs the signal handler
         self._on_rank_0("prepare the directory", self._prepare)
 
@@ -84,12 +91,34 @@ class Checkpointer:
         for name in files.remove_unfinished(self.directory):
             _log.warning("removed %s/%s, which an interrupted save left", self.directory, name)
 
+    def _open_memory(self) -> memory.Snapshots:
+        return memory.Snapshots(
+            shelf.find_shelf(self.directory),
+            self._model,
+            self._optimizer,
+            self._others,
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            per_pod=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            world=self._from_rank_0(lambda: uuid.uuid4().hex),
+            group=self._deciders,
+        )
+
     # The decision.
 
     def should_save(self, step: int) -> bool:
-        """Whether to save now: after `every` steps, or if any rank got the checkpoint signal. Equal on all ranks."""
+        """Whether to save now: after `every` or `memory_every` steps, or if any rank got the checkpoint signal.
+
+        Equal on all ranks. A snapshot in memory is left out while the one before is still being written.
+        """
         asked = bool(self._every and step and step % self._every == 0)
         wanted = signals.checkpoint_requested() and not self._answering
+        if self._memory is not None:
+            flags = torch.tensor([int(wanted), int(self._memory.is_busy)])
+            if self._size > 1:
+                dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._deciders)
+            is_due = step > 0 and step % self._memory_every == 0 and not flags[1]
+            self._wants_file, self._memory_step = asked or bool(flags[0]), step if is_due else -1
+            return self._wants_file or is_due
         if asked or self._size == 1:
             return asked or wanted
         flag = torch.tensor([int(wanted)])
@@ -107,12 +136,19 @@ class Checkpointer:
     def save(self, step: int, wait: bool = False) -> None:
         """Save the current state. Returns once it is copied, or once it is written if `wait` or not asynchronous.
 
+        Where `should_save` has asked for a snapshot in memory, that is taken; and no file, unless one is due too.
+
         Raises CheckpointFailedError on every rank: for the save before this one, and for this one if it waits.
         """
+        if self._memory is not None and step == self._memory_step:
+            self._memory.take(step)
+            wants_file, self._wants_file, self._memory_step = self._wants_file or wait, True, -1
+            if not wants_file:
+                return
         self.wait()
         self._answering = signals.checkpoint_requested()
         temporary = self.directory / files.temporary_name(step)
-        self._on_rank_0(f"save step {step}", lambda: self._make_empty(temporary))
+        self._on_rank_0(f"save step {step}", lambda: files.make_empty(temporary))
         others = collect_others(self._optimizer, self._others) if self._rank == 0 else b""
         state = collect(self._model, self._optimizer)
         future = async_save(state, checkpoint_id=temporary, process_group=self._writers)
@@ -134,6 +170,8 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Wait until the last save is on disk. Raises CheckpointFailedError if it could not be written."""
+        if self._memory is not None:
+            self._memory.wait()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -142,10 +180,6 @@ class Checkpointer:
             if isinstance(failure, CheckpointFailedError):
                 raise failure
             raise CheckpointFailedError(f"the checkpoint could not be written: {find_root_cause(failure)}") from failure
-
-    def _make_empty(self, folder: Path) -> None:
-        files.remove_unfinished(self.directory)
-        folder.mkdir(parents=True)
 
     def _finish(self, step: int, temporary: Path, future: Any, others: bytes) -> None:
         """In the thread, on every rank: write, flush this rank's files, and let rank 0 publish if all ranks
@@ -166,7 +200,7 @@ class Checkpointer:
                 for _, sealed in reports:
                     manifest["files"] |= sealed
                 files.publish(temporary, self.directory / files.folder_name(step), manifest)
-                self._delete_expired()
+                files.delete_expired(self.directory, self.steps(), self._keep)
             except OSError as error:
                 problem = (0, str(error))
         problem = messages.broadcast_json(problem, 0, self._writers)
@@ -185,30 +219,39 @@ class Checkpointer:
             own += [state, temporary / ".metadata"]
         return own
 
-    def _delete_expired(self) -> None:
-        import shutil
-
-        for step in files.find_expired(self.steps(), self._keep):
-            shutil.rmtree(self.directory / files.folder_name(step), ignore_errors=True)
-
     # Restoring.
 
     def restore(self) -> int:
-        """Load the newest complete checkpoint and return its step; 0 if there is none.
+        """Load the newest complete checkpoint, from memory or from disk, and return its step; 0 if there is none.
 
         A damaged or unfinished checkpoint is skipped with a warning and added to `skipped`. Raises
         CheckpointFailedError if the previous save failed.
         """
         self.wait()
-        for step in self._from_rank_0(self.steps):
-            folder = self.directory / files.folder_name(step)
-            problem = self._find_problem(folder) or self._load(folder)
+        steps = self._from_rank_0(self.steps)
+        for choice in self._memory.find_choices() if self._memory is not None else []:
+            while steps and steps[0] > choice.step:
+                if self._restore_file(step := steps.pop(0)):
+                    return int(step)
+            problem = self._memory.restore(choice) if self._memory is not None else ""
             if problem is None:
-                return int(step)
-            self.skipped.append(f"{folder.name}: {problem}")
-            if self._rank == 0:
-                _log.warning("skipped %s: %s", folder, problem)
-        return 0
+                return choice.step
+            self._skip(f"the snapshot of step {choice.step} in memory", problem)
+        return next((int(step) for step in steps if self._restore_file(step)), 0)
+
+    def _restore_file(self, step: int) -> bool:
+        folder = self.directory / files.folder_name(step)
+        problem = self._find_problem(folder) or self._load(folder)
+        if problem is not None:
+            self._skip(folder.name, problem)
+        elif self._memory is not None:
+            self._memory.keep_only("", 0)  # training goes on from this step: newer ones would be repeated
+        return problem is None
+
+    def _skip(self, name: str, problem: str) -> None:
+        self.skipped.append(f"{name}: {problem}")
+        if self._rank == 0:
+            _log.warning("skipped %s of %s: %s", name, self.directory, problem)
 
     def _find_problem(self, folder: Path) -> str | None:
         """Check the files, distributed over the ranks; the result is the same on all ranks."""

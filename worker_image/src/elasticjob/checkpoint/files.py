@@ -108,6 +108,18 @@ def find_damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str | None:
     return None
 
 
+def make_empty(temporary: Path) -> None:
+    """The folder of a new save, without the remains of earlier ones."""
+    remove_unfinished(temporary.parent)
+    temporary.mkdir(parents=True)
+
+
+def delete_expired(directory: Path, steps: Sequence[int], keep: int) -> None:
+    """Delete all checkpoints of `steps` but the newest `keep`; 0 keeps all."""
+    for step in find_expired(steps, keep):
+        shutil.rmtree(directory / folder_name(step), ignore_errors=True)
+
+
 def remove_unfinished(directory: Path) -> list[str]:
     """Delete the remains of interrupted saves; return their names."""
     removed = []

@@ -22,14 +22,14 @@ MAX_BYTES = 64 << 20
 def broadcast(text: str, source: int, group: Any = None) -> str:
     """The text of rank `source` (its rank in the world), on every rank of the group."""
     device = group_device(group)
-    payload = _to_tensor(text) if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8)
+    payload = to_tensor(text) if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([payload.numel()], device=device)
     dist.broadcast(length, src=source, group=group)
     _check([int(length.item())])
     chunk = payload.to(device) if dist.get_rank() == source else payload.new_empty(int(length.item()), device=device)
     if chunk.numel():
         dist.broadcast(chunk, src=source, group=group)
-    return _to_text(chunk)
+    return to_text(chunk)
 
 
 def broadcast_json(value: Any, source: int, group: Any = None) -> Any:
@@ -40,7 +40,7 @@ def broadcast_json(value: Any, source: int, group: Any = None) -> Any:
 def all_gather_json(value: Any, group: Any = None) -> list[Any]:
     """The value of each rank of the group, in rank order, after a round trip through JSON."""
     device, size = group_device(group), dist.get_world_size(group)
-    payload = _to_tensor(json.dumps(value)).to(device)
+    payload = to_tensor(json.dumps(value)).to(device)
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([payload.numel()], device=device), group=group)
     counts = [int(length.item()) for length in lengths]
@@ -49,7 +49,7 @@ def all_gather_json(value: Any, group: Any = None) -> list[Any]:
     padded[: payload.numel()] = payload
     chunks = [torch.empty_like(padded) for _ in range(size)]
     dist.all_gather(chunks, padded, group=group)
-    return [json.loads(_to_text(chunk[:count])) for chunk, count in zip(chunks, counts, strict=True)]
+    return [json.loads(to_text(chunk[:count])) for chunk, count in zip(chunks, counts, strict=True)]
 
 
 def _check(lengths: list[int]) -> None:
@@ -58,12 +58,14 @@ def _check(lengths: list[int]) -> None:
         raise ConfigurationError(f"a message of {max(lengths)} bytes: between ranks at most {MAX_BYTES} are sent.")
 
 
-def _to_tensor(text: str) -> torch.Tensor:
+def to_tensor(text: str) -> torch.Tensor:
+    """The bytes of a text."""
     data = text.encode()
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def _to_text(chunk: torch.Tensor) -> str:
+def to_text(chunk: torch.Tensor) -> str:
+    """The text of these bytes."""
     data = chunk.cpu()
     # Not tensor.numpy(): NumPy may not be installed.
     return ctypes.string_at(data.data_ptr(), data.numel()).decode() if data.numel() else ""

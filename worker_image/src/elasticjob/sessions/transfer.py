@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.collectives import messages
-from elasticjob.sessions import plaindata, state
+from elasticjob.collectives import messages, plaindata, skeletons
 
 
 @dataclass
@@ -27,8 +26,8 @@ class Section:
     digests: list[int]
 
     @property
-    def chunks(self) -> list[list[state.Slot]]:
-        return state.pack(list(state.find_slots(self.skeleton)))
+    def chunks(self) -> list[list[skeletons.Slot]]:
+        return skeletons.pack(list(skeletons.find_slots(self.skeleton)))
 
 
 Inventory = dict[str, Section]
@@ -42,9 +41,9 @@ def take_inventory(value: dict[str, Any]) -> Inventory:
     inventory = {}
     for name, part in value.items():
         tensors: list[torch.Tensor] = []
-        skeleton = state.split(part, tensors)
+        skeleton = skeletons.split(part, tensors)
         section = Section(skeleton, plaindata.encode(skeleton, name), tensors, [])
-        section.digests = [state.digest(_wrap(chunk, tensors)) for chunk in section.chunks]
+        section.digests = [skeletons.digest(_wrap(chunk, tensors)) for chunk in section.chunks]
         inventory[name] = section
     return inventory
 
@@ -52,7 +51,7 @@ def take_inventory(value: dict[str, Any]) -> Inventory:
 def digest_inventory(inventory: Inventory) -> int:
     """One digest of the whole inventory, including the plain data."""
     plain = [zlib.crc32(section.text.encode()) for section in inventory.values()]
-    return state.combine(plain + [one for section in inventory.values() for one in section.digests])
+    return skeletons.combine(plain + [one for section in inventory.values() for one in section.digests])
 
 
 @dataclass
@@ -82,7 +81,7 @@ class Exchange:
                 is_sent, is_lacked = next(flags)
                 if is_sent:
                     self._send(chunk, tensors, is_lacked)
-            received[name] = state.join(section.skeleton, tensors)
+            received[name] = skeletons.join(section.skeleton, tensors)
         return None if self.rank == self.source else received
 
     def _prepare(self, mine: Section | None, section: Section) -> list[torch.Tensor]:
@@ -99,10 +98,10 @@ class Exchange:
                     tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device=self._place(slot)))
         return tensors
 
-    def _place(self, slot: state.Slot) -> torch.device:
+    def _place(self, slot: skeletons.Slot) -> torch.device:
         return torch.device("cpu") if slot.device == "cpu" else self.device
 
-    def _send(self, chunk: list[state.Slot], tensors: list[torch.Tensor], is_lacked: bool) -> None:
+    def _send(self, chunk: list[skeletons.Slot], tensors: list[torch.Tensor], is_lacked: bool) -> None:
         flat = _wrap(chunk, tensors)
         dist.broadcast(flat, src=self.source, group=self.flags if flat.device.type == "cpu" else None)
         if is_lacked and self.rank != self.source:
@@ -117,17 +116,17 @@ def find_lacks(mine: Section | None, theirs: Section) -> list[bool]:
 
 
 def _has_slots(mine: Section, theirs: Section) -> bool:
-    return list(state.find_slots(mine.skeleton)) == list(state.find_slots(theirs.skeleton))
+    return list(skeletons.find_slots(mine.skeleton)) == list(skeletons.find_slots(theirs.skeleton))
 
 
-def _wrap(chunk: list[state.Slot], tensors: list[torch.Tensor]) -> torch.Tensor:
+def _wrap(chunk: list[skeletons.Slot], tensors: list[torch.Tensor]) -> torch.Tensor:
     """The bytes of a chunk: a contiguous tensor's own memory, otherwise a copy."""
     if len(chunk) == 1:
         return _bytes(tensors[chunk[0].index])
     return torch.cat([_bytes(tensors[slot.index]) for slot in chunk])
 
 
-def _unwrap(flat: torch.Tensor, chunk: list[state.Slot], tensors: list[torch.Tensor]) -> None:
+def _unwrap(flat: torch.Tensor, chunk: list[skeletons.Slot], tensors: list[torch.Tensor]) -> None:
     """Write a chunk's bytes to its tensors, unless they are already there."""
     start = 0
     for slot in chunk:

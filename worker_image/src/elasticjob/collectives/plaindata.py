@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from elasticjob.collectives.skeletons import Slot
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions.state import Slot
 
 
 def encode(value: Any, name: str = "state") -> str:
@@ -58,7 +58,7 @@ def _fold_rare(value: Any, name: str) -> Any:
         kind = "array" if isinstance(value, numpy.ndarray) else "scalar"
         return [kind, array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
     raise ConfigurationError(
-        f"{name} is a {type(value).__qualname__}, which a session cannot send to another rank: let its state_dict()"
+        f"{name} is a {type(value).__qualname__}, which cannot be sent to another rank: let its state_dict()"
         " return tensors, numbers, texts, lists and dicts."
     )
 

@@ -1,0 +1,145 @@
+"""Snapshots in shared memory: files in a folder that the agent owns, so that they outlive the process of the script.
+
+Each part of a state has two slots, which are written in turn. A slot is a file with the data, and a small JSON file
+that says what it is. The JSON file is removed before the data changes and renamed into place when they are complete.
+So a process that is killed in the middle leaves the snapshot before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticjob import env
+from elasticjob.checkpoint.snapshots import Held
+from elasticjob.collectives import skeletons
+
+_log = logging.getLogger("elasticjob.checkpoint.shelf")
+_ALIGN = 64
+
+
+class SnapshotError(RuntimeError):
+    """A snapshot cannot be written or read. The message says why."""
+
+
+def find_shelf(directory: Path) -> Shelf | None:
+    """The shelf of this pod for checkpoints in `directory`; None without an agent that offers memory."""
+    memory = os.environ.get(env.MEMORY)
+    if not memory:
+        return None
+    return Shelf(Path(memory) / hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:16])
+
+
+def place(sizes: list[int]) -> tuple[list[int], int]:
+    """The offset of each tensor, aligned for every dtype, and the size of all, in bytes. Pure."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGN) * _ALIGN
+    return offsets, end
+
+
+class Shelf:
+    """The snapshots of one `Checkpointer` in this pod."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[Path, tuple[mmap.mmap, torch.Tensor]] = {}
+        self._next: dict[int, int] = {}  # the slot to write next, by part
+
+    def held(self) -> list[Held]:
+        """The complete snapshots."""
+        return [held for _, held, _ in self._entries()]
+
+    def begin(self, part: int, size: int) -> Slot:
+        """A slot for `size` bytes, which holds no snapshot from now on. Raises SnapshotError if there is no memory."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if part not in self._next:
+            newest = max(
+                ((held.step, path.stem) for path, held, _ in self._entries() if held.part == part), default=None
+            )
+            self._next[part] = int(newest is not None and newest[1].endswith("-0"))
+        entry = self.folder / f"part{part}-{self._next[part]}.json"
+        self._next[part] = 1 - self._next[part]
+        entry.unlink(missing_ok=True)
+        data = entry.with_suffix(".data")
+        if data not in self._open or self._open[data][1].numel() != max(size, 1):
+            self._open[data] = _map(data, max(size, 1))
+        return Slot(entry, self._open[data][1][:size])
+
+    def read(self, world: str, step: int, part: int) -> tuple[str, torch.Tensor]:
+        """The plain data and a copy of the bytes of a snapshot. Raises SnapshotError if it is gone or damaged."""
+        for path, held, rest in self._entries():
+            if (held.world, held.step, held.part) == (world, step, part):
+                try:
+                    raw = bytearray(path.with_suffix(".data").read_bytes()[: int(rest["size"])])
+                except OSError as error:
+                    raise SnapshotError(f"the snapshot of step {step} cannot be read: {error}") from None
+                data = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+                if data.numel() != rest["size"] or skeletons.digest(data) != rest["digest"]:
+                    raise SnapshotError(f"the snapshot of step {step} is damaged: its checksum is wrong")
+                return str(rest["text"]), data
+        raise SnapshotError(f"the snapshot of step {step} is gone")
+
+    def keep_only(self, world: str, step: int) -> None:
+        """Drop all other snapshots: the world goes on from this one."""
+        kept = {path.stem for path, held, _ in self._entries() if (held.world, held.step) == (world, step)}
+        for path in self.folder.glob("part*"):
+            if path.stem not in kept:
+                path.unlink(missing_ok=True)
+        self._open.clear()
+
+    def _entries(self) -> list[tuple[Path, Held, dict[str, Any]]]:
+        found = []
+        for path in sorted(self.folder.glob("part*.json")):
+            try:
+                raw = json.loads(path.read_text())
+                held = Held(**{name: raw.pop(name) for name in ("world", "step", "part", "parts")})
+            except (OSError, ValueError, KeyError, AttributeError):
+                continue  # removed meanwhile
+            found.append((path, held, raw))
+        return found
+
+
+class Slot:
+    """Room for one snapshot, as a tensor of bytes in shared memory."""
+
+    def __init__(self, entry: Path, data: torch.Tensor) -> None:
+        self._entry = entry
+        self.data = data
+
+    def commit(self, held: Held, text: str) -> bool:
+        """The data are complete. `text`: the plain data that belong to them. False if there is no room for these."""
+        rest = {"size": self.data.numel(), "digest": skeletons.digest(self.data), "text": text}
+        temporary = self._entry.with_suffix(".new")
+        try:
+            temporary.write_text(json.dumps(asdict(held) | rest))
+            temporary.replace(self._entry)
+        except OSError as error:
+            _log.warning("No snapshot of step %d in memory: %s.", held.step, error)
+            return False
+        return True
+
+
+def _map(path: Path, size: int) -> tuple[mmap.mmap, torch.Tensor]:
+    """Reserve and map a file. Without the reservation, a write to a full file system would kill the process."""
+    try:
+        with path.open("w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            mapped = mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise SnapshotError(
+            f"there is no room for {size / 2**20:.0f} MiB in {path.parent.parent} ({error.strerror}). A snapshot needs"
+            " twice its size: mount an emptyDir with medium Memory and a larger sizeLimit at /dev/shm, and raise the"
+            " container's memory limit"
+        ) from None
+    return mapped, torch.frombuffer(mapped, dtype=torch.uint8)
