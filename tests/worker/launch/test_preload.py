@@ -169,7 +169,9 @@ class OfOldTimes:
     def find_module(self, name, path=None):
         return None
 
-Path("made.py").write_text("BY = 'a file'")
+Path("lib").mkdir()
+Path("lib/made.py").write_text("BY = 'a file'")
+sys.path.append("lib")
 sys.meta_path[:] = [OfOldTimes(), Finder("made", "a finder"), *sys.meta_path, Finder("late", "the last finder")]
 from elasticjob.launch import leading, preload
 steps = [leading.Import(name) for name in ("made", "late", "wsgiref")]
