@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from elasticjob_operator.launch.bundle import (
     with_packages,
     with_requirements,
 )
+from elasticjob_operator.launch.packages import INSTALL
 from elasticjob_operator.launch.source import find_source
 
 
@@ -253,6 +256,15 @@ def test_a_job_without_requirements_has_no_further_step() -> None:
     spec = attach(given(), Bundle((File("t.py", b""),))).manifest["spec"]["template"]["spec"]
     assert "initContainers" not in spec
     assert spec["containers"][0]["env"] == [{"name": "PYTHONPATH", "value": "/mine"}]
+
+
+def test_a_package_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("--no-index\nno-such-package>=3\n")
+    command = [sys.executable, "-c", INSTALL, str(tmp_path / "target"), str(tmp_path / "requirements.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("requirements.txt: pip: ERROR: ")
+    assert "no-such-package>=3" in done.stderr.splitlines()[-1]
 
 
 def test_a_working_directory_that_is_set_stays() -> None:

@@ -22,9 +22,14 @@ with open(site + "/image.pth", "w") as file:
     file.writelines(path + "\\n" for path in sys.path if path.endswith("-packages"))
 python = target + "/bin/python"
 options = ["--no-input", "--disable-pip-version-check", "--no-cache-dir"]
-code = subprocess.call([sys.executable, "-m", "pip", "--python", python, "install", *options, "-r", requirements])
-if code:
-    sys.exit(f"pip ended with {code}: the packages of {requirements} were not installed")
+command = [sys.executable, "-m", "pip", "--python", python, "install", *options, "-r", requirements]
+error = "it ended with an error"
+with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as pip:
+    for line in pip.stderr:
+        sys.stderr.write(line)
+        error = line.strip() if line.startswith("ERROR:") else error
+if pip.returncode:
+    sys.exit(f"{os.path.basename(requirements)}: pip: {error}")
 os.symlink(site, target + "/site-packages")
 """
 
