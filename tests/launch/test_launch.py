@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from controller import client_fixture as given
+from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.system import processes
 from elasticjob_operator.api import InvalidJobError
 from elasticjob_operator.client import ClientError
@@ -100,6 +102,48 @@ def test_what_cannot_start_names_the_argument(train: Callable[..., Any], changes
     with pytest.raises((ClientError, InvalidJobError)) as caught:
         launch(**{"target": train, "on": "cluster", "image": "i", **changes})
     assert told in str(caught.value)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_the_handle_of_a_job_on_a_cluster(
+    cluster: Cluster, namespace: str, train: Callable[..., Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No operator runs: the test writes what it would write."""
+    given.install_crd(cluster)
+    where: dict[str, Any] = {"on": "cluster", "kubeconfig": str(cluster.kubeconfig), "namespace": namespace}
+    run = launch(train, {"a": 2}, workers=(1, 3), image="i", name="digits", packages=["click"], **where)
+    assert (run.name, run.namespace) == ("digits", namespace)
+    job = run.job().raw
+    digest = job["metadata"]["annotations"]["elasticjob.dev/code-digest"]
+    path = f"/api/v1/namespaces/{namespace}/configmaps/digits-code-{digest[7:17]}"
+    assert "click" in cluster.kube.request("GET", path)["data"]["0-elasticjob-requirements.txt"]
+    run.scale(2)
+    assert run.job().raw["spec"]["replicas"] == 2
+    with pytest.raises(ClientError, match=r"not finished within 0\.1 s: digits: Pending"):
+        run.wait(timeout=0.1)
+
+    given.write_status(cluster, namespace, "digits", given.running_status())
+    given.run_pod(cluster, namespace, "digits", 0, "echo said; echo 'elasticjob-result 1/1 {\"value\": [2]}'")
+    done = {**given.running_status(), "phase": "Complete", "conditions": [given.condition("Complete")]}
+    given.write_status(cluster, namespace, "digits", done)
+    assert run.wait(timeout=60).phase == "Complete"
+    assert "digits: Complete, 2 workers" in capsys.readouterr().out
+    assert run.result(timeout=60) == [2]
+    assert list(run.logs()) == ["said"]
+    assert "digits" in run.report(tmp_path / "report.html").read_text()
+
+    failed = {
+        "phase": "Failed",
+        "conditions": [given.condition("Failed", reason="MaxRestartsExceeded")],
+        "lastFailure": {"pod": "digits-worker-0", "rank": 0, "exitCode": 1, "traceback": "ValueError: no"},
+    }
+    given.write_status(cluster, namespace, "digits", failed)
+    with pytest.raises(ClientError, match=r"digits failed: MaxRestartsExceeded: it is so\nValueError: no"):
+        run.wait(timeout=60)
+    run.delete()
+    with pytest.raises(ClientError, match="not found"):
+        run.status()
 
 
 def test_a_job_does_not_launch_itself_again(train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
