@@ -34,6 +34,9 @@ GENERATION: Final = "ELASTICJOB_GENERATION"
 CONTROL: Final = "ELASTICJOB_CONTROL"
 MEMORY: Final = "ELASTICJOB_MEMORY"  # the agent's folder in shared memory, for snapshots
 
+# Set by `elasticjob verify`: the folder in which workers record losses and digests.
+TRACE: Final = "ELASTICJOB_TRACE"
+
 # Optional, set by the author of the job: 1 starts the workers before there is a world, 0 disables sessions. Without it,
 # the agent learns from the script and from the hub whether the script uses an `elasticjob.Session`.
 IN_PROCESS: Final = "ELASTICJOB_IN_PROCESS"

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-TRACE = "ELASTICJOB_TRACE"  # a folder: `elasticjob verify` wants every loss
+from elasticjob import env
+
 INTERVAL = 0.5  # minimum seconds between two messages to the agent
 BAR_INTERVAL = 0.1
 _SMOOTHING = 0.1  # weight of the newest step in the moving average
@@ -104,7 +105,7 @@ class Reporter:
         if self._step is not None:
             self._step_seconds = smooth_step_time(self._step_seconds, now - self._at, step - self._step)
         self._step, self._at = step, now
-        if TRACE in os.environ and "loss" in metrics:
+        if env.TRACE in os.environ and "loss" in metrics:
             _trace(step, float(metrics["loss"]))
         self._latest = (step, total, metrics)
         if now >= self._next_send or now >= self._next_draw:
@@ -141,7 +142,7 @@ class Reporter:
 
 
 def _trace(step: int, loss: float) -> None:
-    with Path(os.environ[TRACE], f"{os.getpid()}-reported.jsonl").open("a") as file:
+    with Path(os.environ[env.TRACE], f"{os.getpid()}-reported.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, "reported": loss}) + "\n")
 
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
+from elasticjob import env
 from elasticjob.data.virtual_plan import Micro
-
-VARIABLE = "ELASTICJOB_TRACE"
 
 
 class Trace:
@@ -76,7 +75,7 @@ class FileTrace(Trace):
 
 def find_trace(model: torch.nn.Module) -> Trace:
     """The trace that the environment asks for."""
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(env.TRACE)
     return FileTrace(Path(folder), model) if folder else Trace()
 
 

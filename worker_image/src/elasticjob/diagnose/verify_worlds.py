@@ -21,7 +21,6 @@ from typing import Any
 from elasticjob import env
 from elasticjob.channel import control
 from elasticjob.channel.place import Place
-from elasticjob.data.traces import VARIABLE
 
 _POLL = 0.02  # seconds
 
@@ -126,7 +125,7 @@ class Worlds:
         variables = {name: value for name, value in os.environ.items() if not name.startswith(("ELASTICJOB_", "PET_"))}
         for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", env.GENERATION):
             variables.pop(name, None)
-        variables |= {env.CONTROL: str(self._server.path), VARIABLE: str(self._folder / "trace"), "LOCAL_RANK": "0"}
+        variables |= {env.CONTROL: str(self._server.path), env.TRACE: str(self._folder / "trace"), "LOCAL_RANK": "0"}
         variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
         variables |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "LOCAL_WORLD_SIZE": "1"}
         variables |= {} if place is None else place.as_environ()
