@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,18 @@ def run_trial(
             for event in schedule:
                 done.append(str(event))
                 world = stage.act(event, world)
-            out.wait(lambda lines: lines[-1]["step"] >= steps, PATIENCE)
+            for step in range(0, steps + 1, 5):  # patience with each few steps, not with all of them
+                out.wait(partial(_has_reached, step), PATIENCE)
     except Exception:
         logs = "\n".join(f"{pod.name}: {pod.log[-1500:]}" for pod in pods.pods.values())
         return len(done), [f"seed {seed}, {model}, after {done}: {traceback.format_exc()}\n{logs}"]
     lines = out.read()
     wrong = check(lines, references.find(model, max(line["step"] for line in lines) + 1))
     return len(done), [f"seed {seed}, {model}, {done}: {one}" for one in wrong[:5]]
+
+
+def _has_reached(step: int, lines: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(lines) and lines[-1]["step"] >= step
 
 
 def run(seed: int, histories: int, directory: Path) -> Report:

@@ -31,10 +31,11 @@ def main() -> None:
     restarted = ("restarted", "c-restarted", "--restarts", "--model", "cnn", "--save-at", "3", "8", "--steps")
     phases += [
         (2, run("whole", "c-whole", "--restarts", "--model", "cnn", "--steps", "11")),
-        (3, run(*restarted, "5")),
-        (1, run(*restarted, "9")),
-        (4, run(*restarted, "11")),
+        (4, run(*restarted, "5")),
+        (3, run(*restarted, "9")),
+        (1, run(*restarted, "11")),
     ]
+    phases.sort(key=lambda phase: -phase[0])  # no rank waits for phases that it does not take part in
     for number, (size, action) in enumerate(phases):
         run_phase(number, size, action)
 
