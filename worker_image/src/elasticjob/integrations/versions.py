@@ -15,7 +15,7 @@ class FrameworkTooOldError(ElasticJobError, ImportError):
 
 @dataclass(frozen=True)
 class Stack:
-    """One framework. The oldest version is the first that was released for torch 2.4, the runtime's oldest."""
+    """One framework. Versions before `least` are refused; it is a bound, and not a tested version."""
 
     package: str  # its distribution
     modules: tuple[str, ...]  # what a script imports
