@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.history import goodput
 from elasticjob_operator.plan.plan import Plan, Seen
 
 if TYPE_CHECKING:
@@ -17,8 +18,13 @@ def _lasting(status: api.Status) -> dict[str, object]:
     """What of a finished job's status never changes: all but its pods, and the log that they leave behind."""
     failure = status.last_failure
     if failure is not None:
-        status = status.model_copy(update={"last_failure": failure.model_copy(update={"log_tail": None})})
-    return status.model_copy(update={"replicas": 0}).dump()
+        status = status.model_copy(update={"last_failure": _without_log(failure)})
+    failures = [_without_log(one) for one in status.failures]
+    return status.model_copy(update={"replicas": 0, "failures": failures}).dump()
+
+
+def _without_log(failure: api.FailureStatus) -> api.FailureStatus:
+    return failure.model_copy(update={"log_tail": None})
 
 
 class Invariants:
@@ -39,6 +45,12 @@ class Invariants:
     def check_status(self, before: api.Status, after: api.Status) -> None:
         assert after.rendezvous.generation >= before.rendezvous.generation, "generations only grow"
         assert after.restarts.total >= before.restarts.total, "restarts are never forgotten"
+        losses = sum(seconds for _, seconds in goodput.list_losses(after))
+        assert abs(losses - after.goodput.lost_seconds) < 0.1, "the categories add up to the lost time"
+        generations = [world.generation for world in after.timeline]
+        assert generations == sorted(set(generations)), "each world is in the timeline once"
+        if after.rendezvous.generation:
+            assert generations[-1] == after.rendezvous.generation, "the timeline has every world"
         if before.finished:
             assert _lasting(after) == _lasting(before)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.client.diagnosis import find_report
 from integration.test_sessions import await_step as await_session_step
 from integration.test_sessions import read_steps, start
 from integration.test_training import await_step, torchrun_spec
@@ -67,6 +68,25 @@ def test_a_hang_is_told_with_the_rank_that_does_not_arrive(jobs: Jobs) -> None:
     assert goodput["measured"] == "Steps"
     assert goodput["lostSeconds"] > 4, "the time without a step, and that before the first one"
     assert goodput["trainingSeconds"] < 4
+
+
+def test_a_hang_of_a_script_that_reports_nothing_is_noticed(jobs: Jobs) -> None:
+    jobs.create("ends", endings_spec("quiet", health={"hangTimeoutSeconds": 4}))
+    failed = jobs.await_condition("ends", "Failed", timeout=180)
+    assert "rank 1 (ends-worker-1) hung: no collective and no work for " in failed["message"]
+    status = jobs.status("ends")
+    diagnosis = status["diagnosis"]
+    assert (diagnosis["kind"], diagnosis["rank"], diagnosis["pod"]) == ("RankHung", 1, "ends-worker-1")
+    assert re.search(
+        r"at ends_badly.py:\d+ in come_to_an_end; 1 other pods wait in a collective$", diagnosis["summary"]
+    )
+    assert status["timeline"][0]["cause"] == "start"
+    assert {one["rank"] for one in status["failures"]} == {0, 1}
+    log = jobs.kube.raw("GET", f"/api/v1/namespaces/{jobs.namespace}/pods/ends-worker-0/log")
+    report = find_report(log.decode().splitlines())
+    assert report is not None
+    assert "rank 0: 81 collectives entered" in report.text or "rank 0: 82 collectives entered" in report.text
+    assert "all_reduce" in report.text
 
 
 def test_pods_of_a_deleted_job_end_at_once(jobs: Jobs, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ FIRST = next(iter(TABLE))
 PATCH = "suspend, resume, scale to `auto`"
 CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "list": (FIRST, ["list", "list -l a=b -o yaml"]),
+    "nodes": (FIRST, ["nodes"]),
     "describe": (FIRST, ["describe NAME"]),
     "wait": (FIRST, ["wait NAME --for Running"]),
     "watch": (FIRST, ["watch NAME"]),
@@ -68,6 +69,7 @@ CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "report": (FIRST, ["report NAME --html REPORT"]),
     "dashboard": (FIRST, ["dashboard --no-browser --timeout 3"]),
     "logs": ("logs", ["logs NAME", "logs NAME -f", "logs NAME --rank 0 --tail 1"]),
+    "diagnose": ("diagnose", ["diagnose NAME"]),
     "submit": ("submit", ["submit train.py --image i --name made", "submit SCRIPT --image i --name sent"]),
     "scale": ("scale", ["scale NAME 3"]),
     "suspend": (PATCH, ["suspend NAME"]),
@@ -173,8 +175,10 @@ def test_the_rights_in_the_guide_are_those_that_the_commands_use(
     status = given.running_status()
     for member in status["rendezvous"]["members"]:
         member["pod"] = member["pod"].replace("digits", name)
+    if row == "diagnose":
+        status["diagnosis"] = {"kind": "WorldHung", "generation": 1, "summary": "no step for 130 s"}
     given.write_status(audited, space, name, status)
-    if row in ("logs", "chaos", "exec, debug, cp"):
+    if row in ("logs", "chaos", "diagnose", "exec, debug, cp"):
         for index in (0, 1, 2):
             given.run_pod(audited, space, name, index, "echo said" if row == "logs" else "exec sleep 1000")
     user = User(audited, space, name, rights, tmp_path)

@@ -5,10 +5,20 @@ them. A rule across fields is written twice, side by side: as a CEL rule for the
 servers without CEL; one test feeds both the same invalid examples. Values are frozen; this folder does no I/O.
 """
 
-from elasticjob_operator.api.base import Model, Replicas, Seconds
+from elasticjob_operator.api.base import Model, Replicas, Seconds, StatusModel
 from elasticjob_operator.api.fields import FIELDS, Fields, Path, advise, find_unknown, list_fields, spell, without
 from elasticjob_operator.api.parsing import InvalidJobError, Problem, find_problems, parse_spec
+from elasticjob_operator.api.past import (
+    DiagnosisStatus,
+    FailureStatus,
+    GoodputStatus,
+    LostSeconds,
+    Measured,
+    NodeFault,
+    WorldStatus,
+)
 from elasticjob_operator.api.policies import (
+    AvoidNodes,
     CleanPodPolicy,
     ElasticPolicy,
     FailurePolicy,
@@ -32,13 +42,9 @@ from elasticjob_operator.api.status import (
     BackoffStatus,
     CapacityStatus,
     Condition,
-    FailureStatus,
-    GoodputStatus,
     InForceStatus,
-    Measured,
     Member,
     Metric,
-    NodeFault,
     Phase,
     ProgressStatus,
     RendezvousInForce,
@@ -47,16 +53,17 @@ from elasticjob_operator.api.status import (
     ScalingStatus,
     SizeSpeed,
     Status,
-    StatusModel,
     StoreAddress,
 )
 
 __all__ = [
     "FIELDS",
+    "AvoidNodes",
     "BackoffStatus",
     "CapacityStatus",
     "CleanPodPolicy",
     "Condition",
+    "DiagnosisStatus",
     "ElasticPolicy",
     "FailurePolicy",
     "FailureRule",
@@ -66,6 +73,7 @@ __all__ = [
     "Health",
     "InForceStatus",
     "InvalidJobError",
+    "LostSeconds",
     "Measured",
     "Member",
     "Metric",
@@ -98,6 +106,7 @@ __all__ = [
     "StatusModel",
     "StoreAddress",
     "SuccessPolicy",
+    "WorldStatus",
     "advise",
     "find_problems",
     "find_unknown",

@@ -29,3 +29,9 @@ class Model(BaseModel):
 
 Replicas = Annotated[int, Field(ge=1, le=100_000)]
 Seconds = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class StatusModel(Model):
+    """A status object. Unknown fields, written by a newer operator, are kept."""
+
+    model_config = ConfigDict(extra="allow")

@@ -209,6 +209,11 @@ class Preflight(StrEnum):
     NETWORK = "Network"
 
 
+class AvoidNodes(StrEnum):
+    PREFERRED = "Preferred"
+    REQUIRED = "Required"
+
+
 def _auto_or_seconds(value: int | str) -> int | str:
     if value == "auto" or (isinstance(value, int) and value >= 0):
         return value
@@ -228,6 +233,12 @@ class Health(Model):
         description="If no step is reported for this long, stacks are dumped and the workers restarted: 'auto' "
         "(from the "
         "observed step time), seconds, or 0 for off.",
+    )
+
+    avoid_nodes: AvoidNodes = Field(
+        default=AvoidNodes.PREFERRED,
+        description="How new pods avoid nodes with repeated faults, seen by this job or by others. Preferred: if there "
+        "is room elsewhere. Required: they wait for other nodes.",
     )
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from elasticjob_operator.api.base import Model
+from elasticjob_operator.api.base import StatusModel
+from elasticjob_operator.api.past import (
+    DiagnosisStatus,
+    FailureStatus,
+    GoodputStatus,
+    LostSeconds,
+    NodeFault,
+    WorldStatus,
+)
 from elasticjob_operator.api.policies import RendezvousBackend
-
-
-class StatusModel(Model):
-    """A status object. Unknown fields, written by a newer operator, are kept."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class Phase(StrEnum):
@@ -97,22 +99,6 @@ class RestartStatus(StatusModel):
     )
 
 
-class FailureStatus(StatusModel):
-    """The last failure; it outlives the failed pod."""
-
-    time: str | None = None
-    pod: str | None = None
-    node: str | None = None
-    generation: int | None = None
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    reason: str | None = None
-    message: str | None = None
-    traceback: str | None = Field(default=None, description="The traceback. The middle of a long one is omitted.")
-    log_tail: str | None = Field(default=None, description="Last lines of the log, without the traceback.")
-
-
 class Metric(StatusModel):
     name: str
     value: float
@@ -125,38 +111,6 @@ class ProgressStatus(StatusModel):
     estimated_remaining_seconds: int | None = None
     metrics: list[Metric] = Field(default_factory=list)
     last_update_time: str | None = None
-
-
-class Measured(StrEnum):
-    """The moment from which a world counts as training."""
-
-    FORMATION = "Formation"
-    STEPS = "Steps"
-
-
-class GoodputStatus(StatusModel):
-    training_seconds: float = Field(default=0, description="Seconds during which a world trained.")
-    lost_seconds: float = Field(default=0, description="Seconds since the first world during which none trained.")
-    measured: Measured = Field(
-        default=Measured.FORMATION,
-        description="The moment from which a world counts as training. Steps: from its first reported step, "
-        "until its last one"
-        " if it hung. Formation: from when it was formed, because the script reports no steps; time in which it loads,"
-        " waits or hangs then counts as training.",
-    )
-    step_generation: int = Field(default=0, description="The last generation in which a step was reported.")
-    last_recovery_seconds: float | None = Field(
-        default=None, description="From the last failure or announced change until the next world trained."
-    )
-    rescales: int = Field(default=0, description="Worlds formed after the first one.")
-    training: bool = Field(default=False, description="Whether a world is training now, as far as that is measured.")
-    since: str | None = Field(default=None, description="Since when `training` has had this value.")
-
-
-class NodeFault(StatusModel):
-    node: str
-    count: int
-    last_time: str
 
 
 class SizeSpeed(StatusModel):
@@ -219,7 +173,15 @@ class Status(StatusModel):
     restarts: RestartStatus = Field(default_factory=RestartStatus)
     progress: ProgressStatus | None = None
     goodput: GoodputStatus = Field(default_factory=GoodputStatus)
+    lost_seconds: LostSeconds | None = Field(default=None, description="goodput.lostSeconds by category.")
+    timeline: list[WorldStatus] = Field(default_factory=list, description="The last 50 worlds, oldest first.")
     last_failure: FailureStatus | None = None
+    failures: list[FailureStatus] = Field(
+        default_factory=list,
+        description="The last failure of each rank, at most 32: the latest first, the cause before its consequences."
+        " Beyond 16 KiB, their texts are left out.",
+    )
+    diagnosis: DiagnosisStatus | None = None
     node_faults: list[NodeFault] = Field(default_factory=list)
     capacity: CapacityStatus | None = None
     scaling: ScalingStatus | None = None

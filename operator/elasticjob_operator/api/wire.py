@@ -76,6 +76,7 @@ class Failure(_Wire):
     kind: Short | None = None  # HANG if no process failed, but no step is completed
     waits: bool | None = None  # in a hang: whether this rank is blocked in a collective
     stalled_seconds: float | None = Field(default=None, ge=0, le=2**31)  # in a hang: since the last step
+    collectives: Count | None = None  # in a hang: that this rank has entered
 
 
 class AgentState(_Wire):
@@ -90,6 +91,7 @@ class AgentState(_Wire):
     step: Count | None = None  # the last committed step, if the script reports steps
     failure: Failure | None = None  # why it left `generation`, if a worker failed
     blocked: bool = False  # all its workers wait (`running`), or are blocked in a collective (`stopping`)
+    quiet: Count = 0  # the generation in which its workers neither compute nor communicate, for longer than ever
 
 
 class Hello(_Wire):
@@ -117,6 +119,7 @@ class Progress(_Wire):
     step: Count | None = None
     total_steps: Count | None = None
     step_seconds: float | None = Field(default=None, ge=0)
+    checkpoint_seconds: float | None = Field(default=None, ge=0, le=2**31)  # that its steps have waited for saves
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 import click
 from rich.style import Style
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import target_options, with_client
-from elasticjob_operator.client import Client, Line
+from elasticjob_operator.client import Client, Line, diagnosis
 from elasticjob_operator.view import details, words
 
 
@@ -43,6 +44,42 @@ def logs(
             common.warn(f"{name} has no pods, so there are no logs; --previous shows the last failure")
 
     with_client(work)
+
+
+@click.command()
+@common.job_argument
+@target_options
+@click.option("-g", "--generation", type=click.IntRange(min=1), help="Of this generation. Default: the last report.")
+def diagnose(name: str, generation: int | None) -> None:
+    """Show the last hang: the rank that holds up the others, and the stack and last collective of every rank."""
+
+    async def work(client: Client) -> None:
+        job, found = await client.get(name), job_reports(await _read_reports(client, name), generation)
+        told = job.status.diagnosis
+        if told is not None:
+            common.show(details.diagnosis(told, time.time()))
+        if not found and told is None:
+            raise common.Misuse(f"job {name} has not hung, or the logs of its pods no longer tell")
+        for pod, report in found.items():
+            common.echo(f"\n=== {pod}, generation {report.generation}: {report.summary}\n{report.text}")
+        if not found:
+            common.warn("no pod of the job has a report in its log any more: they were replaced since")
+
+    with_client(work)
+
+
+async def _read_reports(client: Client, name: str) -> dict[str, list[str]]:
+    lines: dict[str, list[str]] = {}
+    async for line in client.logs(name):
+        lines.setdefault(line.pod, []).append(line.text)
+    return lines
+
+
+def job_reports(logs: Mapping[str, Sequence[str]], generation: int | None) -> dict[str, diagnosis.HangReport]:
+    """The reports by pod: of one generation, of the last that has any unless it is given."""
+    found = {pod: one for pod, lines in sorted(logs.items()) if (one := diagnosis.find_report(lines, generation))}
+    last = max((one.generation for one in found.values()), default=0)
+    return {pod: one for pod, one in found.items() if one.generation == last}
 
 
 async def _show_failure(client: Client, name: str) -> None:

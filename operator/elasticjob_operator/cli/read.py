@@ -17,6 +17,8 @@ from elasticjob_operator.cli.common import output_option, target_options, with_c
 from elasticjob_operator.client import Client, ClientError, Happening, Job, NotFoundError, Pod
 from elasticjob_operator.client import history as past
 from elasticjob_operator.client.rules import is_met
+from elasticjob_operator.history import faulty_nodes
+from elasticjob_operator.history.faulty_nodes import NodeRecord
 from elasticjob_operator.view import details, tables
 
 _POD_SECONDS: Final = 2.0
@@ -107,6 +109,28 @@ def top(name: str | None) -> None:
 
 
 @click.command()
+@target_options
+@click.option(
+    "-A", "--all-namespaces", is_flag=True, help="Of the jobs of all namespaces, as the operator counts them."
+)
+@output_option("json", "yaml")
+def nodes(all_namespaces: bool, output: str | None) -> None:
+    """Show the nodes on which pods of jobs were lost, and whether new pods avoid them."""
+
+    async def work(client: Client) -> tuple[NodeRecord, ...]:
+        jobs = await client.list(all_namespaces=all_namespaces)
+        return faulty_nodes.remember(((f"{j.namespace}/{j.name}", j.status.node_faults) for j in jobs), time.time())
+
+    found = with_client(work)
+    if output:
+        common.echo(common.dump([asdict(one) | {"avoided": one.is_faulty} for one in found], output))
+    elif not found:
+        common.echo("no job has lost a pod to its node lately" + ("" if all_namespaces else "; -A asks all namespaces"))
+    else:
+        common.show(tables.list_nodes(found, time.time()))
+
+
+@click.command()
 @common.job_argument
 @target_options
 @click.option("--for", "condition", default="Complete", show_default=True, help="A condition, or Finished.")
@@ -193,7 +217,7 @@ class Watcher:
 
     def _view(self, events: list[Happening]) -> RenderableType:
         assert self._job is not None
-        found = past.build_history(self._samples, events)
+        found = past.build_history(self._samples, events, timeline=past.list_worlds(self._job.status))
         return details.live(self._job, self._pods, found, time.time(), rows=self._out.height)
 
     async def _follow_job(self) -> Job | None:

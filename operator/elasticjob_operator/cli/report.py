@@ -130,7 +130,7 @@ def _render_job(job: Job, samples: list[past.Sample], events: list[Happening]) -
         common.SafeConsole(file=text, width=120).print(details.failure(job.status.last_failure, time.time()))
         failure = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
     facts = Facts(job.name, job.namespace, job.phase, time.time(), failure)
-    return render(facts, past.build_history(samples, events, job.created), samples[-1])
+    return render(facts, past.build_history(samples, events, job.created, past.list_worlds(job.status)), samples[-1])
 
 
 def _render_recording(title: str, samples: list[past.Sample]) -> str:

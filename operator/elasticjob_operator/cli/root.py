@@ -20,7 +20,7 @@ def cli() -> None:
 
 
 for command in (
-    *(read.list_command, read.describe, read.watch, read.wait, read.top, read.events),
+    *(read.list_command, read.describe, read.watch, read.wait, read.top, read.events, read.nodes, logs.diagnose),
     *(logs.logs, submit.submit, local.local, change.scale, change.suspend, change.resume, change.delete),
     *(inside.exec_command, inside.debug, inside.cp),
     *(dashboard.dashboard, chaos.chaos, report.report, convert.convert_command),

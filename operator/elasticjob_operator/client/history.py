@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
+from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.client.model import Happening
+from elasticjob_operator.client.model import Happening, parse_time
 from elasticjob_operator.client.samples import (
     Sample,
     format_sample,
@@ -56,6 +57,7 @@ class World:
     size: int
     cause: str
     seconds: float | None = None
+    who: str = ""  # the rank or the pods that caused it
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,22 @@ class History:
     lost: Mapping[str, float] = field(default_factory=dict)  # seconds by category; they add up to all lost time
 
 
-def build_history(samples: Sequence[Sample], events: Iterable[Happening], start: float | None = None) -> History:
+def list_worlds(status: api.Status) -> tuple[World, ...]:
+    """The worlds of the job's own timeline: the last fifty."""
+    return tuple(
+        World(w.generation, parse_time(w.time), w.size, names.describe_cause(w.cause), w.lost_seconds, w.who or "")
+        for w in status.timeline
+    )
+
+
+def build_history(
+    samples: Sequence[Sample], events: Iterable[Happening], start: float | None = None, timeline: Iterable[World] = ()
+) -> History:
+    """Where the timeline of the status has a world, it has the last word about it."""
     happenings = sorted(events, key=lambda h: h.time or 0.0)
     ordered = sorted(samples, key=lambda s: s.time)
-    worlds = _merge_worlds(_worlds_of_events(happenings), _worlds_of_samples(ordered))
+    found = {w.generation: w for w in _merge_worlds(_worlds_of_events(happenings), _worlds_of_samples(ordered))}
+    worlds = tuple(world for _, world in sorted((found | {w.generation: w for w in timeline}).items()))
     times = [w.time for w in worlds if w.time] + [s.time for s in ordered] + [h.time for h in happenings if h.time]
     end = max(times, default=None)
     return History(
@@ -255,6 +269,9 @@ def divide_lost(samples: Sequence[Sample]) -> dict[str, float]:
 
     The sum is what the status counts. What the samples did not see is `EARLIER`, what is not over is `OPEN`.
     """
+    if samples and samples[-1].lost:  # the status says it; recordings of older versions do not
+        unbooked = round(samples[-1].lost_seconds - sum(samples[-1].lost.values()), 3)
+        return samples[-1].lost | ({OPEN: unbooked} if unbooked > 0 else {})
     found: dict[str, float] = {}
     pending = 0.0
     before: Sample | None = None

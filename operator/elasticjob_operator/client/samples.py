@@ -10,6 +10,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.client.model import Job, parse_time
 from elasticjob_operator.history import timeline
+from elasticjob_operator.history.goodput import list_losses
 
 MOST_MEMBERS: Final = 64  # a picture of more ranks cannot be read
 
@@ -37,6 +38,7 @@ class Sample:
     members: list[list[str]] = field(default_factory=list)  # [pod, node] by rank, at the first sight of a world
     members_of: int = 0  # the generation whose members were written, here or before; 0 while there is no world
     measured: str = api.Measured.FORMATION.value  # the point from which a world counts as training
+    lost: dict[str, float] = field(default_factory=dict)  # lost seconds that are accounted for, by category
 
 
 def take_sample(job: Job, now: float, before: Sample | None = None) -> Sample:
@@ -61,6 +63,7 @@ def take_sample(job: Job, now: float, before: Sample | None = None) -> Sample:
         metrics={m.name: m.value for m in progress.metrics} if progress else {},
         training_seconds=round(trained, 3),
         lost_seconds=round(lost, 3),
+        lost={category: seconds for category, seconds in list_losses(status) if seconds},
         measured=goodput.measured.value,
         recovery_seconds=goodput.last_recovery_seconds,
         restarts=status.restarts.total,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -41,6 +40,7 @@ class Failure:
     conditions: tuple[tuple[str, str], ...] = ()
     fatal: bool = False  # a retry cannot succeed
     waits: bool | None = None  # in a hang: whether this rank is blocked in a collective
+    collectives: int | None = None  # in a hang: that this rank has entered
 
     @property
     def hung(self) -> bool:
@@ -111,7 +111,7 @@ def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
         return Blame.INFRASTRUCTURE
     if node is None and pod.node:
         return Blame.INFRASTRUCTURE
-    if node is not None and (not node.ready or node.leaving):
+    if node is not None and (not node.ready or node.leaving or node.problem):
         return Blame.INFRASTRUCTURE
     if pod.exit is None:
         return Blame.INFRASTRUCTURE
@@ -138,6 +138,7 @@ def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) 
         traceback=errortext.shorten(errortext.clean(failure.traceback or "")),
         rank=failure.rank if failure.rank is not None else rank,
         waits=failure.waits,
+        collectives=failure.collectives,
     )
 
 
@@ -185,30 +186,6 @@ def failed_preflight(failure: Failure, found: str) -> Failure:
     )
 
 
-# Errors in the program's source or command, which recur at every start: names, syntax, a missing script, unknown
-# arguments.
-_MISTAKES = re.compile(
-    r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|UnboundLocalError): "
-    r"|(AttributeError|TypeError): (?!.*NoneType)"
-    r"|.*: can't open file '.*': \[Errno 2\]"
-    r"|.*: error: (unrecognized arguments|the following arguments are required|argument )"
-)
-
-
-def mistake_of(failures: Sequence[Failure]) -> str:
-    """The program error that all primary failures have in common; "" if there is none."""
-    told = {_last_mistake(f) for f in failures if f.blame is Blame.USER and not is_secondary(f)}
-    return told.pop() if len(told) == 1 else ""
-
-
-def _last_mistake(failure: Failure) -> str:
-    for text in (failure.traceback, failure.message, failure.log_tail):
-        last = text.strip().rpartition("\n")[2].strip()
-        if _MISTAKES.match(last):
-            return last[:256]
-    return ""
-
-
 def blame_node(failure: Failure) -> Failure:
     """The same failure, attributed to the node on which it happened."""
     return replace(failure, blame=Blame.INFRASTRUCTURE, fatal=False)
@@ -253,6 +230,9 @@ def blame_hang(hung: Sequence[Failure]) -> Failure:
     late = [failure for failure in hung if failure.waits is False]
     if late and (len(late) < len(hung) or len(hung) == 1):
         return late[0]
+    counts = sorted(one.collectives for one in hung if one.collectives is not None)
+    if len(counts) == len(hung) > 1 and counts[0] < counts[1]:
+        return min(hung, key=lambda one: one.collectives or 0)
     return replace(hung[0], reason=names.WORLD_HUNG)
 
 

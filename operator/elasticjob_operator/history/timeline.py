@@ -28,6 +28,10 @@ class Moment:
     lost_seconds: float = 0.0
     since: float | None = None  # since when it has been training or not; None while time does not count
     recovery_seconds: float | None = None  # the last one
+    lost: tuple[tuple[str, float], ...] = ()  # (category, seconds)
+    faults: int = 0
+    mean_recovery_seconds: float | None = None
+    mean_seconds_between_faults: float | None = None
     charged: int = 0  # charged failures, in total
     free: int = 0  # free failures, of infrastructure
     budget: int = 0  # failures that count against maxRestarts now
@@ -57,6 +61,10 @@ def read(status: api.Status) -> Moment:
         lost_seconds=booked.lost_seconds,
         since=goodput.open_since(status),
         recovery_seconds=booked.last_recovery_seconds,
+        lost=goodput.list_losses(status),
+        faults=booked.faults,
+        mean_recovery_seconds=booked.mean_recovery_seconds,
+        mean_seconds_between_faults=booked.mean_seconds_between_faults,
         charged=status.restarts.total,
         free=status.restarts.infrastructure,
         budget=status.restarts.user,

@@ -22,7 +22,9 @@ CATEGORIES: Final[Mapping[str, str]] = {
     Loss.START: "starting",
     Loss.RESCALE: "announced changes",
     Loss.RESTART: "failures and lost members",
+    Loss.CHECKPOINT: "waiting for checkpoints",
     Loss.STALL: "worlds without a step",
+    Loss.REPEATED: "steps made again",
     EARLIER: "before the first sample",
     OPEN: "since the last world broke",
 }
@@ -108,9 +110,10 @@ def _worlds(worlds: Sequence[World], start: float) -> str:
     for world in worlds:
         style = ' class="bad"' if is_failure(world) else ""
         when = clock(world.time - start) if world.time is not None else "-"
+        cause = ": ".join(filter(None, (world.cause, world.who))) or "-"
         rows.append(
             f'<tr><td class="n">{world.generation}</td><td class="n">{when}</td><td class="n">{world.size}</td>'
-            f'<td{style}>{escape(world.cause or "-")}</td><td class="n">{words.seconds_exact(world.seconds)}</td></tr>'
+            f'<td{style}>{escape(cause)}</td><td class="n">{words.seconds_exact(world.seconds)}</td></tr>'
         )
     return build_table(("Generation", "At", "Pods", "Cause", "Seconds without training"), rows)
 

@@ -26,7 +26,8 @@ svg .title{font-size:13px;font-weight:600;fill:var(--ink)}.grid{stroke:var(--lin
 g .touch{stroke:transparent!important;stroke-width:9}
 svg text.in{fill:var(--ink);pointer-events:none}svg :is(.n0,.n1,.n2,.n3,.n4,.n5,.n6,.n7){fill-opacity:.32}
 rect.trained{fill:var(--good)}rect.start{fill:var(--n5)}rect.rescale{fill:var(--size)}rect.restart{fill:var(--bad)}
-rect.stall{fill:var(--n3)}rect.earlier,rect.now{fill:var(--mark)}
+rect.stall{fill:var(--n3)}rect.checkpoint{fill:var(--n2)}rect.repeated_steps{fill:var(--n1)}
+rect.earlier,rect.now{fill:var(--mark)}
 .n0{fill:var(--n0)}.n1{fill:var(--n1)}.n2{fill:var(--n2)}.n3{fill:var(--n3)}.n4{fill:var(--n4)}.n5{fill:var(--n5)}
 .n6{fill:var(--n6)}.n7{fill:var(--n7)}
 table{border-collapse:collapse;width:100%;font-size:.92rem}th{text-align:left;color:var(--soft);font-weight:500}

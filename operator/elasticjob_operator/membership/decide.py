@@ -69,8 +69,10 @@ def decide(situation: Situation, verdicts: tuple[MemberVerdict, ...] | None = No
         return _form(situation, verdicts, cause=Cause.START)
     if any(j.health is MemberHealth.SUCCEEDED for j in verdicts):
         return _finish(situation, verdicts)
-    if any(j.health in _BROKEN or _is_hung(j, situation) for j in verdicts):
-        return _regroup(situation, verdicts, cause=_breaking_cause(situation, verdicts), checkpoint=_can_save(verdicts))
+    if any(j.health in _BROKEN or _is_hung(j, situation) for j in verdicts) or _are_quiet(verdicts, situation):
+        return _regroup(
+            situation, verdicts, cause=_breaking_cause(situation, verdicts), checkpoint=_can_save(situation, verdicts)
+        )
     change = changes.find_change(situation, verdicts)
     if change.cause:
         return _regroup(situation, verdicts, cause=change.cause, checkpoint=True)
@@ -102,9 +104,19 @@ def _is_hung(verdicts: MemberVerdict, situation: Situation) -> bool:
     return failure is not None and failure.kind == wire.HANG and failure.generation == situation.world.generation
 
 
+def _are_quiet(verdicts: Sequence[MemberVerdict], situation: Situation) -> bool:
+    """Whether all members run, and no worker of any of them computes, communicates, reads or writes.
+
+    One that does has a reason to let the others wait: it evaluates, or saves a checkpoint.
+    """
+    agents = [j.worker.agent for j in verdicts if j.worker is not None and j.health is MemberHealth.RUNNING]
+    generation = situation.world.generation
+    return len(agents) == len(verdicts) > 0 and all(a is not None and a.state.quiet == generation for a in agents)
+
+
 def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> str:
     """Why the world must end: failed, lost, leaving or joining members, evaluated anew in every pass."""
-    if any(_is_hung(j, situation) for j in verdicts):
+    if any(_is_hung(j, situation) for j in verdicts) or _are_quiet(verdicts, situation):
         return Cause.HUNG
     broken = [j for j in verdicts if j.health in _BROKEN]
     if any(_has_failed(j) for j in broken):
@@ -117,13 +129,15 @@ def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> 
     return Cause.SCALE_UP if joiners.find_joiners(situation, verdicts) else Cause.REGROUP
 
 
-def _can_save(verdicts: Sequence[MemberVerdict]) -> bool:
+def _can_save(situation: Situation, verdicts: Sequence[MemberVerdict]) -> bool:
     """Whether the running members can save a checkpoint.
 
     They cannot if a member has failed, if one that was not leaving is lost, or if every running member is blocked in a
     collective: none of them will return from it.
     """
-    if any(_has_failed(j) or (j.health is MemberHealth.LOST and not j.leaving) for j in verdicts):
+    if _are_quiet(verdicts, situation) or any(
+        _has_failed(j) or (j.health is MemberHealth.LOST and not j.leaving) for j in verdicts
+    ):
         return False
     rest = [j for j in verdicts if j.health not in (MemberHealth.STOPPED, MemberHealth.LOST)]
     return not rest or not all(_is_blocked(j) for j in rest)

@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, names, podtemplate, wire
-from elasticjob_operator.model import containers, reading
+from elasticjob_operator.model import containers, notices, reading
 from elasticjob_operator.model.containers import Exit, PodPhase
 
 Raw = Mapping[str, Any]
@@ -79,6 +79,7 @@ class Node:
     not_ready_since: float | None = None
     cordoned: bool = False
     leaving: str = ""  # key of the taint that announces its removal
+    problem: str = ""  # the condition that says that it is broken
     pool: str = ""  # the pool that it belongs to, and its devices for that pool
     devices: int = 0
 
@@ -141,26 +142,6 @@ class Job:
 
 LONGEST_INDEX = 9  # digits
 
-# Taints by which clouds, autoscalers and administrators announce that a node is about to be removed.
-LEAVING_TAINTS = frozenset(
-    {
-        "ToBeDeletedByClusterAutoscaler",
-        "DeletionCandidateOfClusterAutoscaler",
-        "aws-node-termination-handler/spot-itn",
-        "aws-node-termination-handler/scheduled-maintenance",
-        "aws-node-termination-handler/asg-lifecycle-termination",
-        "aws-node-termination-handler/rebalance-recommendation",
-        "cloud.google.com/impending-node-termination",
-        "kubernetes.azure.com/scalesetpriority-eviction",
-        "karpenter.sh/disrupted",
-        "karpenter.sh/disruption",
-        "node.kubernetes.io/out-of-service",
-        "elasticjob.dev/leaving",
-    }
-)
-# NoExecute taints that the node controller sets on an unresponsive node: its pods are lost, not leaving.
-_DEAD_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
-
 
 def observe_node(raw: Raw, pool: tuple[str, int] = ("", 0)) -> Node:
     """The snapshot of a core/v1 Node. `pool`: the name of its pool, and its devices for that pool."""
@@ -170,20 +151,13 @@ def observe_node(raw: Raw, pool: tuple[str, int] = ("", 0)) -> Node:
         if condition.get("type") == "Ready":
             ready = condition.get("status") == "True"
             since = None if ready else parse_time(condition.get("lastTransitionTime"))
-    leaving = ""
-    for taint in spec.get("taints") or ():
-        key = taint.get("key", "")
-        announced = key in LEAVING_TAINTS
-        evicting = taint.get("effect") == "NoExecute" and key not in _DEAD_TAINTS
-        if announced or evicting:
-            leaving = key
-            break
     return Node(
         name=raw["metadata"]["name"],
         ready=ready,
         not_ready_since=since,
         cordoned=bool(spec.get("unschedulable")),
-        leaving=leaving,
+        leaving=notices.find_removal(spec.get("taints") or ()),
+        problem=notices.find_problem(status.get("conditions") or ()),
         pool=pool[0],
         devices=pool[1],
     )

@@ -53,6 +53,8 @@ class RestartFields(TypedDict, total=False):
 
 
 class FailureFields(TypedDict, total=False):
+    message: str | None
+    traceback: str | None
     log_tail: str | None
 
 
@@ -65,6 +67,16 @@ class GoodputFields(TypedDict, total=False):
     rescales: int
     training: bool
     since: str | None
+    faults: int
+    mean_recovery_seconds: float | None
+    mean_seconds_between_faults: float | None
+    step: int | None
+    step_seconds: float | None
+    checkpoint_seconds: float | None
+
+
+class WorldFields(TypedDict, total=False):
+    lost_seconds: float | None
 
 
 class CapacityFields(TypedDict, total=False):
@@ -83,7 +95,11 @@ class StatusFields(TypedDict, total=False):
     restarts: api.RestartStatus
     progress: api.ProgressStatus | None
     goodput: api.GoodputStatus
+    lost_seconds: api.LostSeconds | None
+    timeline: list[api.WorldStatus]
     last_failure: api.FailureStatus | None
+    failures: list[api.FailureStatus]
+    diagnosis: api.DiagnosisStatus | None
     node_faults: list[api.NodeFault]
     capacity: api.CapacityStatus | None
     scaling: api.ScalingStatus | None
@@ -100,6 +116,7 @@ FIELDS: dict[type[BaseModel], Any] = {
     api.RestartStatus: RestartFields,
     api.FailureStatus: FailureFields,
     api.GoodputStatus: GoodputFields,
+    api.WorldStatus: WorldFields,
     api.CapacityStatus: CapacityFields,
     api.Status: StatusFields,
 }
@@ -119,6 +136,8 @@ def revise(before: api.BackoffStatus, **changes: Unpack[BackoffFields]) -> api.B
 def revise(before: api.FailureStatus, **changes: Unpack[FailureFields]) -> api.FailureStatus: ...
 @overload
 def revise(before: api.GoodputStatus, **changes: Unpack[GoodputFields]) -> api.GoodputStatus: ...
+@overload
+def revise(before: api.WorldStatus, **changes: Unpack[WorldFields]) -> api.WorldStatus: ...
 @overload
 def revise(before: api.CapacityStatus, **changes: Unpack[CapacityFields]) -> api.CapacityStatus: ...
 def revise(before: _Model, **changes: Any) -> _Model:

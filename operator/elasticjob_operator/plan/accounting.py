@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api
-from elasticjob_operator.failures import backoff_rules, budget, classify, nodes
+from elasticjob_operator.failures import backoff_rules, budget, classify, mistakes, nodes
 from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
+from elasticjob_operator.history import rank_failures
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod, parse_time
@@ -99,7 +100,16 @@ def _charge(
         unfit = any(f.node == node and f.reason == classify.PREFLIGHT for f in found)
         offenders = nodes.note_failure(offenders, node, seen.now, nodes.OFFENCES if unfit else 1)
     record = reporting.failure_status(failure, world.generation, seen.now)
-    return revise(status, restarts=restarts, last_failure=record, node_faults=offenders)
+    others = [reporting.failure_status(f, world.generation, seen.now) for f in found if f is not failure]
+    merged = rank_failures.merge(status.failures, [record, *others])
+    return revise(
+        status,
+        restarts=restarts,
+        last_failure=record,
+        failures=merged,
+        node_faults=offenders,
+        diagnosis=reporting.diagnose(failure, found, world.generation, seen.now) or status.diagnosis,
+    )
 
 
 # --- back-off --------------------------------------------------------------------------------------------
@@ -125,7 +135,7 @@ def _note_failures(
     )
     if noted is not None and charged:
         stepless = seen.step is None and status.progress is None
-        error = classify.mistake_of(found) if stepless else ""
+        error = mistakes.mistake_of(found) if stepless else ""
         noted = backoff_rules.note_error(
             noted, error, {f.node for f in found if f.node and not classify.is_secondary(f)}
         )

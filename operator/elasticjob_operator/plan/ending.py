@@ -7,7 +7,7 @@ from dataclasses import replace
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.failures import nodes
-from elasticjob_operator.history import goodput
+from elasticjob_operator.history import goodput, rank_failures
 from elasticjob_operator.history.records import Kind as What
 from elasticjob_operator.history.records import Record
 from elasticjob_operator.model import errortext
@@ -76,7 +76,8 @@ def _suspended_status(
     seen: Seen, status: api.Status, conditions: list[api.Condition], why: tuple[str, str]
 ) -> api.Status:
     now, world = seen.now, status.rendezvous
-    happened = goodput.watch(status.goodput, running=False, formed=world.generation, now=now)
+    reported = reporting.read_reports(seen.agents.values(), status.goodput, world.generation)
+    happened = goodput.watch(status.goodput, running=False, formed=world.generation, now=now, reported=reported)
     going = [revise(m, leaving=names.Cause.SUSPENDED) for m in world.members]
     rest: RendezvousFields = {"world_size": 0, "processes": 0, "members": going}
     if not seen.pods:
@@ -85,10 +86,9 @@ def _suspended_status(
         conditions = reporting.with_condition(conditions, "Suspended", True, *why, now)
         happened = (*happened, Record(What.EMPTIED, now, world.generation))
     return revise(
-        status,
+        goodput.update(status, happened),
         phase=api.Phase.SUSPENDED,
         conditions=conditions,
-        goodput=goodput.update(status.goodput, happened),
         rendezvous=revise(world, **rest),
         replicas=sum(1 for p in seen.pods if p.live),
         ready_replicas=0,
@@ -137,12 +137,13 @@ def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: 
     type = "Complete" if phase is api.Phase.COMPLETE else "Failed"
     conditions = reporting.with_condition(status.conditions, "Running", False, reason, "", now)
     conditions = reporting.with_condition(conditions, type, True, reason, message[:4096], now)
-    happened = goodput.watch(status.goodput, running=False, formed=status.rendezvous.generation, now=now)
+    formed = status.rendezvous.generation
+    reported = reporting.read_reports(seen.agents.values(), status.goodput, formed)
+    happened = goodput.watch(status.goodput, running=False, formed=formed, now=now, reported=reported)
     after = revise(
-        status,
+        goodput.update(status, happened),
         phase=phase,
         conditions=conditions,
-        goodput=goodput.update(status.goodput, happened),
         completion_time=format_time(now),
         progress=reporting.update_progress(status.progress, seen.agents.values(), now=now, force=True),
         ready_replicas=0,
@@ -193,7 +194,12 @@ def after_end(seen: Seen) -> Plan:
     live = sum(1 for p in present if not p.terminal)
     budget = next((c for c in seen.children if c[0] == Kind.DISRUPTION_BUDGET.value), None)
     return Plan(
-        status=revise(status, replicas=live, last_failure=_with_log(status.last_failure, seen)),
+        status=revise(
+            status,
+            replicas=live,
+            last_failure=_with_log(status.last_failure, seen) if status.last_failure else None,
+            failures=rank_failures.merge((), [_with_log(one, seen) for one in status.failures]),
+        ),
         reason="finished",
         delete=(*forced, *(Deletion(p.name, p.uid, "the job has finished") for p in doomed)),
         remove=(Child(Kind.DISRUPTION_BUDGET, budget[1]),) if budget else (),
@@ -213,9 +219,9 @@ def _ends_by_itself(pod: Pod, seen: Seen) -> bool:
 _LOGGED = ("Error", "OOMKilled")  # for these reasons the termination message is the end of the log
 
 
-def _with_log(failure: api.FailureStatus | None, seen: Seen) -> api.FailureStatus | None:
-    """The last failure with the end of its pod's log, which is available once the pod has terminated."""
-    if failure is None or failure.log_tail:
+def _with_log(failure: api.FailureStatus, seen: Seen) -> api.FailureStatus:
+    """The failure with the end of its pod's log, which is available once the pod has terminated."""
+    if failure.log_tail:
         return failure
     ended = next((p.exit for p in seen.pods if p.name == failure.pod and p.terminal), None)
     if ended is None or not ended.message or ended.reason not in _LOGGED:

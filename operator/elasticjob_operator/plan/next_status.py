@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticjob_operator import api
 from elasticjob_operator.failures import backoff_rules, silence
-from elasticjob_operator.history import goodput
+from elasticjob_operator.history import goodput, worlds
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.model.observe import parse_time
 from elasticjob_operator.model.revise import revise
@@ -41,16 +41,18 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
     training = reporting.is_training(decision)
     members = {m.uid for m in world.members}
     reports = [a for uid, a in seen.agents.items() if uid in members]
+    progress = reporting.update_progress(status.progress, reports, now=now)
+    saves = progress != status.progress or not training  # the waits for checkpoints cause no writes of their own
+    formed = worlds.watch(revise(status, rendezvous=seen.job.status.rendezvous), world, now)
     happened = goodput.watch(
         status.goodput,
         running=training,
         formed=world.generation,
         now=now,
         cause=world.reason or "",
-        stepped=reporting.has_stepped(reports, world.generation),
-        stalled=reporting.stalled_seconds(reports, world.generation),
+        reported=reporting.read_reports(reports, status.goodput, world.generation, saves=saves),
     )
-    booked = goodput.update(status.goodput, happened)
+    status = goodput.update(status, (*formed, *happened))
     room = pods.capacity
     if training and len(world.members) >= pods.size.world:
         room = api.CapacityStatus()
@@ -64,13 +66,11 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
         conditions = reporting.with_condition(conditions, "Degraded", True, *problem, now)
     elif status.condition("Degraded"):
         conditions = reporting.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
-    conditions = _note_progress(revise(status, goodput=booked, conditions=conditions), now)
-    progress = reporting.update_progress(status.progress, reports, now=now)
+    conditions = _note_progress(revise(status, conditions=conditions), now)
     return revise(
         status,
         scaling=written.build_status(seen.job, spec, pods.size, seen.pool, reported=progress != status.progress),
         phase=reporting.phase_of(decision, world.generation),
-        goodput=booked,
         conditions=conditions,
         capacity=room if room != api.CapacityStatus() else None,
         replicas=sum(1 for p in seen.pods if p.live),

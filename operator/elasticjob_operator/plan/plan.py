@@ -246,7 +246,7 @@ def _write(
 
 
 def _new_pods(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection) -> tuple[NewPod, ...]:
-    avoid = nodes.nodes_to_avoid(status.node_faults, seen.now)
+    avoid = tuple(sorted({*nodes.nodes_to_avoid(status.node_faults, seen.now), *seen.faulty_nodes}))
     # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
     if seen.quota is not None:

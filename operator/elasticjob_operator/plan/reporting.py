@@ -13,7 +13,7 @@ from typing import Literal
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.failures.classify import Failure
-from elasticjob_operator.history import timeline
+from elasticjob_operator.history import goodput, timeline
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
@@ -59,16 +59,24 @@ def is_training(decision: Decision) -> bool:
     return not decision.health(MemberHealth.STARTING, MemberHealth.STOPPING, MemberHealth.STOPPED, MemberHealth.LOST)
 
 
-def has_stepped(agents: Iterable[Agent], generation: int) -> bool:
-    """Whether a step was reported in this generation."""
-    reports = (a.progress for a in agents if a.progress is not None)
-    return any(p.generation == generation and p.step is not None for p in reports)
-
-
-def stalled_seconds(agents: Iterable[Agent], generation: int) -> float:
-    """Seconds without a step before this generation was found to hang; 0 if it was not."""
-    failures = (a.state.failure for a in agents if a.state.failure is not None)
-    return max((f.stalled_seconds or 0.0 for f in failures if f.generation == generation), default=0.0)
+def read_reports(
+    agents: Iterable[Agent], before: api.GoodputStatus, generation: int, *, saves: bool = True
+) -> goodput.Reported:
+    """What the members reported about their steps. `saves`: also how long these waited for checkpoints."""
+    found = list(agents)
+    reports = [a.progress for a in found if a.progress is not None and a.progress.step is not None]
+    now = [p.step for p in reports if p.generation == generation and p.step is not None]
+    last = [p for p in reports if p.generation == before.step_generation]
+    failures = (a.state.failure for a in found if a.state.failure is not None)
+    stalled = [f.stalled_seconds or 0.0 for f in failures if f.generation == generation]
+    waited = [p.checkpoint_seconds for p in reports if p.checkpoint_seconds is not None]
+    return goodput.Reported(
+        first_step=min(now, default=None),
+        last_step=max((p.step for p in last if p.step is not None), default=None),
+        step_seconds=max((p.step_seconds for p in last if p.step_seconds is not None), default=None),
+        checkpoint_seconds=round(max(waited), 3) if waited and saves else None,
+        stalled_seconds=max(stalled, default=0.0),
+    )
 
 
 def update_progress(
@@ -116,6 +124,24 @@ def failure_status(failure: Failure, generation: int, now: float) -> api.Failure
         message=describe_failure(failure),
         traceback=failure.traceback or None,
         log_tail=failure.log_tail or None,
+    )
+
+
+def diagnose(failure: Failure, found: Iterable[Failure], generation: int, now: float) -> api.DiagnosisStatus | None:
+    """A hang in short; None for other failures."""
+    if not failure.hung:
+        return None
+    is_known = failure.reason == names.RANK_HUNG
+    waiting = sum(1 for one in found if one.hung and one.waits and one is not failure)
+    others = f"; {waiting} other pods wait in a collective" if waiting else ""
+    return api.DiagnosisStatus(
+        kind=failure.reason,
+        rank=failure.rank if is_known else None,
+        pod=failure.pod if is_known else None,
+        node=(failure.node or None) if is_known else None,
+        generation=generation,
+        time=format_time(now),
+        summary=(errortext.exception_of(failure.message) + others)[:512],
     )
 
 

@@ -69,6 +69,7 @@ class Seen:
     quota: Quota | None = None  # what its queue has admitted; None where it has no queue
     now: float = 0.0
     hub_started: float = 0.0
+    faulty_nodes: tuple[str, ...] = ()  # as all jobs have seen them
     pool: PoolDecision | None = None  # for a job that shares a pool
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
 

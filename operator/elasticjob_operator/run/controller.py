@@ -28,6 +28,7 @@ from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
+from elasticjob_operator.run.node_memory import NodeMemory
 from elasticjob_operator.sizing.values import PoolDecision
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Controller:
         self._find_pool_decision = find_pool_decision
         self._on_forget = on_forget
         self._queue = queue
+        self._faulty_nodes = NodeMemory(cache)
         self._on_error = on_error  # called when a pass fails, by a bug or an API error
         self._on_wait = on_wait  # called with the seconds between a wake-up and its pass
 
@@ -208,6 +210,7 @@ class Controller:
             quota=self._queue.see(job) if self._queue is not None else None,
             now=now,
             hub_started=self._hub.started_at,
+            faulty_nodes=self._faulty_nodes.find(now),
             pool=self._find_pool_decision(key),
             problem=loop.problem,
         )

@@ -45,6 +45,17 @@ _JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
         "Share of the time since the first world that was trained.",
         lambda one, trained, lost: trained / (trained + lost) if trained + lost > 0 else None,
     ),
+    ("faults", "Failures and lost members that the job has recovered from.", lambda one, trained, lost: one.faults),
+    (
+        "mean_recovery_seconds",
+        "Mean time from a fault until the next world trained.",
+        lambda one, trained, lost: one.mean_recovery_seconds,
+    ),
+    (
+        "mean_seconds_between_faults",
+        "Training time for each fault.",
+        lambda one, trained, lost: one.mean_seconds_between_faults,
+    ),
 )
 
 
@@ -180,6 +191,14 @@ class Metrics:
                     if value is not None and labels is not None:
                         lines.append(f"elasticjob_{name}{labels} {value!r}\n")
                 yield "".join(lines).encode()
+        yield _head("lost_category_seconds", "Lost time that has been accounted for, by category.")
+        for start in range(0, len(jobs), _PAGE_JOBS):
+            yield "".join(
+                f'elasticjob_lost_category_seconds{labels[:-1]},category="{category}"}} {seconds!r}\n'
+                for job, one in jobs[start : start + _PAGE_JOBS]
+                if (labels := self._labels.get(job)) is not None
+                for category, seconds in one.lost
+            ).encode()
 
 
 def _head(name: str, text: str) -> bytes:

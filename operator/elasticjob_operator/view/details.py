@@ -12,8 +12,9 @@ from rich.text import Text
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.client.history import History, World, goodput_seconds
+from elasticjob_operator.client.history import History, World, goodput_seconds, list_worlds
 from elasticjob_operator.client.model import Happening, Job, Pod, parse_time
+from elasticjob_operator.history.goodput import list_losses
 from elasticjob_operator.view import tables, words
 from elasticjob_operator.view.sparkline import sparkline
 
@@ -22,8 +23,14 @@ def describe(job: Job, pods: Sequence[Pod], events: Sequence[Happening], now: fl
     parts: list[RenderableType] = [_facts(job, now)]
     parts += _section("Conditions", _conditions(job, now) if job.status.conditions else None)
     parts += _section("Members", tables.list_members(job, pods) if job.members or pods else None)
+    if job.status.timeline:
+        parts += _section("Worlds", generations(list_worlds(job.status)[-10:], now))
     if job.status.last_failure is not None:
         parts += _section("Last failure", failure(job.status.last_failure, now))
+    if job.status.diagnosis is not None:
+        parts += _section("Last hang", diagnosis(job.status.diagnosis, now))
+    if len(job.status.failures) > 1:
+        parts += _section("Last failure of each rank", failures(job.status.failures[:16], now))
     parts += _section("Events", tables.list_events(events[-12:], now) if events else None)
     return Group(*parts)
 
@@ -68,6 +75,16 @@ def _facts(job: Job, now: float) -> Table:
             else "; the script reports no steps: less may have been trained"
         ),
     )
+    lost_by = [f"{category.replace('_', ' ')} {words.duration(s)}" for category, s in list_losses(status) if s >= 0.5]
+    if lost_by:
+        table.add_row("Lost time:", ", ".join(lost_by))
+    if goodput.faults:
+        mean, between = goodput.mean_recovery_seconds, goodput.mean_seconds_between_faults
+        table.add_row(
+            "Faults:",
+            f"{goodput.faults}, mean recovery {words.seconds_exact(mean)}, "
+            f"{words.duration(between or 0.0)} of training for each",
+        )
     return table
 
 
@@ -112,6 +129,31 @@ def failure(last: api.FailureStatus, now: float) -> RenderableType:
     if last.log_tail:
         parts += [Text("end of its log:", style="dim"), Text(last.log_tail.rstrip())]
     return Group(*parts)
+
+
+def diagnosis(last: api.DiagnosisStatus, now: float) -> RenderableType:
+    """The last hang in short."""
+    who = f"rank {last.rank} in {last.pod}" + (f" on {last.node}" if last.node else "")
+    what = f"{who} held up the others" if last.rank is not None else "all ranks waited, and none is known to be behind"
+    head = f"generation {last.generation} hung {words.age(parse_time(last.time), now)} ago: {what}"
+    return Group(Text(head, style="red"), Text(last.summary))
+
+
+def failures(found: Sequence[api.FailureStatus], now: float) -> Table:
+    """One line for the last failure of each rank; the traceback's last line where there is one."""
+    table = tables.plain_table("RANK", "POD", "NODE", "EXIT", "AGE", "ERROR")
+    table.columns[-1].no_wrap = False
+    for one in found:
+        last = (one.traceback or "").strip().rpartition("\n")[2] or one.message or one.reason or ""
+        table.add_row(
+            "-" if one.rank is None else str(one.rank),
+            one.pod or "-",
+            one.node or "-",
+            one.signal or ("-" if one.exit_code is None else str(one.exit_code)),
+            words.age(parse_time(one.time), now),
+            Text(last),
+        )
+    return table
 
 
 def live(job: Job, pods: Sequence[Pod], past: History, now: float, *, rows: int = 40) -> RenderableType:
@@ -181,7 +223,7 @@ def generations(worlds: Sequence[World], now: float) -> Table:
             words.age(world.time, now),
             str(world.size),
             words.seconds_exact(world.seconds),
-            Text(world.cause or "-"),
+            Text(": ".join(filter(None, (world.cause, world.who))) or "-"),
         )
     return table
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from elasticjob_operator import api
 from elasticjob_operator.client.history import Point, goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod
+from elasticjob_operator.history.faulty_nodes import NodeRecord
 from elasticjob_operator.view import words
 from elasticjob_operator.view.sparkline import sparkline
 
@@ -159,3 +160,19 @@ def _pool_cells(job: Job) -> list[str]:
         "-" if seen is None else f"{seen:+.0f} %",
         scaling.reason or "-",
     ]
+
+
+def list_nodes(records: Sequence[NodeRecord], now: float) -> Table:
+    """Nodes with faults, the worst first."""
+    table = plain_table("NODE", "SCORE", "FAULTS", "LAST", "AVOIDED", "JOBS")
+    for one in records:
+        jobs = ", ".join(one.jobs[:3]) + (f" and {len(one.jobs) - 3} more" if len(one.jobs) > 3 else "")
+        table.add_row(
+            one.node,
+            f"{one.score:.1f}",
+            str(one.faults),
+            words.age(one.last, now),
+            "yes" if one.is_faulty else "no",
+            jobs,
+        )
+    return table

@@ -180,6 +180,29 @@ def test_offenders_are_asked_last() -> None:
     assert term["preference"]["matchExpressions"][0]["values"] == ["node1"]
 
 
+HOSTS = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node1"]}
+ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "terms"),
+    [
+        pytest.param(None, [[HOSTS]], id="none of the template's own"),
+        pytest.param([[ZONE], []], [[ZONE, HOSTS], [HOSTS]], id="a node needs to match one of the template's"),
+    ],
+)
+def test_a_job_can_refuse_faulty_nodes(given: list[list[Any]] | None, terms: list[list[Any]]) -> None:
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    template = copy.deepcopy(TEMPLATE)
+    if given is not None:
+        own = {"nodeSelectorTerms": [{"matchExpressions": one} for one in given]}
+        template["spec"]["affinity"] = {"nodeAffinity": {required: own}}
+    spec = make_spec(template=template, health={"avoidNodes": "Required"})
+    affinity = build(spec, avoid=("node1",))["spec"]["affinity"]["nodeAffinity"]
+    assert affinity == {required: {"nodeSelectorTerms": [{"matchExpressions": one} for one in terms]}}
+    assert given is not None or "affinity" not in build(spec)["spec"]
+
+
 # --- children --------------------------------------------------------------------------------------------
 
 

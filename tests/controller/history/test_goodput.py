@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from controller.builders import NOW
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.history import goodput
-from elasticjob_operator.history.goodput import Account, Loss
+from elasticjob_operator.history import goodput, timeline
+from elasticjob_operator.history.goodput import Account, Loss, Reported
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.model.observe import format_time
 
@@ -23,7 +23,11 @@ def at(seconds: float) -> str:
 
 
 def booked(before: api.GoodputStatus, **seen: Any) -> api.GoodputStatus:
-    return goodput.update(before, goodput.watch(before, **seen))
+    return goodput.update(api.Status(goodput=before), goodput.watch(before, **seen)).goodput
+
+
+def steps(first: int | None = None, **more: Any) -> dict[str, Any]:
+    return {"reported": Reported(first, **more)}
 
 
 def test_goodput_books_at_every_change() -> None:
@@ -46,17 +50,17 @@ STEPS = api.Measured.STEPS
     ("story", "training", "lost"),
     [
         pytest.param([(0, 1, {}), (100, 0, {})], 100, 0, id="nothing is reported"),
-        pytest.param([(0, 1, {}), (12, 1, {"stepped": True}), (100, 0, {})], 88, 12, id="loads for 12 s"),
+        pytest.param([(0, 1, {}), (12, 1, steps(1)), (100, 0, {})], 88, 12, id="loads for 12 s"),
         pytest.param(
-            [(0, 1, {}), (12, 1, {"stepped": True}), (50, 0, {}), (51, 2, {}), (60, 2, {"stepped": True}), (70, 0, {})],
+            [(0, 1, {}), (12, 1, steps(1)), (50, 0, {}), (51, 2, {}), (60, 2, steps(1)), (70, 0, {})],
             48, 22, id="and again after a loss",
         ),
         pytest.param(
-            [(0, 1, {}), (20, 0, {}), (30, 2, {}), (40, 2, {"stepped": True}), (50, 0, {})], 10, 40,
+            [(0, 1, {}), (20, 0, {}), (30, 2, {}), (40, 2, steps(1)), (50, 0, {})], 10, 40,
             id="the first world never made a step",
         ),
         pytest.param(
-            [(0, 1, {}), (10, 1, {"stepped": True}), (100, 0, {"stalled": 60.0})], 30, 70, id="hangs for a minute"
+            [(0, 1, {}), (10, 1, steps(1)), (100, 0, steps(stalled_seconds=60.0))], 30, 70, id="hangs for a minute"
         ),
     ],
 )  # fmt: skip
@@ -69,7 +73,7 @@ def test_goodput_counts_from_the_first_step_where_steps_are_reported(
         formed = generation or formed
         kept = booked(kept, running=generation > 0, formed=formed, now=NOW + time, **more)
     assert (kept.training_seconds, kept.lost_seconds) == (training, lost)
-    assert (kept.measured is STEPS) == any("stepped" in more for _, _, more in story)
+    assert (kept.measured is STEPS) == any(more and more["reported"].first_step for _, _, more in story)
 
 
 def test_a_look_that_changes_nothing_records_nothing() -> None:
@@ -80,7 +84,7 @@ def test_a_look_that_changes_nothing_records_nothing() -> None:
 def test_the_time_without_a_pod_is_not_lost() -> None:
     kept = booked(api.GoodputStatus(), running=True, formed=1, now=NOW)
     kept = booked(kept, running=False, formed=1, now=NOW + 10)
-    kept = goodput.update(kept, [Record(Kind.EMPTIED, NOW + 12)])
+    kept = goodput.update(api.Status(goodput=kept), [Record(Kind.EMPTIED, NOW + 12)]).goodput
     kept = booked(kept, running=True, formed=2, now=NOW + 1000)
     assert (kept.training_seconds, kept.lost_seconds, kept.since) == (10, 0, at(1000))
 
@@ -105,9 +109,58 @@ def test_a_recovery_is_lost_to_what_caused_it(cause: str, loss: Loss) -> None:
         Record(Kind.BROKE, NOW + 20, 2, seconds=5.0),
     ]
     account = reduce(goodput.reduce, story, Account())
-    assert account.lost == {loss: 3.0, Loss.STALL: 5.0}
-    assert account.mean_recovery_seconds == 3.0
-    assert Account().mean_recovery_seconds is None
+    assert account.lost == api.LostSeconds().model_copy(update={loss.value: 3.0, "stall": 5.0})
+    is_fault = loss is Loss.RESTART
+    assert account.goodput.faults == is_fault
+    assert account.goodput.mean_recovery_seconds == (3.0 if is_fault else None)
+    assert account.goodput.mean_seconds_between_faults == (10.0 if is_fault else None)
+
+
+def test_the_fields_of_lost_seconds_are_the_categories() -> None:
+    assert set(api.LostSeconds.model_fields) == {loss.value for loss in Loss}
+
+
+@pytest.mark.parametrize(
+    ("last", "first", "repeated"),
+    [
+        pytest.param(60, 51, 20.0, id="from a checkpoint after step 50"),
+        pytest.param(60, 61, 0.0, id="memory was kept"),
+        pytest.param(60, 90, 0.0, id="steps are numbered anew"),
+        pytest.param(60, 1, 98.0, id="never more than was trained"),
+        pytest.param(None, 1, 0.0, id="no step before"),
+    ],
+)
+def test_steps_that_are_made_again_were_lost(last: int | None, first: int, repeated: float) -> None:
+    status = api.Status()
+    story = [
+        (0, 1, steps()),
+        (2, 1, steps(1)),
+        (100, 0, steps(last_step=last, step_seconds=2.0)),
+        (110, 2, steps()),
+        (120, 2, steps(first)),
+        (130, 2, steps(first + 3)),
+    ]
+    for time, generation, more in story:
+        happened = goodput.watch(
+            status.goodput, running=generation > 0, formed=generation or 1, now=NOW + time, cause="lost", **more
+        )
+        status = goodput.update(status, happened)
+    assert status.lost_seconds is not None
+    assert status.lost_seconds.repeated_steps == repeated
+    assert status.goodput.training_seconds == 98 - repeated
+    assert status.goodput.lost_seconds == 2 + 20 + repeated
+
+
+def test_steps_that_wait_for_a_checkpoint_are_not_training() -> None:
+    status = api.Status()
+    waits = [(0, None), (10, 1.5), (20, 4.0), (30, 0.5), (40, 0.5)]  # at 30 s, the processes are new
+    for time, waited in waits:
+        more = steps(time + 1, checkpoint_seconds=waited)
+        status = goodput.update(status, goodput.watch(status.goodput, running=True, formed=1, now=NOW + time, **more))
+    assert status.lost_seconds is not None
+    assert status.lost_seconds.checkpoint == 4.5
+    trained, lost = timeline.read(status).seconds_until(NOW + 40)
+    assert (trained, lost) == (35.5, 4.5)
 
 
 @given(
@@ -131,17 +184,18 @@ def test_the_categories_add_up_to_the_wall_clock(
     for passed, running, anew, stepped, stalled, cause in story:
         now += passed
         formed += anew
+        reported = Reported(int(stalled) if stepped and running else None, 50, 0.5, passed / 10, stalled)
         seen = goodput.watch(
-            account.goodput, running=running, formed=formed, now=now, cause=cause,
-            stepped=stepped and running, stalled=stalled,
+            account.goodput, running=running, formed=formed, now=now, cause=cause, reported=reported
         )  # fmt: skip
         account = reduce(goodput.reduce, seen, account)
         if started is None and account.goodput.since:
             started = now
     kept = account.goodput
-    assert sum(account.lost.values()) == pytest.approx(kept.lost_seconds, abs=0.05)
+    losses = account.lost.model_dump().values()
+    assert sum(losses) == pytest.approx(kept.lost_seconds, abs=0.05)
     trained, lost = goodput.add_stretch(
         kept.training, kept.training_seconds, kept.lost_seconds, goodput.open_since(api.Status(goodput=kept)), now
     )
     assert trained + lost == pytest.approx(0 if started is None else now - started, abs=0.1)
-    assert min(trained, lost, *account.lost.values(), 0) == 0
+    assert min(trained, lost, *losses, 0) == 0

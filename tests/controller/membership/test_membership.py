@@ -32,6 +32,7 @@ def worker(index: int = 1, **fields: Any) -> Worker:
     )
 
 
+QUIET = tuple(make_worker(i, "running", 1, said={"quiet": 1}) for i in range(2))
 BLOCKED = tuple(make_worker(i, "stopping", 1, state_since=NOW - 1, said={"blocked": True}) for i in range(2))
 LATE = format_time(NOW - 100)
 LATELY = format_time(NOW - 10)
@@ -352,6 +353,21 @@ GONE = api.RendezvousStatus()
             ),
             (State.REGROUPING, "drain", [], {"regroup+checkpoint"}),
             id="drain-when-the-replacement-is-ready",
+        ),
+        pytest.param(
+            make_situation(make_world(), QUIET),
+            (State.REGROUPING, "hung", [], {"regroup"}),
+            id="nobody-does-anything",
+        ),
+        pytest.param(
+            make_situation(make_world(), (QUIET[0], make_worker(1, "running", 1))),
+            (State.RUNNING, "", [], {"world"}),
+            id="one-computes-while-the-other-waits",
+        ),
+        pytest.param(
+            make_situation(make_world(2), tuple(make_worker(i, "running", 2, said={"quiet": 1}) for i in range(2))),
+            (State.RUNNING, "", [], {"world"}),
+            id="they-were-quiet-in-the-world-before",
         ),
         pytest.param(
             make_situation(make_world(members=(0, 1, 2)), running(0, 1)),

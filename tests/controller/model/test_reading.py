@@ -263,7 +263,7 @@ def test_a_finished_job_stays_finished_whatever_else_its_status_says() -> None:
 def test_what_a_newer_operator_wrote_survives_a_roll_back() -> None:
     status = {
         **STARTED,
-        "timeline": [{"what": "formed"}],
+        "chronicle": [{"what": "formed"}],
         "rendezvous": {**WORLD, "topology": "ring", "members": [{**WORLD["members"][0], "zone": "a"}]},  # type: ignore[index]
         "conditions": [{"type": "Running", "status": "True", "observedGeneration": 3}],
     }
@@ -272,7 +272,7 @@ def test_what_a_newer_operator_wrote_survives_a_roll_back() -> None:
     made = plan(Seen(job=job, pods=(make_pod(0),), now=NOW))
     patch = manifests.status_patch(job, made.status, made.keep)
     assert patch, "something was written"
-    assert "timeline" not in patch
+    assert "chronicle" not in patch
     assert "topology" not in patch["rendezvous"], "it speaks of the same world"
     assert [m["zone"] for m in patch["rendezvous"].get("members", [{"zone": "a"}])] == ["a"]
 

@@ -194,8 +194,12 @@ def test_free_indices(existing: list[int], count: int, limit: int | None, expect
         pytest.param(
             make_pod(0, "Failed", exit=Exit(1)), make_node(ready=False), Blame.INFRASTRUCTURE, id="node-not-ready"
         ),
+        pytest.param(
+            make_pod(0, "Failed", exit=Exit(1)), make_node(problem="KernelDeadlock=True"), Blame.INFRASTRUCTURE,
+            id="node-is-broken",
+        ),
     ],
-)
+)  # fmt: skip
 def test_blame(pod: Pod, node: Node | None, blame: Blame) -> None:
     assert classify.blame_of_pod(pod, node) is blame
 
@@ -285,6 +289,28 @@ def test_who_is_blamed_for_a_hang(waits: tuple[bool | None, ...], blamed: int, r
     told = [wire.Failure(generation=1, rank=i, message="no step", kind="hang", waits=w) for i, w in enumerate(waits)]
     found = [classify.failure_of_agent(make_agent(i, "ready", 1), "node1", f, i) for i, f in enumerate(told)]
     failure = classify.first_failure([*found, RESET])
+    assert (failure.rank, failure.reason) == (blamed, reason)
+
+
+@pytest.mark.parametrize(
+    ("entered", "blamed", "reason"),
+    [
+        pytest.param((417, 416, 417), 1, "RankHung", id="one-is-behind"),
+        pytest.param((417, 417), 0, "WorldHung", id="none-is-behind"),
+        pytest.param((417, 416, 416), 0, "WorldHung", id="two-are-behind"),
+        pytest.param((417, None), 0, "WorldHung", id="one-does-not-say"),
+        pytest.param((417,), 0, "WorldHung", id="alone"),
+    ],
+)
+def test_of_ranks_that_all_wait_the_one_that_is_behind_is_blamed(
+    entered: tuple[int | None, ...], blamed: int, reason: str
+) -> None:
+    told = [
+        wire.Failure(generation=1, rank=i, message="no step", kind="hang", waits=True, collectives=count)
+        for i, count in enumerate(entered)
+    ]
+    found = [classify.failure_of_agent(make_agent(i, "ready", 1), "node1", f, i) for i, f in enumerate(told)]
+    failure = classify.first_failure(found)
     assert (failure.rank, failure.reason) == (blamed, reason)
 
 

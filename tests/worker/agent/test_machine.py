@@ -242,6 +242,15 @@ def test_a_hang_is_told_and_the_world_ends_when_all_have_looked() -> None:
     assert state.published.failure == HANG
 
 
+def test_workers_that_do_nothing_are_told_and_nothing_ends() -> None:
+    """One rank may compute while the others wait for it: only the operator sees all of them."""
+    state, done = play(make_state(Stage.RUNNING), events.Hung(quiet=True))
+    assert (state.stage, state.published.quiet, kinds(done)) == (Stage.RUNNING, state.generation, [wire.RUNNING])
+    state, done = play(state, events.Hung(quiet=False))
+    assert (state.published.quiet, kinds(done)) == (0, [wire.RUNNING])
+    assert play(make_state(Stage.READY), events.Hung(quiet=True))[1] == []
+
+
 def test_a_hang_of_others_is_examined_here_too() -> None:
     state, done = play(make_state(Stage.RUNNING), hub_changed(regroup(reason=wire.HUNG)))
     assert (state.stage, kinds(done)) == (Stage.EXAMINING, ["Examine"])

@@ -31,6 +31,7 @@ FAILURE = wire.Failure(
     kind=wire.HANG,
     waits=True,
     stalled_seconds=12.5,
+    collectives=417,
 )
 STATE = wire.AgentState(
     phase=wire.READY,
@@ -42,8 +43,11 @@ STATE = wire.AgentState(
     step=40,
     failure=FAILURE,
     blocked=True,
+    quiet=6,
 )
-PROGRESS = wire.Progress(generation=7, rank=1, step=41, total_steps=100, step_seconds=0.25, metrics={"loss": 0.5})
+PROGRESS = wire.Progress(
+    generation=7, rank=1, step=41, total_steps=100, step_seconds=0.25, checkpoint_seconds=1.5, metrics={"loss": 0.5}
+)
 SAID = {
     "hello": wire.hello("agent-1", {"torch": "2.13.0"}, STATE),
     "state": wire.state(STATE),

@@ -14,6 +14,7 @@ from elasticjob_operator.plan.values import NewPod
 
 # Torch's own rendezvous: the shortest constants that stay correct (docs/design.md says how they were found).
 C10D_CONF = {"join_timeout": "600", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 UNLIMITED_RESTARTS = "1000000"  # the operator enforces the restart budget of the job
 
@@ -40,7 +41,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     body.setdefault("terminationGracePeriodSeconds", grace + 5)  # the agent stops its workers before the kubelet does
     body.setdefault("automountServiceAccountToken", False)
     body.setdefault("enableServiceLinks", False)
-    _avoid(body, new.avoid)
+    _avoid(body, new.avoid, is_required=spec.health.avoid_nodes is api.AvoidNodes.REQUIRED)
     body["containers"] = [dict(c) for c in body["containers"]]
     trainer = next(c for c in body["containers"] if c["name"] == trainer_container(spec.template))
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -206,20 +207,23 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
         trainer["env"] = [both if v is theirs else v for v in trainer["env"]]
 
 
-def _avoid(body: Object, nodes: tuple[str, ...]) -> None:
-    """Prefer other nodes to those that failed repeatedly, but do not exclude them: there may be no others."""
+def _avoid(body: Object, nodes: tuple[str, ...], *, is_required: bool) -> None:
+    """Prefer other nodes to those that failed repeatedly. They are excluded only if the job says so: there may be no
+    others.
+    """
     if not nodes:
         return
-    term = {
-        "weight": 100,
-        "preference": {
-            "matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}]
-        },
-    }
+    others = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}
     affinity = body.get("affinity") or {}
     of_nodes = affinity.get("nodeAffinity") or {}
-    preferred = [*(of_nodes.get(_PREFERRED) or ()), term]
-    body["affinity"] = {**affinity, "nodeAffinity": {**of_nodes, _PREFERRED: preferred}}
+    if is_required:  # a node must match one of the terms, so each of them has to exclude the faulty ones
+        terms = (of_nodes.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+        narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), others]} for term in terms]
+        rule: Object = {_REQUIRED: {"nodeSelectorTerms": narrowed}}
+    else:
+        term = {"weight": 100, "preference": {"matchExpressions": [others]}}
+        rule = {_PREFERRED: [*(of_nodes.get(_PREFERRED) or ()), term]}
+    body["affinity"] = {**affinity, "nodeAffinity": {**of_nodes, **rule}}
 
 
 def _place(described: Object, body: Object, placement: Placement) -> None:

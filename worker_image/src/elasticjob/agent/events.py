@@ -1,7 +1,5 @@
 """The inputs (events) and outputs (actions) of the agent's machine. All of them are frozen dataclasses.
-
-`executor` posts events and carries out actions; `machine` maps the one to the other.
-"""
+`executor` posts events and carries out actions; `machine` maps the one to the other."""
 
 from __future__ import annotations
 
@@ -86,7 +84,9 @@ class Parked:
 
 @dataclass(frozen=True)
 class Hung:
-    """The workers reported no step within the hang timeout."""
+    """The workers reported no step within the hang timeout; or, if `quiet` is not None, whether they do nothing."""
+
+    quiet: bool | None = None
 
 
 @dataclass(frozen=True)

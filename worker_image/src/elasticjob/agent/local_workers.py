@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from elasticjob.agent import steps
+from elasticjob.agent import events, steps
 from elasticjob.agent.hub_client import Hub
-from elasticjob.channel import control, hang, stillness
+from elasticjob.channel import control, hang, looks, stillness
 from elasticjob.channel.place import Place
 from elasticjob.protocol import directives, wire
 
@@ -43,6 +43,7 @@ class LocalWorkers:
         self._on_saved: Callable[[], None] | None = None
         self._watch = hang.Watch(hang_timeout)
         self._steps = steps.Steps()  # of local rank 0
+        self._looks = looks.Looks(hang_timeout)
         self._evidence: wire.Failure | None = None
         self._stillness = stillness.Stillness()
         self.killed: set[int] = set()  # workers (pids) that this agent killed, which is not their failure
@@ -66,6 +67,7 @@ class LocalWorkers:
         with self._lock:
             self._unsaved.clear()
             self._watch = hang.Watch(self._hang_timeout)
+            self._looks.begin()
             self._evidence = None
             self._stillness = stillness.Stillness()
 
@@ -78,6 +80,8 @@ class LocalWorkers:
             self._note_saved(peer.pid)
         elif kind == "progress":
             self._progress(peer, message)
+        elif kind == control.LOOK:
+            self._looks.answer(peer.pid, message)
         self._on_message(peer, message)
 
     def _progress(self, peer: control.Peer, message: control.Message) -> None:
@@ -90,14 +94,14 @@ class LocalWorkers:
         if began_again is not None:
             logger.warning(began_again)
         metrics = message.get("metrics")
-        seconds = message.get("stepSeconds")
         self._hub.report(
             wire.Progress(
                 generation=self._find_place()[0],
                 rank=_count(message.get("rank")) or 0,
                 step=step,
                 total_steps=_count(message.get("total")),
-                step_seconds=float(seconds) if isinstance(seconds, int | float) and seconds >= 0 else None,
+                step_seconds=_seconds(message.get("stepSeconds")),
+                checkpoint_seconds=_seconds(message.get("checkpointSeconds")),
                 metrics={
                     str(name)[:253]: float(value)
                     for name, value in (metrics.items() if isinstance(metrics, dict) else ())
@@ -200,10 +204,20 @@ class LocalWorkers:
 
     # Hangs.
 
-    def is_hung(self) -> bool:
-        """Whether the workers reported no step within the hang timeout, and were not examined yet."""
+    def find_hang(self, told: int) -> events.Hung | None:
+        """What has to be said about the workers of this world, while they were not examined yet.
+
+        They may have reported no step within the hang timeout. Those that report no steps at all may do nothing; `told`
+        is the generation in which that was said already.
+        """
         with self._lock:
-            return self._evidence is None and hang.is_hung(self._watch, time.monotonic())
+            if self._evidence is not None:
+                return None
+            if self._watch.reports:
+                return events.Hung() if hang.is_hung(self._watch, time.monotonic()) else None
+        is_quiet = self._looks.are_quiet(self._server, self.find_workers().values())
+        is_told = bool(told) and told == self._find_place()[0]
+        return events.Hung(is_quiet) if is_quiet is not is_told else None
 
     def examine(self) -> wire.Failure:
         """Collect the stacks of the local ranks, log them and send them to the hub. Cached until `begin`."""
@@ -220,13 +234,16 @@ class LocalWorkers:
         with self._lock:
             stalled = time.monotonic() - self._watch.last if self._watch.reports else None
             step = self._watch.step
+        quiet_for = self._looks.quiet_seconds()
         workers = self.find_workers()
+        self._looks.take(self._server, workers.values(), detailed=True)  # answered while the stacks are collected
         stacks = hang.collect_stacks(self._server.folder, workers)
         places = {rank: hang.find_places(hang.find_main_stack(text)) for rank, text in stacks.items()}
         self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
         # Prefer a rank that is not blocked in a collective: it holds the others up.
         chosen = min(places, key=lambda rank: (hang.is_waiting(places[rank]), rank), default=None)
-        text = "no step was reported" if stalled is None else f"no step for {stalled:.0f} s after step {step}"
+        text = f"no collective and no work for {quiet_for:.0f} s" if quiet_for else "no step was reported"
+        text = text if stalled is None else f"no step for {stalled:.0f} s after step {step}"
         place = None if chosen is None else hang.find_own_place(places[chosen])
         failure = wire.Failure(
             generation=generation,
@@ -236,10 +253,14 @@ class LocalWorkers:
             traceback=None if chosen is None else hang.find_main_stack(stacks[chosen]),
             kind=wire.HANG,
             waits=None if chosen is None else hang.is_waiting(places[chosen]),
-            stalled_seconds=stalled,
+            stalled_seconds=stalled if stalled is not None else quiet_for,
+            collectives=None if chosen is None else self._looks.collectives(workers[chosen]),
         )
-        report = "\n".join(f"local rank {rank}:\n{text}" for rank, text in sorted(stacks.items()))
-        logger.error("elasticjob: hang: %s\n%s", failure.message, report)
+        report = "\n".join(
+            f"rank {first_rank + rank}:{self._looks.describe(workers[rank])}\n{text}"
+            for rank, text in sorted(stacks.items())
+        )
+        logger.error("%s", hang.format_report(generation, failure.message or "", report))
         self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{report}")
         return failure
 
@@ -254,6 +275,10 @@ def _is_alive(pid: int) -> bool:
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 2**31 else None
 
 
 def find_place(world: wire.World, local_rank: int) -> Place:

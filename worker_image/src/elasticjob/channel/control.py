@@ -16,6 +16,7 @@ import os
 import shutil
 import socket
 import struct
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ logger = logging.getLogger("elasticjob")
 
 CHECKPOINT: Final = "checkpoint"  # handles SIGUSR1 and answers `saved`
 STACKS: Final = "stacks"  # dumps its stacks on SIGUSR2
+LOOK: Final = "look"  # says which collectives it has entered
 SESSION: Final = "session"  # keeps its memory over a regroup
 
 _PREFIX: Final = "elasticjob-agent-"
@@ -187,11 +189,24 @@ def connect() -> Client | None:
         if _client is None and path:
             try:
                 _client = Client(path)
-                if hang.offer_stacks(_client.folder):
-                    _client.want(STACKS)
+                _client.listen(_answer_look)
+                _client.want(LOOK, *([STACKS] if hang.offer_stacks(_client.folder) else []))
             except OSError as error:
                 logger.debug("no control channel: %s", error)
         return _client
+
+
+def _answer_look(message: Message) -> None:
+    """In the reader thread, so that it works while the main thread waits in a collective."""
+    if message.get("type") != LOOK or _client is None:
+        return
+    count, last = None, ""
+    if "torch.distributed.distributed_c10d" in sys.modules:  # this thread does not import torch for a script
+        from elasticjob.torchcompat import groups
+
+        count = groups.count_collectives()
+        last = groups.find_last_collective() if message.get("detailed") else ""
+    _client.send({"type": LOOK, "collectives": count, "last": last})
 
 
 def read_lines(connection: socket.socket) -> Any:

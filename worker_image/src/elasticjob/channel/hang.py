@@ -81,6 +81,15 @@ def collect_stacks(folder: Path, workers: Mapping[int, int], patience: float = 2
     return {rank: text for rank, text in found.items() if text}
 
 
+REPORT = "elasticjob: hang report of generation {}: {}"
+REPORT_END = "elasticjob: end of the hang report"
+
+
+def format_report(generation: int, summary: str, text: str) -> str:
+    """The lines for the pod's log, between the marks by which `kubectl elasticjob diagnose` finds them."""
+    return f"{REPORT.format(generation, summary)}\n{text}\n{REPORT_END}"
+
+
 @dataclass(frozen=True)
 class Place:
     """The position of a main thread in the code."""

@@ -8,6 +8,7 @@ exit. If a terminal is attached, rank 0 draws a progress bar.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import os
@@ -70,10 +71,17 @@ def render_bar(
 
 
 def build_message(
-    rank: int, step: int, total: int | None, step_seconds: float | None, metrics: Mapping[str, float]
+    rank: int,
+    step: int,
+    total: int | None,
+    step_seconds: float | None,
+    metrics: Mapping[str, float],
+    checkpoint_seconds: float = 0.0,
 ) -> dict[str, Any]:
     """The message to the agent, without numbers that JSON cannot represent."""
+    saved = {"checkpointSeconds": round(checkpoint_seconds, 3)} if checkpoint_seconds else {}
     return {
+        **saved,
         "type": "progress",
         "rank": rank,
         "step": step,
@@ -81,6 +89,28 @@ def build_message(
         "stepSeconds": step_seconds,
         "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
     }
+
+
+class Waiting(contextlib.ContextDecorator):
+    """Measures how long the steps of this process have waited for something, in all."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self._began = time.monotonic()
+        self._depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.monotonic() - self._began
+
+
+saving = Waiting()  # for checkpoints
 
 
 class Reporter:
@@ -117,7 +147,8 @@ class Reporter:
         step, total, raw = self._latest
         metrics = {name: float(value) for name, value in raw.items()}  # the only place that synchronises with the GPU
         if self._client is not None and now >= self._next_send:
-            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics))
+            waited = saving.seconds
+            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited))
             self._next_send = now + INTERVAL
             self._latest = None if self._terminal is None else self._latest
         elif self._client is None:

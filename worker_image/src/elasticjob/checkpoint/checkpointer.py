@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from elasticjob.channel import signals
+from elasticjob.channel import progress, signals
 from elasticjob.checkpoint import files, memory, shelf
 from elasticjob.checkpoint.causes import find_culprit, find_root_cause
 from elasticjob.checkpoint.state import apply, collect, collect_others
@@ -133,6 +133,7 @@ class Checkpointer:
 
     # Saving.
 
+    @progress.saving
     def save(self, step: int, wait: bool = False) -> None:
         """Save the current state. Returns once it is copied, or once it is written if `wait` or not asynchronous.
 
@@ -168,6 +169,7 @@ class Checkpointer:
         if wait or not self._asynchronous:
             self.wait()
 
+    @progress.saving
     def wait(self) -> None:
         """Wait until the last save is on disk. Raises CheckpointFailedError if it could not be written."""
         if self._memory is not None:
@@ -182,9 +184,7 @@ class Checkpointer:
             raise CheckpointFailedError(f"the checkpoint could not be written: {find_root_cause(failure)}") from failure
 
     def _finish(self, step: int, temporary: Path, future: Any, others: bytes) -> None:
-        """In the thread, on every rank: write, flush this rank's files, and let rank 0 publish if all ranks
-        succeeded.
-        """
+        """In the thread, on every rank: write and flush this rank's files; rank 0 publishes if all ranks succeeded."""
         problem: tuple[int, str] | None = None
         entries: dict[str, list[int]] = {}
         try:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from elasticjob.channel import hang
+from elasticjob.channel import control
 from elasticjob.launch import ahead, frameworks, preload, process
 from elasticjob.torchcompat import forking
 
@@ -166,9 +166,7 @@ def _standard(number: int, mode: str) -> io.FileIO:
 
 def become(argv: list[str]) -> NoReturn:
     """Run a script or `-m module` as `__main__`, as the interpreter would, and exit with its code."""
-    control = os.environ.get("ELASTICJOB_CONTROL")
-    if control:
-        hang.offer_stacks(Path(control).parent)
+    control.connect()  # so that a hang is noticed and has stacks, whatever the script uses
     try:
         if argv[0] == "-m":
             sys.argv = argv[1:]

@@ -98,6 +98,7 @@ class Failure:
     kind: str | None = None  # HANG if no process failed but no step is made
     waits: bool | None = None  # in a hang: whether this rank waits for other ranks
     stalled_seconds: float | None = None  # in a hang: since the last step
+    collectives: int | None = None  # in a hang: that this rank has entered
 
     def dump(self) -> dict[str, Any]:
         return _drop_none(
@@ -111,6 +112,7 @@ class Failure:
             kind=self.kind,
             waits=self.waits,
             stalledSeconds=self.stalled_seconds,
+            collectives=self.collectives,
         )
 
 
@@ -127,6 +129,7 @@ class AgentState:
     step: int | None = None
     failure: Failure | None = None
     blocked: bool = False  # all workers wait (`running`), or are blocked in a collective (`stopping`)
+    quiet: int = 0  # the generation in which its workers neither compute nor communicate
 
     def dump(self) -> dict[str, Any]:
         return _drop_none(
@@ -139,6 +142,7 @@ class AgentState:
             step=self.step,
             failure=None if self.failure is None else self.failure.dump(),
             blocked=self.blocked or None,
+            quiet=self.quiet or None,
         )
 
 
@@ -151,6 +155,7 @@ class Progress:
     step: int | None = None
     total_steps: int | None = None
     step_seconds: float | None = None
+    checkpoint_seconds: float | None = None  # that its steps have waited for saves, since the process started
     metrics: dict[str, float] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
@@ -160,6 +165,7 @@ class Progress:
             step=self.step,
             totalSteps=self.total_steps,
             stepSeconds=self.step_seconds,
+            checkpointSeconds=self.checkpoint_seconds,
             metrics=dict(list(self.metrics.items())[:32]),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from elasticjob.torchcompat.probe import Probe
 _WORLD = "torch.distributed.distributed_c10d._world"
 _COUNT = f"{_WORLD}.group_count"
 _GROUPS = f"{_WORLD}.pg_map"
+_ENTERED = "torch._C._distributed_c10d.ProcessGroup._get_sequence_number_for_group"
+_RECORDER = "torch._C._distributed_c10d._dump_fr_trace_json"
 _STORE = "torch.distributed.distributed_c10d._get_default_store"
 
 
@@ -71,6 +74,40 @@ def replaced(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
             setattr(dist, name, original)
 
 
+def count_collectives() -> int | None:
+    """The collectives that this process has entered, in all groups; None where torch does not tell. Never raises."""
+    if probe.find(_ENTERED) is None:
+        return None
+    total = None
+    for group in find_groups():
+        with contextlib.suppress(Exception):  # some backends do not count; a group may be destroyed meanwhile
+            total = (total or 0) + int(group._get_sequence_number_for_group())
+    return total
+
+
+def find_last_collective() -> str:
+    """Name, shapes and number of the last collective that was entered, from torch's flight recorder; "" without one."""
+    record = probe.find(_RECORDER)
+    if record is None:
+        return ""
+    try:
+        entries = json.loads(record()).get("entries", [])
+        return describe(entries[-1]) if entries else ""
+    except Exception:  # the recorder's format is torch's own
+        return ""
+
+
+def describe(entry: Mapping[str, Any]) -> str:
+    """One entry of the flight recorder in a line: `gloo:all_reduce of [4, 4] Float, number 17 of default_pg`."""
+    sizes, kinds = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
+    tensors = [f"{size} {kind}" for size, kind in zip(sizes, [*kinds, *[""] * len(sizes)], strict=False)]
+    shown = ", ".join(tensors[:4]) + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "")
+    group = (entry.get("process_group") or ["", ""])[-1]
+    number = entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")
+    name = str(entry.get("profiling_name", "a collective"))
+    return name + (f" of {shown}" if shown else "") + f", number {number}" + (f" of {group}" if group else "")
+
+
 PROBES = (
     Probe(
         "groups are named alike on ranks that failed to enter a world and on new ones",
@@ -89,5 +126,17 @@ PROBES = (
         (_STORE,),
         "checked() makes a store of its own",
         probe.has_all(_STORE),
+    ),
+    Probe(
+        "a hang is noticed in scripts that report no steps, and the rank that is behind is named",
+        (_ENTERED,),
+        "only scripts that call elasticjob.report are watched",
+        probe.has_all(_ENTERED),
+    ),
+    Probe(
+        "the diagnosis of a hang has the last collective of each rank with its shapes",
+        (_RECORDER,),
+        "it has the stacks only",
+        probe.has_all(_RECORDER),
     ),
 )

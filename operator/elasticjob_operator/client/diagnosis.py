@@ -1,0 +1,44 @@
+"""The hang reports in the logs of a job's pods. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+_BEGIN: Final = re.compile(r"elasticjob: hang report of generation (?P<generation>\d+): (?P<summary>.*)")
+_END: Final = "elasticjob: end of the hang report"
+_MOST_LINES: Final = 5000
+
+
+@dataclass(frozen=True)
+class HangReport:
+    """What one agent found when its world hung: the stacks and the last collectives of its ranks."""
+
+    generation: int
+    summary: str
+    text: str
+
+
+def find_report(lines: Iterable[str], generation: int | None = None) -> HangReport | None:
+    """The last report in a log, or the last one of this generation. One whose end is missing counts as it is."""
+    found: HangReport | None = None
+    begun: HangReport | None = None
+    inside: list[str] = []
+    for line in lines:
+        begin = _BEGIN.search(line)
+        if begin or (begun is not None and (_END in line or len(inside) >= _MOST_LINES)):
+            found = _close(begun, inside, generation) or found
+            begun, inside = None, []
+        if begin:
+            begun = HangReport(int(begin["generation"]), begin["summary"], "")
+        elif begun is not None:
+            inside.append(line)
+    return _close(begun, inside, generation) or found
+
+
+def _close(begun: HangReport | None, inside: list[str], generation: int | None) -> HangReport | None:
+    if begun is None or generation not in (None, begun.generation):
+        return None
+    return HangReport(begun.generation, begun.summary, "\n".join(inside).rstrip())

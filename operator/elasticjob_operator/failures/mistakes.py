@@ -1,0 +1,32 @@
+"""Errors of the program that recur at every start. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from elasticjob_operator.failures import classify
+from elasticjob_operator.failures.classify import Blame, Failure
+
+# Errors in the program's source or command, which recur at every start: names, syntax, a missing script, unknown
+# arguments.
+_MISTAKES = re.compile(
+    r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|UnboundLocalError): "
+    r"|(AttributeError|TypeError): (?!.*NoneType)"
+    r"|.*: can't open file '.*': \[Errno 2\]"
+    r"|.*: error: (unrecognized arguments|the following arguments are required|argument )"
+)
+
+
+def mistake_of(failures: Sequence[Failure]) -> str:
+    """The program error that all primary failures have in common; "" if there is none."""
+    told = {_last_mistake(f) for f in failures if f.blame is Blame.USER and not classify.is_secondary(f)}
+    return told.pop() if len(told) == 1 else ""
+
+
+def _last_mistake(failure: Failure) -> str:
+    for text in (failure.traceback, failure.message, failure.log_tail):
+        last = text.strip().rpartition("\n")[2].strip()
+        if _MISTAKES.match(last):
+            return last[:256]
+    return ""

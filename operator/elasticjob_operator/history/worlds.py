@@ -1,0 +1,68 @@
+"""The timeline: the last worlds of a job, each with its cause, whom it was about, and the time lost before it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.history.records import Kind, Record
+from elasticjob_operator.model.observe import format_time, parse_time
+from elasticjob_operator.model.revise import revise
+
+MOST_WORLDS: Final = 50
+_MOST_NAMES: Final = 3
+MOST_NAMES_LENGTH: Final = 160
+
+
+def watch(before: api.Status, world: api.RendezvousStatus, now: float) -> tuple[Record, ...]:
+    """The record of a world that the timeline does not have yet. `before` is the status before it was formed."""
+    if world.generation <= max((w.generation for w in before.timeline), default=0):
+        return ()
+    formed = parse_time(world.formed_time) or now
+    who = name_causers(before, world)
+    cause = world.reason or ""
+    return (Record(Kind.FORMED, formed, world.generation, cause, size=len(world.members), who=who),)
+
+
+def name_causers(before: api.Status, world: api.RendezvousStatus) -> str:
+    """Who caused this world: the rank that failed, else the pods that left, else those that joined."""
+    failure, old = before.last_failure, before.rendezvous
+    failed = world.reason in (names.Cause.FAILED, names.Cause.HUNG)
+    if failed and failure is not None and failure.generation == old.generation and failure.rank is not None:
+        return _shorten([f"rank {failure.rank} in {_place(failure.pod or '', failure.node or '')}"])
+    now, then = {m.uid for m in world.members}, {m.uid for m in old.members}
+    gone = [_place(m.pod, m.node) for m in old.members if m.uid not in now]
+    joined = [_place(m.pod, m.node) for m in world.members if m.uid not in then] if old.members else []
+    return _shorten(gone or joined)
+
+
+def _place(pod: str, node: str) -> str:
+    return f"{pod} on {node}" if node else pod
+
+
+def _shorten(found: Sequence[str]) -> str:
+    more = len(found) - _MOST_NAMES
+    text = ", ".join(found[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return text if len(text) <= MOST_NAMES_LENGTH else text[: MOST_NAMES_LENGTH - 1] + "…"
+
+
+def add(worlds: Sequence[api.WorldStatus], record: Record) -> tuple[api.WorldStatus, ...]:
+    """The timeline with the world of this record, which is dropped again after fifty more."""
+    fresh = api.WorldStatus(
+        generation=record.generation,
+        time=format_time(record.time),
+        size=record.size,
+        cause=record.cause or None,
+        who=record.who or None,
+    )
+    return (*worlds, fresh)[-MOST_WORLDS:]
+
+
+def add_loss(worlds: Sequence[api.WorldStatus], generation: int, seconds: float) -> tuple[api.WorldStatus, ...]:
+    """The timeline with the time that was lost before this world trained."""
+    return tuple(
+        revise(w, lost_seconds=round((w.lost_seconds or 0.0) + seconds, 3)) if w.generation == generation else w
+        for w in worlds
+    )

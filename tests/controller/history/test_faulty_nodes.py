@@ -1,0 +1,50 @@
+"""Nodes with faults are remembered across jobs, and forgotten with time."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.builders import NOW
+from elasticjob_operator import api
+from elasticjob_operator.history import faulty_nodes
+from elasticjob_operator.model.observe import format_time
+
+HOUR = 3600.0
+
+
+def fault(node: str, count: int = 1, hours: float = 0.0) -> api.NodeFault:
+    return api.NodeFault(node=node, count=count, last_time=format_time(NOW - hours * HOUR))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "avoided"),
+    [
+        pytest.param([[]], (), id="none"),
+        pytest.param([[fault("a")]], (), id="one may be chance"),
+        pytest.param([[fault("a", 2)]], ("a",), id="two in one job"),
+        pytest.param([[fault("a")], [fault("a"), fault("b")]], ("a",), id="one in each of two jobs"),
+        pytest.param([[fault("a", 2, 5)]], ("a",), id="five hours ago"),
+        pytest.param([[fault("a", 2, 7)]], (), id="seven hours ago"),
+        pytest.param([[fault("a", 2, 11)], [fault("a", 2, 11)]], ("a",), id="in two jobs, eleven hours ago"),
+        pytest.param([[fault("a", 100, 7)]], (), id="one job alone does not discredit a node for long"),
+        pytest.param([[fault("a", 2, -1)]], ("a",), id="a clock that was ahead"),
+        pytest.param([[fault("a", 0), fault("a", -5)]], (), id="not written by an operator"),
+        pytest.param([[fault("b", 2)], [fault("a", 2)]], ("a", "b"), id="two nodes"),
+    ],
+)
+def test_which_nodes_new_pods_avoid(jobs: list[list[api.NodeFault]], avoided: tuple[str, ...]) -> None:
+    told = [(f"ml/job-{number}", faults) for number, faults in enumerate(jobs)]
+    assert faulty_nodes.names_of(faulty_nodes.remember(told, NOW)) == avoided
+
+
+def test_the_worst_node_comes_first_with_its_jobs() -> None:
+    told = [("ml/b", [fault("a"), fault("b", 2)]), ("ml/a", [fault("b", 3, 6)])]
+    first, second = faulty_nodes.remember(told, NOW)
+    assert (first.node, first.score, first.faults, first.jobs) == ("b", 3.0, 5, ("ml/a", "ml/b"))
+    assert (second.node, second.is_faulty, second.last) == ("a", False, NOW)
+
+
+def test_what_is_old_is_left_out_and_the_list_is_bounded() -> None:
+    assert faulty_nodes.remember([("ml/a", [fault("a", 2, 48)])], NOW) == ()
+    many = [("ml/a", [fault(f"n{number}") for number in range(500)])]
+    assert len(faulty_nodes.remember(many, NOW)) == 50

@@ -1,0 +1,97 @@
+"""The timeline in the status: the last worlds, and the last failure of each rank, both bounded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller.builders import NOW, make_world
+from elasticjob_operator import api
+from elasticjob_operator.history import goodput, rank_failures, worlds
+from elasticjob_operator.history.records import Kind, Record
+from elasticjob_operator.model.observe import format_time
+
+FAILED = api.FailureStatus(pod="digits-worker-1", node="node1", generation=1, rank=1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "members", "failure", "who"),
+    [
+        pytest.param("lost", (0, 2), None, "digits-worker-1 on node1", id="a member is gone"),
+        pytest.param("scale-up", (0, 1, 2, 3), None, "digits-worker-3 on node3", id="a member joined"),
+        pytest.param("failed", (0, 1, 2), FAILED, "rank 1 in digits-worker-1 on node1", id="a rank failed"),
+        pytest.param("lost", (0, 2), FAILED, "digits-worker-1 on node1", id="not the last failure"),
+        pytest.param(
+            "failed", (0, 2), FAILED.model_copy(update={"generation": 7}), "digits-worker-1 on node1",
+            id="a failure of another world",
+        ),
+        pytest.param(
+            "scale-up", tuple(range(8)), None,
+            "digits-worker-3 on node3, digits-worker-4 on node4, digits-worker-5 on node5 and 2 more", id="many",
+        ),
+    ],
+)  # fmt: skip
+def test_the_timeline_names_who_caused_a_world(
+    reason: str, members: tuple[int, ...], failure: api.FailureStatus | None, who: str
+) -> None:
+    before = api.Status(rendezvous=make_world(1, (0, 1, 2)), last_failure=failure)
+    assert worlds.name_causers(before, make_world(2, members, reason=reason)) == who
+
+
+def test_a_world_is_recorded_once_with_the_time_lost_before_it() -> None:
+    status = api.Status()
+    world = make_world(1, formed_time=format_time(NOW), reason="start")
+    found = worlds.watch(status, world, NOW)
+    status = goodput.update(status, [*found, Record(Kind.TRAINS, NOW, 1, "start"), Record(Kind.BROKE, NOW + 10, 1)])
+    assert worlds.watch(status, world, NOW + 10) == ()
+    status = status.model_copy(update={"rendezvous": world})
+    world = make_world(2, (0,), formed_time=format_time(NOW + 12), reason="lost")
+    found = worlds.watch(status, world, NOW + 12)
+    status = goodput.update(status, [*found, Record(Kind.TRAINS, NOW + 13, 2, "lost")])
+    assert status.timeline == [
+        api.WorldStatus(generation=1, time=format_time(NOW), size=2, cause="start"),
+        api.WorldStatus(
+            generation=2, time=format_time(NOW + 12), size=1, cause="lost", who="digits-worker-1 on node1",
+            lost_seconds=3.0,
+        ),
+    ]  # fmt: skip
+
+
+def long_failure(rank: int, text: str = "x" * 100 + "\n") -> api.FailureStatus:
+    return api.FailureStatus(
+        time=format_time(NOW), pod=f"{'p' * 50}-worker-{rank}", node="n" * 60, generation=7, rank=rank, exit_code=1,
+        reason="WorkerFailed", message="m" * 5000, traceback=text * 60 + "the end", log_tail=text * 60 + "last",
+    )  # fmt: skip
+
+
+def test_a_status_of_a_thousand_members_stays_small() -> None:
+    status = api.Status()
+    for generation in range(1, 300):
+        who = "p" * worlds.MOST_NAMES_LENGTH
+        status = goodput.update(status, [Record(Kind.FORMED, NOW, generation, "scale-down", size=1000, who=who)])
+    failures = rank_failures.merge([], [long_failure(rank) for rank in range(1000)])
+    status = status.model_copy(update={"failures": failures})
+    assert len(status.timeline) == worlds.MOST_WORLDS
+    assert status.timeline[-1].generation == 299
+    assert len(json.dumps(status.dump())) < 36 * 1024
+    assert failures[0].traceback is not None
+    assert failures[0].traceback.endswith("the end")
+    assert (failures[-1].traceback, failures[-1].exit_code) == (None, 1)
+    assert len(failures) == rank_failures.MOST_FAILURES
+
+
+def test_the_last_failure_of_a_rank_replaces_the_one_before_and_the_cause_comes_first() -> None:
+    one = rank_failures.merge([], [long_failure(0), long_failure(1), long_failure(2)])
+    again = long_failure(1).model_copy(update={"generation": 8})
+    two = rank_failures.merge(one, [again])
+    assert [(f.rank, f.generation) for f in two] == [(1, 8), (0, 7), (2, 7)]
+    assert rank_failures.merge(two, []) == two
+
+
+@pytest.mark.parametrize("text", ["é" * 5000, "\n" * 5000, "a" * 5000, "\u0000" * 3000], ids=["é", "n", "a", "0"])
+def test_any_text_is_bounded(text: str) -> None:
+    kept = rank_failures.merge([], [long_failure(rank, text) for rank in range(100)])
+    size = len(json.dumps(api.Status(failures=kept).dump(), ensure_ascii=False).encode())
+    assert size < rank_failures.MOST_BYTES + 2048
+    assert [f.rank for f in kept] == list(range(rank_failures.MOST_FAILURES))

@@ -1,0 +1,53 @@
+"""What torch tells about the collectives that this process has entered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elasticjob.torchcompat import groups
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world")
+def test_collectives_are_counted() -> None:
+    before = groups.count_collectives()
+    dist.all_reduce(torch.ones(4, 4))
+    assert before is not None
+    assert groups.count_collectives() == before + 1
+    last = groups.find_last_collective()
+    assert last == "" or "all_reduce of [4, 4] Float" in last  # torch before 2.9 records those of NCCL only
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        pytest.param(
+            {
+                "profiling_name": "nccl:all_reduce", "input_sizes": [[4, 4]], "input_dtypes": ["Float"],
+                "collective_seq_id": 17, "process_group": ["0", "default_pg"],
+            },
+            "nccl:all_reduce of [4, 4] Float, number 17 of default_pg", id="one tensor",
+        ),
+        pytest.param(
+            {
+                "profiling_name": "nccl:send", "input_sizes": [[1]] * 6, "input_dtypes": ["Half"] * 6,
+                "is_p2p": True, "p2p_seq_id": 3, "process_group": ["1", "pipeline"],
+            },
+            "nccl:send of [1] Half, [1] Half, [1] Half, [1] Half and 2 more, number 3 of pipeline", id="many",
+        ),
+        pytest.param({"profiling_name": "gloo:barrier", "collective_seq_id": 2}, "gloo:barrier, number 2", id="none"),
+    ],
+)  # fmt: skip
+def test_an_entry_of_the_flight_recorder_is_a_line(entry: dict[str, Any], text: str) -> None:
+    assert groups.describe(entry) == text

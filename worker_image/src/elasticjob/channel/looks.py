@@ -1,0 +1,68 @@
+"""The agent's looks at its workers: asks each which collectives it has entered, and measures what it does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from typing import Final
+
+from elasticjob.channel import control, quiet, work
+
+_MOST_CHARACTERS: Final = 512
+
+
+class Looks:
+    """Thread-safe: the workers' answers come in the threads that read their connections."""
+
+    def __init__(self, limit: float | None) -> None:
+        """`limit`: seconds without activity that count as a hang; None: derive it; 0: off."""
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._watch = quiet.Watch(limit)
+        self._answers: dict[int, tuple[int | None, str]] = {}  # by pid: collectives entered, and the last of them
+
+    def begin(self) -> None:
+        """Forget everything: the workers are new, or in a new world."""
+        with self._lock:
+            self._watch = quiet.Watch(self._limit)
+            self._answers.clear()
+
+    def answer(self, pid: int, message: control.Message) -> None:
+        """Record what a worker answered."""
+        count, last = message.get("collectives"), message.get("last")
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        with self._lock:
+            self._answers[pid] = (count if is_count else None, last[:_MOST_CHARACTERS] if isinstance(last, str) else "")
+
+    def are_quiet(self, server: control.Server, pids: Collection[int]) -> bool:
+        """Whether these workers do nothing, for longer than they ever did while they trained. Looks if that is due."""
+        now = time.monotonic()
+        with self._lock:
+            is_due = self._watch.is_due(now)
+        if is_due:
+            self.take(server, pids)
+        with self._lock:
+            return self._watch.is_quiet(now)
+
+    def take(self, server: control.Server, pids: Collection[int], *, detailed: bool = False) -> None:
+        """Use the answers to the last look, and ask the workers anew; `detailed`: for their last collective too."""
+        done = {pid: work.measure(pid) for pid in pids}
+        with self._lock:
+            looks = {pid: quiet.Look(one, self.collectives(pid)) for pid, one in done.items()}
+            self._watch.note(time.monotonic(), looks)
+        for peer in server.peers(control.LOOK):
+            peer.send({"type": control.LOOK, "detailed": detailed})
+
+    def quiet_seconds(self) -> float:
+        with self._lock:
+            return self._watch.quiet_seconds(time.monotonic())
+
+    def collectives(self, pid: int) -> int | None:
+        """How many collectives this worker had entered when it answered last."""
+        return self._answers.get(pid, (None, ""))[0]
+
+    def describe(self, pid: int) -> str:
+        """The worker's last answer, to be appended to a line; "" without one."""
+        count, last = self._answers.get(pid, (None, ""))
+        return ("" if count is None else f" {count} collectives entered") + (f", the last one {last}" if last else "")
