@@ -96,7 +96,7 @@ def _report_quota(seen: Seen, made: Plan) -> Plan:
         made.status.conditions, "Admitted", quota.is_admitted, quota.reason, quota.message[:4096], seen.now
     )
     is_new = before is None or before.reason != quota.reason
-    warns = not quota.is_admitted and quota.reason not in ("Pending", "Evicted")
+    warns = quota.reason not in ("Admitted", "Pending", "Evicted")
     events = (reporting.Event(quota.reason, quota.message[:1024], warning=warns),) if is_new else ()
     return replace(made, status=revise(made.status, conditions=conditions), events=(*made.events, *events))
 

@@ -61,7 +61,7 @@ class _Loop:
 class Queue(Protocol):
     """Whoever admits jobs, as far as a pass needs it."""
 
-    def see(self, job: Job) -> Quota | None: ...
+    def see(self, job: Job, pods: Sequence[Pod]) -> Quota | None: ...
 
     async def settle(self, job: Job, pods: Sequence[Pod], made: Plan, now: float) -> float | None: ...
 
@@ -207,7 +207,7 @@ class Controller:
             leftover={uid: agent for uid, agent in agents.items() if uid not in ours},
             nodes=self._cache.nodes_of(pods),
             children=self._cache.children(job),
-            quota=self._queue.see(job) if self._queue is not None else None,
+            quota=self._queue.see(job, pods) if self._queue is not None else None,
             now=now,
             hub_started=self._hub.started_at,
             faulty_nodes=self._faulty_nodes.find(now),

@@ -51,6 +51,7 @@ __all__ = ["Operator", "Options", "UsageError"]
 
 logger = logging.getLogger(__name__)
 
+KUEUE_SECONDS = 30.0  # that leading waits for a Kueue whose API does not answer
 WARNINGS, WARNINGS_PER_SECOND = 20.0, 0.02  # warnings about objects of others, per namespace
 WARNED_NAMESPACES = 1000  # namespaces with a rate limit for warnings
 
@@ -210,7 +211,8 @@ class Operator:
                 group.create_task(self._keep_going("the certificate", self.serving.keep_fresh))
                 if self.kueue is not None:
                     group.create_task(self._keep_going("the integration of Kueue", self.kueue.run))
-                    await self.kueue.has_looked.wait()
+                    with contextlib.suppress(TimeoutError):  # until then, jobs keep the pods that they have
+                        await asyncio.wait_for(self.kueue.has_looked.wait(), KUEUE_SECONDS)
                 await asyncio.gather(*(w.synced.wait() for w in self._watches))
                 await self.jobs.catch_up()
                 await self._elect(election)

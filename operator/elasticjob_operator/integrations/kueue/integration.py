@@ -17,7 +17,7 @@ from elasticjob_operator.apply import refusals
 from elasticjob_operator.integrations.kueue import asking, manifests, names
 from elasticjob_operator.integrations.kueue.asking import Create, Delete, LetGo, Set, Wish, Write
 from elasticjob_operator.integrations.kueue.manifests import Priority
-from elasticjob_operator.integrations.kueue.quota import read_quota
+from elasticjob_operator.integrations.kueue.quota import keep_what_runs, read_quota
 from elasticjob_operator.integrations.kueue.store import Store
 from elasticjob_operator.integrations.kueue.values import Workload
 from elasticjob_operator.kube.client import Api
@@ -74,13 +74,16 @@ class Kueue:
     async def run(self) -> None:
         """Follows Workloads and flavors for ever, from when they are served."""
         while True:
-            self._missing = await self._find_missing()
-            if not self._missing:
-                await self._follow()
-                self._missing = self._missing or "its kinds are not served any more"
-            self.has_looked.set()
+            self._say(await self._find_missing() or await self._follow())
             logger.warning("Kueue: %s", self._missing)
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _say(self, missing: str) -> None:
+        """What is missing from now on; "" only while everything that there is has been read."""
+        changed, self._missing = missing != self._missing, missing
+        self.has_looked.set()
+        if changed:
+            self._wake_all()
 
     async def _find_missing(self) -> str:
         groups = await self._api.request("GET", "/apis")
@@ -92,7 +95,8 @@ class Kueue:
             return f"{names.GROUP} is served as {', '.join(versions)}; this operator knows {names.VERSION}"
         return ""
 
-    async def _follow(self) -> None:
+    async def _follow(self) -> str:
+        """Follow for as long as that is possible; return why it is not any more."""
         watches = [
             Watch(
                 self._api,
@@ -115,20 +119,24 @@ class Kueue:
                 intake=self._intake,
             )
         )
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(watch.run()) for watch in watches]
-            await asyncio.gather(*(w.synced.wait() for w in watches))
-            self.has_looked.set()
-            self._wake_all()
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # one may not be seen, or is served no more
-            forbidden = ", ".join(w.path for w in watches if w.forbidden)
-            self._missing = f"{forbidden} cannot be seen: install the operator's chart with integrations.kueue=true"
-            for task in tasks:
-                task.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(watch.run()) for watch in watches]
+                await asyncio.gather(*(w.synced.wait() for w in watches))
+                if not any(w.forbidden for w in watches):
+                    self._say("")
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # one may not be seen, or served no more
+                for task in tasks:
+                    task.cancel()
+        except Exception:
+            self._say("its objects are not followed any more")
+            raise
+        forbidden = ", ".join(w.path for w in watches if w.forbidden)
+        return f"{forbidden} cannot be seen: install the operator's chart with integrations.kueue=true"
 
     # What a pass asks before it plans.
 
-    def see(self, job: Job) -> Quota | None:
+    def see(self, job: Job, pods: Sequence[Pod]) -> Quota | None:
         """What is admitted of a job; None for one without a queue."""
         if job.spec is None or job.status.finished or not self._is_ours(job.spec):
             return None
@@ -137,8 +145,7 @@ class Kueue:
         if not queue:
             return None
         if self._missing:
-            # A job that trains is left alone: what it was admitted for is not known now, and not taken back either.
-            return Quota(False, "KueueNotServed", self._missing) if job.status.is_fresh else None
+            return keep_what_runs(self._missing, pods)
         quota = read_quota(workloads, self.store.flavors, job.spec.template_hash, queue)
         refused = self._refused.get(job.key)
         if refused is not None and refused.uid == job.uid and not quota.is_admitted:
@@ -159,10 +166,12 @@ class Kueue:
 
     async def settle(self, job: Job, pods: Sequence[Pod], made: Plan, now: float) -> float | None:
         """Asks for quota and gives it back; returns when to have another pass. Raises ApiError."""
+        if self._missing:
+            return None
         await self._let_go_left_over(job.key, job.uid, pods)
         workloads = self.store.workloads(job)
         queue = self._queue_of(job, workloads)
-        if self._missing or not (queue or workloads) or (job.spec is not None and not self._is_ours(job.spec)):
+        if not (queue or workloads) or (job.spec is not None and not self._is_ours(job.spec)):
             return None
         refused = self._refused.get(job.key)
         is_held = refused is not None and refused.uid == job.uid and now < refused.until
@@ -182,7 +191,8 @@ class Kueue:
     async def forget(self, key: JobKey, pods: Sequence[Pod]) -> None:
         """A job that is gone: its Workloads go when its pods have."""
         self._refused.pop(key, None)
-        await self._let_go_left_over(key, "", pods)
+        if not self._missing:
+            await self._let_go_left_over(key, "", pods)
 
     async def _let_go_left_over(self, key: JobKey, uid: str, pods: Sequence[Pod]) -> None:
         for workload in self.store.left_over(key, uid):

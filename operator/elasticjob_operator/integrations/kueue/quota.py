@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.integrations.kueue.values import Flavor, Grant, Workload
+from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.quota import Placement, Quota, Share
 
 WAITING = "the queue has not decided yet"
@@ -31,6 +32,12 @@ def read_quota(workloads: Iterable[Workload], flavors: Mapping[str, Flavor], tem
         for w in admitted
     )
     return Quota(True, "Admitted", _tell_admitted(of_job, admitted), shares)
+
+
+def keep_what_runs(why: str, pods: Iterable[Pod]) -> Quota:
+    """The quota of a job while its Workloads cannot be read: the pods that are there stay, and no others are made."""
+    shares = tuple(Share(pod.index, 1) for pod in pods if pod.live)
+    return Quota(bool(shares), "KueueNotServed", why, shares)
 
 
 def find_base(workloads: Sequence[Workload]) -> Workload | None:

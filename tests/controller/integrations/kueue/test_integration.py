@@ -1,0 +1,143 @@
+"""The integration against a small server: what a pass is told while Kueue is there, away, or may not be seen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from controller.builders import make_job, make_pod
+from controller.integrations.kueue.test_quota import JOB, SETTINGS, condition, write
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.integrations.kueue import integration, names
+from elasticjob_operator.integrations.kueue.integration import Kueue
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.model.observe import Job
+from elasticjob_operator.model.quota import Quota
+
+pytestmark = pytest.mark.timeout(60)
+QUEUED = make_job(JOB.spec, labels={names.LABEL_QUEUE: "gpus"})
+PODS = (make_pod(0), make_pod(1))
+WORKLOADS = f"/apis/{names.API_VERSION}/workloads"
+
+
+def admitted() -> dict[str, Any]:
+    assignment = {"name": names.POD_SET, "flavors": {}, "count": 2}
+    return write(
+        conditions=[condition("QuotaReserved"), condition("Admitted")],
+        admission={"clusterQueue": "team", "podSetAssignments": [assignment]},
+    )
+
+
+class Server:
+    """Serves Kueue's lists as far as `refusals` (path → status) lets it; watches stay open until `cut` is set."""
+
+    def __init__(self, *workloads: dict[str, Any]) -> None:
+        self.items = list(workloads)
+        self.refusals: dict[str, int] = {}
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.slow = asyncio.Event()  # lists of Workloads are answered when it is set
+        self.slow.set()
+        self.cut = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.put_nowait(f"{request.method} {request.path}")
+        if request.path in self.refusals:
+            status = self.refusals[request.path]
+            return web.json_response({"reason": "Refused", "message": "no", "code": status}, status=status)
+        if request.path == "/apis":
+            return web.json_response({"groups": [{"name": names.GROUP, "versions": [{"version": names.VERSION}]}]})
+        if "watch" in request.query:
+            out = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await out.prepare(request)
+            await self.cut.wait()
+            return out
+        if request.path != WORKLOADS:
+            return web.json_response({"items": [], "metadata": {"resourceVersion": "50"}})
+        await self.slow.wait()
+        return web.json_response({"items": self.items, "metadata": {"resourceVersion": "50"}})
+
+
+class Watched:
+    """The integration, and the quota of the job whenever a pass would have been told of it."""
+
+    def __init__(self, kueue: Kueue) -> None:
+        self.kueue = kueue
+        self.told: list[Quota | None] = []
+
+    def look(self, job: Job = QUEUED) -> Quota | None:
+        return self.kueue.see(job, PODS)
+
+
+@contextlib.asynccontextmanager
+async def integrated(server: Server, directory: Path) -> AsyncIterator[Watched]:
+    def note(key: JobKey | None = None) -> None:
+        found.told.append(found.look())
+
+    async with answering(server.answer, directory) as api:
+        kueue = Kueue(api, (), Intake(), wake=note, wake_all=note, settings=lambda: SETTINGS)
+        found = Watched(kueue)
+        task = asyncio.create_task(kueue.run())
+        try:
+            yield found
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(server: Server, request: str) -> None:
+    while await asyncio.wait_for(server.asked.get(), 30) != request:
+        pass
+
+
+async def test_a_job_that_runs_is_not_suspended_before_the_workloads_are_read(tmp_path: Path) -> None:
+    server = Server(admitted())
+    server.slow.clear()
+    async with integrated(server, tmp_path) as watched:
+        await until(server, f"GET {WORKLOADS}")
+        quota = watched.look()
+        assert quota is not None and quota.is_admitted and quota.reason == "KueueNotServed"
+        assert [quota.covers(i) for i in range(3)] == [True, True, False], "the pods that are there"
+        assert list(quota.open_indices()) == [], "and no new ones"
+        server.slow.set()
+        await asyncio.wait_for(watched.kueue.has_looked.wait(), 30)
+        quota = watched.look()
+        assert quota is not None and (quota.reason, quota.pods) == ("Admitted", 2)
+        assert all(told is not None and told.is_admitted for told in watched.told)
+
+
+@pytest.mark.parametrize("refused", [WORKLOADS, f"/apis/{names.API_VERSION}/resourceflavors"])
+async def test_what_may_not_be_seen_is_no_reason_to_suspend(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integration, "LOOK_SECONDS", 0.01)
+    server = Server(admitted())
+    server.refusals[refused] = 403
+    async with integrated(server, tmp_path) as watched:
+        for _ in range(3):  # looks
+            await until(server, f"GET {refused}")
+        await asyncio.wait_for(watched.kueue.has_looked.wait(), 30)
+        quota = watched.look()
+        assert quota is not None
+        assert "cannot be seen: install the operator's chart with integrations.kueue=true" in quota.message
+        assert all(told is not None and told.is_admitted for told in watched.told)
+        del server.refusals[refused]
+        await until(server, "GET /apis")
+        while (watched.look() or quota).reason != "Admitted":
+            await asyncio.sleep(0.01)
+
+
+async def test_a_job_without_pods_waits_for_kueue_to_come_back(tmp_path: Path) -> None:
+    server = Server()
+    server.refusals["/apis"] = 503
+    async with integrated(server, tmp_path) as watched:
+        await until(server, "GET /apis")
+        quota = watched.kueue.see(QUEUED, ())
+        assert quota is not None and (quota.is_admitted, quota.reason) == (False, "KueueNotServed")
+        assert watched.kueue.see(make_job(JOB.spec), ()) is None, "a job without a queue has no such limit"
