@@ -8,7 +8,7 @@ import pytest
 
 from integrations.conftest import Queues
 from integrations.kueue_standin import find
-from operator_fixture import light_spec, wait_for
+from operator_fixture import OperatorProcess, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -152,6 +152,26 @@ class TestEnds:
         wait_for(lambda: not queues.workloads("rests"), "its Workloads are gone")
         jobs.patch("rests", {"runPolicy": {"suspend": False}})
         jobs.await_world("rests", 2)
+
+
+class TestRestarts:
+    def test_a_job_goes_on_and_a_deleted_one_gives_its_quota_back(
+        self, queues: Queues, queue_operator: OperatorProcess
+    ) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 4)
+        queues.submit("stays", "gpus", **bounds(2, 2))
+        queues.submit("gone", "gpus", **bounds(2, 2))
+        before = jobs.await_world("stays", 2)
+        jobs.await_world("gone", 2)
+        queue_operator.kill()
+        jobs.delete("gone")
+        wait_for(lambda: not jobs.pods("gone"), "its pods are gone")
+        queue_operator.start()
+        queues.submit("next", "gpus", **bounds(2, 2))
+        jobs.await_world("next", 2)
+        after = jobs.await_world("stays", 2)
+        assert after["rendezvous"]["generation"] == before["rendezvous"]["generation"]
 
 
 def light_template(*arguments: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,6 +60,8 @@ class _Loop:
 
 class Queue(Protocol):
     """Whoever admits jobs, as far as a pass needs it."""
+
+    def keys(self) -> Iterable[JobKey]: ...
 
     def see(self, job: Job, pods: Sequence[Pod]) -> Quota | None: ...
 
@@ -114,8 +116,8 @@ class Controller:
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Reconcile every job."""
-        for key in list(self._cache.jobs):
+        """Reconcile every job, and those that are gone and may hold quota still."""
+        for key in {*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ())}:
             self.wake(key)
 
     async def stop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,10 @@ class Kueue:
         return f"{forbidden} cannot be seen: install the operator's chart with integrations.kueue=true"
 
     # What a pass asks before it plans.
+
+    def keys(self) -> Iterable[JobKey]:
+        """Of the jobs that there are Workloads of, whether they exist or not."""
+        return self.store.keys()
 
     def see(self, job: Job, pods: Sequence[Pod]) -> Quota | None:
         """What is admitted of a job; None for one without a queue."""

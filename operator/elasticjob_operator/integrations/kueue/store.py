@@ -60,6 +60,9 @@ class Store:
                 if (key[0], workload.name) not in listed and not is_older(str(newest), workload.version):
                     self.drop_workload(key[0], workload.name, workload.uid)
 
+    def keys(self) -> tuple[JobKey, ...]:
+        return tuple(self._workloads)
+
     def workloads(self, job: Job) -> tuple[Workload, ...]:
         """Those of this very job, and not of a predecessor of its name."""
         return tuple(w for w in self._workloads.get(job.key, {}).values() if w.job_uid == job.uid)

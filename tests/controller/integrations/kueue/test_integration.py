@@ -67,9 +67,20 @@ class Server:
 class Watched:
     """The integration, and the quota of the job whenever a pass would have been told of it."""
 
-    def __init__(self, kueue: Kueue) -> None:
-        self.kueue = kueue
+    kueue: Kueue
+
+    def __init__(self) -> None:
         self.told: list[Quota | None] = []
+        self.news = asyncio.Event()
+
+    def note(self, key: JobKey | None = None) -> None:
+        self.told.append(self.look())
+        self.news.set()
+
+    async def wait_for(self, reason: str) -> None:
+        while (quota := self.look()) is None or quota.reason != reason:
+            self.news.clear()
+            await asyncio.wait_for(self.news.wait(), 30)
 
     def look(self, job: Job = QUEUED) -> Quota | None:
         return self.kueue.see(job, PODS)
@@ -77,12 +88,10 @@ class Watched:
 
 @contextlib.asynccontextmanager
 async def integrated(server: Server, directory: Path) -> AsyncIterator[Watched]:
-    def note(key: JobKey | None = None) -> None:
-        found.told.append(found.look())
-
     async with answering(server.answer, directory) as api:
-        kueue = Kueue(api, (), Intake(), wake=note, wake_all=note, settings=lambda: SETTINGS)
-        found = Watched(kueue)
+        found = Watched()
+        kueue = Kueue(api, (), Intake(), wake=found.note, wake_all=found.note, settings=lambda: SETTINGS)
+        found.kueue = kueue
         task = asyncio.create_task(kueue.run())
         try:
             yield found
@@ -129,8 +138,7 @@ async def test_what_may_not_be_seen_is_no_reason_to_suspend(
         assert all(told is not None and told.is_admitted for told in watched.told)
         del server.refusals[refused]
         await until(server, "GET /apis")
-        while (watched.look() or quota).reason != "Admitted":
-            await asyncio.sleep(0.01)
+        await watched.wait_for("Admitted")
 
 
 async def test_a_job_without_pods_waits_for_kueue_to_come_back(tmp_path: Path) -> None:
