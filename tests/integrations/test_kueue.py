@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from elasticjob_devcluster import KubeError
 from integrations.conftest import Queues
 from integrations.kueue_standin import find
 from operator_fixture import OperatorProcess, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+INVALID = {"template": {"spec": {"containers": []}}}
 
 
 def bounds(min: int, max: int) -> dict[str, Any]:
@@ -125,6 +129,22 @@ class TestPreemption:
         jobs.delete("high")
         after = jobs.await_world("low", 2, before["rendezvous"]["generation"])
         assert after["restarts"].get("infrastructure", 0) == 0
+
+    @pytest.mark.parametrize(
+        "change", [pytest.param({"managedBy": "me"}, id="another manager"), pytest.param(INVALID, id="invalid")]
+    )
+    def test_no_edit_makes_a_job_immune(self, queues: Queues, change: dict[str, Any]) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 2)
+        queues.submit("stubborn", "gpus", priority="low", **bounds(2, 2))
+        jobs.await_world("stubborn", 2)
+        try:
+            jobs.patch("stubborn", change)
+        except KubeError as error:  # API servers with CEL refuse it
+            assert "managedBy cannot change" in str(error)
+        queues.submit("high", "gpus", priority="high", **bounds(2, 2))
+        jobs.await_world("high", 2)
+        assert jobs.pods("stubborn") == []
 
 
 class TestEnds:

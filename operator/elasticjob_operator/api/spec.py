@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from elasticjob_operator.api import names
 from elasticjob_operator.api.base import Model, Replicas
 from elasticjob_operator.api.podtemplate import check_template, template_hash
 from elasticjob_operator.api.policies import (
@@ -30,6 +31,13 @@ def _or_default(root: str, path: str, default: str) -> str:
     there = " && ".join(f"has({'.'.join((root, *parts[:i]))})" for i in range(1, len(parts) + 1))
     value = f"{root}.{path}"
     return f"({there} ? {f'string({value})' if path == 'nprocPerNode' else value} : {default})"
+
+
+# CEL for the controller that manages a job, from either field.
+_MANAGER = (
+    "(has({0}.managedBy) ? {0}.managedBy : has({0}.runPolicy) && has({0}.runPolicy.managedBy) ? "
+    f"{{0}}.runPolicy.managedBy : '{names.MANAGED_BY}')"
+)
 
 
 class Spec(Model):
@@ -124,19 +132,25 @@ class Spec(Model):
             raise ValueError(self.CEL[4][1])
         return self
 
-    CEL_OF_CHANGES = tuple(
+    CEL_OF_CHANGES = (
         (
-            "has(self.runPolicy) && has(self.runPolicy.suspend) && self.runPolicy.suspend || "
-            "has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend || "
-            f"{_or_default('self', path, default)} == {_or_default('oldSelf', path, default)}",
-            f"{path} cannot change while the job runs: suspend it (runPolicy.suspend), change the field, resume it",
-        )
-        for path, default in (
-            ("nprocPerNode", "'auto'"),
-            ("rendezvous.backend", "'operator'"),
-            ("rendezvous.endpoint", "''"),
-            ("rendezvous.conf", "{}"),
-        )
+            f"{_MANAGER.format('self')} == {_MANAGER.format('oldSelf')}",
+            "managedBy cannot change: delete the job, and create it with the other value",
+        ),
+        *(
+            (
+                "has(self.runPolicy) && has(self.runPolicy.suspend) && self.runPolicy.suspend || "
+                "has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend || "
+                f"{_or_default('self', path, default)} == {_or_default('oldSelf', path, default)}",
+                f"{path} cannot change while the job runs: suspend it (runPolicy.suspend), change the field, resume it",
+            )
+            for path, default in (
+                ("nprocPerNode", "'auto'"),
+                ("rendezvous.backend", "'operator'"),
+                ("rendezvous.endpoint", "''"),
+                ("rendezvous.conf", "{}"),
+            )
+        ),
     )
 
     @cached_property

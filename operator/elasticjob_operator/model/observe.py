@@ -71,6 +71,11 @@ class Pod:
         """Whether the pod has not terminated and is not being deleted."""
         return not self.terminal and self.deleting is None
 
+    @property
+    def holds_resources(self) -> bool:
+        """Whether any container may run, or will."""
+        return self.lingers or not self.terminal
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

@@ -25,6 +25,20 @@ def wait_for_quota(seen: Seen, spec: api.Spec) -> Plan:
     return replace(suspend(seen, spec, _BY_QUEUE), asks=spec.min_replicas)
 
 
+def give_back(seen: Seen, made: Plan) -> Plan:
+    """The plan of a job that is otherwise left alone: the pods whose quota was taken back are deleted all the same.
+
+    Else whoever may edit a job could keep its quota. Their scripts get the signal and the grace period of the pod.
+    """
+    quota = seen.quota
+    if quota is None:
+        return made
+    told = {deletion.uid for deletion in made.delete}
+    going = [p for p in seen.pods if p.deleting is None and p.holds_resources and not quota.covers(p.index)]
+    more = (Deletion(p.name, p.uid, names.Cause.QUOTA) for p in going if p.uid not in told)
+    return replace(made, delete=(*made.delete, *more))
+
+
 def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan:
     """Let the scripts save, then delete the pods. The generation is kept, so that a resumed job continues its count.
 
@@ -183,7 +197,7 @@ def after_end(seen: Seen) -> Plan:
     present = [p for p in seen.pods if p.deleting is None]
     linger = ended + LINGER_SECONDS
     ending = [p for p in present if now < linger and _ends_by_itself(p, seen)]
-    running = [p for p in present if (p.lingers or not p.terminal) and p not in ending]
+    running = [p for p in present if p.holds_resources and p not in ending]
     doomed: list[Pod] = []
     if clean is api.CleanPodPolicy.ALL:
         doomed = [p for p in present if p not in ending]

@@ -50,15 +50,15 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
 def _plan(seen: Seen, config: Config) -> Plan:
     job, status = seen.job, seen.job.status
     if job.deleting:
-        return Plan(status, "being deleted")
+        return ending.give_back(seen, Plan(status, "being deleted"))
     if status.finished:
-        return ending.after_end(seen)
+        return ending.give_back(seen, ending.after_end(seen))
     if job.unread:
-        return ending.hold(seen)
+        return ending.give_back(seen, ending.hold(seen))
     if job.spec is None:
-        return ending.refuse(seen, "InvalidSpec", job.problems_text)
+        return ending.give_back(seen, ending.refuse(seen, "InvalidSpec", job.problems_text))
     if job.spec.manager not in ("", names.MANAGED_BY):
-        return Plan(status, f"managed by {job.spec.manager}")
+        return ending.give_back(seen, Plan(status, f"managed by {job.spec.manager}"))
     if job.spec.run_policy.suspend:
         return ending.suspend(seen, job.spec)
     if seen.quota is not None and not seen.quota.is_admitted:

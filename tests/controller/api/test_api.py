@@ -34,7 +34,15 @@ BAD_CHANGES = [
         id="conf",
     ),
 ]
+BAD_HANDOVERS = [
+    pytest.param(spec(), spec(managedBy="me"), id="taken"),
+    pytest.param(spec(), spec(runPolicy={"managedBy": "me", "suspend": True}), id="taken-while-it-is-suspended"),
+    pytest.param(spec(managedBy="me"), spec(), id="returned"),
+    pytest.param(spec(managedBy="me"), spec(managedBy="you"), id="passed-on"),
+]
 GOOD_CHANGES = [
+    pytest.param(spec(), spec(managedBy="elasticjob.dev/operator"), id="our-own-name"),
+    pytest.param(spec(runPolicy={"managedBy": "me"}), spec(managedBy="me"), id="the-new-place-of-managedBy"),
     pytest.param(spec(), spec(nprocPerNode="auto", rendezvous={}), id="defaults-written-out"),
     pytest.param(spec(nprocPerNode="2"), spec(nprocPerNode=2), id="number-as-text"),
     pytest.param(spec(rendezvous={"backend": "operator"}), spec(rendezvous={"conf": {}}), id="empty-conf"),

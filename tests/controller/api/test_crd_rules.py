@@ -15,7 +15,7 @@ from celpy.adapter import json_to_cel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.api.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, GOOD_CHANGES
+from controller.api.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, BAD_HANDOVERS, GOOD_CHANGES
 from controller.builders import TEMPLATE
 from elasticjob_operator import api
 from operator_fixture import ROOT
@@ -61,7 +61,11 @@ def test_the_rules_refuse_what_the_validators_refuse(spec: dict[str, Any], field
 
 def test_every_rule_has_a_bad_example() -> None:
     seen = {message for case in BAD_ACROSS_FIELDS for message in find_violations(SCHEMA, case.values[0])}
-    seen |= {message for case in BAD_CHANGES for message in find_violations(SCHEMA, case.values[1], case.values[0])}
+    seen |= {
+        message
+        for case in (*BAD_CHANGES, *BAD_HANDOVERS)
+        for message in find_violations(SCHEMA, case.values[1], case.values[0])
+    }
     assert len(seen) == count_rules(SCHEMA)
 
 
@@ -73,6 +77,12 @@ def test_what_cannot_change_while_the_job_runs(before: dict[str, Any], after: di
     assert list(find_violations(SCHEMA, {**after, **paused}, before)) == []
     assert list(find_violations(SCHEMA, after, {**before, **paused})) == []
     assert list(find_violations(SCHEMA, after, {**before, "runPolicy": {"suspend": False}})) == [refused]
+
+
+@pytest.mark.parametrize(("before", "after"), BAD_HANDOVERS)
+def test_a_job_keeps_its_manager(before: dict[str, Any], after: dict[str, Any]) -> None:
+    refused = "managedBy cannot change: delete the job, and create it with the other value"
+    assert list(find_violations(SCHEMA, after, before)) == [refused]
 
 
 @pytest.mark.parametrize(("before", "after"), GOOD_CHANGES)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from controller.builders import make_agent, make_job, make_pod, make_spec, make_world
+from controller.builders import NOW, make_agent, make_job, make_pod, make_spec, make_world
 from controller.plan.test_plan import condition, see, started
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
 from elasticjob_operator.apply import manifests
-from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.model.observe import Job, Pod, format_time
 from elasticjob_operator.model.quota import Placement, Quota, Share
+from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan.plan import NewPod, Plan, plan
 
 BASE = Placement({"queue": "a"}, {"workload": "base"}, {"pool": "on-demand"})
@@ -110,6 +114,35 @@ def test_a_job_that_is_smaller_than_wanted_says_that_it_is_its_queue() -> None:
         "BelowWanted",
         "2 of 4 requested pods are training: its queue has admitted 2 pods",
     )
+
+
+INVALID = {"spec": None, "problems": (api.Problem(field="spec.template", message="has no container"),)}
+LEFT_ALONE = [
+    pytest.param(INVALID, id="an invalid spec"),
+    pytest.param({"spec": make_spec(managedBy="me")}, id="another manager"),
+    pytest.param({"unread": ("rendezvous",)}, id="a status that is not understood"),
+    pytest.param({"deleting": True}, id="deleted, and kept by somebody's finalizer"),
+]
+
+
+@pytest.mark.parametrize("changes", LEFT_ALONE)
+def test_no_edit_of_a_job_keeps_its_quota(changes: dict[str, Any]) -> None:
+    job, pods, agents = running(0, 1, 2)
+    job = replace(job, **changes)
+    for quota, gone in ((WAITING, {"u0", "u1", "u2"}), (admit(Share(0, 2, BASE)), {"u2"})):
+        made = plan(see(job, pods, quota=quota, **agents))
+        assert {(d.uid, d.why) for d in made.delete} == {(uid, Cause.QUOTA) for uid in gone}
+    assert plan(see(job, pods, quota=admit(Share(0, 3, None)), **agents)).delete == ()
+    assert plan(see(job, pods, **agents)).delete == (), "a job without a queue goes on as it is"
+
+
+def test_pods_that_a_finished_job_leaves_behind_have_no_quota_for_ever() -> None:
+    spec = make_spec(runPolicy={"cleanPodPolicy": "None"})
+    ended = started(completion_time=format_time(NOW - 1000))
+    ended = revise(ended, conditions=[api.Condition(type="Failed", status="True", reason="DeadlineExceeded")])
+    pods = (make_pod(0), make_pod(1, "Succeeded"))
+    made = plan(see(make_job(spec, ended), pods, quota=WAITING))
+    assert [d.uid for d in made.delete] == ["u0"], "the other one only keeps its log"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class Wish:
 
     spec: api.Spec | None
     queue: str
-    asks: int | None = None  # pods that it wants now; 0 where it is suspended, None where it stays as it is
+    asks: int | None = None  # pods that it wants now; 0 where it is suspended, None where it is left alone
     ended: tuple[bool, str] | None = None  # (whether it has succeeded, the message) of a job that has finished
 
 
@@ -76,13 +76,13 @@ class _Scene:
 
 def decide(wish: Wish, workloads: Sequence[Workload], pods: Sequence[Pod]) -> tuple[Write, ...]:
     """Everything to write now; carried out, the next answer is empty until something changes."""
-    used = frozenset(p.index for p in pods if p.lingers or not p.terminal)
+    used = frozenset(p.index for p in pods if p.holds_resources)
     started = frozenset(p.index for p in pods if p.started or p.terminal)
     scene = _Scene(wish, sorted(workloads, key=lambda w: (w.first, w.name)), used, started)
     if wish.ended is not None:
         return tuple(_end(scene, *wish.ended))
     if wish.asks is None:
-        return tuple(_let_go(scene))
+        return (*_let_go(scene), *_keep_what_is_used(scene))
     base = find_base(scene.workloads)
     may_run = base is not None and base.may_run
     return (*_let_go(scene), *_give_back(scene, base, may_run=may_run), *_ask(scene, may_run=may_run))
@@ -104,6 +104,13 @@ def _let_go(scene: _Scene) -> Iterator[Write]:
     for workload in scene.workloads:
         if workload.is_deleting and workload.is_held and not scene.uses(workload):
             yield LetGo(workload)
+
+
+def _keep_what_is_used(scene: _Scene) -> Iterator[Write]:
+    """A job that is left alone makes no pods: what none of them uses is for others."""
+    for workload in scene.workloads:
+        if not workload.is_deleting and not scene.uses(workload):
+            yield Delete(workload)
 
 
 def _give_back(scene: _Scene, base: Workload | None, *, may_run: bool) -> Iterator[Write]:

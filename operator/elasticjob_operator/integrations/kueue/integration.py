@@ -141,16 +141,19 @@ class Kueue:
         return self.store.keys()
 
     def see(self, job: Job, pods: Sequence[Pod]) -> Quota | None:
-        """What is admitted of a job; None for one without a queue."""
-        if job.spec is None or job.status.finished or not self._is_ours(job.spec):
-            return None
+        """What is admitted of a job; None for one without a queue.
+
+        A job that is not ours to run any more, or cannot be, has a queue for as long as it has Workloads.
+        """
         workloads = self.store.workloads(job)
-        queue = self._queue_of(job, workloads)
+        is_run = job.spec is not None and self._is_ours(job.spec) and not job.status.finished
+        queue = self._queue_of(job, workloads) if is_run or workloads else ""
         if not queue:
             return None
         if self._missing:
             return keep_what_runs(self._missing, pods)
-        quota = read_quota(workloads, self.store.flavors, job.spec.template_hash, queue)
+        template_hash = job.spec.template_hash if job.spec is not None else ""
+        quota = read_quota(workloads, self.store.flavors, template_hash, queue)
         refused = self._refused.get(job.key)
         if refused is not None and refused.uid == job.uid and not quota.is_admitted:
             return Quota(False, *refused.why)
@@ -175,7 +178,7 @@ class Kueue:
         await self._let_go_left_over(job.key, job.uid, pods)
         workloads = self.store.workloads(job)
         queue = self._queue_of(job, workloads)
-        if not (queue or workloads) or (job.spec is not None and not self._is_ours(job.spec)):
+        if not (queue or workloads):
             return None
         refused = self._refused.get(job.key)
         is_held = refused is not None and refused.uid == job.uid and now < refused.until
@@ -277,6 +280,7 @@ class Kueue:
 def _wish(job: Job, queue: str, made: Plan) -> Wish:
     status = made.status
     if not status.finished:
-        return Wish(job.spec, queue, made.asks if queue else 0)
+        is_another = job.spec is not None and job.spec.manager not in ("", ours.MANAGED_BY)
+        return Wish(job.spec, queue, made.asks if queue and not is_another else 0)
     last = status.condition("Complete") if status.is_true("Complete") else status.condition("Failed")
     return Wish(job.spec, queue, ended=(status.is_true("Complete"), last.message if last else ""))

@@ -36,7 +36,7 @@ def read_quota(workloads: Iterable[Workload], flavors: Mapping[str, Flavor], tem
 
 def keep_what_runs(why: str, pods: Iterable[Pod]) -> Quota:
     """The quota of a job while its Workloads cannot be read: the pods that are there stay, and no others are made."""
-    shares = tuple(Share(pod.index, 1) for pod in pods if pod.live)
+    shares = tuple(Share(pod.index, 1) for pod in pods if pod.deleting is None)
     return Quota(bool(shares), "KueueNotServed", why, shares)
 
 

@@ -125,7 +125,10 @@ RELEASE = "QuotaReserved=False Admitted=False Requeued=True release"
         ),
         pytest.param(0, [BASE, THIRD], run(0), ["delete 2"], id="suspended: from what is not in use"),
         pytest.param(0, [BASE], (), ["delete 0"], id="suspended: all of it"),
-        pytest.param(None, [BASE, THIRD], (), [], id="a job that is held keeps what it has"),
+        pytest.param(None, [BASE, THIRD], run(0, 2), [], id="a job that is left alone keeps what its pods use"),
+        pytest.param(None, [BASE, THIRD], run(0, 1), ["delete 2"], id="and nothing else"),
+        pytest.param(None, [make_workload(state="evicted")], run(0), [], id="its pods have to go first"),
+        pytest.param(None, [make_workload(state="evicted")], (), ["delete 0"], id="then it gives its quota back"),
         pytest.param(
             2, [replace(BASE, is_deleting=True)], run(0, 1), [], id="somebody deletes the base: its pods first"
         ),
