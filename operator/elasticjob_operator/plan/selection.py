@@ -62,15 +62,25 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     live = [p for p in seen.pods if p.live and p.uid not in done]
     unadmitted = find_unadmitted(live, seen.quota)
     staying = [p for p in live if p.uid not in departing and p.uid not in unadmitted]
-    capacity = room.retry(status.capacity or api.CapacityStatus(), now)
+    view = View(
+        spec,
+        room.retry(status.capacity or api.CapacityStatus(), now),
+        len(members),
+        len(succeeded),
+        quota=None if seen.quota is None else seen.quota.pods,
+        pool=seen.pool,
+        is_pinned=seen.job.is_pinned,
+        is_ending=bool(done),
+    )
     spare = max(0, len(staying) - spec.min_replicas)
     timeout = elastic.scaling_timeout_seconds
-    capacity, withdrawn = room.withdraw(capacity, staying, spare_room=spare, timeout=timeout, now=now)
-    staying = [p for p in staying if p.uid not in withdrawn]
-    view = View(
-        spec, capacity, len(members), len(succeeded), pool=seen.pool, is_pinned=seen.job.is_pinned, is_ending=bool(done)
+    withheld = 0 if view.quota is None else _ask(view) - compose(view).pods
+    capacity, withdrawn = room.withdraw(
+        view.room, staying, spare_room=spare, withheld=withheld, timeout=timeout, now=now
     )
-    size = compose(view if seen.quota is None else replace(view, quota=seen.quota.pods))
+    staying = [p for p in staying if p.uid not in withdrawn]
+    view = replace(view, room=capacity)
+    size = compose(view)
     needed = members | done
     kept = policy.choose_kept(staying, size.pods, ranks=ranks)
     answering = {uid for uid, a in seen.agents.items() if a.connected}
@@ -86,7 +96,7 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
         unresponsive=unresponsive,
         succeeded=tuple(succeeded),
         missing=_count_missing(seen, size, len(kept), is_ending=bool(done)),
-        asks=size.pods if seen.quota is None else compose(view).pods,
+        asks=_ask(view),
         unadmitted=unadmitted,
         size=size,
         capacity=capacity,
@@ -97,6 +107,11 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
             size.until,
         ),
     )
+
+
+def _ask(view: View) -> int:
+    """How many pods there should be, whatever the queue has admitted."""
+    return compose(replace(view, quota=None)).pods
 
 
 def _count_missing(seen: Seen, size: Size, kept: int, *, is_ending: bool) -> int:

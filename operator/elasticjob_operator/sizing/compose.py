@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from elasticjob_operator import api
 from elasticjob_operator.sizing import bounds, finishing, legal, pool, quota, room, wish
 from elasticjob_operator.sizing.values import Size, Source, View
 
@@ -39,7 +40,21 @@ class _Folded:
 
 
 def compose(view: View, of_world: Iterable[Named] = OF_WORLD, of_pods: Iterable[Named] = OF_PODS) -> Size:
-    """The size, the source that limits it, and when it may change without an event."""
+    """The size, the source that limits it, and when it may change without an event.
+
+    Pods that were withdrawn for want of room are not asked for. So they are not subtracted from what the queue has
+    admitted: a queue limits the size only where it admits less than is asked for.
+    """
+    if view.quota is None:
+        return _compose(view, of_world, of_pods)
+    asked = _compose(replace(view, quota=None), of_world, of_pods)
+    if asked.pods <= view.quota:
+        return asked
+    admitted = _compose(replace(view, room=api.CapacityStatus()), of_world, of_pods)
+    return replace(admitted, until=min((at for at in (asked.until, admitted.until) if at is not None), default=None))
+
+
+def _compose(view: View, of_world: Iterable[Named], of_pods: Iterable[Named]) -> Size:
     most = wish.ask(view, 0).apply(0)
     wanted = pool.ask(view, most).apply(most)
     world = _fold(of_world, view, most)

@@ -39,11 +39,12 @@ def retry(capacity: api.CapacityStatus, now: float) -> api.CapacityStatus:
 
 
 def withdraw(
-    capacity: api.CapacityStatus, pods: Sequence[Pod], *, spare_room: int, timeout: float, now: float
+    capacity: api.CapacityStatus, pods: Sequence[Pod], *, spare_room: int, withheld: int = 0, timeout: float, now: float
 ) -> tuple[api.CapacityStatus, frozenset[str]]:
     """Withdraw at most `spare_room` extra pods that have been unschedulable for `timeout` seconds.
 
-    They are retried with back-off, so that no pods stay pending for ever and no autoscaler oscillates.
+    Where these do not fit, those that the queue has not admitted yet (`withheld`) would not either. All of them are
+    retried with back-off, so that no pods stay pending for ever and no autoscaler oscillates.
     """
     overdue = [p for p in pods if p.unschedulable is not None and p.live and now - p.created >= timeout]
     overdue.sort(key=lambda p: -p.index)
@@ -53,7 +54,7 @@ def withdraw(
     attempts = capacity.attempts + 1
     delay = find_pause(attempts, first=PROBE_BACKOFF_SECONDS, most=MAX_PROBE_SECONDS)
     changed = api.CapacityStatus(
-        withdrawn=capacity.withdrawn + len(chosen), attempts=attempts, retry_time=format_time(now + delay)
+        withdrawn=capacity.withdrawn + withheld + len(chosen), attempts=attempts, retry_time=format_time(now + delay)
     )
     return changed, frozenset(p.uid for p in chosen)
 

@@ -116,6 +116,38 @@ def test_a_job_that_is_smaller_than_wanted_says_that_it_is_its_queue() -> None:
     )
 
 
+NOT_PLACED = api.CapacityStatus(withdrawn=1, attempts=1, retry_time=format_time(NOW + 60))
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        pytest.param(None, id="no queue"),
+        pytest.param(admit(Share(0, 4, BASE)), id="still admitted for the withdrawn pod"),
+        pytest.param(admit(Share(0, 3, BASE)), id="its quota was given back"),
+    ],
+)
+def test_a_withdrawn_pod_is_subtracted_once(quota: Quota | None) -> None:
+    """And not from what is admitted: else a healthy pod goes, comes back at the retry, and goes again."""
+    job, pods, agents = running(0, 1, 2)
+    job = replace(job, status=revise(job.status, capacity=NOT_PLACED))
+    made = plan(see(job, pods, quota=quota, **agents))
+    assert (made.create, made.delete) == ((), ())
+    assert [m.leaving for m in made.status.rendezvous.members] == [None] * 3
+    assert made.asks == 3
+    assert made.status.capacity == NOT_PLACED
+
+
+def test_where_a_pod_has_no_room_the_queue_is_asked_for_no_more() -> None:
+    job, pods, agents = running(0, 1)
+    overdue = make_pod(2, "Pending", unschedulable=NOW - 100, created=NOW - 100)
+    made = plan(see(job, (*pods, overdue), quota=admit(Share(0, 2, BASE), Share(2, 1, MORE)), **agents))
+    assert [d.uid for d in made.delete] == ["u2"]
+    assert made.asks == 2, "neither for that one, nor for one more that would not fit either"
+    after = plan(see(replace(job, status=made.status), pods, quota=admit(Share(0, 2, BASE)), **agents))
+    assert (after.create, after.asks) == ((), 2)
+
+
 INVALID = {"spec": None, "problems": (api.Problem(field="spec.template", message="has no container"),)}
 LEFT_ALONE = [
     pytest.param(INVALID, id="an invalid spec"),
