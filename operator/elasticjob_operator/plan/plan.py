@@ -231,7 +231,11 @@ def _write(
         # Pods of a deleted job are garbage-collected after it, but the watch events of both may arrive in any order.
         confirm=bool(create) and seen.job.status.replicas > 0,
         delete=selection.plan_deletions(
-            seen, status, pods, decision.verdicts if decision.state is not State.REGROUPING else ()
+            seen,
+            status,
+            pods,
+            decision.verdicts if decision.state is not State.REGROUPING else (),
+            is_waiting=decision.state is State.WAITING,
         ),
         ensure=tuple(c for c in wanted if children.needs_write(c, existing)),
         remove=children.unwanted_children(wanted, existing, seen.job),

@@ -166,9 +166,18 @@ def find_succeeded(seen: Seen, world: api.RendezvousStatus) -> list[api.Member]:
 
 
 def plan_deletions(
-    seen: Seen, status: api.Status, selection: PodSelection, verdicts: Sequence[MemberVerdict] = ()
+    seen: Seen,
+    status: api.Status,
+    selection: PodSelection,
+    verdicts: Sequence[MemberVerdict] = (),
+    *,
+    is_waiting: bool = False,
 ) -> tuple[Deletion, ...]:
-    """Pods to delete. Members go only after the world continues without them, failed pods once accounted for."""
+    """Pods to delete. Members go only after the world continues without them, failed pods once accounted for.
+
+    `is_waiting`: no world can be formed. Members that have stopped then go at once if others have got their quota.
+    """
+    stopped = {j.member.uid for j in verdicts if is_waiting and j.health is MemberHealth.STOPPED}
     stuck = {j.member.uid: j.why for j in verdicts if _is_stuck(j)}
     members = {m.uid for m in (*status.rendezvous.members, *seen.job.status.rendezvous.members)}
     found: list[Deletion] = []
@@ -184,7 +193,7 @@ def plan_deletions(
             found.append(Deletion(pod.name, pod.uid, stuck[pod.uid]))
         elif pod.uid in selection.unresponsive:
             found.append(Deletion(pod.name, pod.uid, "its agent does not respond"))
-        elif pod.uid in members:
+        elif pod.uid in members and pod.uid not in stopped & selection.unadmitted:
             continue
         elif selection.leaving(pod):
             found.append(Deletion(pod.name, pod.uid, selection.leaving(pod)))

@@ -116,6 +116,21 @@ def test_a_job_that_is_smaller_than_wanted_says_that_it_is_its_queue() -> None:
     )
 
 
+def test_a_member_without_quota_goes_although_no_world_can_be_formed() -> None:
+    job, (_, *pods), _ = running(0, 1, 2)
+    waiting = make_pod(0, "Pending", attempt=1, unschedulable=NOW - 5, created=NOW - 5)
+    quota = admit(Share(0, 2, BASE))
+    for phases in (("stopping", "ready"), ("ready", "stopping")):
+        agents = {f"u{i}": make_agent(i, phase, 1) for i, phase in zip((1, 2), phases, strict=True)}
+        made = plan(see(job, (waiting, *pods), quota=quota, agents=agents))
+        assert [d.uid for d in made.delete] == [], "the members stop first"
+    agents = {f"u{i}": make_agent(i, "ready", 1) for i in (1, 2)}
+    made = plan(see(job, (waiting, *pods), quota=quota, agents=agents))
+    assert made.reason == "1 of at least 2 pods are ready"
+    assert [(d.uid, d.why) for d in made.delete] == [("u2", Cause.QUOTA)]
+    assert plan(see(job, (waiting, *pods), quota=admit(Share(0, 3, BASE)), agents=agents)).delete == ()
+
+
 NOT_PLACED = api.CapacityStatus(withdrawn=1, attempts=1, retry_time=format_time(NOW + 60))
 
 
