@@ -70,7 +70,7 @@ class _Scene:
 
     def uses(self, workload: Workload) -> int:
         """How many pods of it, from its first on, are needed to cover those that exist."""
-        here = [i for i in self.used if workload.first <= i < workload.first + workload.count]
+        here = [i for i in self.used if i in workload.covered]
         return max(here) - workload.first + 1 if here else 0
 
 
@@ -129,8 +129,8 @@ def _give_back(scene: _Scene, base: Workload | None, *, may_run: bool) -> Iterat
         if not uses and (keep <= 0 or is_stale or is_useless or workload.is_finished):
             yield Delete(workload)
         elif workload.evicted and workload.reserves:
-            if not uses:
-                yield _release(workload)
+            if not uses:  # what was given back of it has been asked for anew
+                yield Delete(workload) if workload.reclaimed else _release(workload)
         elif keep < len(workload.covered) and (wish.asks or not is_base):
             yield Set(workload, reclaimed=workload.count - keep) if workload.reserves else Delete(workload)
         elif workload.may_run and wish.asks:

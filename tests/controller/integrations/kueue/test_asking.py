@@ -108,6 +108,13 @@ RELEASE = "QuotaReserved=False Admitted=False Requeued=True release"
             [f"set 2 {RELEASE}"],
             id="evicted: released when its pod is gone",
         ),
+        pytest.param(
+            4,
+            [BASE, make_workload(2, 2, "evicted", reclaimed=1), FOURTH],
+            run(0, 1, 3),
+            ["delete 2"],
+            id="evicted, and a part of it was given back and asked for anew",
+        ),
         pytest.param(4, [BASE, make_workload(2, 1, "released"), FOURTH], run(0, 1, 3), [], id="and queued again"),
         pytest.param(
             4,
@@ -210,18 +217,26 @@ STATES = ("pending", "reserved", "admitted", "evicted", "released")
 
 @given(
     asks=st.integers(0, 6),
-    increments=st.lists(st.tuples(st.integers(1, 2), st.sampled_from(STATES), st.booleans()), max_size=4),
+    increments=st.lists(
+        st.tuples(st.integers(1, 2), st.integers(0, 1), st.sampled_from(STATES), st.booleans()), max_size=4
+    ),
     base=st.sampled_from(STATES),
     pods=st.frozensets(st.integers(0, 7)),
 )
 def test_nothing_that_is_used_is_given_back(
-    asks: int, increments: list[tuple[int, str, bool]], base: str, pods: frozenset[int]
+    asks: int, increments: list[tuple[int, int, str, bool]], base: str, pods: frozenset[int]
 ) -> None:
     workloads, first = [make_workload(0, 2, base)], 2
-    for count, state, is_deleting in increments:
-        workloads.append(make_workload(first, count, state, is_deleting=is_deleting))
+    for count, more, state, is_deleting in increments:
+        reclaimed = more if state in ("reserved", "admitted", "evicted") else 0
+        workloads.append(make_workload(first, count + reclaimed, state, is_deleting=is_deleting, reclaimed=reclaimed))
         first += count
-    for write in decide(Wish(SPEC, "gpus", asks), workloads, run(*sorted(pods))):
+    writes = decide(Wish(SPEC, "gpus", asks), workloads, run(*sorted(pods)))
+    told = {write.workload.name for write in writes if not isinstance(write, Create)}
+    for workload in workloads:
+        if workload.evicted and workload.reserves and not pods & set(workload.covered):
+            assert workload.name in told, "what nobody uses is given back"
+    for write in writes:
         if isinstance(write, Create):
             assert not any(i in w.covered for w in workloads for i in range(write.first, write.first + write.count))
             assert write.first + write.count <= max(asks, 2)
