@@ -54,8 +54,8 @@ class Quota:
     def placement(self, index: int) -> Placement | None:
         return next((share.placement for share in self.shares if index in share.indices), None)
 
-    def open_indices(self) -> Iterator[int]:
-        """The indices that new pods may have, the lowest first."""
+    def open_indices(self, below: int) -> Iterator[int]:
+        """The indices below this one that new pods may have, the lowest first."""
         for share in sorted(self.shares, key=lambda share: share.first):
             if share.placement is not None:
-                yield from share.indices
+                yield from range(share.first, min(share.first + share.count, below))

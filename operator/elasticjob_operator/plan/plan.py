@@ -254,6 +254,6 @@ def _new_pods(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection
     # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
     if seen.quota is not None:
-        indices = [i for i in policy.admitted_indices(seen.pods, seen.quota) if limit is None or i < limit]
+        indices = [i for i in policy.admitted_indices(seen.pods, seen.quota, spec) if limit is None or i < limit]
         return tuple(NewPod(i, avoid, seen.quota.placement(i)) for i in indices[: pods.missing])
     return tuple(NewPod(i, avoid) for i in policy.free_indices(seen.pods, pods.missing, limit=limit))

@@ -124,10 +124,11 @@ def choose_kept(pods: Sequence[Pod], keep: int, *, ranks: Mapping[str, int]) -> 
     return frozenset(p.uid for p in sorted(pods, key=worth)[: max(0, keep)])
 
 
-def admitted_indices(pods: Iterable[Pod], quota: Quota) -> tuple[int, ...]:
+def admitted_indices(pods: Iterable[Pod], quota: Quota, spec: api.Spec) -> tuple[int, ...]:
     """The replica indices that quota is left for: no pod has them, whether it has ended or is going."""
     taken = {p.index for p in pods}
-    return tuple(index for index in quota.open_indices() if index not in taken)
+    most = spec.max_replicas + spec.elastic_policy.spares
+    return tuple(index for index in quota.open_indices(most) if index not in taken)
 
 
 def free_indices(pods: Iterable[Pod], count: int, *, limit: int | None = None) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
         forced=forced,
         unresponsive=unresponsive,
         succeeded=tuple(succeeded),
-        missing=_count_missing(seen, size, len(kept), is_ending=bool(done)),
+        missing=_count_missing(seen, spec, size, len(kept), is_ending=bool(done)),
         asks=_ask(view),
         unadmitted=unadmitted,
         size=size,
@@ -114,7 +114,7 @@ def _ask(view: View) -> int:
     return compose(replace(view, quota=None)).pods
 
 
-def _count_missing(seen: Seen, size: Size, kept: int, *, is_ending: bool) -> int:
+def _count_missing(seen: Seen, spec: api.Spec, size: Size, kept: int, *, is_ending: bool) -> int:
     """How many pods to create. A finishing world gets new pods only if no member is left to finish it.
 
     In a queue, a terminating pod holds its quota until it is gone; its replacement is created after that.
@@ -122,7 +122,7 @@ def _count_missing(seen: Seen, size: Size, kept: int, *, is_ending: bool) -> int
     missing = max(0, size.pods - kept)
     if is_ending:
         missing = 0 if kept else min(size.pods, size.wanted)
-    return missing if seen.quota is None else min(missing, len(policy.admitted_indices(seen.pods, seen.quota)))
+    return missing if seen.quota is None else min(missing, len(policy.admitted_indices(seen.pods, seen.quota, spec)))
 
 
 def find_unadmitted(live: Sequence[Pod], quota: Quota | None) -> frozenset[str]:

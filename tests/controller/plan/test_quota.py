@@ -121,7 +121,9 @@ def test_a_member_without_quota_goes_although_no_world_can_be_formed() -> None:
     waiting = make_pod(0, "Pending", attempt=1, unschedulable=NOW - 5, created=NOW - 5)
     quota = admit(Share(0, 2, BASE))
     for phases in (("stopping", "ready"), ("ready", "stopping")):
-        agents = {f"u{i}": make_agent(i, phase, 1) for i, phase in zip((1, 2), phases, strict=True)}
+        agents = {
+            f"u{i}": make_agent(i, phase, 1, state_since=NOW - 1) for i, phase in zip((1, 2), phases, strict=True)
+        }
         made = plan(see(job, (waiting, *pods), quota=quota, agents=agents))
         assert [d.uid for d in made.delete] == [], "the members stop first"
     agents = {f"u{i}": make_agent(i, "ready", 1) for i in (1, 2)}

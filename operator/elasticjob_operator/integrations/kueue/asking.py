@@ -88,6 +88,15 @@ def decide(wish: Wish, workloads: Sequence[Workload], pods: Sequence[Pod]) -> tu
     return (*_let_go(scene), *_give_back(scene, base, may_run=may_run), *_ask(scene, may_run=may_run))
 
 
+def drop(workloads: Sequence[Workload]) -> Iterator[Write]:
+    """Workloads that stand for nothing: they go, whatever runs."""
+    for workload in workloads:
+        if not workload.is_deleting:
+            yield Delete(workload)
+        elif workload.is_held:
+            yield LetGo(workload)
+
+
 def _end(scene: _Scene, has_succeeded: bool, message: str) -> Iterator[Write]:
     """A job that has finished: its Workloads have too, when its last pod is gone."""
     for workload in scene.workloads:
@@ -185,7 +194,8 @@ def _ask(scene: _Scene, *, may_run: bool) -> Iterator[Write]:
         yield Create(0, spec.min_replicas)
     if not may_run:
         return
-    covered = {i for w in scene.workloads for i in (range(w.first, w.first + w.count) if w.is_deleting else w.covered)}
+    taken = [range(w.first, w.first + w.count) if w.is_deleting else w.covered for w in scene.workloads]
+    covered = {i for i in range(asks) if any(i in indices for indices in taken)}
     at = 0
     while at < asks:
         if at in covered:

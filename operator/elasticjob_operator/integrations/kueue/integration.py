@@ -145,7 +145,7 @@ class Kueue:
 
         A job that is not ours to run any more, or cannot be, has a queue for as long as it has Workloads.
         """
-        workloads = self.store.workloads(job)
+        workloads, _ = self._workloads(job)
         is_run = job.spec is not None and self._is_ours(job.spec) and not job.status.finished
         queue = self._queue_of(job, workloads) if is_run or workloads else ""
         if not queue:
@@ -158,6 +158,14 @@ class Kueue:
         if refused is not None and refused.uid == job.uid and not quota.is_admitted:
             return Quota(False, *refused.why)
         return quota
+
+    def _workloads(self, job: Job) -> tuple[list[Workload], list[Workload]]:
+        """Those of this job, and those that somebody else has made in its name."""
+        genuine: list[Workload] = []
+        forged: list[Workload] = []
+        for workload in self.store.workloads(job):
+            (genuine if manifests.is_genuine(workload, job) else forged).append(workload)
+        return genuine, forged
 
     @staticmethod
     def _is_ours(spec: api.Spec) -> bool:
@@ -176,14 +184,14 @@ class Kueue:
         if self._missing:
             return None
         await self._let_go_left_over(job.key, job.uid, pods)
-        workloads = self.store.workloads(job)
+        workloads, forged = self._workloads(job)
         queue = self._queue_of(job, workloads)
-        if not (queue or workloads):
+        if not (queue or workloads or forged):
             return None
         refused = self._refused.get(job.key)
         is_held = refused is not None and refused.uid == job.uid and now < refused.until
         ours_now = [p for p in pods if p.job_uid == job.uid]
-        for write in asking.decide(_wish(job, queue, made), workloads, ours_now):
+        for write in (*asking.drop(forged), *asking.decide(_wish(job, queue, made), workloads, ours_now)):
             if is_held and isinstance(write, Create):
                 continue
             problem = await self._carry_out(job, queue, write, now)

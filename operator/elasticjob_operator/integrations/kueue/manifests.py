@@ -11,7 +11,7 @@ from elasticjob_operator.api import names as ours
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.integrations.kueue.asking import Create, Set
-from elasticjob_operator.integrations.kueue.values import Workload
+from elasticjob_operator.integrations.kueue.values import Workload, find_requests, is_enough
 from elasticjob_operator.model.observe import Job, format_time
 from elasticjob_operator.plan.values import NewPod
 
@@ -31,6 +31,19 @@ class Priority:
 
 def workload_name(job: Job, first: int) -> str:
     return f"{job.name}-{job.uid[:8]}-{first}"
+
+
+def is_genuine(workload: Workload, job: Job) -> bool:
+    """Whether a Workload is one that we would make: whoever may write Workloads can name any job as the owner.
+
+    One of another template may be what the pods that exist were admitted with, so it has no new ones anyway.
+    """
+    if workload.name != workload_name(job, workload.first):
+        return False
+    spec = job.spec
+    if spec is None or workload.template_hash != spec.template_hash:
+        return True
+    return is_enough(workload.requests, find_requests(spec.template))
 
 
 def build_workload(

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
+from elasticjob_operator import quantity
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.model import ownership
 
 Raw = Mapping[str, Any]
+MOST_PODS = 2**31 - 1  # of a Workload: Kueue counts them in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Workload:
     message: str = ""  # what Kueue says about it
     grant: Grant | None = None
     topology: Raw | None = None  # its request
+    requests: Mapping[str, Raw] = field(default_factory=dict)  # by container: resource → quantity
     generation: int = 0
     conditions: tuple[Raw, ...] = field(default=(), compare=False)
 
@@ -77,6 +81,29 @@ class Workload:
 
     def is_true(self, type: str) -> bool:
         return self.condition(type).get("status") == "True"
+
+
+def find_requests(template: Raw) -> dict[str, Raw]:
+    """What each container of a pod template asks for."""
+    spec = template.get("spec") or {}
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    return {str(container.get("name")): quantity.find_requests(container) for container in containers}
+
+
+def is_enough(asked: Mapping[str, Raw], needed: Mapping[str, Raw]) -> bool:
+    """Whether the containers of a Workload ask for all that those of a job need: it may ask for more."""
+    return all(
+        _amount(asked.get(container, {}).get(resource, 0)) >= _amount(value)
+        for container, requests in needed.items()
+        for resource, value in requests.items()
+    )
+
+
+def _amount(value: object) -> Decimal:
+    try:
+        return quantity.parse(value)
+    except ValueError:
+        return Decimal(0)  # the API server takes no such Workload, and no such pod
 
 
 def observe_flavor(raw: Raw) -> Flavor:
@@ -104,7 +131,7 @@ def observe_workload(raw: Raw) -> Workload | None:
         job=job,
         job_uid=job_uid,
         first=int(first),
-        count=int(pod_set.get("count", 1)),
+        count=min(int(pod_set.get("count", 1)), MOST_PODS),
         queue=str(spec.get("queueName", "")),
         template_hash=str(annotations.get(names.ANNOTATION_TEMPLATE, "")),
         reclaimed=int(reclaimed),
@@ -118,6 +145,7 @@ def observe_workload(raw: Raw) -> Workload | None:
         message=str((said["Evicted"] if "Evicted" in true else said.get("QuotaReserved", {})).get("message", "")),
         grant=_observe_grant(status),
         topology=pod_set.get("topologyRequest"),
+        requests=find_requests(pod_set.get("template") or {}),
         generation=int(metadata.get("generation", 0)),
         conditions=conditions,
     )

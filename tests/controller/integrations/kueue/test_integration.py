@@ -113,7 +113,7 @@ async def test_a_job_that_runs_is_not_suspended_before_the_workloads_are_read(tm
         quota = watched.look()
         assert quota is not None and quota.is_admitted and quota.reason == "KueueNotServed"
         assert [quota.covers(i) for i in range(3)] == [True, True, False], "the pods that are there"
-        assert list(quota.open_indices()) == [], "and no new ones"
+        assert list(quota.open_indices(9)) == [], "and no new ones"
         server.slow.set()
         await asyncio.wait_for(watched.kueue.has_looked.wait(), 30)
         quota = watched.look()

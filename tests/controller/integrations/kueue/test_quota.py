@@ -9,7 +9,7 @@ import pytest
 from controller.builders import make_job, make_spec
 from elasticjob_operator.apply import manifests as objects
 from elasticjob_operator.integrations.kueue import manifests, names
-from elasticjob_operator.integrations.kueue.asking import Create, Set
+from elasticjob_operator.integrations.kueue.asking import Create, Set, Wish, decide
 from elasticjob_operator.integrations.kueue.quota import read_quota
 from elasticjob_operator.integrations.kueue.values import Flavor, Workload, observe_flavor, observe_workload
 from elasticjob_operator.model.quota import Placement, Quota, Share
@@ -139,7 +139,7 @@ def test_no_new_pods_of_another_template_or_an_unknown_flavor() -> None:
     other = make_job(make_spec(2, 4, template={"spec": {"containers": [{"name": "worker", "image": "train:2"}]}}))
     changed = read_quota([admit()], FLAVORS, other.spec.template_hash if other.spec else "", "gpus")
     for quota in (changed, read(admit(0, 2, "unknown"))):
-        assert list(quota.open_indices()) == []
+        assert list(quota.open_indices(4)) == []
         assert quota.covers(1)
 
 
@@ -187,6 +187,47 @@ def test_a_workload_asks_for_what_the_pods_will_need() -> None:
     assert pod_set["template"]["spec"]["priorityClassName"] == "high"
     assert raw["metadata"]["ownerReferences"][0]["controller"] is True
     assert raw["metadata"]["finalizers"] == ["kueue.x-k8s.io/resource-in-use"]
+
+
+COSTLY = {"requests": {"cpu": "500m"}, "limits": {"nvidia.com/gpu": 8}}
+
+
+def make_costly(**resources: Any) -> Any:
+    container = {"name": "worker", "image": "train:1", "resources": {**COSTLY, **resources}}
+    return make_job(make_spec(2, 4, template={"spec": {"containers": [container]}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_genuine"),
+    [
+        pytest.param({}, True, id="as we make it"),
+        pytest.param({"resources": {"limits": {"cpu": "1", "nvidia.com/gpu": "8"}}}, True, id="as Kueue completes it"),
+        pytest.param({"resources": {}}, False, id="it asks for nothing"),
+        pytest.param({"resources": {**COSTLY, "limits": {"nvidia.com/gpu": 1}}}, False, id="it asks for less"),
+        pytest.param({"name": "other"}, False, id="another container"),
+    ],
+)
+def test_a_workload_stands_for_what_its_pods_need(change: dict[str, Any], is_genuine: bool) -> None:
+    job = make_costly()
+    raw = write(job=job)
+    (container,) = raw["spec"]["podSets"][0]["template"]["spec"]["containers"]
+    container |= change
+    assert manifests.is_genuine(see(raw), job) is is_genuine
+    assert manifests.is_genuine(see(raw), make_costly(claims=[])), "another template: of the pods that are there"
+
+
+def test_a_workload_has_the_name_that_we_give_it() -> None:
+    raw = write()
+    raw["metadata"]["name"] = "more-of-the-same"
+    assert not manifests.is_genuine(see(raw), JOB)
+
+
+def test_no_count_is_counted_out() -> None:
+    raw = admit(2, 2**63)
+    quota = read(admit(), raw)
+    assert quota.pods == 2**31 + 1
+    assert list(quota.open_indices(4)) == [0, 1, 2, 3]
+    assert decide(Wish(SPEC, "gpus", 4), [admit(), raw], ()) != ()
 
 
 def test_a_patch_keeps_the_conditions_of_others() -> None:
