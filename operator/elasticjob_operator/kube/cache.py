@@ -162,18 +162,15 @@ class Cache:
         else:
             self.put_pod(raw)
 
-    def replace_pods(self, items: list[Raw], namespace: str = "") -> None:
-        """The metadata of all existing pods, optionally of one namespace; each was entered already."""
+    def replace_pods(self, items: list[Raw], version: str, namespace: str = "") -> None:
+        """The metadata of all pods at one version, optionally of one namespace; each was entered already."""
         listed = {item["metadata"]["uid"] for item in items}
-        newest = max(
-            (int(v) for v in (i["metadata"].get("resourceVersion", "0") for i in items) if v.isdecimal()), default=0
-        )
         for key, pods in list(self._pods.items()):
             if namespace and key[0] != namespace:
                 continue
             for uid, pod in list(pods.items()):
                 # A pod that we created after the list was taken is not missing, only newer.
-                if uid not in listed and not is_older(str(newest), pod.resource_version):
+                if uid not in listed and not is_older(version, pod.resource_version):
                     self.drop_pod(uid)
 
     def pods(self, key: JobKey) -> tuple[Pod, ...]:

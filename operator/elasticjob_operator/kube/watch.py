@@ -1,9 +1,10 @@
 """A watch that stays in sync with the API server: list, watch, and start over when the watch breaks.
 
 It requests only the objects of its selector, and only their metadata if that is enough. It calls `apply` for every
-existing object and for each event, and `replace` with the metadata of all existing objects, at the start and after
-every gap: objects that are not among them were deleted. Reports may be outdated, repeated or late, but are never wrong
-about one object at one version. An object that cannot be read, or for which `apply` raises, is skipped with a warning.
+existing object and for each event, and `replace` with the metadata of all existing objects and the version of that
+list, at the start and after every gap: objects that are not among them were deleted, except for newer ones. Reports may
+be outdated, repeated or late, but are never wrong about one object at one version. An object that cannot be read, or
+for which `apply` raises, is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Watch:
         api: Api,
         path: str,
         *,
-        replace: Callable[[list[Raw]], None],
+        replace: Callable[[list[Raw], str], None],
         apply: Callable[[str, Raw], None],
         selector: str = "",
         required: bool = True,
@@ -115,7 +116,7 @@ class Watch:
                 for item in page.present:
                     listed.append({"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}})
                 version = page.version
-        self._replace(listed)
+        self._replace(listed, version)
         return version
 
     async def _follow(self) -> None:

@@ -30,7 +30,7 @@ def build_watches(
     nodes = Watch(
         api,
         path_of("v1", "nodes"),
-        replace=cache.replace_nodes,
+        replace=lambda items, version: cache.replace_nodes(items),
         apply=cache.apply_node,
         required=False,
         intake=intake,
@@ -42,7 +42,7 @@ def _watch_pods(api: Api, cache: Cache, intake: Intake, namespace: str) -> Watch
     return Watch(
         api,
         path_of("v1", "pods", namespace),
-        replace=lambda items: cache.replace_pods(items, namespace),
+        replace=lambda items, version: cache.replace_pods(items, version, namespace),
         apply=cache.apply_pod,
         selector=SELECTOR,
         intake=intake,
@@ -55,7 +55,7 @@ def _watch_children(
     return Watch(
         api,
         path_of(group_version, plural, namespace),
-        replace=lambda items: cache.replace_children(kind.value, items, namespace),
+        replace=lambda items, version: cache.replace_children(kind.value, items, namespace),
         apply=lambda event, raw: cache.apply_child(kind.value, event, raw),
         selector=SELECTOR,
         is_metadata_enough=True,

@@ -117,6 +117,19 @@ def test_a_pod_whose_labels_were_taken_away_is_forgotten_when_it_goes(watched: W
     assert watched.cache.pods(KEY) == ()
 
 
+@pytest.mark.parametrize(
+    ("listed_at", "left"),
+    [
+        pytest.param("30", [], id="deleted while nobody watched, and no other is left"),
+        pytest.param("19", ["u0"], id="made after the list was taken"),
+    ],
+)
+def test_pods_that_a_list_lacks(watched: Watched, listed_at: str, left: list[str]) -> None:
+    watched.cache.put_pod(raw_pod())
+    watched.cache.replace_pods([], listed_at)
+    assert [pod.uid for pod in watched.cache.pods(KEY)] == left
+
+
 def test_nothing_is_kept_of_pods_that_came_and_went(watched: Watched) -> None:
     cache = watched.cache
     node = {"metadata": {"name": "node0"}, "spec": {}, "status": {}}

@@ -76,7 +76,7 @@ async def following(
         told.put_nowait(raw["metadata"]["name"])
 
     async with answering(server.answer, directory) as api:
-        watch = Watch(api, PATH, replace=lambda items: None, apply=apply, intake=Intake(server.count))
+        watch = Watch(api, PATH, replace=lambda items, version: None, apply=apply, intake=Intake(server.count))
         task = asyncio.create_task(watch.run())
         try:
             yield told, task

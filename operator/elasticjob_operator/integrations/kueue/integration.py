@@ -260,14 +260,14 @@ class Kueue:
     async def _delete(self, namespace: str, workload: Workload) -> None:
         path = path_of(names.API_VERSION, "workloads", namespace, workload.name)
         body = {"preconditions": {"uid": workload.uid}}
-        raw = await self._unless_stale(self._api.request("DELETE", path, body, job=workload.job))
+        raw = await self._unless_stale(namespace, workload, self._api.request("DELETE", path, body, job=workload.job))
         if raw is not None and raw.get("kind") == "Workload":
             self.store.put_workload(raw)
 
     async def _patch(self, namespace: str, workload: Workload, body: dict[str, Any], sub: str = "") -> None:
         path = path_of(names.API_VERSION, "workloads", namespace, workload.name, sub)
         call = self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=workload.job)
-        raw = await self._unless_stale(call)
+        raw = await self._unless_stale(namespace, workload, call)
         if raw is None:
             return
         if raw["metadata"].get("deletionTimestamp") and not raw["metadata"].get("finalizers"):
@@ -275,13 +275,15 @@ class Kueue:
         else:
             self.store.put_workload(raw)
 
-    async def _unless_stale(self, call: Awaitable[Any]) -> Any:
-        """The watch tells what has changed in between, and then the job has another pass."""
+    async def _unless_stale(self, namespace: str, workload: Workload, call: Awaitable[Any]) -> Any:
+        """None for a Workload that is gone, or has changed: the watch tells of that, and the job has another pass."""
         try:
             return await call
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
+            if error.status == 404:
+                self.store.drop_workload(namespace, workload.name, workload.uid)
             return None
 
 

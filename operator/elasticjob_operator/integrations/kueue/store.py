@@ -50,14 +50,13 @@ class Store:
         else:
             self.put_workload(raw)
 
-    def replace_workloads(self, items: list[Raw], namespace: str = "") -> None:
+    def replace_workloads(self, items: list[Raw], version: str, namespace: str = "") -> None:
         listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in items}
-        newest = max((int(v) for i in items if (v := i["metadata"].get("resourceVersion", "")).isdecimal()), default=0)
         for key, known in list(self._workloads.items()):
             if namespace and key[0] != namespace:
                 continue
             for workload in list(known.values()):
-                if (key[0], workload.name) not in listed and not is_older(str(newest), workload.version):
+                if (key[0], workload.name) not in listed and not is_older(version, workload.version):
                     self.drop_workload(key[0], workload.name, workload.uid)
 
     def keys(self) -> tuple[JobKey, ...]:
@@ -82,7 +81,7 @@ class Store:
         if changed:
             self._wake_all()
 
-    def replace_flavors(self, items: list[Raw]) -> None:
+    def replace_flavors(self, items: list[Raw], version: str) -> None:
         listed = {item["metadata"]["name"] for item in items}
         for name in [n for n in self.flavors if n not in listed]:
             del self.flavors[name]

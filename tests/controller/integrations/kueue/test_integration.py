@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
-from controller.builders import make_job, make_pod
+from controller.builders import NOW, make_job, make_pod
 from controller.integrations.kueue.test_quota import JOB, SETTINGS, condition, write
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.integrations.kueue import integration, names
 from elasticjob_operator.integrations.kueue.integration import Kueue
+from elasticjob_operator.integrations.kueue.store import Store
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.quota import Quota
+from elasticjob_operator.plan.plan import Plan
 
 pytestmark = pytest.mark.timeout(60)
 QUEUED = make_job(JOB.spec, labels={names.LABEL_QUEUE: "gpus"})
@@ -89,6 +92,7 @@ class Watched:
 @contextlib.asynccontextmanager
 async def integrated(server: Server, directory: Path) -> AsyncIterator[Watched]:
     async with answering(server.answer, directory) as api:
+        api.leadership.lend(math.inf)
         found = Watched()
         kueue = Kueue(api, (), Intake(), wake=found.note, wake_all=found.note, settings=lambda: SETTINGS)
         found.kueue = kueue
@@ -149,3 +153,27 @@ async def test_a_job_without_pods_waits_for_kueue_to_come_back(tmp_path: Path) -
         quota = watched.kueue.see(QUEUED, ())
         assert quota is not None and (quota.is_admitted, quota.reason) == (False, "KueueNotServed")
         assert watched.kueue.see(make_job(JOB.spec), ()) is None, "a job without a queue has no such limit"
+
+
+@pytest.mark.parametrize(
+    ("listed_at", "left"),
+    [
+        pytest.param("9", 0, id="deleted while nobody watched, and no other is left"),
+        pytest.param("6", 1, id="made after the list was taken"),
+    ],
+)
+def test_workloads_that_a_list_lacks(listed_at: str, left: int) -> None:
+    store = Store(lambda key: None)
+    store.put_workload(admitted())
+    store.replace_workloads([], listed_at)
+    assert len(store.workloads(QUEUED)) == left
+
+
+async def test_a_workload_that_is_not_found_is_forgotten(tmp_path: Path) -> None:
+    server = Server(admitted())
+    async with integrated(server, tmp_path) as watched:
+        await watched.wait_for("Admitted")
+        assert list(watched.kueue.keys()) == [QUEUED.key]
+        server.refusals[f"/apis/{names.API_VERSION}/namespaces/default/workloads/digits-job-uid-0"] = 404
+        await watched.kueue.settle(QUEUED, (), Plan(QUEUED.status, asks=0), NOW)
+        assert list(watched.kueue.keys()) == []
