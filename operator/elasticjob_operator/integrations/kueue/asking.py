@@ -26,6 +26,7 @@ class Wish:
     queue: str
     asks: int | None = None  # pods that it wants now; 0 where it is suspended, None where it is left alone
     ended: tuple[bool, str] | None = None  # (whether it has succeeded, the message) of a job that has finished
+    classes: tuple[str, str] = ("", "")  # names of the priority classes of its base and of its increments
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,9 @@ def _is_stale(wish: Wish, workload: Workload, *, is_base: bool) -> bool:
         return False
     if is_base and workload.count != spec.min_replicas:
         return True
-    return workload.template_hash != spec.template_hash or workload.queue != wish.queue
+    priority = wish.classes[0 if is_base else 1]
+    new = (spec.template_hash, wish.queue, priority)
+    return (workload.template_hash, workload.queue, workload.priority_class) != new
 
 
 def _release(workload: Workload) -> Write:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob_operator import api
@@ -17,7 +17,7 @@ from elasticjob_operator.apply import refusals
 from elasticjob_operator.integrations.kueue import asking, manifests, names
 from elasticjob_operator.integrations.kueue.asking import Create, Delete, LetGo, Set, Wish, Write
 from elasticjob_operator.integrations.kueue.manifests import Priority
-from elasticjob_operator.integrations.kueue.quota import keep_what_runs, read_quota
+from elasticjob_operator.integrations.kueue.quota import find_base, keep_what_runs, read_quota
 from elasticjob_operator.integrations.kueue.store import Store
 from elasticjob_operator.integrations.kueue.values import Workload
 from elasticjob_operator.kube.client import Api
@@ -155,9 +155,11 @@ class Kueue:
         template_hash = job.spec.template_hash if job.spec is not None else ""
         quota = read_quota(workloads, self.store.flavors, template_hash, queue)
         refused = self._refused.get(job.key)
-        if refused is not None and refused.uid == job.uid and not quota.is_admitted:
-            return Quota(False, *refused.why)
-        return quota
+        if refused is None or refused.uid != job.uid:
+            return quota
+        if quota.is_admitted:
+            return replace(quota, message=f"{quota.message}; {refused.why[1]}")
+        return quota if find_base(workloads) else Quota(False, *refused.why)
 
     def _workloads(self, job: Job) -> tuple[list[Workload], list[Workload]]:
         """Those of this job, and those that somebody else has made in its name."""
@@ -188,10 +190,13 @@ class Kueue:
         queue = self._queue_of(job, workloads)
         if not (queue or workloads or forged):
             return None
+        ours_now = [p for p in pods if p.job_uid == job.uid]
+        writes = (*asking.drop(forged), *asking.decide(_wish(job, queue, made), workloads, ours_now))
+        if not any(isinstance(write, Create) for write in writes):
+            self._refused.pop(job.key, None)  # what was refused is not wanted any more
         refused = self._refused.get(job.key)
         is_held = refused is not None and refused.uid == job.uid and now < refused.until
-        ours_now = [p for p in pods if p.job_uid == job.uid]
-        for write in (*asking.drop(forged), *asking.decide(_wish(job, queue, made), workloads, ours_now)):
+        for write in writes:
             if is_held and isinstance(write, Create):
                 continue
             problem = await self._carry_out(job, queue, write, now)
@@ -244,18 +249,14 @@ class Kueue:
         return None
 
     async def _find_priority(self, job: Job, spec: api.Spec, new: Create) -> Priority | None:
-        """The class of the job's label, or that of its pods; increments may have one of their own."""
-        name = job.labels.get(names.LABEL_PRIORITY, "")
-        if new.first:
-            name = job.annotations.get(names.ANNOTATION_GROWTH_PRIORITY, name)
-        if name:
-            path = path_of(names.API_VERSION, "workloadpriorityclasses", name=name)
-            return Priority(names.GROUP, name, int((await self._api.request("GET", path))["value"]))
-        name = str(spec.template["spec"].get("priorityClassName") or "")
+        group, name = manifests.find_class(job, spec, is_base=not new.first)
         if not name:
             return None
-        path = path_of("scheduling.k8s.io/v1", "priorityclasses", name=name)
-        return Priority("scheduling.k8s.io", name, int((await self._api.request("GET", path))["value"]))
+        if group == names.GROUP:
+            path = path_of(names.API_VERSION, "workloadpriorityclasses", name=name)
+        else:
+            path = path_of(f"{group}/v1", "priorityclasses", name=name)
+        return Priority(group, name, int((await self._api.request("GET", path))["value"]))
 
     async def _delete(self, namespace: str, workload: Workload) -> None:
         path = path_of(names.API_VERSION, "workloads", namespace, workload.name)
@@ -291,6 +292,7 @@ def _wish(job: Job, queue: str, made: Plan) -> Wish:
     status = made.status
     if not status.finished:
         is_another = job.spec is not None and job.spec.manager not in ("", ours.MANAGED_BY)
-        return Wish(job.spec, queue, made.asks if queue and not is_another else 0)
+        classes = [manifests.find_class(job, job.spec, is_base=is_base)[1] for is_base in (True, False)]
+        return Wish(job.spec, queue, made.asks if queue and not is_another else 0, classes=(classes[0], classes[1]))
     last = status.condition("Complete") if status.is_true("Complete") else status.condition("Failed")
     return Wish(job.spec, queue, ended=(status.is_true("Complete"), last.message if last else ""))

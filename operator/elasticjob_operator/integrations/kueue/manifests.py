@@ -69,6 +69,16 @@ def build_workload(
     return {"apiVersion": names.API_VERSION, "kind": "Workload", "metadata": described, "spec": body}
 
 
+def find_class(job: Job, spec: api.Spec | None, *, is_base: bool) -> tuple[str, str]:
+    """(group, name) of the class of the job's label, or else of its pods; increments may have one of their own."""
+    name = job.labels.get(names.LABEL_PRIORITY, "")
+    if not is_base:
+        name = job.annotations.get(names.ANNOTATION_GROWTH_PRIORITY, name)
+    if name or spec is None:
+        return names.GROUP, name
+    return "scheduling.k8s.io", str(spec.template["spec"].get("priorityClassName") or "")
+
+
 def build_template(job: Job, spec: api.Spec, settings: manifests.Settings) -> Object:
     """The pod as far as it matters for its admission: a job may have many Workloads, and a large template."""
     pod = manifests.build_pod(job, spec, NewPod(0), settings)

@@ -46,6 +46,7 @@ class Workload:
     first: int
     count: int
     queue: str = ""
+    priority_class: str = ""
     template_hash: str = ""
     reclaimed: int = 0  # pods, the last ones, whose quota was given back
     reserves: bool = False  # it holds quota
@@ -133,6 +134,7 @@ def observe_workload(raw: Raw) -> Workload | None:
         first=int(first),
         count=min(int(pod_set.get("count", 1)), MOST_PODS),
         queue=str(spec.get("queueName", "")),
+        priority_class=str((spec.get("priorityClassRef") or {}).get("name", "")),
         template_hash=str(annotations.get(names.ANNOTATION_TEMPLATE, "")),
         reclaimed=int(reclaimed),
         reserves="QuotaReserved" in true,

@@ -141,6 +141,8 @@ RELEASE = "QuotaReserved=False Admitted=False Requeued=True release"
         ),
         pytest.param(2, [replace(BASE, is_deleting=True)], (), ["let go 0"], id="then it may go"),
         pytest.param(2, [replace(PENDING, queue="old")], (), ["delete 0"], id="another queue"),
+        pytest.param(2, [replace(PENDING, priority_class="old")], (), ["delete 0"], id="another class"),
+        pytest.param(2, [replace(BASE, priority_class="old")], run(0, 1), [], id="an admitted base has been ordered"),
         pytest.param(2, [replace(PENDING, count=3)], (), ["delete 0"], id="another minReplicas"),
         pytest.param(2, [replace(PENDING, template_hash="old")], (), ["delete 0"], id="another template"),
         pytest.param(2, [replace(BASE, template_hash="old")], run(0, 1), [], id="an admitted base stays as it is"),

@@ -177,3 +177,29 @@ async def test_a_workload_that_is_not_found_is_forgotten(tmp_path: Path) -> None
         server.refusals[f"/apis/{names.API_VERSION}/namespaces/default/workloads/digits-job-uid-0"] = 404
         await watched.kueue.settle(QUEUED, (), Plan(QUEUED.status, asks=0), NOW)
         assert list(watched.kueue.keys()) == []
+
+
+def pending(**status: Any) -> dict[str, Any]:
+    said = [condition("QuotaReserved", "False", "Pending", "no room")]
+    return write(conditions=said, **status)
+
+
+async def test_what_was_refused_is_told_until_it_is_not_wanted_any_more(tmp_path: Path) -> None:
+    server = Server(admitted())
+    async with integrated(server, tmp_path) as watched:
+        kueue, store = watched.kueue, watched.kueue.store
+        await watched.wait_for("Admitted")
+        server.refusals[f"/apis/{names.API_VERSION}/namespaces/default/workloads"] = 422
+        await kueue.settle(QUEUED, PODS, Plan(QUEUED.status, asks=3), NOW)
+        quota = watched.look()
+        assert quota is not None and quota.is_admitted
+        assert "no quota can be asked for" in quota.message, "an increment that was refused is told"
+        waits = pending()
+        waits["metadata"]["resourceVersion"] = "8"
+        store.put_workload(waits)
+        quota = watched.look()
+        assert quota is not None and quota.reason == "Pending", "the base says what it waits for"
+        store.put_workload({**admitted(), "metadata": {**admitted()["metadata"], "resourceVersion": "9"}})
+        await kueue.settle(QUEUED, PODS, Plan(QUEUED.status, asks=2), NOW)
+        quota = watched.look()
+        assert quota is not None and quota.message == "ClusterQueue team has admitted 2 pods"
