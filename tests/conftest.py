@@ -20,8 +20,12 @@ __all__ = [
 ]
 
 # The normal run tries the same few examples every time; `--hypothesis-profile=long` tries thousands of new ones.
-hypothesis.settings.register_profile("default", max_examples=40, stateful_step_count=15, derandomize=True, deadline=None)
-hypothesis.settings.register_profile("long", max_examples=10_000, deadline=None, stateful_step_count=15, print_blob=True)
+hypothesis.settings.register_profile(
+    "default", max_examples=40, stateful_step_count=15, derandomize=True, deadline=None
+)
+hypothesis.settings.register_profile(
+    "long", max_examples=10_000, deadline=None, stateful_step_count=15, print_blob=True
+)
 hypothesis.settings.load_profile("default")
 
 
