@@ -52,7 +52,7 @@ def _plan(seen: Seen, config: Config) -> Plan:
     if job.deleting:
         return ending.give_back(seen, Plan(status, "being deleted"))
     if status.finished:
-        return ending.give_back(seen, ending.after_end(seen))
+        return ending.after_end(seen)
     if job.unread:
         return ending.give_back(seen, ending.hold(seen))
     if job.spec is None:

@@ -185,15 +185,6 @@ def test_no_edit_of_a_job_keeps_its_quota(changes: dict[str, Any]) -> None:
     assert plan(see(job, pods, **agents)).delete == (), "a job without a queue goes on as it is"
 
 
-def test_pods_that_a_finished_job_leaves_behind_have_no_quota_for_ever() -> None:
-    spec = make_spec(runPolicy={"cleanPodPolicy": "None"})
-    ended = started(completion_time=format_time(NOW - 1000))
-    ended = revise(ended, conditions=[api.Condition(type="Failed", status="True", reason="DeadlineExceeded")])
-    pods = (make_pod(0), make_pod(1, "Succeeded"))
-    made = plan(see(make_job(spec, ended), pods, quota=WAITING))
-    assert [d.uid for d in made.delete] == ["u0"], "the other one only keeps its log"
-
-
 @pytest.mark.parametrize(
     ("made", "asks"),
     [

@@ -145,8 +145,10 @@ class Kueue:
 
         A job that is not ours to run any more, or cannot be, has a queue for as long as it has Workloads.
         """
+        if job.status.finished:
+            return None
         workloads, _ = self._workloads(job)
-        is_run = job.spec is not None and self._is_ours(job.spec) and not job.status.finished
+        is_run = job.spec is not None and self._is_ours(job.spec)
         queue = self._queue_of(job, workloads) if is_run or workloads else ""
         if not queue:
             return None
