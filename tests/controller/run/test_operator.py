@@ -59,10 +59,16 @@ class Server:
             await out.prepare(request)
             await asyncio.sleep(60)
             return out
+        if request.path.startswith("/apis/kueue"):
+            return web.json_response({"message": "no endpoints available"}, status=503)
         if request.path == "/apis":
             version = {"groupVersion": names.API_VERSION, "version": names.VERSION}
             group = {"name": names.GROUP, "versions": [version], "preferredVersion": version}
-            return web.json_response({"groups": [group]})
+            kueue = {
+                "name": "kueue.x-k8s.io",
+                "versions": [{"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}],
+            }
+            return web.json_response({"groups": [group, kueue]})
         if resource == names.VERSION:
             kind = {"name": names.PLURAL, "singularName": "elasticjob", "kind": names.KIND, "namespaced": True}
             return web.json_response({"resources": [{**kind, "verbs": ["get", "list", "watch", "patch"]}]})
@@ -153,3 +159,21 @@ async def test_what_is_left_out_and_what_begins_anew_is_counted(tmp_path: Path) 
         text = operator.metrics.expose(0.0).decode()
         assert 'elasticjob_objects_skipped_total{error="IndexError",kind="pods"} 1.0' in text
         assert 'elasticjob_background_restarts_total{task="a watch"} 1.0' in text
+
+
+async def test_a_kueue_that_does_not_answer_keeps_nobody_from_leading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticjob_operator.run.operator.KUEUE_SECONDS", 0.2)
+    server = Server()
+    async with answering(server.answer, tmp_path) as api:
+        loopback = {"hub_host": "127.0.0.1", "hub_port": 0, "http_host": "127.0.0.1", "http_port": 0}
+        operator = Operator(
+            Options(**loopback, leader_election=False, integrations=("kueue",)),  # type: ignore[arg-type]
+            api,
+        )
+        life = asyncio.create_task(operator.run())
+        await until(lambda: any("/elasticjobs/j" in w for w in server.writes), life)
+        assert leads(operator)
+        operator.stop()
+        await life
