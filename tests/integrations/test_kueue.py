@@ -14,7 +14,7 @@ from operator_fixture import OperatorProcess, light_spec, wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
-INVALID = {"template": {"spec": {"containers": []}}}
+INVALID: dict[str, Any] = {"template": {"spec": {"containers": []}}}
 
 
 def bounds(min: int, max: int) -> dict[str, Any]:
