@@ -42,7 +42,7 @@ def newer_crd(cluster: Cluster) -> Iterator[None]:
     before = cluster.kube.request("GET", CRD)
     newer = copy.deepcopy(before)
     status = newer["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
-    status["timeline"] = {"type": "array", "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    status["weather"] = {"type": "array", "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     status["rendezvous"]["properties"]["topology"] = {"type": "string"}
     status["phase"]["enum"].append("Dreaming")
     cluster.kube.request("PATCH", CRD, {"spec": newer["spec"]}, content_type=MERGE)
@@ -112,11 +112,11 @@ def test_what_a_newer_operator_wrote_survives(
     jobs = Jobs(cluster, namespace)
     jobs.create("good", light_spec())
     generation = jobs.await_world("good", 2)["rendezvous"]["generation"]
-    newer = {"timeline": [{"what": "formed"}], "rendezvous": {"topology": "ring"}, "phase": "Dreaming"}
+    newer = {"weather": [{"what": "formed"}], "rendezvous": {"topology": "ring"}, "phase": "Dreaming"}
 
     def write() -> bool:
         answer = jobs.kube.request("PATCH", f"{jobs.path}/good/status", {"status": newer}, content_type=MERGE)
-        return "timeline" in answer["status"]
+        return "weather" in answer["status"]
 
     wait_for(write, "the newer schema is served")
     wait_for(lambda: jobs.status("good")["phase"] == "Running", "what is not understood and decides nothing is mended")
@@ -125,7 +125,7 @@ def test_what_a_newer_operator_wrote_survives(
     assert "status.phase" in told
     assert jobs.status("good")["rendezvous"].items() >= {"generation": generation, "topology": "ring"}.items()
     jobs.scale("good", 3)
-    assert jobs.await_world("good", 3)["timeline"] == newer["timeline"]
+    assert jobs.await_world("good", 3)["weather"] == newer["weather"]
 
 
 def test_what_cannot_change_while_the_job_runs(cluster: Cluster, operator: OperatorProcess, namespace: str) -> None:
