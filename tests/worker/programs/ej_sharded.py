@@ -57,7 +57,7 @@ def break_next_agreement() -> None:
         work = agree(tensor, *args, **kwargs)
         if tensor.numel() == 1 and work is None:  # no gradient, and the session waits for it
             dist.all_reduce = agree
-            raise RuntimeError("Connection reset by peer")
+            raise RuntimeError("[/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection reset by peer")
         return work
 
     dist.all_reduce = fail
