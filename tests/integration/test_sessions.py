@@ -73,17 +73,21 @@ def test_a_paused_node_that_the_others_wait_for_is_given_up_and_comes_back(jobs:
     start(jobs, "digits-session", {}, maxReplicas=3)
     jobs.scale("digits-session", 3)
     three = jobs.await_world("digits-session", 3, timeout=120)["rendezvous"]
-    pods = [member["pod"] for member in three["members"]]
-    for pod in pods:
-        await_step(jobs, pod, 3, three["generation"])
-    cluster.kill_pod(jobs.namespace, pods[1], signal.SIGSTOP)
-    for pod in (pods[0], pods[2]):
-        await_step(jobs, pod, 2, three["generation"] + 1)
-    cluster.kill_pod(jobs.namespace, pods[1], signal.SIGCONT)
-    again = jobs.await_world("digits-session", 3, above=three["generation"] + 1, timeout=200)["rendezvous"]
-    await_survivor(jobs, pods[0], 3, again["generation"])
-    lost = f"{pods[1]} (rank 1) is lost: it does not answer, and the others wait for it"
-    assert ("MemberLost", lost) in jobs.events("digits-session")
+    for member in three["members"]:
+        await_step(jobs, member["pod"], 3, three["generation"])
+    world = three
+    for _ in range(3):  # on a busy machine its heartbeats may be missed before it is seen who waits
+        first, paused, third = (member["pod"] for member in world["members"])
+        cluster.kill_pod(jobs.namespace, paused, signal.SIGSTOP)
+        for pod in (first, third):
+            await_step(jobs, pod, 2, world["generation"] + 1)
+        cluster.kill_pod(jobs.namespace, paused, signal.SIGCONT)
+        world = jobs.await_world("digits-session", 3, above=world["generation"] + 1, timeout=200)["rendezvous"]
+        await_survivor(jobs, first, 3, world["generation"])
+        lost = f"{paused} (rank 1) is lost: it does not answer, and the others wait for it"
+        if ("MemberLost", lost) in jobs.events("digits-session"):
+            return
+    pytest.fail(f"nobody was given up because others wait: {jobs.events('digits-session')}")
 
 
 def test_survivors_keep_their_processes(jobs: Jobs, cluster: Cluster) -> None:
