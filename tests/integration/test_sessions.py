@@ -35,6 +35,15 @@ def await_step(jobs: Jobs, pod: str, size: int, generation: int) -> None:
     wait_for(look, f"{pod} makes a step in a world of {size}", timeout=120, poll=0.2)
 
 
+def await_routine(jobs: Jobs, pods: list[str], generation: int, steps: int = 30) -> None:
+    """Wait until the world has made enough steps that it is known what is usual in it."""
+
+    def look() -> bool:
+        return all(sum(s["generation"] == generation for s in read_steps(jobs, pod)) >= steps for pod in pods)
+
+    wait_for(look, f"{pods} make {steps} steps in generation {generation}", timeout=120, poll=0.2)
+
+
 def start(jobs: Jobs, example: str, folders: dict[str, Path], **policy: int) -> None:
     """An example of the gallery under its own name, for as long as the test wants."""
     manifest = yaml.safe_load((ROOT / f"manifests/examples/{example}.yaml").read_text())
@@ -72,12 +81,10 @@ def test_a_sharded_model_outlives_a_lost_pod(jobs: Jobs, cluster: Cluster, tmp_p
 def test_a_paused_node_that_the_others_wait_for_is_given_up_and_comes_back(jobs: Jobs, cluster: Cluster) -> None:
     start(jobs, "digits-session", {}, maxReplicas=3)
     jobs.scale("digits-session", 3)
-    three = jobs.await_world("digits-session", 3, timeout=120)["rendezvous"]
-    for member in three["members"]:
-        await_step(jobs, member["pod"], 3, three["generation"])
-    world = three
+    world = jobs.await_world("digits-session", 3, timeout=120)["rendezvous"]
     for _ in range(3):  # on a busy machine its heartbeats may be missed before it is seen who waits
-        first, paused, third = (member["pod"] for member in world["members"])
+        first, paused, third = pods = [member["pod"] for member in world["members"]]
+        await_routine(jobs, pods, world["generation"])
         cluster.kill_pod(jobs.namespace, paused, signal.SIGSTOP)
         for pod in (first, third):
             await_step(jobs, pod, 2, world["generation"] + 1)
