@@ -75,8 +75,7 @@ class Spec(Model):
     runtime_injection: RuntimeInjection = Field(
         default=RuntimeInjection.AUTO,
         description="Whether an init container copies the elasticjob runtime into the trainer: Auto (if the "
-        "operator has a "
-        "a runtime image and the trainer does not use the elasticjob worker image), Always, Never.",
+        "operator has a runtime image and the trainer does not use the elasticjob worker image), Always, Never.",
     )
     template: Annotated[dict[str, Any], AfterValidator(check_template)] = Field(
         description="A pod template (core/v1 PodTemplateSpec). The first container trains, or the one named by "

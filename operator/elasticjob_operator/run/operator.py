@@ -210,9 +210,9 @@ class Operator:
                 group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))
                 group.create_task(self._keep_going("the certificate", self.serving.keep_fresh))
                 if self.kueue is not None:
-                    group.create_task(self._keep_going("the integration of Kueue", self.kueue.run))
+                    group.create_task(self._keep_going("the integration of Kueue", self.kueue.follower.run))
                     with contextlib.suppress(TimeoutError):  # until then, jobs keep the pods that they have
-                        await asyncio.wait_for(self.kueue.has_looked.wait(), KUEUE_SECONDS)
+                        await asyncio.wait_for(self.kueue.follower.has_looked.wait(), KUEUE_SECONDS)
                 await asyncio.gather(*(w.synced.wait() for w in self._watches))
                 await self.jobs.catch_up()
                 await self._elect(election)

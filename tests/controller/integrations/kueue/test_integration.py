@@ -16,7 +16,7 @@ from controller.api_fixture import answering
 from controller.builders import NOW, make_job, make_pod
 from controller.integrations.kueue.test_quota import JOB, SETTINGS, condition, write
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.integrations.kueue import integration, names
+from elasticjob_operator.integrations.kueue import following, names
 from elasticjob_operator.integrations.kueue.integration import Kueue
 from elasticjob_operator.integrations.kueue.store import Store
 from elasticjob_operator.kube.intake import Intake
@@ -96,7 +96,7 @@ async def integrated(server: Server, directory: Path) -> AsyncIterator[Watched]:
         found = Watched()
         kueue = Kueue(api, (), Intake(), wake=found.note, wake_all=found.note, settings=lambda: SETTINGS)
         found.kueue = kueue
-        task = asyncio.create_task(kueue.run())
+        task = asyncio.create_task(kueue.follower.run())
         try:
             yield found
         finally:
@@ -119,7 +119,7 @@ async def test_a_job_that_runs_is_not_suspended_before_the_workloads_are_read(tm
         assert [quota.covers(i) for i in range(3)] == [True, True, False], "the pods that are there"
         assert list(quota.open_indices(9)) == [], "and no new ones"
         server.slow.set()
-        await asyncio.wait_for(watched.kueue.has_looked.wait(), 30)
+        await asyncio.wait_for(watched.kueue.follower.has_looked.wait(), 30)
         quota = watched.look()
         assert quota is not None and (quota.reason, quota.pods) == ("Admitted", 2)
         assert all(told is not None and told.is_admitted for told in watched.told)
@@ -129,13 +129,13 @@ async def test_a_job_that_runs_is_not_suspended_before_the_workloads_are_read(tm
 async def test_what_may_not_be_seen_is_no_reason_to_suspend(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integration, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
     server = Server(admitted())
     server.refusals[refused] = 403
     async with integrated(server, tmp_path) as watched:
         for _ in range(3):  # looks
             await until(server, f"GET {refused}")
-        await asyncio.wait_for(watched.kueue.has_looked.wait(), 30)
+        await asyncio.wait_for(watched.kueue.follower.has_looked.wait(), 30)
         quota = watched.look()
         assert quota is not None
         assert "cannot be seen: install the operator's chart with integrations.kueue=true" in quota.message
