@@ -111,6 +111,7 @@ TRIED = [Attempt((Import("a"),)), Import("b")]
         pytest.param("try:\n  f()\nexcept ImportError:\n  pass\nimport b", [], id="something is tried"),
         pytest.param("if TYPE_CHECKING:\n  import a\nimport b", [Import("b")], id="only for types"),
         pytest.param("if typing.TYPE_CHECKING:\n  import a\nimport b", [Import("b")], id="the same, qualified"),
+        pytest.param("if not TYPE_CHECKING:\n  load()\nimport b", [], id="not for types"),
         pytest.param("if __name__ == '__main__':\n  import a\n", [], id="the main part"),
         pytest.param("import helper\nimport b", [Import("own_dependency"), Import("b")], id="its own module"),
         pytest.param("import noisy\nimport b", [Import("before")], id="its own module does something"),

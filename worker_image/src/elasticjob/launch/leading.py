@@ -18,19 +18,9 @@ HARMLESS = frozenset(
     {
         *("abstractmethod", "bool", "cache", "cached_property", "classmethod", "compile", "contextmanager", "Counter"),
         *("dataclass", "defaultdict", "deque", "dict", "field", "final", "float", "frozenset", "int", "len", "list"),
-        *(
-            "Lock",
-            "lru_cache",
-            "namedtuple",
-            "NamedTuple",
-            "NewType",
-            "OrderedDict",
-            "overload",
-            "override",
-            "ParamSpec",
-        ),
-        *("partial", "property", "range", "set", "sorted", "staticmethod", "str", "total_ordering", "tuple"),
-        *("TypedDict", "TypeVar", "wraps", "setter"),
+        *("Lock", "lru_cache", "namedtuple", "NamedTuple", "NewType", "OrderedDict", "overload", "override"),
+        *("ParamSpec", "partial", "property", "range", "set", "setter", "sorted", "staticmethod", "str"),
+        *("total_ordering", "tuple", "TypedDict", "TypeVar", "wraps"),
         *("ArgumentParser", "getenv", "getLogger", "get_logger"),
         *("abspath", "absolute", "basename", "dirname", "expanduser", "join", "Path", "resolve"),
         *("device", "inference_mode", "no_grad", "record"),  # of torch
@@ -225,7 +215,7 @@ def _read_statement(statement: ast.stmt) -> list[_Raw] | None:
             return [] if defines and all(_read_statement(one) == [] for one in statement.body) else None
         case ast.Try(body, handlers, orelse, []) if _catches_import_error(handlers):
             return _read_try(body, [line for one in handlers for line in one.body], orelse)
-        case ast.If(test=test, orelse=[]) if _names(test) == ["TYPE_CHECKING"]:
+        case ast.If(ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"), orelse=[]):
             return []
         case ast.Assign([ast.Subscript(value=target, slice=ast.Constant(str(name)))], ast.Constant(str(value))):
             return [SetVariable(name, value)] if _is_environ(target) else None
