@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from elasticjob import __version__, env
 from elasticjob.context import backends, context, network
-from elasticjob.diagnose import stacks
+from elasticjob.diagnose import frameworks
 from elasticjob.diagnose.findings import FAIL, OK, SKIP, WARN, Finding
 from elasticjob.errors import ElasticJobError
 
@@ -262,15 +262,15 @@ CHECKS: tuple[Check, ...] = (
     check_shared_memory,
     check_devices,
     check_backends,
-    stacks.check_launcher,
-    stacks.check_frameworks,
+    frameworks.check_launcher,
+    frameworks.check_frameworks,
     check_token,
     check_hub,
 )
 
 
 # What cannot keep a pod out of the world: names that torch may change, and what is only advice for the script.
-_ADVICE = (check_torch_internals, stacks.check_launcher, stacks.check_frameworks)
+_ADVICE = (check_torch_internals, frameworks.check_launcher, frameworks.check_frameworks)
 PREFLIGHT_CHECKS: tuple[Check, ...] = tuple(check for check in CHECKS if check not in _ADVICE)
 
 

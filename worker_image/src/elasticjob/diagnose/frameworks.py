@@ -45,7 +45,7 @@ def read_processes(root: Path = Path("/proc")) -> list[Process]:
 
 
 def find_launcher(processes: Iterable[Process]) -> tuple[str | None, Process | None]:
-    """The name of the first launcher, and its process. A launcher of another framework below torchrun counts not."""
+    """The name of the first launcher, and its process. One that the script itself starts does not count."""
     for process in processes:
         words = _skip_python(process.command)
         if not words:
@@ -95,21 +95,20 @@ def find_imports(text: str) -> set[str]:
     return {line.partition(".")[0] for line in lines}
 
 
-def judge_script(script: str, text: str) -> list[tuple[str, str]]:
-    """What is missing in a script that uses a framework, and the remedy."""
+def judge_script(script: str, text: str) -> Finding | None:
+    """Whether a script that uses a framework lacks its adapter; None if it does not."""
     used = find_imports(text)
     if "elasticjob" in used:
-        return []
-    stacks = [stack for stack in versions.STACKS if used & set(stack.modules)]
-    # A Trainer of transformers uses accelerate below; one adapter is enough.
-    return [
-        (
-            f"{script} uses {stack.package} without its adapter, so an announced change repeats the steps since the "
-            "last checkpoint",
-            f"{stack.use}, from {stack.adapter}",
-        )
-        for stack in stacks[:1]
-    ]
+        return None
+    # In the order of STACKS: a Trainer of transformers uses accelerate below, and one adapter is enough.
+    stack = next((stack for stack in versions.STACKS if used & set(stack.modules)), None)
+    if stack is None:
+        return None
+    detail = (
+        f"{script} uses {stack.package} without its adapter, so an announced change repeats the steps since the "
+        "last checkpoint"
+    )
+    return Finding("frameworks", WARN, detail, f"{stack.use}, from {stack.adapter}")
 
 
 def judge_versions(read: Callable[[str], str | None]) -> tuple[list[str], list[str]]:
@@ -137,6 +136,6 @@ def check_frameworks(environ: Mapping[str, str]) -> Finding:
         text = "" if script is None else Path(script).read_text(errors="replace")
     except OSError:
         text = ""
-    for detail, remedy in judge_script(str(script), text):
-        return Finding("frameworks", WARN, detail, remedy)
-    return Finding("frameworks", OK, ", ".join(installed) or "none with an adapter is installed")
+    return judge_script(str(script), text) or Finding(
+        "frameworks", OK, ", ".join(installed) or "none with an adapter is installed"
+    )
