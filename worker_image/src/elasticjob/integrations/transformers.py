@@ -13,12 +13,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from elasticjob.channel import progress
 from elasticjob.checkpoint import requests
-from elasticjob.integrations import versions
-from elasticjob.integrations.ranks import agree
+from elasticjob.integrations import ranks, versions
 
 versions.require("transformers")
 from transformers import TrainerCallback  # noqa: E402 - after the check of its version
@@ -70,7 +67,7 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return control
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if agree(requests.requested(), args.device):
+        if ranks.agree(requests.requested(), args.device):
             control.should_save = True
         loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
         metrics = {} if loss is None else {"loss": loss}
@@ -78,7 +75,6 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if dist.is_initialized():
-            dist.barrier()  # the agent ends the world when every rank has said that its part is written
+        ranks.wait_for_all()
         requests.clear()
         return control
