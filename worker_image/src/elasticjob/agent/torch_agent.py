@@ -48,7 +48,7 @@ def find_failure(agent: SimpleElasticAgent, generation: int, killed: Collection[
     if not failures:
         return None
     # torch sends SIGTERM to the rest when one has failed.
-    first = min(failures, key=lambda f: (f.exitcode == -signal.SIGTERM, getattr(f, "timestamp", 0)))
+    first = min(failures, key=lambda f: (find_code(f) == -signal.SIGTERM, getattr(f, "timestamp", 0)))
     workers = agent.get_worker_group().workers
     local_rank = int(first.local_rank)
     rank = workers[local_rank].global_rank if local_rank < len(workers) else None
@@ -63,9 +63,19 @@ def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:
     return [ProcessFailure(rank, process.pid, code, files.get(rank, "")) for rank, process, code in ended if code]
 
 
+def find_code(failure: Any) -> int:
+    """The exit code of a failed worker; -number if a signal ended it.
+
+    A worker that raised may still be exiting when it is stopped with the others: then the exception is its failure.
+    """
+    code = int(failure.exitcode)
+    has_raised = code in (-signal.SIGTERM, -signal.SIGKILL) and _read_error(failure)[1] is not None
+    return 1 if has_raised else code
+
+
 def describe(failure: Any, generation: int, rank: int | None) -> wire.Failure:
     """Convert torch's ProcessFailure to a wire failure. Signals become exit codes of 128 + number."""
-    exit_code = int(failure.exitcode)
+    exit_code = find_code(failure)
     message, traceback = _read_error(failure)
     if message == elastic_agent.NO_ERROR_FILE:
         message = None

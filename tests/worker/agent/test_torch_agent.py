@@ -1,0 +1,35 @@
+"""Why a worker failed, from its exit code and the error that it recorded."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from elasticjob.agent import torch_agent
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "has_raised", "expected"),
+    [
+        pytest.param(1, True, (1, None, "ValueError: bad"), id="it raised"),
+        pytest.param(-signal.SIGTERM, True, (1, None, "ValueError: bad"), id="stopped while it exited"),
+        pytest.param(-signal.SIGKILL, True, (1, None, "ValueError: bad"), id="killed while it exited"),
+        pytest.param(-signal.SIGTERM, False, (143, "SIGTERM", None), id="stopped"),
+        pytest.param(-signal.SIGSEGV, True, (139, "SIGSEGV", "ValueError: bad"), id="crashed while it exited"),
+        pytest.param(3, False, (3, None, None), id="its own code"),
+    ],
+)
+def test_failures(
+    exit_code: int, has_raised: bool, expected: tuple[int, str | None, str | None], tmp_path: Path
+) -> None:
+    file = tmp_path / "error.json"
+    if has_raised:
+        extra = {"py_callstack": "Traceback ...\nValueError: bad", "timestamp": "1"}
+        file.write_text(json.dumps({"message": {"message": "ValueError: bad", "extraInfo": extra}}))
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=exit_code, error_file=str(file))
+    found = torch_agent.describe(failure, generation=2, rank=0)
+    assert (found.exit_code, found.signal, found.message if has_raised else None) == expected
