@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticjob.channel.stillness import Glance, Stillness, glance
+from elasticjob.channel.stillness import Stillness
+from elasticjob.channel.work import Glance, glance
 
 pytestmark = pytest.mark.timeout(120)
 LOOK = 0.1

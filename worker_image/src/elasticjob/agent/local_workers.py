@@ -12,11 +12,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 from elasticjob.agent import events, steps
 from elasticjob.agent.hub_client import Hub
-from elasticjob.channel import control, hang, looks, stillness
+from elasticjob.channel import control, hang, looks, stillness, work
 from elasticjob.channel.place import Place
 from elasticjob.protocol import directives, wire
 
@@ -179,7 +178,7 @@ class LocalWorkers:
         with self._lock:
             seen = self._stillness
             if seen.last is None or now - seen.at >= stillness.LOOK_EVERY:
-                seen = seen.look(now, stillness.glance(self.find_workers().values()))
+                seen = seen.look(now, work.glance(self.find_workers().values()))
                 self._stillness = seen
             return seen.is_waiting
 
@@ -195,7 +194,7 @@ class LocalWorkers:
     def _watch_blocked(self, workers: dict[int, int], on_change: Callable[[bool], None]) -> None:
         looks: list[hang.Look] = []
         told = False
-        while workers := {rank: pid for rank, pid in workers.items() if _is_alive(pid)}:
+        while workers := {rank: pid for rank, pid in workers.items() if work.is_alive(pid)}:
             looks = [*looks[1 - hang.BLOCKED_LOOKS :], hang.look_at(self._server.folder, workers)]
             if hang.is_blocked(looks) is not told:
                 told = not told
@@ -263,14 +262,6 @@ class LocalWorkers:
         logger.error("%s", hang.format_report(generation, failure.message or "", report))
         self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{report}")
         return failure
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether the process runs: an exited one whose exit code nobody has read does not."""
-    try:
-        return not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].lstrip().startswith("Z")
-    except OSError:
-        return False
 
 
 def _count(value: object) -> int | None:

@@ -2,32 +2,21 @@
 
 A main thread that is blocked in a collective sleeps and is not scheduled once, whatever the script is. That is read
 from `/proc`, so an unmodified script is understood too. A step may also contain such a rest (a long read, a device that
-computes), so a rest counts only if it is much longer than those that are usual in this world. No clock, no I/O, except
-in `glance`.
+computes), so a rest counts only if it is much longer than those that are usual in this world. No clock, no I/O:
+`work.glance` looks.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+from elasticjob.channel.work import Glance
 
 LEAST_SECONDS = 0.5  # the shortest rest that counts
 FACTOR = 2.0  # ... and how much longer than the usual ones it must be
 LOOK_EVERY = 0.1
 MIN_LOOKS = 5  # that found work in this world: a process whose main thread never works cannot be judged
 _TICKS_PER_SECOND = 4  # of processor time (10 ms each), for all threads: those of gloo wake up while they wait
-_FIELDS = re.compile(r"^(?:State:\s+(\w)|(?:non)?voluntary_ctxt_switches:\s+(\d+))", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Glance:
-    """All workers of a pod at one moment."""
-
-    asleep: bool  # every main thread sleeps, none of them in a read from a disk
-    switches: int = 0  # how often the main threads were scheduled so far
-    ticks: int = 0  # processor time that the processes have used, in ticks of 10 ms
 
 
 @dataclass(frozen=True)
@@ -62,21 +51,3 @@ class Stillness:
         """
         rested = self.at - self.since
         return self.worked >= MIN_LOOKS and rested >= max(LEAST_SECONDS, FACTOR * self.rests[1])
-
-
-def glance(pids: Collection[int]) -> Glance:
-    """Look at these processes. One that cannot be read does not wait."""
-    if not pids:
-        return Glance(asleep=False)
-    asleep, switches, ticks = True, 0, 0
-    for pid in pids:
-        try:
-            status = Path(f"/proc/{pid}/status").read_text()
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return Glance(asleep=False)
-        found = _FIELDS.findall(status)
-        asleep = asleep and [state for state, _ in found if state] == ["S"]
-        switches += sum(int(count) for _, count in found if count)
-        ticks += int(fields[11]) + int(fields[12])
-    return Glance(asleep, switches, ticks)

@@ -1,13 +1,16 @@
-"""What a process and its children have done so far, read from /proc: a checkpoint is written by any of them."""
+"""What processes do, read from /proc by this module alone: `quiet`, `stillness` and `hang` draw the conclusions."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
 _IDLE_TICKS = 3  # of processor time (10 ms each) between two looks
 _IDLE_BYTES = 1 << 20  # a process that dumps its stack and writes a log line stays far below
+_FIELDS = re.compile(r"^(?:State:\s+(\w)|(?:non)?voluntary_ctxt_switches:\s+(\d+))", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,15 @@ class Work:
     ticks: int = 0  # of processor time
     bytes: int = 0  # read and written
     waits_for_disk: bool = False
+
+
+@dataclass(frozen=True)
+class Glance:
+    """All workers of a pod at one moment."""
+
+    asleep: bool  # every main thread sleeps, none of them in a read from a disk
+    switches: int = 0  # how often the main threads were scheduled so far
+    ticks: int = 0  # processor time that the processes have used, in ticks of 10 ms
 
 
 def measure(pid: int, proc: Path = PROC) -> Work:
@@ -43,6 +55,30 @@ def is_idle(before: Work, after: Work) -> bool:
     if before.waits_for_disk or after.waits_for_disk:
         return False
     return abs(after.ticks - before.ticks) <= _IDLE_TICKS and abs(after.bytes - before.bytes) <= _IDLE_BYTES
+
+
+def glance(pids: Collection[int]) -> Glance:
+    """Look at these processes. One that cannot be read does not wait."""
+    if not pids:
+        return Glance(asleep=False)
+    asleep, switches, ticks = True, 0, 0
+    for pid in pids:
+        try:
+            status = (PROC / str(pid) / "status").read_text()
+            fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return Glance(asleep=False)
+        found = _FIELDS.findall(status)
+        asleep = asleep and [state for state, _ in found if state] == ["S"]
+        switches += sum(int(count) for _, count in found if count)
+        ticks += int(fields[11]) + int(fields[12])
+    return Glance(asleep, switches, ticks)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs: an exited one whose exit code nobody has read does not."""
+    state = _read(PROC / str(pid) / "stat").rpartition(")")[2].split()[:1]
+    return bool(state) and state != ["Z"]
 
 
 def _read(file: Path) -> str:
