@@ -12,7 +12,7 @@ from worker.fake_hub import FakeHub
 from worker.fake_pods import Pods
 
 pytestmark = pytest.mark.timeout(300)
-PROGRAM = Path(__file__).parents[1] / "programs/variables.py"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 # What a launcher for a fixed world would set: a size in it is wrong in the next world.
 FIXED = re.compile(r"NNODES|NODE_RANK|NUM_NODES|NUM_PROCESSES|PROCESS_ID|TF_CONFIG|JAX_.*|SLURM_.*|OMPI_.*")
@@ -47,17 +47,19 @@ def judge(ranks: list[dict[str, str]], nproc: int) -> None:
         assert len({env[name] for env in ranks}) == 1, f"all ranks agree on {name}"
 
 
-def test_the_variables_are_right_in_every_world(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["variables.py", "variables_in_session.py"])
+def test_the_variables_are_right_in_every_world(hub: FakeHub, pods: Pods, tmp_path: Path, program: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
+    command = (str(PROGRAMS / program), str(out))
     env: dict[str, str | None] = {"PET_NPROC_PER_NODE": "2"}
     for number in range(2):
-        pods.start(f"pod-{number}", str(PROGRAM), str(out), env=env)
+        pods.start(f"pod-{number}", *command, env=env)
     first = hub.wait_for_world(2, timeout=120)
     before = read_world(out, first.generation, 4, hub)
     judge(before, 2)
     hub.set_size(3)
-    pods.start("pod-2", str(PROGRAM), str(out), env=env)
+    pods.start("pod-2", *command, env=env)
     second = hub.wait_for_world(3, newer_than=first.generation, timeout=150)
     after = read_world(out, second.generation, 6, hub)
     judge(after, 2)

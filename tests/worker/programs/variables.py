@@ -9,11 +9,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo")
-out = Path(sys.argv[1])
-name = f"{os.environ['ELASTICJOB_GENERATION']}-{dist.get_world_size()}-{dist.get_rank()}"
-(out / f"{name}.part").write_text(json.dumps(dict(os.environ)))
-(out / f"{name}.part").rename(out / f"{name}.json")
-while True:
-    dist.all_reduce(torch.ones(1))
-    time.sleep(0.05)
+
+def write() -> None:
+    """Once for every generation: the environment as it is now."""
+    name = f"{os.environ['ELASTICJOB_GENERATION']}-{dist.get_world_size()}-{dist.get_rank()}"
+    file = Path(sys.argv[1], f"{name}.json")
+    if not file.exists():
+        file.with_suffix(".part").write_text(json.dumps(dict(os.environ)))
+        file.with_suffix(".part").rename(file)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    write()
+    while True:
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.05)

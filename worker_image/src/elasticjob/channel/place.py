@@ -31,7 +31,9 @@ class Place:
         """The environment variables that describe this place to a script."""
         return {
             "RANK": str(self.rank),
+            "ROLE_RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
+            "ROLE_WORLD_SIZE": str(self.world_size),
             "GROUP_RANK": str(self.group_rank),
             "GROUP_WORLD_SIZE": str(self.group_world_size),
             "MASTER_ADDR": self.address,
