@@ -1,5 +1,5 @@
 """Compares ElasticJob with the tools that people use today, in the same run, on the same machine.
 
-`python -m benchmarks.rescale | controlplane | hub | collectives | runtime`, or `python -m benchmarks` for all of them.
-`harness` defines the result line.
+`python -m benchmarks.scoreboard | controlplane | hub | collectives | runtime`, or `python -m benchmarks` for all.
+`harness` defines the result line of all but the scoreboard, which compares more than two.
 """

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 from benchmarks import harness
 
-NAMES = ("runtime", "curve", "collectives", "rescale", "controlplane", "hub")
+NAMES = ("runtime", "curve", "collectives", "scoreboard", "controlplane", "hub")
+
+
+def find_module(name: str) -> str:
+    """The module whose `main` runs this benchmark: that of the file, or of the folder."""
+    spec = importlib.util.find_spec(f"benchmarks.{name}")
+    is_folder = spec is not None and spec.submodule_search_locations is not None
+    return f"benchmarks.{name}.__main__" if is_folder else f"benchmarks.{name}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in names:
         harness.say(f"--- {name}")
         try:
-            importlib.import_module(f"benchmarks.{name}").main(rest)
+            importlib.import_module(find_module(name)).main(rest)
         except KeyboardInterrupt:
             raise
         except (Exception, SystemExit) as error:

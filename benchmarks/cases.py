@@ -97,6 +97,7 @@ CASES = (
 )
 COORDINATOR = Case("coordinator lost", before=3, after=3, maximum=3, bound=SURVIVAL)
 FENCE = Case("paused node wakes", before=3, after=3, maximum=3, act=pause, bound=30.0, pause_counts=False)
+EVERY = (*CASES, COORDINATOR, FENCE)
 
 
 def wait_until(condition: Callable[[], bool], bound: float) -> bool:
@@ -167,7 +168,7 @@ def _survive(run: Run) -> Outcome:
     """After the loss of the coordinator: the longest time without a step, if training continues until the end."""
     event = run.launcher.lose_coordinator()
     if event is None:
-        return Outcome(None, note="rank 0's agent is the coordinator: see SIGKILL rank 0")
+        return Outcome(None, note="no such thing here")
     time.sleep(SURVIVAL)
     run.tail.read()
     end = event + SURVIVAL

@@ -84,12 +84,13 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def describe_machine() -> str:
+def describe_machine(*, load: bool = True) -> str:
     """The machine and its load: every result line must show a noisy machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}, "
-        f"python {platform.python_version()}, torch {metadata.version('torch')}, load {os.getloadavg()[0]:.1f}"
+        f"python {platform.python_version()}, torch {metadata.version('torch')}"
+        f"{f', load {os.getloadavg()[0]:.1f}' if load else ''}"
     )
 
 
@@ -122,7 +123,7 @@ def parse_options(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: under a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where lines and plots go (default: %(default)s)")
     parser.add_argument("--repeats", type=int, help=f"measurements of each side (default: {repeats[1]})")
     parser.add_argument("--budget", type=float, help=f"seconds; begin nothing new after it (default: {budgets[1]:.0f})")

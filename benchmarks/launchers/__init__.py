@@ -11,7 +11,10 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from benchmarks.meter import Meter
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = ROOT / "benchmarks" / "scripts" / "loop.py"
@@ -38,6 +41,7 @@ class Launcher(Protocol):
     """One job under one launcher. Each fault returns the `time.time()` of its event."""
 
     name: str
+    meter: Meter | None
 
     def open(self, job: Job, wanted: int) -> None:
         """Start what is needed before the first agent."""

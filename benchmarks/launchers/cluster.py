@@ -10,12 +10,13 @@ import shlex
 import signal
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import launchers
+from benchmarks.launchers.local import SESSION_ENVIRONMENT, SESSION_SCRIPT
+from benchmarks.meter import Meter
 from benchmarks.system import JOBS, System
 from elasticjob_devcluster import KubeError, NodeSpec
 from elasticjob_devcluster.api import kube
@@ -38,10 +39,13 @@ class OnCluster:
 
     name: str = "ours: torchrun, whole operator"
     program: tuple[str, ...] = ("torchrun",)
+    script: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    meter: Meter | None = None  # not used: the pods find the hub by the operator's own address
     nodes: set[int] = field(default_factory=set)
 
     def open(self, job: launchers.Job, wanted: int) -> None:
-        self.job, self.wanted = job, wanted
+        self.job, self.wanted = job if self.script is None else replace(job, script=self.script), wanted
         self.system = find_system()
         self.namespace = self.system.make_namespace()
         self.path = f"{JOBS}/namespaces/{self.namespace}/elasticjobs"
@@ -61,7 +65,8 @@ class OnCluster:
     def _manifest(self) -> dict[str, Any]:
         words = [*self.program, *self.job.command("INDEX")]
         command = "exec " + shlex.join(words).replace("INDEX", '"$ELASTICJOB_REPLICA_INDEX"')
-        environment = [{"name": "GLOO_SOCKET_IFNAME", "value": "lo"}, {"name": "OMP_NUM_THREADS", "value": "1"}]
+        variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **self.environment}
+        environment = [{"name": name, "value": value} for name, value in variables.items()]
         container = {"name": "worker", "image": "none", "command": ["sh", "-c", command], "env": environment}
         policy = {"minReplicas": 1, "maxReplicas": self.job.maximum, "gracefulShutdownTimeoutSeconds": 20}
         return {
@@ -134,4 +139,10 @@ def elasticjob_run() -> OnCluster:
     return OnCluster(name="ours: elasticjob-run, whole operator", program=("elasticjob-run",))
 
 
-LAUNCHERS: dict[str, Callable[[], launchers.Launcher]] = {"torchrun": torchrun, "run": elasticjob_run}
+def session() -> OnCluster:
+    return OnCluster(
+        name="ours: session, whole operator",
+        program=("elasticjob-run",),
+        script=SESSION_SCRIPT,
+        environment=SESSION_ENVIRONMENT,
+    )

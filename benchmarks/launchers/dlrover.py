@@ -35,6 +35,7 @@ class Dlrover(Nodes):
         ]
         self.start_keeper(command, launchers.base_environment())
         wait_for_port("127.0.0.1", self.port)
+        self.port = self.find_way("127.0.0.1", self.port)
 
     def start_agent(self, node: int) -> float:
         env = launchers.base_environment() | {

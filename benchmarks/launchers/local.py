@@ -19,10 +19,13 @@ from typing import Any
 
 from benchmarks import launchers
 from benchmarks.launchers.torchrun import find_port
+from benchmarks.meter import Meter
 from benchmarks.processes import MARK, RUN, Pod
 
 OPERATOR = launchers.ROOT / "benchmarks" / "scripts" / "local_operator.py"
 BIN = Path(sys.executable).parent
+SESSION_SCRIPT = launchers.ROOT / "benchmarks" / "scripts" / "session_loop.py"
+SESSION_ENVIRONMENT = {"ELASTICJOB_IN_PROCESS": "1"}
 LOOK_SECONDS = 0.05  # polling interval for the end of a pod
 
 
@@ -34,6 +37,7 @@ class Local:
     program: tuple[str, ...] = ("torchrun",)
     environment: dict[str, str] = field(default_factory=dict)
     script: Path | None = None
+    meter: Meter | None = None  # between the agents and the hub
     pods: dict[int, Pod] = field(default_factory=dict)
     uids: dict[int, str] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
@@ -47,6 +51,7 @@ class Local:
         self.wanted = wanted
         self.port = find_port("127.0.0.1")
         self.operator = self._start_operator()
+        self.agents_port = self.port if self.meter is None else self.meter.forward("127.0.0.1", self.port)
         self.watcher = threading.Thread(target=self._watch, daemon=True)
         self.watcher.start()
 
@@ -119,7 +124,7 @@ class Local:
             "ELASTICJOB_NAMESPACE": "bench",
             "ELASTICJOB_POD_NAME": f"job-worker-{node}",
             "ELASTICJOB_POD_IP": launchers.address(node),
-            "ELASTICJOB_HUB_URL": f"ws://127.0.0.1:{self.port}",
+            "ELASTICJOB_HUB_URL": f"ws://127.0.0.1:{self.agents_port}",
             "ELASTICJOB_TOKEN_FILE": str(token),
             "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS": "20",
         }
@@ -202,6 +207,6 @@ def elasticjob_run_cold() -> Local:
 
 def session() -> Local:
     """With a script written for sessions: survivors keep their process and memory."""
-    script = launchers.ROOT / "benchmarks" / "scripts" / "session_loop.py"
-    inside = {"ELASTICJOB_IN_PROCESS": "1"}
-    return Local(name="ours: session", program=("elasticjob-run",), environment=inside, script=script)
+    return Local(
+        name="ours: session", program=("elasticjob-run",), environment=SESSION_ENVIRONMENT, script=SESSION_SCRIPT
+    )

@@ -6,22 +6,31 @@ import signal
 from dataclasses import dataclass, field
 
 from benchmarks import launchers
+from benchmarks.meter import Meter
 from benchmarks.processes import Pod
 
 
 @dataclass
 class Nodes:
-    """A launcher without `start_agent`. `keeper` hosts the rendezvous, if that is not a node."""
+    """A launcher without `start_agent`. `keeper` hosts the rendezvous, if that is not a node.
+
+    A `meter` stands between the agents and the keeper.
+    """
 
     name: str
     pods: dict[int, Pod] = field(default_factory=dict)
     keeper: Pod | None = None
+    meter: Meter | None = None
 
     def open(self, job: launchers.Job, wanted: int) -> None:
         self.job = job
 
     def start_keeper(self, command: list[str], env: dict[str, str]) -> None:
         self.keeper = Pod("keeper", command, env, self.job.directory / "logs" / "keeper.log")
+
+    def find_way(self, host: str, port: int) -> int:
+        """The port that the agents use for the keeper's: the meter's, if there is one."""
+        return port if self.meter is None else self.meter.forward(host, port)
 
     def start_node(self, node: int, command: list[str], env: dict[str, str]) -> None:
         self.pods[node] = Pod(f"node-{node}", command, env, self.job.directory / "logs" / f"node-{node}.log")

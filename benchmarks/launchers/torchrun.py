@@ -60,6 +60,7 @@ class Torchrun(Nodes):
             command = [sys.executable, "-c", STORE, self.host, str(self.port)]
             self.start_keeper(command, launchers.base_environment())
             wait_for_port(self.host, self.port)
+            self.port = self.find_way(self.host, self.port)
 
     def start_agent(self, node: int) -> float:
         is_host = "1" if node == 0 and not self.external else "0"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import controlplane, goodput, harness, peers, rescale, timeline
+from benchmarks import controlplane, goodput, harness, peers, timeline
 from benchmarks.system import parse_requests
 
 
@@ -113,6 +113,22 @@ def test_a_count_that_falls_back_to_the_checkpoint_is_in_the_plot() -> None:
     assert (round(at, 3), count) == (0.8, 3)
 
 
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        pytest.param([1, 2, 3], 0, id="nothing is repeated"),
+        pytest.param([1, 2, 3, 4, 3, 4, 5], 2, id="back to the checkpoint after two"),
+        pytest.param([9, 10, 1, 2, 1], 12, id="twice, once to the beginning"),
+        pytest.param([1, 4], 0, id="rank 0 missed what the others did"),
+        pytest.param([], 0, id="nothing was done"),
+    ],
+)
+def test_steps_are_repeated_when_the_count_falls_back(counts: list[int], expected: int) -> None:
+    steps = [make_step(float(t), 0, 1, t, count=count) for t, count in enumerate(counts)]
+    others = [make_step(float(t), 1, 2, t, count=1) for t in range(3)]
+    assert goodput.count_repeated([*others, *steps]) == expected
+
+
 def test_the_pace_does_not_see_the_gaps() -> None:
     steps = [make_step(t / 10, 0, 1, t) for t in range(20)] + [make_step(60 + t / 10, 0, 1, t) for t in range(20)]
     assert goodput.find_pace(steps) == pytest.approx(0.1)
@@ -131,19 +147,6 @@ apiserver_request_total{code="200",resource="leases",subresource="",verb="PUT"} 
     assert dict(controlplane.only_writes(counts)) == {("POST", "pods"): 4, ("PATCH", "elasticjobs/status"): 2}
 
 
-@pytest.mark.parametrize(
-    ("mine", "peer", "expected"),
-    [
-        pytest.param("session", "torchft", True, id="a session against torchft"),
-        pytest.param("session", "tuned", True, id="a session against torchrun"),
-        pytest.param("torchrun", "dlrover", True, id="the same script on both sides"),
-        pytest.param("torchrun", "torchft", False, id="any script against one written for the peer"),
-    ],
-)
-def test_what_is_compared_runs_the_same_kind_of_script(mine: str, peer: str, expected: bool) -> None:
-    assert rescale.are_comparable(mine, peer) is expected
-
-
 def test_a_peer_is_there_only_in_its_pinned_version(tmp_path: Path) -> None:
     pins = peers.parse_pins(peers.PINS.read_text())
     site = tmp_path / "lib" / "python3.11" / "site-packages"
@@ -156,13 +159,3 @@ def test_a_peer_is_there_only_in_its_pinned_version(tmp_path: Path) -> None:
 def test_the_pins_of_the_peers_do_not_contradict_those_of_the_project() -> None:
     ours, theirs = (peers.parse_pins(path.read_text()) for path in (peers.CONSTRAINTS, peers.PINS))
     assert not set(ours) & set(theirs)
-
-
-def test_a_missing_peer_is_left_out_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(peers, "find_missing", lambda names: [name for name in names if name == "torchft-nightly"])
-    assert list(rescale.find_peers(["tuned", "torchft", "torchft-defaults", "dlrover"])) == ["tuned", "dlrover"]
-    assert peers.COMMAND in capsys.readouterr().err
-    assert list(rescale.find_peers(["tuned"])) == ["tuned"]
-    assert capsys.readouterr().err == "", "nobody who was not asked for is missed"

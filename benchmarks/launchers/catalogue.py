@@ -1,0 +1,70 @@
+"""Every compared system in each of its settings: one `Contestant` each. To add one, see docs/performance.md.
+
+Seconds are rough and only plan the time of a run: a cell that would not fit any more is not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchmarks import launchers
+from benchmarks.launchers import cluster, dlrover, local, torchft, torchrun
+
+Make = Callable[[], launchers.Launcher]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One system in one of its settings.
+
+    `script` is `own` if it runs a script written for it. `package` names what `benchmarks.peers` installs for it; None
+    if it runs in the project's own environment. `on_cluster` makes the same behind the whole operator. `lacks` gives
+    the reason for everything that it cannot take part in: the name of a case, `goodput`, or `bytes`.
+    """
+
+    name: str
+    make: Make
+    settings: Literal["defaults", "best"]
+    script: Literal["unmodified", "own"] = "unmodified"
+    package: str | None = None
+    ours: bool = False
+    on_cluster: Make | None = None
+    start_seconds: float = 3.0
+    event_seconds: float = 1.0
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_slow(self) -> bool:
+        """Half a minute or more per event: measured once."""
+        return self.start_seconds + self.event_seconds >= 30
+
+
+IN_A_NODE = {
+    "coordinator lost": "its store is in the agent of a node: see SIGKILL rank 0",
+    "bytes": "its store is in the agent of a node, whose own share cannot be counted",
+}
+CONTESTANTS = (
+    Contestant("torchrun", local.torchrun, "best", ours=True, on_cluster=cluster.torchrun),
+    Contestant("run", local.elasticjob_run, "best", ours=True, on_cluster=cluster.elasticjob_run),
+    Contestant("session", local.session, "best", "own", ours=True, on_cluster=cluster.session),
+    Contestant("cold", local.elasticjob_run_cold, "best", ours=True),
+    Contestant("defaults", torchrun.defaults, "defaults", start_seconds=35, event_seconds=40, lacks=IN_A_NODE),
+    Contestant("tuned", torchrun.tuned, "best", start_seconds=4, event_seconds=6, lacks=IN_A_NODE),
+    Contestant("external", torchrun.external, "best", start_seconds=4, event_seconds=6),
+    Contestant(
+        *("torchft", torchft.tuned, "best", "own", "torchft-nightly"),
+        start_seconds=4,
+        event_seconds=3,
+        lacks=torchft.LACKS,
+    ),
+    Contestant(
+        *("torchft-defaults", torchft.defaults, "defaults", "own", "torchft-nightly"),
+        start_seconds=4,
+        event_seconds=6,
+        lacks=torchft.LACKS,
+    ),
+    Contestant("dlrover", dlrover.tuned, "best", package="dlrover", start_seconds=12, event_seconds=12),
+    Contestant("dlrover-defaults", dlrover.defaults, "defaults", package="dlrover", start_seconds=65, event_seconds=75),
+)
