@@ -7,6 +7,7 @@ hub's process; on a busy machine they are more meaningful than wall time.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -61,6 +62,7 @@ def results(size: Size, ours: Sequence[dict[str, Any]], peers: Sequence[dict[str
 
     return [
         line("connect, to the last welcome", "connect", "connect"),
+        line("connect, CPU", "connectCpu", None),
         line("form a world, to the last agent", "form", "form"),
         line("form a world, CPU", "formCpu", "formCpu"),
         line("lose a member and form the next world, to the last agent", "change", None),
@@ -111,7 +113,8 @@ def draw(path: Path, found: dict[Size, tuple[list[dict[str, Any]], list[dict[str
 def run(options: Options) -> None:
     report = Report("hub", options.out)
     found: dict[Size, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
-    for size in QUICK if options.quick else FULL:
+    chosen = tuple(Size(agents, tls=True) for agents in options.extra.agents or ())
+    for size in chosen or (QUICK if options.quick else FULL):
         ours: list[dict[str, Any]] = []
         peers: list[dict[str, Any]] = []
         for turn in range(options.repeats):
@@ -129,8 +132,13 @@ def run(options: Options) -> None:
         draw(options.out / "hub.png", found)
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--agents", type=int, nargs="*", help="only these numbers of agents, with TLS")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    run(parse_options("hub", __doc__ or "", argv, budgets=(40.0, 900.0), repeats=(1, 3)))
+    budgets, repeats = (40.0, 900.0), (1, 3)
+    run(parse_options("hub", __doc__ or "", argv, budgets=budgets, repeats=repeats, add_arguments=add_arguments))
 
 
 if __name__ == "__main__":

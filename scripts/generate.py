@@ -31,8 +31,13 @@ def manifest() -> dict[Path, str]:
     return files
 
 
+def result_tables() -> dict[Path, str]:
+    pages: dict[Path, str] = runpy.run_path(str(ROOT / "scripts/result_tables.py"))["generate"]()
+    return pages
+
+
 # The versions come first: the manifest contains the chart's version.
-GENERATORS: list[Callable[[], dict[Path, str]]] = [versions, crd, manifest, api_reference]
+GENERATORS: list[Callable[[], dict[Path, str]]] = [versions, crd, manifest, api_reference, result_tables]
 
 
 def main() -> int:
