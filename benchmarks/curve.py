@@ -7,11 +7,10 @@ time of rank 0, which a busy machine disturbs less than seconds.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -142,9 +141,13 @@ def run_world(size: int, measure_in_rank: Callable[[], Times]) -> Times:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "times.json")
-        children = [_fork(partial(_run_rank, rank, size, store.port, measure_in_rank, path)) for rank in range(size)]
-        codes = [os.waitpid(child, 0)[1] for child in children]
-        if any(codes):
+        fork = multiprocessing.get_context("fork")  # torch is imported once
+        ranks = [fork.Process(target=_run_rank, args=(n, size, store.port, measure_in_rank, path)) for n in range(size)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
             raise RuntimeError(f"a rank of a world of {size} failed")
         found: Times = json.loads(path.read_text())
         return found
@@ -161,19 +164,6 @@ def _run_rank(rank: int, size: int, port: int, measure_in_rank: Callable[[], Tim
     if rank == 0:
         path.write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-def _fork(action: Callable[[], None]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    try:
-        action()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
