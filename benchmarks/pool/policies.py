@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from benchmarks.pool.engine import Running
 from elasticjob_operator.pool.allocate import allocate
-from elasticjob_operator.pool.prices import next_lag
+from elasticjob_operator.pool.prices import next_lags
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Curve, Objective, Request, measure
 
@@ -183,18 +183,12 @@ class Ours:
 
     def decide(self, jobs: Sequence[Running], capacity: int, now: float) -> Mapping[str, int]:
         requests = [self._request(job, now) for job in jobs]
-        if self._objective is not Objective.EQUAL:
-            self._note_lags(requests, capacity, now - self._last)
-            requests = [self._request(job, now) for job in jobs]
+        lags = next_lags(requests, [one.speed for one in requests], capacity, now - self._last)
+        requests = [replace(one, behind_seconds=lag) for one, lag in zip(requests, lags, strict=True)]
+        self._lags |= {str(one.key): one.behind_seconds for one in requests}
         self._last = now
         grants = allocate(requests, capacity, self._objective)
         return {str(key): grant.size for key, grant in grants.items()}
-
-    def _note_lags(self, requests: Sequence[Request], capacity: int, seconds: float) -> None:
-        share = capacity / max(1, len(requests))
-        for one in requests:
-            speed = one.curve.speeds[bisect_right(one.curve.sizes, one.size) - 1] if one.size else 0.0
-            self._lags[str(one.key)] = next_lag(one.behind_seconds, one, speed, share, seconds)
 
     def _request(self, job: Running, now: float) -> Request:
         name = job.arrival.name

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticjob_operator import quantity
+from elasticjob_operator.model.observe import Node
 
 Raw = Mapping[str, Any]
 Held = dict[str, dict[str, int]]  # devices that the pods of others hold, by pool and node
@@ -88,15 +89,13 @@ def add_held(held: Held, pools: Sequence[Pool], pod_spec: Raw) -> None:
             nodes[node] = nodes.get(node, 0) + devices
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCapacity:
-    """One node of a pool."""
+def count_capacity(pool: Pool, nodes: Iterable[Node], held: Mapping[str, int]) -> int:
+    """The devices for the jobs that share the pool. `held`: devices that the pods of others hold, by node.
 
-    name: str
-    devices: int
-    is_usable: bool = True  # ready, and neither cordoned nor about to be removed
-
-
-def count_capacity(nodes: Iterable[NodeCapacity], held: Mapping[str, int]) -> int:
-    """The devices for the jobs that share the pool. `held`: devices that the pods of others hold, by node."""
-    return sum(max(0, node.devices - held.get(node.name, 0)) for node in nodes if node.is_usable)
+    A node that is not ready, cordoned or about to be removed has none, although pods on it may continue to train.
+    """
+    return sum(
+        max(0, node.devices - held.get(node.name, 0))
+        for node in nodes
+        if node.pool == pool.name and node.ready and not node.cordoned and not node.leaving
+    )

@@ -19,26 +19,22 @@ def find_prices(requests: Sequence[Request], capacity: int, objective: Objective
     """One price a request, in their order; every one is finite and above zero."""
     if objective is Objective.COMPLETION:
         prices = _price_completion(requests)
-    elif objective is Objective.GOODPUT:
-        prices = [
-            1.0 / speed_at_share(one, share) for one, share in zip(requests, _shares(requests, capacity), strict=True)
-        ]
     else:
-        prices = [1.0] * len(requests)
+        prices = [1.0 / speed for speed in _find_fair_speeds(requests, capacity)]
     return [
         price * max(one.weight, 1e-6) * (1.0 + max(0.0, one.behind_seconds) / PATIENCE_SECONDS)
         for price, one in zip(prices, requests, strict=True)
     ]
 
 
-def _shares(requests: Sequence[Request], capacity: int) -> list[float]:
-    """Devices of each in equal shares, by weight."""
+def _find_fair_speeds(requests: Sequence[Request], capacity: int) -> list[float]:
+    """The speed of each job if the devices were shared equally, by weight."""
     total = sum(max(one.weight, 1e-6) for one in requests)
-    return [capacity * max(one.weight, 1e-6) / total for one in requests]
+    return [_speed_at_share(one, capacity * max(one.weight, 1e-6) / total) for one in requests]
 
 
-def speed_at_share(request: Request, share: float) -> float:
-    """The speed of a job that has its share of the devices: of the largest legal size within it, or of the smallest."""
+def _speed_at_share(request: Request, share: float) -> float:
+    """The speed at the largest legal size within so many devices, or at the smallest of all."""
     curve = request.curve
     index = bisect_right(curve.sizes, share / curve.devices) - 1
     return max(curve.speeds[max(0, index)], 1e-9)
@@ -63,7 +59,9 @@ def _rest(request: Request) -> float:
     return max(0.0, rest) if math.isfinite(rest) else math.inf
 
 
-def next_lag(before: float, request: Request, speed: float, share: float, seconds: float) -> float:
-    """The seconds of its share that a job lacks, after it had this speed for so long; never below zero."""
-    missing = 1.0 - speed / speed_at_share(request, share)
-    return max(0.0, before + missing * max(0.0, seconds))
+def next_lags(requests: Sequence[Request], speeds: Sequence[float], capacity: int, seconds: float) -> list[float]:
+    """The seconds of its share that each job lacks, after it had this speed for so long; never below zero."""
+    return [
+        max(0.0, one.behind_seconds + (1.0 - speed / fair) * max(0.0, seconds))
+        for one, speed, fair in zip(requests, speeds, _find_fair_speeds(requests, capacity), strict=True)
+    ]

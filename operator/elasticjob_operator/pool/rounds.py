@@ -11,7 +11,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.model.observe import Agent, Job, format_time, parse_time
 from elasticjob_operator.pool.allocate import allocate
-from elasticjob_operator.pool.prices import next_lag
+from elasticjob_operator.pool.prices import next_lags
 from elasticjob_operator.pool.reasons import describe
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Grant, Limit, Objective, Request, measure
@@ -56,22 +56,17 @@ def share(
 ) -> dict[JobKey, Verdict]:
     """The sizes of all jobs of one pool. `seconds` have gone by since the last round."""
     requests = [_request(one, now) for one in sharers]
-    total = sum(request.weight for request in requests)
-    requests = [
-        _with_lag(one, request, capacity * request.weight / total, seconds)
+    speeds = [
+        request.speed if one.job.status.goodput.training else 0.0
         for one, request in zip(sharers, requests, strict=True)
     ]
+    lags = next_lags(requests, speeds, capacity, seconds)
+    requests = [replace(request, behind_seconds=lag) for request, lag in zip(requests, lags, strict=True)]
     grants = allocate(requests, capacity, objective)
     return {
         one.job.key: _judge(one, request, grants[one.job.key], objective)
         for one, request in zip(sharers, requests, strict=True)
     }
-
-
-def _with_lag(one: PooledJob, request: Request, equal: float, seconds: float) -> Request:
-    index = sum(1 for size in request.sizes if size <= request.size) - 1
-    speed = request.curve.speeds[max(0, index)] if one.job.status.goodput.training else 0.0
-    return replace(request, behind_seconds=next_lag(one.behind, request, speed, equal, seconds))
 
 
 def _judge(one: PooledJob, request: Request, grant: Grant, objective: Objective) -> Verdict:
@@ -116,6 +111,7 @@ def _request(one: PooledJob, now: float) -> Request:
         remaining_seconds=rest,
         served_seconds=status.goodput.training_seconds * curve.speeds[0],
         change_seconds=DEFAULT_CHANGE_SECONDS if cost is None else min(cost, MAX_CHANGE_SECONDS),
+        behind_seconds=one.behind,
     )
 
 

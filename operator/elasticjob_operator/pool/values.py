@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,6 +57,11 @@ class Request:
     @property
     def sizes(self) -> tuple[int, ...]:
         return self.curve.sizes
+
+    @property
+    def speed(self) -> float:
+        """At the size that it has."""
+        return self.curve.speeds[max(0, bisect_right(self.sizes, self.size) - 1)] if self.size else 0.0
 
 
 class Limit(StrEnum):

@@ -27,7 +27,7 @@ from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.listing import Listing
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.pool import capacity, rounds
-from elasticjob_operator.pool.capacity import Held, NodeCapacity, Pool
+from elasticjob_operator.pool.capacity import Held, Pool
 from elasticjob_operator.pool.reasons import describe_no_pool
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.rest.errors import ApiError
@@ -148,7 +148,8 @@ class PoolLoop:
                 self._share(pool, groups[pool.name], seconds, now)
 
     def _share(self, pool: Pool, jobs: Sequence[rounds.PooledJob], seconds: float, now: float) -> None:
-        devices = capacity.count_capacity(self._list_nodes(pool), self._count_held(pool, {one.job.key for one in jobs}))
+        held = self._count_held(pool, {one.job.key for one in jobs})
+        devices = capacity.count_capacity(pool, self._cache.nodes.values(), held)
         verdicts = rounds.share(jobs, devices, self._objective, seconds=seconds, now=now)
         for one in jobs:
             verdict, memory = verdicts[one.job.key], self._memories[one.job.key]
@@ -182,14 +183,6 @@ class PoolLoop:
         pods = [pod for pod in self._cache.pods(job.key) if pod.job_uid == job.uid and pod.node and pod.live]
         devices = max(1, capacity.count_devices(spec.template.get("spec") or {}, pool.resource))
         return rounds.PooledJob(job, spec, devices, len(pods), memory.model, memory.behind)
-
-    def _list_nodes(self, pool: Pool) -> list[NodeCapacity]:
-        """Nodes that are cordoned or about to be removed have no capacity, although pods on them continue to train."""
-        return [
-            NodeCapacity(node.name, node.devices, node.ready and not node.cordoned and not node.leaving)
-            for node in self._cache.nodes.values()
-            if node.pool == pool.name
-        ]
 
     def _count_held(self, pool: Pool, sharing: set[JobKey]) -> dict[str, int]:
         """Devices by node that pods of jobs outside of the pool, and pods of no job, hold."""

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from controller.pool_jobs import learn_request, make_request
 from elasticjob_operator.pool.allocate import allocate
-from elasticjob_operator.pool.prices import next_lag
+from elasticjob_operator.pool.prices import next_lags
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Objective, Request
+
+
+def tries(examples: int) -> settings:
+    """So many examples, or those of the profile if it wants more: `--hypothesis-profile=long` tries 10,000."""
+    return settings(max_examples=max(examples, settings.default.max_examples), deadline=None)
+
 
 nonsense = st.floats(allow_nan=True, allow_infinity=True)
 legal = st.one_of(
@@ -54,7 +60,7 @@ def devices_of(requests: list[Request], found: dict[object, int]) -> int:
     return sum(found[one.key] * one.curve.devices for one in requests)
 
 
-@settings(max_examples=400, deadline=None)
+@tries(400)
 @given(pools(), st.integers(0, 200), st.sampled_from(Objective))
 def test_no_size_is_outside_its_bounds_and_no_device_is_given_twice(
     requests: list[Request], capacity: int, objective: Objective
@@ -66,7 +72,7 @@ def test_no_size_is_outside_its_bounds_and_no_device_is_given_twice(
     assert devices_of(requests, found) <= max(capacity, mins)
 
 
-@settings(max_examples=200, deadline=None)
+@tries(200)
 @given(pools(), st.integers(0, 200), st.sampled_from(Objective))
 def test_what_is_decided_stays(requests: list[Request], capacity: int, objective: Objective) -> None:
     """The same pool again, with the sizes that were given: it comes to rest, and does not swing."""
@@ -78,7 +84,7 @@ def test_what_is_decided_stays(requests: list[Request], capacity: int, objective
     assert seen[-1] == seen[-2]
 
 
-@settings(max_examples=100, deadline=None)
+@tries(100)
 @given(
     st.lists(st.tuples(st.floats(0.2, 0.99), st.floats(0.1, 10)), min_size=2, max_size=6),
     st.lists(st.integers(2, 24), min_size=10, max_size=10),
@@ -98,7 +104,7 @@ def test_capacity_that_flaps_starves_nobody(
         assert not waiting or min(waiting) > max((one.order for one in requests if one.size), default=-1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@tries(60)
 @given(st.lists(st.floats(0.5, 0.999), min_size=1, max_size=5), st.sampled_from(list(Objective)))
 def test_no_job_lacks_its_share_for_ever(shares: list[float], objective: Objective) -> None:
     """A job that hardly scales, among jobs that do: the longer it lacks its share, the more its devices count."""
@@ -108,8 +114,7 @@ def test_no_job_lacks_its_share_for_ever(shares: list[float], objective: Objecti
         requests[0] = replace(requests[0], behind_seconds=lag)
         found = allocate(requests, capacity, objective)
         requests = [replace(one, size=found[one.key].size) for one in requests]
-        speed = requests[0].curve.speeds[requests[0].size - 1]
-        lag = next_lag(lag, requests[0], speed, capacity / len(requests), 3600.0)
+        lag = next_lags(requests, [one.speed for one in requests], capacity, 3600.0)[0]
     assert lag < 24 * 3600.0  # of two days
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.model.observe import Node
 from elasticjob_operator.pool.capacity import (
-    NodeCapacity,
     Pool,
     count_capacity,
     count_devices,
@@ -101,7 +101,20 @@ def test_what_a_pod_holds() -> None:
 
 
 def test_what_is_free() -> None:
-    nodes = [NodeCapacity("a", 8), NodeCapacity("b", 8, is_usable=False), NodeCapacity("c", 4)]
-    assert count_capacity(nodes, {}) == 12
-    assert count_capacity(nodes, {"a": 3, "b": 8, "elsewhere": 5}) == 9
-    assert count_capacity(nodes, {"a": 100}) == 4, "a node that is overbooked takes nothing from the others"
+    nodes = [Node("a", pool="gpu", devices=8), Node("b", pool="rest", devices=8), Node("c", pool="gpu", devices=4)]
+    assert count_capacity(GPU, nodes, {}) == 12
+    assert count_capacity(GPU, nodes, {"a": 3, "b": 8, "elsewhere": 5}) == 9
+    assert count_capacity(GPU, nodes, {"a": 100}) == 4, "a node that is overbooked takes nothing from the others"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"ready": False}, id="not ready"),
+        pytest.param({"cordoned": True}, id="cordoned"),
+        pytest.param({"leaving": "cloud.google.com/impending-node-termination"}, id="spot notice"),
+    ],
+)
+def test_a_node_that_will_go_is_no_capacity(changes: dict[str, Any]) -> None:
+    nodes = [Node("a", pool="gpu", devices=8), Node("b", pool="gpu", devices=8, **changes)]
+    assert count_capacity(GPU, nodes, {"b": 2}) == 8
