@@ -120,16 +120,18 @@ def _fit(points: list[tuple[int, float, float]]) -> Fit:
             right[i] += w * x[i] * seconds
             for j in range(3):
                 matrix[i][j] += w * x[i] * x[j]
-    inverse = _invert(matrix)
-    terms = _solve_positive(matrix, right)
+    inverse = _invert(matrix, precision)
+    terms = _solve_positive(matrix, right, precision)
     return Fit(terms, inverse)
 
 
-def _solve_positive(matrix: list[list[float]], right: list[float]) -> Vector:
+def _solve_positive(matrix: list[list[float]], right: list[float], least: list[float]) -> Vector:
     """The solution in which terms that would be negative are 0."""
     free = [0, 1, 2]
     while free:
-        solved = _solve([[matrix[i][j] for j in free] for i in free], [right[i] for i in free])
+        solved = _solve(
+            [[matrix[i][j] for j in free] for i in free], [right[i] for i in free], [least[i] for i in free]
+        )
         negative = [i for i, value in zip(free, solved, strict=True) if value < 0]
         if not negative:
             found = dict(zip(free, solved, strict=True))
@@ -138,10 +140,15 @@ def _solve_positive(matrix: list[list[float]], right: list[float]) -> Vector:
     raise AssertionError("a positive definite matrix and a positive right side have a term above zero")
 
 
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss, of a matrix that is positive definite and so needs no pivots."""
+def _solve(matrix: list[list[float]], right: list[float], least: list[float]) -> list[float]:
+    """Gauss, of a matrix that is positive definite and so needs no pivots.
+
+    It is the sum of a diagonal (`least`) and of squares. So no pivot is below that diagonal, unless by rounding: sizes
+    whose reports differ by the factor of a million leave none of it.
+    """
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for i, row in enumerate(rows):
+        row[i] = max(row[i], least[i])
         for below in rows[i + 1 :]:
             factor = below[i] / row[i]
             for j in range(i, len(row)):
@@ -153,7 +160,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
     return solved
 
 
-def _invert(matrix: list[list[float]]) -> tuple[Vector, Vector, Vector]:
-    columns = [_solve(matrix, [1.0 if i == j else 0.0 for i in range(3)]) for j in range(3)]
+def _invert(matrix: list[list[float]], least: list[float]) -> tuple[Vector, Vector, Vector]:
+    columns = [_solve(matrix, [1.0 if i == j else 0.0 for i in range(3)], least) for j in range(3)]
     one, two, three = ((column[0], column[1], column[2]) for column in columns)
     return (one, two, three)

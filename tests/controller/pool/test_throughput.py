@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticjob_operator.pool import throughput
@@ -91,6 +91,9 @@ reports = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(reports)
+@example([(9, 40.0, 0.25), (29, 1e-07, 0.0)])
+@example([(1, 1e-07, 0.0), (2, 11.0, 0.0)])
+@example([(1, 1e6, 0.0), (5000, 1e-07, 0.0), (4999, 1e6, 0.0)])
 def test_whatever_a_job_reports_no_model_promises_more_than_its_share(said: list[tuple[int, float, float]]) -> None:
     """Twice the pods are at most twice as fast, and every speed is finite and above zero."""
     model = Model()
