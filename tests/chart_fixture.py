@@ -62,6 +62,18 @@ MATRIX: dict[str, Object] = {
         "serviceAccount": {"annotations": {"cloud": "role"}},
     },
     "foreign-account": {"serviceAccount": {"create": False, "name": "theirs"}, "rbac": {"create": False}},
+    "pools": {
+        "pools": [
+            {
+                "name": "a100",
+                "resource": "nvidia.com/gpu",
+                "nodeSelector": {"accelerator": "a100"},
+                "prices": [{"perHour": 0.9, "nodeSelector": {"capacity-type": "spot"}}, {"perHour": 3}],
+            },
+            {"name": "cpu", "resource": "cpu"},
+        ],
+        "poolObjective": "completion",
+    },
     "no-crd": {"crds": {"install": False}},
     "crd-goes": {"crds": {"keep": False}},
 }

@@ -25,7 +25,7 @@ from elasticjob_operator.api import bounds, crd
 from elasticjob_operator.errors import UsageError
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
-from elasticjob_operator.pool.capacity import Pool, parse_pool
+from elasticjob_operator.pool.capacity import Pool, Rate, add_rates, parse_pool, parse_rate
 from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.run.http import parse_address
@@ -47,6 +47,13 @@ def _checked_address(value: str) -> str:
 def _checked_pool(value: str) -> Pool:
     try:
         return parse_pool(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _checked_rate(value: str) -> tuple[str, Rate]:
+    try:
+        return parse_rate(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -145,6 +152,14 @@ def main() -> None:
     help="Devices that jobs with scaling.mode Goodput share: a resource, of the nodes with these labels; repeatable.",
 )
 @click.option(
+    "--device-price",
+    "rates",
+    multiple=True,
+    metavar="POOL=PRICE[,label=value]",
+    callback=lambda context, option, values: tuple(_checked_rate(value) for value in values),
+    help="What a device of the pool's nodes with these labels costs an hour; repeatable, the first that suits counts.",
+)
+@click.option(
     "--pool-objective",
     type=click.Choice([objective.value for objective in Objective]),
     default=Objective.GOODPUT.value,
@@ -168,6 +183,10 @@ def run(log_format: str, log_level: str, **options: Any) -> None:
     options["identity"] = f"{options['identity'] or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     options["namespaces"] = tuple(options["namespaces"])
     options["integrations"] = tuple(options["integrations"])
+    try:
+        options["pools"] = add_rates(options["pools"], options.pop("rates"))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--device-price") from None
     calm_collector()
     sys.setrecursionlimit(DEEPEST_JSON)
     try:

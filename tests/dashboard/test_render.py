@@ -129,7 +129,8 @@ def test_the_regions_of_a_job() -> None:
             "time": "2026-01-01T00:00:05Z", "traceback": "Traceback:\nValueError: no", "logTail": "the end",
         },
         scaling={"pool": "default", "size": 2, "wanted": 4, "reason": "the others gain more",
-                 "speeds": [{"size": 2, "stepSeconds": 0.5}], "expectedGainPercent": 12},
+                 "speeds": [{"size": 2, "stepSeconds": 0.5}], "expectedGainPercent": 12,
+                 "cost": {"perHour": 5.6, "spent": 1.25, "expected": 11.0}},
     )  # fmt: skip
     events = [Happening(NOW - 5, "Warning", "MemberLost", "it is lost", "elasticjob/digits", 3)]
     extra = pod("digits", 7)
@@ -141,6 +142,7 @@ def test_the_regions_of_a_job() -> None:
     assert "2026-01-01 00:00:05" in told["failures"] and "ValueError: no" in told["failures"]
     assert "the end" in told["failures"] and "MemberLost" in told["failures"]
     assert "expected to change its speed by +12 %" in told["pool"] and "2: 2/s" in told["pool"]
+    assert "it costs 5.6 an hour, 1.25 so far, 11 at its end" in told["pool"]
     assert told["members"].split() == [
         *("Ranks", "Pod", "Node", "State", "Logs"),
         *("0", "digits-worker-0", "node-0", "Running", "logs"),

@@ -49,6 +49,17 @@ def test_the_operator_understands_its_arguments(values: Object) -> None:
     __main__.run.make_context("run", list(argv[1:]), resilient_parsing=False).close()
 
 
+def test_pools_and_their_prices_are_arguments() -> None:
+    argv = container(render(MATRIX["pools"]))["args"]
+    assert [text for text in argv if text.startswith(("--pool", "--device-price"))] == [
+        "--pool=a100=nvidia.com/gpu,accelerator=a100",
+        "--device-price=a100=0.9,capacity-type=spot",
+        "--device-price=a100=3",
+        "--pool=cpu=cpu",
+        "--pool-objective=completion",
+    ]
+
+
 @pytest.mark.parametrize("values", MATRIX_CASES)
 def test_pods_are_restricted(values: Object) -> None:
     pod = find(render(values), "Deployment")["spec"]["template"]["spec"]

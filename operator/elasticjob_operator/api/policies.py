@@ -126,7 +126,9 @@ class RunPolicy(Model):
 
     suspend: bool = Field(default=False, description="Checkpoint, remove the pods, wait. False resumes.")
     active_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="The job fails if it runs longer than this. Suspended time does not count."
+        default=None,
+        description="The job fails if it runs longer than this. Suspended time does not count. In the mode Goodput the "
+        "pool keeps the job large enough for it.",
     )
     startup_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="The job fails if no world has been formed this long after its start."

@@ -122,6 +122,16 @@ class SizeSpeed(StatusModel):
     time: str | None = Field(default=None, description="Of the last report.")
 
 
+class CostStatus(StatusModel):
+    """What the job costs, where the devices of its pool have prices."""
+
+    per_hour: float = Field(description="Its pods on their nodes, now.")
+    spent: float = Field(default=0, description="Since the job began to share the pool.")
+    expected: float | None = Field(
+        default=None, description="When it is done at its present size; known for jobs that report their total steps."
+    )
+
+
 class ScalingStatus(StatusModel):
     """How big the job is to be, and why."""
 
@@ -136,6 +146,7 @@ class ScalingStatus(StatusModel):
     previous_size: int | None = Field(default=None, description="Pods before the pool changed them the last time.")
     expected_gain_percent: int | None = Field(default=None, description="In speed, by the model, of that change.")
     speeds: list[SizeSpeed] = Field(default_factory=list, description="Ordered by size.")
+    cost: CostStatus | None = Field(default=None, description=CostStatus.__doc__)
 
 
 class CapacityStatus(StatusModel):

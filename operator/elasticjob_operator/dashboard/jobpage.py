@@ -138,6 +138,10 @@ def _pool(job: Job, pool: Sequence[Job]) -> str:
     facts = f"{scaling.pool}: this job has {scaling.size} pods"
     facts += f", expected to change its speed by {expected:+d} %" if expected is not None else ""
     facts += f" (seen: {gain:+.0f} %)" if gain is not None else ""
+    if scaling.cost is not None:
+        hourly, spent, expected_cost = words.costs(scaling.cost)
+        facts += f"; it costs {hourly} an hour, {spent} so far"
+        facts += "" if scaling.cost.expected is None else f", {expected_cost} at its end"
     rows = []
     for other in pool:
         mine = other.status.scaling or api.ScalingStatus()

@@ -56,7 +56,7 @@ class Cache:
         wake: Callable[[JobKey], None],
         on_unowned: Callable[[UnownedObject], None] = lambda unowned: None,
         limits: bounds.Limits = bounds.Limits(),
-        find_pool: Callable[[Raw], tuple[str, int]] = lambda node: ("", 0),
+        find_pool: Callable[[Raw], tuple[str, int, float]] = lambda node: ("", 0, 0.0),
     ) -> None:
         self._wake = wake
         self._on_unowned = on_unowned

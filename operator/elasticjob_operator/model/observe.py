@@ -87,6 +87,7 @@ class Node:
     problem: str = ""  # the condition that says that it is broken
     pool: str = ""  # the pool that it belongs to, and its devices for that pool
     devices: int = 0
+    device_rate: float = 0.0  # what a device costs an hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,8 @@ class Job:
 LONGEST_INDEX = 9  # digits
 
 
-def observe_node(raw: Raw, pool: tuple[str, int] = ("", 0)) -> Node:
-    """The snapshot of a core/v1 Node. `pool`: the name of its pool, and its devices for that pool."""
+def observe_node(raw: Raw, pool: tuple[str, int, float] = ("", 0, 0.0)) -> Node:
+    """The snapshot of a core/v1 Node. `pool`: the name of its pool, its devices for that pool, what each costs."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     ready, since = True, None
     for condition in status.get("conditions") or ():
@@ -165,6 +166,7 @@ def observe_node(raw: Raw, pool: tuple[str, int] = ("", 0)) -> Node:
         problem=notices.find_problem(status.get("conditions") or ()),
         pool=pool[0],
         devices=pool[1],
+        device_rate=pool[2],
     )
 
 

@@ -1,15 +1,17 @@
 """Who gets how many pods. Pure; a page that can be checked with a pencil.
 
 1. Everyone keeps the smallest size; jobs that wait are admitted in their order as far as there is room.
-2. Free devices go, one step in size at a time, to the job whose price times speed grows most a device: the ideal.
-3. From what is, towards the ideal: buyers (jobs that would grow) take what is free, then what sellers (jobs that would
+2. Jobs with a deadline get the smallest size that keeps it, the next deadline first.
+3. Free devices go, one step in size at a time, to the job whose price times speed grows most a device: the ideal.
+4. From what is, towards the ideal: buyers (jobs that would grow) take what is free, then what sellers (jobs that would
    shrink) give up, as long as the buyer gains more than the seller loses and both changes cost. What has to shrink to
-   make room shrinks whatever it costs.
+   make room shrinks whatever it costs, and what a deadline needs is bought whatever it costs.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,11 @@ from elasticjob_operator.pool.values import HORIZON_SECONDS, Grant, Limit, Objec
 # What a job has to gain before it is changed, beside what the change costs.
 MARGIN: Final = 0.03  # of its present value
 DOUBT: Final = 0.5  # standard deviations of the gain, by its model
+
+# Of the time until a deadline: what a job is to need for the rest of its work, and between which it is left alone.
+AIM: Final = 0.9
+KEEP: Final = (0.8, 0.95)
+LATE: Final = 1.25  # a job that would need more than this at its fastest is a job without a deadline
 
 
 def allocate(
@@ -41,6 +48,7 @@ def allocate(
         admitted, find_prices([line.request for line in admitted], capacity, objective), strict=True
     ):
         line.price = price
+    left = _keep_deadlines(admitted, left)
     _fill(admitted, left)
     _trade(admitted, capacity, horizon)
     return {line.request.key: line.grant() for line in lines}
@@ -53,27 +61,26 @@ class _Line:
     request: Request
     now: int
     price: float = 0.0
+    need: int = -1  # for its deadline; -1: it has none, or one that it cannot keep
     ideal: int = -1
     size: int = -1
+
+    @property
+    def most(self) -> int:
+        return self.need if self.request.is_paid and self.need >= 0 else len(self.request.sizes) - 1
 
     def devices(self, index: int) -> int:
         return self.request.sizes[index] * self.request.curve.devices if index >= 0 else 0
 
     def next_devices(self) -> int:
         """Of the next step above the ideal; 0 where there is none."""
-        sizes, i = self.request.curve.sizes, self.ideal
-        return (sizes[i + 1] - sizes[i]) * self.request.curve.devices if i + 1 < len(sizes) else 0
+        return self.devices(self.ideal + 1) - self.devices(self.ideal) if self.ideal < self.most else 0
 
     def slope(self) -> float:
         """What the next step above the ideal adds to price times speed, a device."""
-        curve, i = self.request.curve, self.ideal
-        if i + 1 >= len(curve.sizes):
-            return 0.0
-        return (
-            self.price
-            * (curve.speeds[i + 1] - curve.speeds[i])
-            / ((curve.sizes[i + 1] - curve.sizes[i]) * curve.devices)
-        )
+        speeds, i = self.request.curve.speeds, self.ideal
+        need = self.next_devices()
+        return self.price * (speeds[i + 1] - speeds[i]) / need if need else 0.0
 
     def value(self, index: int) -> float:
         return self.price * self.request.curve.speeds[index] if index >= 0 else 0.0
@@ -100,8 +107,18 @@ class _Line:
         before = curve.speeds[self.now] if self.now >= 0 else 0.0
         gain = curve.speeds[index] / before - 1.0 if before > 0 else 0.0
         add = 0.0 if is_last else curve.speeds[index + 1] / max(curve.speeds[index], 1e-9) - 1.0
-        limit = Limit.CHANGE if size != ideal else Limit.NONE if is_last else Limit.OTHERS
-        return Grant(size, ideal, limit, gain, add)
+        if size != ideal:
+            limit = Limit.CHANGE
+        elif index == self.most:
+            limit = Limit.NONE if is_last else Limit.DEADLINE
+        else:
+            limit = Limit.OTHERS
+        return Grant(size, ideal, limit, gain, add, is_late=self.is_late(index))
+
+    def is_late(self, index: int, share: float = 1.0) -> bool:
+        """Whether the rest takes longer, at this size, than this share of the time until the deadline."""
+        rest, due = self.request.remaining_seconds, self.request.due_seconds
+        return rest is not None and due is not None and rest > share * due * self.request.curve.speeds[index]
 
 
 def _admit(ordered: Sequence[Request], capacity: int) -> tuple[list[_Line], int]:
@@ -120,6 +137,33 @@ def _admit(ordered: Sequence[Request], capacity: int) -> tuple[list[_Line], int]
             is_full = True  # those behind it wait too, or a big job would wait for ever
         lines.append(line)
     return lines, left
+
+
+def _keep_deadlines(lines: Sequence[_Line], left: int) -> int:
+    """What deadlines need, as far as there is room. Returns the devices that are left."""
+    for line in lines:
+        line.need = _find_need(line)
+    for line in sorted((line for line in lines if line.need > 0), key=lambda line: line.request.due_seconds or 0.0):
+        while line.ideal < line.need and line.next_devices() <= left:
+            left -= line.next_devices()
+            line.ideal += 1
+    return left
+
+
+def _find_need(line: _Line) -> int:
+    """The smallest size that keeps the deadline with some time to spare; the size that it has where that nearly does.
+
+    Where no size keeps it, the fastest one, as the model may be wrong; -1 where it is lost, or where there is none.
+    """
+    if line.request.remaining_seconds is None or line.request.due_seconds is None:
+        return -1
+    speeds = line.request.curve.speeds
+    fastest = speeds.index(max(speeds))
+    if line.is_late(fastest, LATE):
+        return -1
+    if line.now >= 0 and line.is_late(line.now, KEEP[0]) and not line.is_late(line.now, KEEP[1]):
+        return line.now
+    return next((index for index in range(fastest) if not line.is_late(index, AIM)), fastest)
 
 
 def _fill(lines: Sequence[_Line], left: int) -> None:
@@ -172,21 +216,23 @@ def _largest(line: _Line, devices: int) -> int:
 def _trade(lines: Sequence[_Line], capacity: int, horizon: float) -> None:
     """From what is towards the ideal, as far as it pays."""
     for line in lines:
-        line.size = max(line.now, 0)
+        line.size = min(max(line.now, 0), line.most)
     free = capacity - sum(line.devices(line.size) for line in lines)
     sellers = sorted(((_ask(line, horizon), i) for i, line in enumerate(lines) if line.ideal < line.size), reverse=True)
     while free < 0 and sellers:
         _, i = sellers.pop()
         free += _move(lines[i], lines[i].ideal)
-    buyers = [(_bid(line, line.ideal, horizon), i) for i, line in enumerate(lines) if line.ideal > line.size]
-    for bid, i in sorted(buyers, key=lambda pair: (-pair[0], pair[1])):
+    growing = [(i, line) for i, line in enumerate(lines) if line.ideal > line.size]
+    buyers = [(math.inf, i, min(line.need, line.ideal)) for i, line in growing if line.need > line.size]
+    buyers += [(_bid(line, line.ideal, horizon), i, line.ideal) for i, line in growing]
+    for bid, i, wanted in sorted(buyers, key=lambda buyer: (-buyer[0], buyer[1])):
         line = lines[i]
-        need = line.devices(line.ideal) - line.devices(line.size)
+        need = line.devices(wanted) - line.devices(line.size)
         while free < need and sellers and sellers[-1][0] < bid:
             _, seller = sellers.pop()
             free += _move(lines[seller], lines[seller].ideal)
-        target = line.ideal if need <= free else _largest(line, line.devices(line.size) + free)
-        if target > line.size and _bid(line, target, horizon) > 0:
+        target = wanted if need <= free else _largest(line, line.devices(line.size) + free)
+        if target > line.size and (bid == math.inf or _bid(line, target, horizon) > 0):
             free += _move(line, target)
 
 

@@ -6,8 +6,9 @@ labels it has, and a job to the first whose resource its pods request, so that n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob_operator import quantity
@@ -18,16 +19,30 @@ Held = dict[str, dict[str, int]]  # devices that the pods of others hold, by poo
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """What a device of nodes with certain labels costs."""
+
+    per_hour: float  # for a whole CPU, where the pool's resource is `cpu`
+    selector: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """A pool, as the administrator describes it."""
 
     name: str
     resource: str
     selector: Mapping[str, str] = field(default_factory=dict)  # labels of its nodes
+    rates: tuple[Rate, ...] = ()  # the first whose labels a node has counts
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels belongs to it."""
-        return all(labels.get(key) == value for key, value in self.selector.items())
+        return _has(labels, self.selector)
+
+    def find_rate(self, labels: Mapping[str, str]) -> float:
+        """What a device of a node with these labels costs an hour; 0 if no rate is known."""
+        found = next((rate.per_hour for rate in self.rates if _has(labels, rate.selector)), 0.0)
+        return found / _units_of(self.resource)
 
     def accepts(self, template: Raw) -> bool:
         """Whether the pods of this template request its resource and may run on its nodes."""
@@ -36,6 +51,10 @@ class Pool:
         return count_devices(spec, self.resource) > 0 and all(
             wanted.get(key, value) == value for key, value in self.selector.items()
         )
+
+
+def _has(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in selector.items())
 
 
 def parse_pool(text: str) -> Pool:
@@ -47,19 +66,42 @@ def parse_pool(text: str) -> Pool:
     return Pool(name, resource, dict(label.split("=", 1) for label in labels))
 
 
+def parse_rate(text: str) -> tuple[str, Rate]:
+    """Parse `POOL=PRICE[,label=value...]` into the name of the pool and the rate. Raises ValueError with an example."""
+    first, *labels = text.split(",")
+    name, _, price = first.partition("=")
+    try:
+        per_hour = float(price)
+    except ValueError:
+        per_hour = math.nan
+    if not name or not 0 <= per_hour < math.inf or not all("=" in label for label in labels):
+        example = "gpu=0.9,karpenter.sh/capacity-type=spot"
+        raise ValueError(f"{text!r}: must be POOL=PRICE for a device and hour, then labels of the nodes: {example}")
+    return name, Rate(per_hour, dict(label.split("=", 1) for label in labels))
+
+
+def add_rates(pools: Sequence[Pool], rates: Sequence[tuple[str, Rate]]) -> tuple[Pool, ...]:
+    """The pools with their rates. Raises ValueError if there is no pool of that name."""
+    known = [pool.name for pool in pools]
+    for name, _ in rates:
+        if name not in known:
+            raise ValueError(f"{name!r}: no pool has this name; the pools are: {', '.join(known)}")
+    return tuple(replace(pool, rates=tuple(rate for name, rate in rates if name == pool.name)) for pool in pools)
+
+
 def find_pool(pools: Sequence[Pool], template: Raw) -> Pool | None:
     """The pool of a job; None if it belongs to none."""
     return next((pool for pool in pools if pool.accepts(template)), None)
 
 
-def find_pool_of_node(pools: Sequence[Pool], raw: Raw) -> tuple[str, int]:
-    """The pool and the devices of a core/v1 Node; ("", 0) if it belongs to none."""
+def find_pool_of_node(pools: Sequence[Pool], raw: Raw) -> tuple[str, int, float]:
+    """The pool of a core/v1 Node, its devices and what each costs an hour; ("", 0, 0.0) if it belongs to none."""
     labels = raw["metadata"].get("labels") or {}
     pool = next((pool for pool in pools if pool.matches(labels)), None)
     if pool is None:
-        return "", 0
+        return "", 0, 0.0
     allocatable = (raw.get("status") or {}).get("allocatable") or {}
-    return pool.name, count_units(pool.resource, allocatable.get(pool.resource))
+    return pool.name, count_units(pool.resource, allocatable.get(pool.resource)), pool.find_rate(labels)
 
 
 def count_devices(pod_spec: Raw, resource: str) -> int:
@@ -76,7 +118,12 @@ def count_units(resource: str, amount: object) -> int:
         number = quantity.parse(0 if amount is None else amount)
     except ValueError:
         return 0
-    return max(0, int(number * (1000 if resource == "cpu" else 1)))
+    return max(0, int(number * _units_of(resource)))
+
+
+def _units_of(resource: str) -> int:
+    """Devices in a quantity of 1."""
+    return 1000 if resource == "cpu" else 1
 
 
 def add_held(held: Held, pools: Sequence[Pool], pod_spec: Raw) -> None:

@@ -32,6 +32,9 @@ class PooledJob:
     placed: int = 0  # pods of it that have a node
     model: Model = field(default_factory=Model)
     behind: float = 0.0  # seconds of its share that it lacks
+    is_paid: bool = False  # whether the devices of its pool have prices
+    per_hour: float = 0.0  # what the devices that its pods have cost
+    spent: float = 0.0
 
     @property
     def size(self) -> int:
@@ -49,6 +52,7 @@ class Verdict:
     reason: str
     gain: float = 0.0
     behind: float = 0.0
+    cost: api.CostStatus | None = None
 
 
 def share(
@@ -64,7 +68,9 @@ def share(
     requests = [replace(request, behind_seconds=lag) for request, lag in zip(requests, lags, strict=True)]
     grants = allocate(requests, capacity, objective)
     return {
-        one.job.key: _judge(one, request, grants[one.job.key], objective)
+        one.job.key: replace(
+            _judge(one, request, grants[one.job.key], objective), cost=_find_cost(one, request, seconds)
+        )
         for one, request in zip(sharers, requests, strict=True)
     }
 
@@ -78,6 +84,16 @@ def _judge(one: PooledJob, request: Request, grant: Grant, objective: Objective)
         return Verdict(0, reason, behind=request.behind_seconds)
     size = grant.size if grant.limit is not Limit.ROOM else one.spec.min_replicas
     return Verdict(size, reason, grant.gain, request.behind_seconds)
+
+
+def _find_cost(one: PooledJob, request: Request, seconds: float) -> api.CostStatus | None:
+    """What the job has cost, and what it will have if it goes on like this."""
+    if not one.is_paid:
+        return None
+    spent = one.spent + one.per_hour * seconds / 3600
+    rest = request.remaining_seconds
+    expected = spent + one.per_hour * rest / request.speed / 3600 if rest is not None and request.speed else None
+    return api.CostStatus(per_hour=one.per_hour, spent=spent, expected=expected)
 
 
 def _why_held(one: PooledJob, grant: Grant) -> str:
@@ -101,6 +117,7 @@ def _request(one: PooledJob, now: float) -> Request:
     if progress is not None and progress.total_steps and progress.step is not None and one.model.points:
         rest = max(0, progress.total_steps - progress.step) * unit
     cost = status.goodput.last_recovery_seconds
+    started, deadline = parse_time(status.start_time), one.spec.run_policy.active_deadline_seconds
     return Request(
         one.job.key,
         curve,
@@ -112,6 +129,8 @@ def _request(one: PooledJob, now: float) -> Request:
         served_seconds=status.goodput.training_seconds * curve.speeds[0],
         change_seconds=DEFAULT_CHANGE_SECONDS if cost is None else min(cost, MAX_CHANGE_SECONDS),
         behind_seconds=one.behind,
+        due_seconds=started + deadline - now if deadline is not None and started is not None else None,
+        is_paid=one.is_paid,
     )
 
 
@@ -178,6 +197,11 @@ def recall(status: api.Status) -> Model:
     return model
 
 
+def recall_spent(status: api.Status) -> float:
+    """What the job had cost when its status was written."""
+    return status.scaling.cost.spent if status.scaling is not None and status.scaling.cost is not None else 0.0
+
+
 def keep(model: Model, most: int = 16) -> tuple[api.SizeSpeed, ...]:
     """What the status keeps: the sizes that were reported last, so that it stays small."""
     latest = sorted(model.points.items(), key=lambda pair: -pair[1].at)[:most]
@@ -189,6 +213,12 @@ def keep(model: Model, most: int = 16) -> tuple[api.SizeSpeed, ...]:
     )
 
 
+def keep_cost(cost: api.CostStatus) -> api.CostStatus:
+    """What the status keeps."""
+    expected = None if cost.expected is None else _short(cost.expected)
+    return api.CostStatus(per_hour=_short(cost.per_hour), spent=_short(cost.spent), expected=expected)
+
+
 def _short(value: float) -> float:
     """Four digits: more would be noise that changes all the time."""
-    return round(value, max(0, 3 - math.floor(math.log10(value))))
+    return round(value, max(0, 3 - math.floor(math.log10(value)))) if value > 0 else 0.0

@@ -53,6 +53,8 @@ class Request:
     served_seconds: float = 0.0  # of one device, so far: stands in for what remains where that is not known
     change_seconds: float = 0.2  # of training that a change of size costs
     behind_seconds: float = 0.0  # that it lacks against equal shares
+    due_seconds: float | None = None  # until it has to be done; None: no deadline. Counts where what remains is known
+    is_paid: bool = False  # whether its devices cost money: it gets no more of them than its deadline needs
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -71,6 +73,7 @@ class Limit(StrEnum):
     OTHERS = "pool"  # other jobs gain more from the devices
     ROOM = "room"  # there are too few devices for its smallest size
     CHANGE = "cost"  # a change would gain less than it costs
+    DEADLINE = "deadline"  # it keeps its deadline, and more would cost more
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +85,4 @@ class Grant:
     limit: Limit = Limit.NONE
     gain: float = 0.0  # speed compared with the size that it has, minus one
     next_gain: float = 0.0  # what one more step in size would add to the speed
+    is_late: bool = False  # at this size it will not be done when it has to be

@@ -244,6 +244,7 @@ class Operator:
             runtime_image=self.options.runtime_image,
             worker_image=self.options.worker_image,
             image_pull_policy=self.options.image_pull_policy,
+            pools=self.options.pools,
         )
         self.hub.started_at = time.time()
         self.hub.leader = True

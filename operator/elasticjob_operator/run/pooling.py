@@ -14,7 +14,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from elasticjob_operator import api
@@ -52,6 +52,7 @@ class _Memory:
     model: Model
     step: int | None = None  # of the last report that the model has learned from
     behind: float = 0.0
+    spent: float = 0.0
     mark: tuple[object, ...] = ()
     decision: PoolDecision = field(default_factory=PoolDecision)
 
@@ -154,15 +155,18 @@ class PoolLoop:
         for one in jobs:
             verdict, memory = verdicts[one.job.key], self._memories[one.job.key]
             memory.behind = verdict.behind
+            cost = None
+            if verdict.cost is not None:
+                memory.spent, cost = verdict.cost.spent, rounds.keep_cost(verdict.cost)
             gain = verdict.gain if verdict.size not in (0, one.size) else memory.decision.expected_gain
             speeds = rounds.keep(memory.model)
-            self._decide_job(one.job.key, PoolDecision(verdict.size, verdict.reason, pool.name, gain, speeds))
+            self._decide_job(one.job.key, PoolDecision(verdict.size, verdict.reason, pool.name, gain, speeds, cost))
 
     def _decide_job(self, key: JobKey, decision: PoolDecision) -> None:
         """Keep the decision, and wake the job unless only its measurements have changed."""
         memory = self._memories[key]
         before, memory.decision = memory.decision, decision
-        if replace(before, speeds=(), expected_gain=0.0) != replace(decision, speeds=(), expected_gain=0.0):
+        if (before.size, before.reason, before.pool) != (decision.size, decision.reason, decision.pool):
             logger.info("%s/%s: pool size %s: %s", *key, decision.size or "unchanged", decision.reason)
             self._wake(key)
 
@@ -172,7 +176,9 @@ class PoolLoop:
         """The job's memory, including what the agents have reported since the last round."""
         memory = self._memories.get(job.key)
         if memory is None or memory.uid != job.uid:
-            memory = self._memories[job.key] = _Memory(job.uid, rounds.recall(job.status))
+            memory = self._memories[job.key] = _Memory(
+                job.uid, rounds.recall(job.status), spent=rounds.recall_spent(job.status)
+            )
         report = rounds.find_report(job.status, self._hub.agents(job.key), now)
         if report is not None and report.step != memory.step:
             memory.step = report.step
@@ -182,7 +188,18 @@ class PoolLoop:
     def _observe(self, job: Job, spec: api.Spec, pool: Pool, memory: _Memory) -> rounds.PooledJob:
         pods = [pod for pod in self._cache.pods(job.key) if pod.job_uid == job.uid and pod.node and pod.live]
         devices = max(1, capacity.count_devices(spec.template.get("spec") or {}, pool.resource))
-        return rounds.PooledJob(job, spec, devices, len(pods), memory.model, memory.behind)
+        rates = [self._cache.nodes[pod.node].device_rate for pod in pods if pod.node in self._cache.nodes]
+        return rounds.PooledJob(
+            job,
+            spec,
+            devices,
+            len(pods),
+            memory.model,
+            memory.behind,
+            is_paid=bool(pool.rates),
+            per_hour=devices * sum(rates),
+            spent=memory.spent,
+        )
 
     def _count_held(self, pool: Pool, sharing: set[JobKey]) -> dict[str, int]:
         """Devices by node that pods of jobs outside of the pool, and pods of no job, hold."""

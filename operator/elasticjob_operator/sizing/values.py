@@ -17,6 +17,7 @@ class PoolDecision:
     pool: str = ""  # the name of the pool
     expected_gain: float = 0.0  # relative gain in speed from the change to this size
     speeds: tuple[api.SizeSpeed, ...] = ()  # the measured ones
+    cost: api.CostStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

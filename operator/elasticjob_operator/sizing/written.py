@@ -23,14 +23,15 @@ def build_status(
 ) -> api.ScalingStatus | None:
     """The status of a job that shares a pool, or that a size source limits; None for all others.
 
-    `reported`: the progress is written too. Speeds change with every report, and must not cause writes of their own.
+    `reported`: the progress is written too. Speeds and costs change all the time, and must not cause writes of their
+    own.
     """
     before = job.status.scaling or api.ScalingStatus()
     if not spec.is_pooled:
         if not size.limited_by:
             return None
         return api.ScalingStatus(size=size.world, wanted=size.wanted, limited_by=size.limited_by, reason=size.reason)
-    decision = pool or PoolDecision(pool=before.pool or "", speeds=tuple(before.speeds))
+    decision = pool or PoolDecision(pool=before.pool or "", speeds=tuple(before.speeds), cost=before.cost)
     is_pinned = job.is_pinned
     moved = not is_pinned and pool is not None and before.size not in (0, size.world)
     reason = _PINNED.format(spec.replicas, job.name) if is_pinned else size.reason or decision.reason
@@ -44,10 +45,15 @@ def build_status(
         previous_size=before.size if moved else before.previous_size,
         expected_gain_percent=round(100 * decision.expected_gain) if moved else before.expected_gain_percent,
         speeds=list(decision.speeds) if reported or _sizes(decision.speeds) != _sizes(before.speeds) else before.speeds,
+        cost=decision.cost if reported or _rate(decision.cost) != _rate(before.cost) else before.cost,
     )
 
 
 _PINNED = "spec.replicas is {0} by hand: kubectl elasticjob scale {1} auto gives the job back to the pool"
+
+
+def _rate(cost: api.CostStatus | None) -> float | None:
+    return None if cost is None else cost.per_hour
 
 
 def _sizes(speeds: Iterable[api.SizeSpeed]) -> set[int]:

@@ -118,7 +118,9 @@ def list_top(jobs: Sequence[Job], now: float, sizes: Mapping[str, Sequence[Point
     `sizes`: of their worlds over time, by UID, as far as events tell; None if they could not be read.
     """
     pooled = any(job.status.scaling is not None and job.status.scaling.pool for job in jobs)
-    more = ("POOL", "MODEL", "EXPECTED", "SEEN", "WHY") if pooled else ()
+    paid = any(job.status.scaling is not None and job.status.scaling.cost for job in jobs)
+    cost = ("COST/H", "SPENT", "COST AT END") if paid else ()
+    more = ("POOL", "MODEL", "EXPECTED", "SEEN", *cost, "WHY") if pooled else ()
     course = ("LAST HOUR",) if sizes else ()
     titles = ("PROCESSES", "STEP", "RATE", "GOODPUT", "RESCALES", "RECOVERY")
     table = plain_table("NAME", "PHASE", "WORLD", *course, *titles, *more)
@@ -137,7 +139,7 @@ def list_top(jobs: Sequence[Job], now: float, sizes: Mapping[str, Sequence[Point
             words.goodput(status.goodput.measured, *goodput_seconds(job, now)),
             str(status.goodput.rescales),
             words.seconds_exact(status.goodput.last_recovery_seconds),
-            *(_pool_cells(job) if pooled else ()),
+            *(_pool_cells(job, paid=paid) if pooled else ()),
         )
     return table
 
@@ -147,8 +149,8 @@ def _course(job: Job, sizes: Mapping[str, Sequence[Point]], now: float) -> str:
     return sparkline(sizes.get(job.uid, ()), width=16, steps=True, end=end) or "-"
 
 
-def _pool_cells(job: Job) -> list[str]:
-    """The pool, the speeds that its model rests on, and what the last change was to bring and has brought."""
+def _pool_cells(job: Job, *, paid: bool) -> list[str]:
+    """The pool, the speeds that its model rests on, what the last change was to bring and has brought, and the cost."""
     scaling = job.status.scaling or api.ScalingStatus()
     model = " ".join(f"{one.size}:{1 / one.step_seconds:.3g}/s" for one in scaling.speeds if one.step_seconds > 0)
     expected = scaling.expected_gain_percent
@@ -158,6 +160,7 @@ def _pool_cells(job: Job) -> list[str]:
         model or "-",
         "-" if expected is None else f"{expected:+d} %",
         "-" if seen is None else f"{seen:+.0f} %",
+        *(words.costs(scaling.cost) if paid else ()),
         scaling.reason or "-",
     ]
 

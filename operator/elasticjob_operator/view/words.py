@@ -130,6 +130,13 @@ def is_plausible(progress: api.ProgressStatus) -> bool:
     return known and (progress.step or 0) <= (progress.total_steps or 0)
 
 
+def costs(cost: api.CostStatus | None) -> tuple[str, str, str]:
+    """What a job costs an hour, what it has cost, and what it will have."""
+    if cost is None:
+        return "-", "-", "-"
+    return f"{cost.per_hour:.4g}", f"{cost.spent:.4g}", "-" if cost.expected is None else f"{cost.expected:.4g}"
+
+
 def gain_seen(scaling: api.ScalingStatus) -> float | None:
     """What the pool's last change of size brought to the speed, in percent; None where a size was not measured."""
     speeds = {one.size: one.step_seconds for one in scaling.speeds if one.step_seconds > 0}

@@ -15,6 +15,7 @@ from elasticjob_operator.apply.manifests import Settings
 from elasticjob_operator.model.observe import observe_pod
 from elasticjob_operator.plan.children import wanted_children
 from elasticjob_operator.plan.plan import Child, Config, Kind, NewPod
+from elasticjob_operator.pool.capacity import Pool, Rate
 
 SETTINGS = Settings(hub_url="wss://10.96.0.7:8443", tls=True, runtime_image="runtime:1")
 
@@ -178,6 +179,20 @@ def test_offenders_are_asked_last() -> None:
     assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity
     (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
     assert term["preference"]["matchExpressions"][0]["values"] == ["node1"]
+
+
+def test_cheap_nodes_are_preferred_where_the_pool_chooses() -> None:
+    rates = (Rate(0.7, {"capacity-type": "spot"}), Rate(2.8, {"capacity-type": "on-demand"}), Rate(2.1))
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    settings = replace(SETTINGS, pools=(Pool("gpu", "nvidia.com/gpu", rates=rates),))
+    pooled = make_spec(template=template, scaling={"mode": "Goodput"})
+    affinity = build(pooled, settings, avoid=("node1",))["spec"]["affinity"]["nodeAffinity"]
+    spot, faulty = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert spot["preference"]["matchExpressions"] == [{"key": "capacity-type", "operator": "In", "values": ["spot"]}]
+    assert 0 < spot["weight"] < faulty["weight"]
+    assert "affinity" not in build(make_spec(template=template), settings)["spec"], "its size is its user's"
+    assert "affinity" not in build(pooled)["spec"], "no prices"
 
 
 HOSTS = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node1"]}

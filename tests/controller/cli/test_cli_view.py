@@ -168,6 +168,20 @@ def test_lines_of_a_watch_without_a_terminal() -> None:
     assert details.change_line(second, second) is None
 
 
+def test_top_shows_costs_where_devices_have_prices() -> None:
+    scaling = {"pool": "gpu", "size": 2, "reason": "2 pods, enough"}
+    free = text_of(tables.list_top([given.job(given.running_status() | {"scaling": scaling})], NOW), width=250)
+    assert "POOL" in free
+    assert "COST" not in free
+    cost = {"perHour": 5.6, "spent": 1.25, "expected": 11.0}
+    paid = text_of(
+        tables.list_top([given.job(given.running_status() | {"scaling": scaling | {"cost": cost}})], NOW), 250
+    )
+    title, row = paid.splitlines()
+    assert title.split()[-6:] == ["COST/H", "SPENT", "COST", "AT", "END", "WHY"]
+    assert row.split()[-6:-3] == ["5.6", "1.25", "11"]
+
+
 def test_goodput_without_reported_steps_is_a_bound() -> None:
     raw = given.running_status()
     for measured, shown in (("Steps", " 90.0%"), ("Formation", "≤90.0%")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from controller.pool_jobs import make_request
@@ -148,3 +150,75 @@ def test_the_order_of_the_requests_says_nothing() -> None:
 )
 def test_every_size_has_a_reason(request_: Request, capacity: int, told: str) -> None:
     assert describe(allocate([request_], capacity)["a"], request_) == told
+
+
+def due(key: str, seconds: float, rest: float = 3600.0, **changes: Any) -> Request:
+    """A job with an hour of work on one device, to be done after so many seconds."""
+    return make_request(key, remaining_seconds=rest, due_seconds=seconds, **changes)
+
+
+def test_a_deadline_is_kept_with_the_smallest_size_that_does() -> None:
+    """2 pods take 1,890 s of 2,200 s. The others keep what they have, as the devices are worth more to them."""
+    others = [make_request(f"j{i}", 0.99, weight=50.0, size=5, order=float(i)) for i in range(3)]
+    assert sizes([due("late", 2200.0, size=1), *others], 16)[0] == 2
+    assert sizes([due("none", 36_000.0, size=1), *others], 16)[0] == 1
+
+
+def test_what_a_deadline_needs_is_bought_whatever_it_costs() -> None:
+    heavy = make_request("heavy", 0.99, weight=100.0, size=7, change_seconds=1000.0, order=1.0)
+    assert sizes([due("a", 1500.0, size=1), heavy], 8) == [3, 5]
+
+
+def test_the_next_deadline_comes_first() -> None:
+    jobs = [due("later", 1500.0, order=0.0), due("sooner", 1000.0, order=1.0)]
+    assert sizes(jobs, 5) == [1, 4]
+
+
+def test_a_job_that_is_paid_for_has_no_more_than_its_deadline_needs() -> None:
+    assert sizes([due("a", 2200.0, size=1, is_paid=True)], 16) == [2]
+    assert sizes([due("a", 2200.0, size=8, is_paid=True)], 16) == [2], "it gives back what it does not need"
+    assert sizes([due("a", 2200.0, size=1)], 16) == [16], "devices that cost nothing need not lie idle"
+    assert sizes([make_request("a", is_paid=True)], 16) == [16], "without a deadline it is as fast as it can be"
+    assert sizes([due("a", 2200.0, size=1, is_paid=True), make_request("b", size=1)], 16) == [2, 14]
+
+
+@pytest.mark.parametrize("now", range(1, 17))
+def test_a_size_that_keeps_the_deadline_barely_is_left_alone(now: int) -> None:
+    """5 pods need 0.87 of the time, 4 need 1.04 and 6 need 0.75 of it."""
+    expected = now if now == 5 else 5
+    assert sizes([due("a", 1000.0, size=now, is_paid=True)], 16) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected", "is_late"),
+    [
+        pytest.param(500.0, 13, False, id="at its fastest, nearly"),
+        pytest.param(340.0, 16, True, id="not even then, if the model is right"),
+        pytest.param(100.0, 0, True, id="lost: as if there were none"),
+        pytest.param(-5.0, 0, True, id="over"),
+    ],
+)
+def test_a_deadline_that_cannot_be_kept_takes_nothing_from_others(
+    seconds: float, expected: int, *, is_late: bool
+) -> None:
+    others = [make_request(f"j{i}", 0.99, weight=5.0, size=14, order=float(i)) for i in (1, 2)]
+    found = allocate([due("a", seconds, size=2), *others], 30)["a"]
+    without = allocate([make_request("a", size=2, remaining_seconds=3600.0), *others], 30)["a"]
+    assert (found.size, found.is_late) == (expected or without.size, is_late)
+
+
+def test_a_job_ends_before_its_deadline_for_less() -> None:
+    """A day's work in ten hours, looked at every five minutes: in time, with less than what all the devices cost."""
+    held = {}
+    for is_paid in (True, False):
+        rest, size, now, held[is_paid], changes = 24 * 3600.0, 1, 0.0, 0.0, 0
+        while rest > 0:
+            job = due("a", 36_000.0 - now, rest, size=size, is_paid=is_paid, shared=0.97)
+            before, size = size, sizes([job], 16)[0]
+            rest -= 300.0 * job.curve.speeds[size - 1]
+            held[is_paid] += 300.0 * size
+            now += 300.0
+            changes += size != before
+        assert now <= 36_000.0
+        assert changes <= 4
+    assert held[True] < 0.8 * held[False]

@@ -17,7 +17,7 @@ from elasticjob_operator.pool.values import Objective, Request
 
 def tries(examples: int) -> settings:
     """So many examples, or those of the profile if it wants more: `--hypothesis-profile=long` tries 10,000."""
-    return settings(max_examples=max(examples, settings.default.max_examples), deadline=None)
+    return settings(max_examples=max(examples, settings().max_examples), deadline=None)
 
 
 nonsense = st.floats(allow_nan=True, allow_infinity=True)
@@ -51,6 +51,8 @@ def pools(draw: st.DrawFn) -> list[Request]:
             served_seconds=draw(st.floats(0, 1e9)),
             change_seconds=draw(st.floats(0, 1e4)),
             behind_seconds=draw(st.floats(0, 1e6)),
+            due_seconds=draw(st.none() | st.floats(-1e3, 1e9)),
+            is_paid=draw(st.booleans()),
         )
         for i in range(draw(st.integers(0, 8)))
     ]

@@ -9,12 +9,14 @@ import pytest
 from elasticjob_operator.model.observe import Node
 from elasticjob_operator.pool.capacity import (
     Pool,
+    add_rates,
     count_capacity,
     count_devices,
     count_units,
     find_pool,
     find_pool_of_node,
     parse_pool,
+    parse_rate,
 )
 
 GPU = Pool("gpu", "nvidia.com/gpu", {"class": "a100"})
@@ -73,10 +75,48 @@ def test_quantities(resource: str, quantity: object, units: int) -> None:
 def test_a_node_belongs_to_the_first_pool_that_it_matches() -> None:
     """Two pools overlap: no device is counted twice."""
     pools = (GPU, REST)
-    assert find_pool_of_node(pools, node({"nvidia.com/gpu": "8"}, **{"class": "a100"})) == ("gpu", 8)
-    assert find_pool_of_node(pools, node({"nvidia.com/gpu": "4"})) == ("rest", 4)
-    assert find_pool_of_node((GPU,), node({"nvidia.com/gpu": "4"})) == ("", 0)
-    assert find_pool_of_node((CPU,), {"metadata": {"name": "n"}}) == ("cpu", 0)
+    assert find_pool_of_node(pools, node({"nvidia.com/gpu": "8"}, **{"class": "a100"})) == ("gpu", 8, 0.0)
+    assert find_pool_of_node(pools, node({"nvidia.com/gpu": "4"})) == ("rest", 4, 0.0)
+    assert find_pool_of_node((GPU,), node({"nvidia.com/gpu": "4"})) == ("", 0, 0.0)
+    assert find_pool_of_node((CPU,), {"metadata": {"name": "n"}}) == ("cpu", 0, 0.0)
+
+
+SPOT = {"karpenter.sh/capacity-type": "spot"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "labels", "expected"),
+    [
+        pytest.param("gpu", SPOT, 0.9, id="the first that suits"),
+        pytest.param("gpu", {}, 2.8, id="all others"),
+        pytest.param("cpu", SPOT, 0.05 / 1000, id="of a CPU, for a thousandth of it"),
+        pytest.param("cpu", {}, 0.0, id="no price is known"),
+    ],
+)
+def test_what_a_device_costs_an_hour(pool: str, labels: dict[str, str], expected: float) -> None:
+    rates = [
+        parse_rate(text)
+        for text in (
+            "gpu=0.9,karpenter.sh/capacity-type=spot",
+            "cpu=0.05,karpenter.sh/capacity-type=spot",
+            "gpu=2.8",
+        )
+    ]
+    pools = add_rates((parse_pool("gpu=nvidia.com/gpu"), CPU), rates)
+    (found,) = [one for one in pools if one.name == pool]
+    assert found.find_rate(labels) == expected
+    assert find_pool_of_node((found,), node({"cpu": "1", "nvidia.com/gpu": "1"}, **labels))[2] == expected
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "gpu=", "=1", "gpu=cheap", "gpu=-1", "gpu=nan", "gpu=inf", "gpu=1,zone"])
+def test_any_other_price_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="must be POOL=PRICE"):
+        parse_rate(text)
+
+
+def test_a_price_for_no_pool_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'tpu': no pool has this name; the pools are: gpu, rest"):
+        add_rates((GPU, REST), [parse_rate("tpu=1")])
 
 
 def test_a_job_belongs_to_the_first_pool_whose_resource_it_asks_for() -> None:

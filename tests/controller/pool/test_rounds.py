@@ -29,6 +29,7 @@ def sharer(
         goodput=fields.pop("goodput", TRAINS if size else api.GoodputStatus()),
         capacity=fields.pop("capacity", None),
         progress=fields.pop("progress", None),
+        start_time=fields.pop("start_time", None),
     )
     pinned = fields.pop("pinned", False)
     job = Job(
@@ -130,6 +131,36 @@ def test_a_job_below_its_share_is_remembered() -> None:
     found = rounds.share([sharer("a", 1), sharer("b", 7)], 8, Objective.GOODPUT, seconds=100.0, now=NOW)
     assert found["ns", "a"].behind > 10
     assert found["ns", "b"].behind == 0
+
+
+def test_a_deadline_counts_from_the_start_of_the_job() -> None:
+    """2,000 s of work on one pod, and 1,800 s after 200 s: two pods are enough, where devices cost money."""
+    started: dict[str, Any] = {
+        "start_time": format_time(NOW - 200),
+        "spec": {"runPolicy": {"activeDeadlineSeconds": 2000}},
+    }
+    progress = api.ProgressStatus(step=8000, total_steps=10_000)
+    one = sharer("a", 1, progress=progress, is_paid=True, **started)
+    assert sizes(one) == [2]
+    found = rounds.share([one], 8, Objective.GOODPUT, seconds=1.0, now=NOW)["ns", "a"]
+    assert found.reason == "2 pods, enough for runPolicy.activeDeadlineSeconds: more would cost more"
+    late = rounds.share([one], 8, Objective.GOODPUT, seconds=1.0, now=NOW + 1700)["ns", "a"]
+    assert late.reason.endswith("; it will miss runPolicy.activeDeadlineSeconds")
+    assert sizes(sharer("a", 1, is_paid=True, **started)) == [8], "it does not say how much is left"
+
+
+def test_what_a_job_costs() -> None:
+    progress = api.ProgressStatus(step=6400, total_steps=10_000)
+    one = sharer("a", 1, progress=progress, is_paid=True, per_hour=3.6, spent=10.0)
+    cost = rounds.share([one], 8, Objective.GOODPUT, seconds=100.0, now=NOW)["ns", "a"].cost
+    assert cost is not None
+    assert cost.per_hour == 3.6
+    assert cost.spent == pytest.approx(10.1)
+    assert cost.expected == pytest.approx(10.1 + 3.6, rel=0.01), "an hour is left"
+    status = api.Status(scaling=api.ScalingStatus(cost=rounds.keep_cost(cost)))
+    assert rounds.recall_spent(status) == pytest.approx(10.1)
+    free = rounds.share([sharer("a", 1)], 8, Objective.GOODPUT, seconds=100.0, now=NOW)["ns", "a"]
+    assert free.cost is None
 
 
 def test_what_was_measured_survives_in_the_status() -> None:

@@ -100,6 +100,25 @@ def test_speeds_are_written_with_the_progress_only() -> None:
     assert later.speeds[0].step_seconds == 1.1
 
 
+def test_costs_are_written_with_the_progress_only_and_stay() -> None:
+    def says(spent: float) -> PoolDecision:
+        return PoolDecision(4, "x", "gpu", cost=api.CostStatus(per_hour=3.6, spent=spent))
+
+    first = status_of(pooled(4, 4), says(1.0))
+    assert first is not None
+    assert first.cost == api.CostStatus(per_hour=3.6, spent=1.0)
+    job = pooled(4, 4, scaling=first)
+    assert status_of(job, says(1.1)) == first
+    undecided = status_of(job, None, reported=True)
+    assert undecided is not None
+    assert undecided.cost == first.cost, "a new leader has not decided yet"
+    dearer = PoolDecision(4, "x", "gpu", cost=api.CostStatus(per_hour=7.2, spent=1.1))
+    for later in (status_of(job, says(1.1), reported=True), status_of(job, dearer)):
+        assert later is not None
+        assert later.cost is not None
+        assert later.cost.spent == 1.1, "with the progress, or when it costs more or less from now on"
+
+
 def test_a_job_of_no_pool_has_nothing_to_show_unless_it_is_limited() -> None:
     assert status_of(make_job(make_spec(2, 8, replicas=3)), None) is None
     spec = make_spec(2, 8, elasticPolicy={"replicaIncrementStep": 4})

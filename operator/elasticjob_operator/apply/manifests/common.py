@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticjob_operator.api import names
 from elasticjob_operator.model.observe import Job
+from elasticjob_operator.pool.capacity import Pool
 
 Object = dict[str, Any]
 
@@ -24,6 +25,7 @@ class Settings:
     token_seconds: int = 3600
     operator_namespace: str = ""
     hub_port: int = 0
+    pools: tuple[Pool, ...] = ()
 
 
 def owner_reference(job: Job) -> Object:
