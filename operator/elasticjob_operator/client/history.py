@@ -22,7 +22,7 @@ from elasticjob_operator.client.samples import (
     read_recording,
     take_sample,
 )
-from elasticjob_operator.history import goodput, timeline
+from elasticjob_operator.history import timeline
 from elasticjob_operator.history.records import Kind
 from elasticjob_operator.history.timeline import Moment
 
@@ -33,7 +33,6 @@ __all__ = [
     "Stay",
     "World",
     "build_history",
-    "divide_lost",
     "format_sample",
     "goodput_seconds",
     "is_news",
@@ -118,7 +117,7 @@ def build_history(
         metrics=_metrics(ordered),
         notable=tuple(h for h in happenings if h.reason in _NOTABLE),
         stays=_stays(ordered, end or 0.0),
-        lost=divide_lost(ordered),
+        lost=_lost(ordered),
     )
 
 
@@ -260,39 +259,13 @@ def _stays(samples: Sequence[Sample], end: float) -> tuple[Stay, ...]:
     return tuple(sorted(found, key=lambda stay: (stay.rank, stay.start)))
 
 
-EARLIER: Final = "earlier"  # lost before the first sample, or without a world
-OPEN: Final = "now"  # since the last world broke
+OPEN: Final = "open"  # not booked in the status yet, because no world trains since
 
 
-def divide_lost(samples: Sequence[Sample]) -> dict[str, float]:
-    """Lost seconds by category (`goodput.Loss`); what is lost until a world trains belongs to that world's cause.
-
-    The sum is what the status counts. What the samples did not see is `EARLIER`, what is not over is `OPEN`.
-    """
-    if samples and samples[-1].lost:  # the status says it; recordings of older versions do not
-        unbooked = round(samples[-1].lost_seconds - sum(samples[-1].lost.values()), 3)
-        return samples[-1].lost | ({OPEN: unbooked} if unbooked > 0 else {})
-    found: dict[str, float] = {}
-    pending = 0.0
-    before: Sample | None = None
-    for sample in samples:
-        if before is None and sample.generation > 1:
-            found[EARLIER] = sample.lost_seconds
-        else:
-            pending += sample.lost_seconds - (before.lost_seconds if before else 0.0)
-        if sample.training:
-            went_on = before is not None and before.training and before.generation == sample.generation
-            # With the first reported step, the time before it turns out to be lost.
-            known = before is not None and before.measured == sample.measured
-            category = goodput.Loss.STALL if went_on and known else _loss_of(sample)
-            found[category] = found.get(category, 0.0) + pending
-            pending = 0.0
-        before = sample
-    found[OPEN] = pending
-    return {category: round(seconds, 3) for category, seconds in found.items() if seconds >= 0.001}
-
-
-def _loss_of(sample: Sample) -> goodput.Loss:
-    if sample.generation <= 1:
-        return goodput.Loss.START
-    return goodput.loss_of(next((cause for cause in names.Cause if cause.sentence == sample.cause), sample.cause))
+def _lost(samples: Sequence[Sample]) -> dict[str, float]:
+    """Lost seconds by category (`goodput.Loss`), as the status books them, and the rest as `OPEN`."""
+    if not samples:
+        return {}
+    last = samples[-1]
+    unbooked = round(last.lost_seconds - sum(last.lost.values()), 3)
+    return last.lost | ({OPEN: unbooked} if unbooked > 0 else {})

@@ -28,9 +28,7 @@ def fill(draft: Draft) -> None:
     worker = roles.part(name)
     if not worker.values:
         raise ConversionError("spec.replicaSpecs.worker: is required")
-    for other in list(roles.values):
-        roles.take(other)
-        roles.warn(other, "has no counterpart: an ElasticJob has one kind of pod and no master")
+    roles.drop_other_roles(" and no master")
     replicas = worker.take_number("replicas")
     pods.take_template(draft, worker.take("template"), f"{worker.path}.template", "main")
     _take_shell(draft, worker, replicas)

@@ -96,6 +96,12 @@ class Source:
             if self.take(key) is not None:
                 self.warn(key, message)
 
+    def drop_other_roles(self, advice: str = "") -> None:
+        """Drop the kinds of pods that were not taken yet."""
+        for key in list(self.values):
+            self.take(key)
+            self.warn(key, f"has no counterpart: an ElasticJob has one kind of pod{advice}")
+
     def finish(self) -> None:
         for key in self.values:
             self.warn(key, "has no counterpart and was dropped")

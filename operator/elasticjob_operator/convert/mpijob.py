@@ -15,9 +15,7 @@ def fill(draft: Draft) -> None:
     source = draft.source
     roles = source.part("mpiReplicaSpecs")
     starter, worker = roles.part("Launcher"), roles.part("Worker")
-    for other in list(roles.values):
-        roles.take(other)
-        roles.warn(other, "has no counterpart: an ElasticJob has one kind of pod")
+    roles.drop_other_roles()
     if not starter.values:
         raise ConversionError(f"{_ROLES}.Launcher: is required: its command starts the training")
     separate = bool(worker.values)

@@ -10,9 +10,7 @@ def fill(draft: Draft) -> None:
     source = draft.source
     roles = source.part("pytorchReplicaSpecs")
     master, worker = roles.take("Master"), roles.take("Worker")
-    for other in list(roles.values):
-        roles.take(other)
-        roles.warn(other, "has no counterpart: an ElasticJob has one kind of pod. Make it a job of its own")
+    roles.drop_other_roles(". Make it a job of its own")
     if not master and not worker:
         raise ConversionError("spec.pytorchReplicaSpecs: is required: give a Worker or a Master")
     elastic = source.part("elasticPolicy") if "elasticPolicy" in source.values else None

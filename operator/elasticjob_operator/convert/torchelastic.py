@@ -12,9 +12,7 @@ def fill(draft: Draft) -> None:
     worker = roles.part("Worker")
     if not worker.values:
         raise ConversionError("spec.replicaSpecs.Worker: is required")
-    for other in list(roles.values):
-        roles.take(other)
-        roles.warn(other, "has no counterpart: an ElasticJob has one kind of pod")
+    roles.drop_other_roles()
     pods.take_template(draft, worker.take("template"), f"{worker.path}.template", "elasticjob-worker")
     _add_command(draft, worker)
     launcher.take_arguments(draft, f"{worker.path}.template.spec.containers[]")

@@ -11,7 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
-from elasticjob_operator.client import Client, ClientError, ForbiddenError, InvalidError, Job, NotFoundError
+from elasticjob_operator.client import Client, ClientError, ForbiddenError, InvalidError, Job
 from elasticjob_operator.dashboard import guard, jobpage, listpage, shell
 from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.dashboard.looking import Looker
@@ -197,7 +197,7 @@ class Dashboard:
         form = await request.post()
         try:
             said = await self._change(job, request.match_info["action"], str(form.get("replicas", "")))
-        except (InvalidError, NotFoundError, ForbiddenError, ClientError) as error:
+        except ClientError as error:
             return self._answer(request, 400, "Not changed", str(error))
         return self._answer(request, 200, "Changed", said)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from elasticjob_operator.client.history import EARLIER, OPEN, History, Sample, World
+from elasticjob_operator.client.history import OPEN, History, Sample, World
 from elasticjob_operator.client.model import Happening
 from elasticjob_operator.history.goodput import Loss
 from elasticjob_operator.html_report.bars import draw_shares, draw_stays
@@ -25,8 +25,7 @@ CATEGORIES: Final[Mapping[str, str]] = {
     Loss.CHECKPOINT: "waiting for checkpoints",
     Loss.STALL: "worlds without a step",
     Loss.REPEATED: "steps made again",
-    EARLIER: "before the first sample",
-    OPEN: "since the last world broke",
+    OPEN: "not yet assigned to a cause",
 }
 
 

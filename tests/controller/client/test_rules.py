@@ -279,28 +279,26 @@ def test_stays_join_the_worlds_in_which_a_pod_kept_its_rank() -> None:
     ]
 
 
-def test_lost_time_is_divided_by_the_cause_of_the_next_world() -> None:
-    def at(lost: float, generation: int, cause: str, training: bool = True) -> past.Sample:
-        return past.Sample(0, "Running", generation, 2, training=training, cause=cause, lost_seconds=lost)
-
-    start, lost, grown = "the job starts", "a member was lost", "new pods are ready to join"
+@pytest.mark.parametrize(
+    ("lost_seconds", "booked", "shown"),
+    [
+        pytest.param(0.0, {}, {}, id="nothing"),
+        pytest.param(3.0, {"start": 3.0}, {"start": 3.0}, id="all of it is booked"),
+        pytest.param(
+            9.5, {"start": 3.0, "restart": 4.0}, {"start": 3.0, "restart": 4.0, "open": 2.5}, id="and no world"
+        ),
+        pytest.param(5.0, {}, {"open": 5.0}, id="a recording of an operator that booked nothing"),
+    ],
+)
+def test_lost_time_is_what_the_status_books_and_the_rest(
+    lost_seconds: float, booked: dict[str, float], shown: dict[str, float]
+) -> None:
     samples = [
-        at(2, 1, start, training=False),
-        at(3, 1, start),
-        at(4, 1, start, training=False),
-        at(5, 2, lost, training=False),
-        at(6, 2, lost),
-        at(10, 3, grown),  # nobody looked in between
-        at(12, 3, grown),  # a stretch without a step, of a world that went on
-        at(13, 3, grown, training=False),
+        past.Sample(0, "Pending", lost_seconds=1.0, lost={"start": 1.0}),
+        past.Sample(9, "Running", lost_seconds=lost_seconds, lost=booked),
     ]
-    divided = past.divide_lost(samples)
-    assert divided == {"start": 3, "restart": 3, "rescale": 4, "stall": 2, "now": 1}
-    assert sum(divided.values()) == samples[-1].lost_seconds
-    assert past.divide_lost(samples[4:])["earlier"] == 6
-    assert past.divide_lost([]) == {}
-    loading = replace(at(0, 1, start), measured="Formation")
-    assert past.divide_lost([loading, replace(at(20, 1, start), measured="Steps")]) == {"start": 20}
+    assert past.build_history(samples, []).lost == shown
+    assert past.build_history([], []).lost == {}
 
 
 def listed(uid: str, version: str) -> dict[str, Any]:

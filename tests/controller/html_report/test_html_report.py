@@ -46,7 +46,7 @@ def story() -> tuple[past.History, past.Sample]:
                 START + second, {"loss": 2.3 * 0.998**step, "accuracy": 1 - 0.998**step},
                 second * 0.97, second * 0.03, cost, 1,
                 [[f"digits-worker-{i}", f"node-{i // 2}"] for i in range(size)] if second <= begin + 2 else [],
-                generation,
+                generation, lost={"restart": second * 0.02, "rescale": second * 0.01},
             )
         )  # fmt: skip
     events = [
