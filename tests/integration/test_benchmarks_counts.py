@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 
 from benchmarks import cases, controlplane, launchers, scale, timeline
 from benchmarks.launchers import local
+from benchmarks.meter import Meter
 from benchmarks.processes import RUN, find_marked, kill_marked
-from benchmarks.system import System
+from benchmarks.scoreboard import costs
+from benchmarks.system import JOBS, System
 from elasticjob_devcluster import BinariesUnavailable
+from elasticjob_devcluster.api.kube import MERGE
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import frames
 
@@ -48,7 +52,8 @@ def read_counts(launcher: local.Local, generation: int) -> dict[str, int]:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_is_left")
 def test_messages_of_a_start_and_of_a_loss(tmp_path: Path) -> None:
-    launcher = local.torchrun()
+    launcher, meter = local.torchrun(), Meter()
+    launcher.meter = meter
     job = launchers.Job(tmp_path, 2)
     run = cases.Run(launcher, timeline.Tail(job.steps))
     try:
@@ -61,6 +66,8 @@ def test_messages_of_a_start_and_of_a_loss(tmp_path: Path) -> None:
         assert start["connected"] == 2
         assert start["message:state"] <= 4
         assert start["directives"] <= 2
+        bytes_of_start = meter.total
+        assert bytes_of_start <= 2 * 4096, "upgrade, hello, welcome, world, states and a few heartbeats of each"
         event = launcher.kill(run.node_of(1), signal.SIGKILL)
         assert cases.wait_for_world(run, 1, event, PATIENCE) is not None, "the survivor did not go on"
         loss = read_counts(launcher, 2)
@@ -68,14 +75,38 @@ def test_messages_of_a_start_and_of_a_loss(tmp_path: Path) -> None:
         assert loss["connected"] == 2, "the survivor kept its connection"
         assert loss["message:state"] - start["message:state"] <= 3
         assert loss["directives"] - start["directives"] <= 2
+        assert meter.total - bytes_of_start <= 4096, "five messages and heartbeats"
     finally:
         launcher.close()
+        meter.close()
 
 
 def test_bytes_of_a_large_world() -> None:
     members = tuple(wire.Member(pod=f"w-{i}", rank=i, address=f"10.0.0.{i}", nproc=8) for i in range(1000))
     world = wire.World(generation=1, rank=999, members=members, store=wire.Store(address="10.0.0.1", port=40_000))
     assert len(frames.DirectiveEncoder().encode(world, sizes=True)) <= 256
+
+
+def count_writes_of_a_rescale(system: System) -> dict[str, int]:
+    """The operator's own writes from a user's `spec.replicas` until nothing happens any more, by resource."""
+    kube, namespace = system.cluster.kube, system.make_namespace()
+    path = f"{JOBS}/namespaces/{namespace}/elasticjobs"
+    body = controlplane.build_elastic_job("grows", 3)
+    body["spec"]["replicas"] = 2
+    kube.request("POST", path, body)
+    assert cases.wait_until(lambda: system.count_pods(namespace) == 2, PATIENCE)
+    scale.settle(system, PATIENCE)
+    before = scale.count_requests(system)
+    kube.request("PATCH", f"{path}/grows", {"spec": {"replicas": 3}}, content_type=MERGE)
+    assert cases.wait_until(lambda: system.count_pods(namespace) == 3, PATIENCE)
+    scale.settle(system, PATIENCE)
+    writes = costs.only_writes(scale.count_requests(system) - before)
+    found: dict[str, int] = {}
+    for labels, count in writes.items():
+        match = re.search(r'resource="([^"]*)"', labels)
+        assert match is not None
+        found[match[1]] = found.get(match[1], 0) + count
+    return found
 
 
 @pytest.mark.cluster
@@ -95,5 +126,8 @@ def test_requests_of_a_jobs_life(tmp_path: Path) -> None:
         assert life.writes["POST", "pods"] == pods, "one request a pod, none twice"
         # NetworkPolicy, PodDisruptionBudget, `spec.replicas` and the status.
         assert sum(life.writes.values()) <= pods + 4, dict(life.writes)
-        scale.settle(system, PATIENCE)
+        rescale = count_writes_of_a_rescale(system)
+        assert rescale.pop("pods") == 1
+        assert set(rescale) == {"elasticjobs/status"}
+        assert rescale["elasticjobs/status"] <= 2, "one, unless the new pod is seen in a pass of its own"
         assert not scale.measure_idle(system, 3.0), "while nothing happens there are only watches"

@@ -161,6 +161,28 @@ def test_it_warns_nobody_and_starts_nothing_on_import() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("code", "most"),
+    [
+        pytest.param("import elasticjob", 45, id="the library"),
+        pytest.param("from elasticjob import run; run.main(['--help'])", 200, id="elasticjob-run --help"),
+    ],
+)
+def test_what_must_be_quick_imports_the_standard_library_alone(code: str, most: int) -> None:
+    """Counts, not seconds: 30 and 120 modules when this was written, and torch alone has more than a thousand."""
+    counting = f"import sys; before = set(sys.modules); {code}; print(*(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", counting], check=True, timeout=60, capture_output=True, text=True
+    )
+    loaded = done.stdout.splitlines()[-1].split()
+    assert {name.partition(".")[0] for name in loaded} <= sys.stdlib_module_names | {"elasticjob"}
+    assert len(loaded) <= most
+    if code == "import elasticjob":
+        assert [name for name in loaded if name.startswith("elasticjob")] == ["elasticjob"]
+    else:
+        assert "torchrun --help" in done.stdout
+
+
 def test_sigterm_twice_means_now(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
     hub.set_size(1)
     pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher="elasticjob-run")
