@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from elasticjob.launch import preload, process
+from elasticjob.launch import frameworks, preload, process
 from elasticjob.launch.leading import Step, find_leading, find_packages
 from elasticjob.torchcompat import forking
 
@@ -26,7 +26,7 @@ def import_ahead(arguments: Sequence[str]) -> None:
     It returns too when no child could go on: then the workers import for themselves.
     """
     script = _find_script(arguments)
-    steps = () if script is None else find_leading(script.file.read_text(), script.read_own, script.package)
+    steps = () if script is None else _find_steps(script)
     while script is not None and _saves_time(steps):
         ours, theirs = socket.socketpair()
         child = os.fork()
@@ -48,6 +48,12 @@ def import_ahead(arguments: Sequence[str]) -> None:
         os.waitpid(child, 0)
         ours.close()
         steps = steps[: min(told or 0, len(steps) - 1)]
+
+
+def _find_steps(script: preload.Script) -> tuple[Step, ...]:
+    text = script.file.read_text()
+    leading = find_leading(text, script.read_own, script.package)
+    return (*leading, *frameworks.find_late(leading, text))
 
 
 def _saves_time(steps: Sequence[Step]) -> bool:

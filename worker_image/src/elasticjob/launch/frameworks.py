@@ -1,4 +1,6 @@
-"""What is known of libraries that are imported before the fork: which threads survive it, which ranks must be mended.
+"""What is known of libraries that are imported before the fork.
+
+Which threads survive it, which ranks must be mended, and which modules a library imports only when it is used.
 
 One row a library. A library without a row is judged by what its import does (`preload`): one that starts a thread, a
 process or a device, or that looks for its rank, is not imported before the fork.
@@ -8,7 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from elasticjob.launch.leading import Attempt, Import, Step, find_imports
 
 # Packages whose import starts threads of native code that are stopped at a fork and started anew when they are needed.
 FORK_SAFE_THREADS = {
@@ -41,6 +46,37 @@ RANKS = (
     RankAtImport("torchmetrics.utilities.prints", "rank_zero_only", ("LOCAL_RANK",)),
 )
 MENDED = frozenset(row.module for row in RANKS)
+
+
+@dataclass(frozen=True)
+class LateImport:
+    """A module that a library imports while it prepares the training, if the module is installed."""
+
+    package: str
+    name_ends: str  # the library does so only in what it calls by such a name; "" in whatever a script uses of it
+    module: str
+    variables: str  # what the module reads when it is imported; a script that sets one does so after its own imports
+
+    def is_made_by(self, step: Import) -> bool:
+        names = any(name.endswith(self.name_ends) for name in step.names)
+        return step.module.partition(".")[0] == self.package and (names or not self.name_ends)
+
+
+LATE_IMPORTS = (
+    # accelerate looks whether a loader has a dataset of this package: 700 modules, more than a second.
+    LateImport("accelerate", "", "datasets", "HF_"),
+    LateImport("transformers", "Trainer", "datasets", "HF_"),  # its loaders are accelerate's
+)
+
+
+def find_late(steps: Sequence[Step], text: str) -> tuple[Step, ...]:
+    """What the libraries in `steps` will import when the script, whose source is `text`, uses them."""
+    found = [
+        row.module
+        for row in LATE_IMPORTS
+        if row.variables not in text and any(map(row.is_made_by, find_imports(steps)))
+    ]
+    return tuple(Attempt((Import(module),)) for module in dict.fromkeys(found))
 
 
 def mend_ranks() -> None:

@@ -78,15 +78,18 @@ class Attempt:
 Step = Import | SetVariable | Attempt
 
 
-def find_packages(steps: Iterable[Step]) -> tuple[str, ...]:
-    """The packages that are imported, each of them once."""
-    found: list[str] = []
+def find_imports(steps: Iterable[Step]) -> Iterator[Import]:
+    """All imports, also those of attempts."""
     for step in steps:
         if isinstance(step, Import):
-            found.append(step.module.partition(".")[0])
+            yield step
         elif isinstance(step, Attempt):
-            found += find_packages(step.steps)
-    return tuple(dict.fromkeys(found))
+            yield from find_imports(step.steps)
+
+
+def find_packages(steps: Iterable[Step]) -> tuple[str, ...]:
+    """The packages that are imported, each of them once."""
+    return tuple(dict.fromkeys(step.module.partition(".")[0] for step in find_imports(steps)))
 
 
 def find_leading(text: str, read: Read, package: str = "") -> tuple[Step, ...]:

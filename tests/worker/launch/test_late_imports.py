@@ -1,0 +1,30 @@
+"""Which modules are imported ahead because a library of the script will import them."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.launch.frameworks import find_late
+from elasticjob.launch.leading import Attempt, Import, Step
+
+DATASETS = (Attempt((Import("datasets"),)),)
+ACCELERATE = Import("accelerate", ("Accelerator",))
+
+
+@pytest.mark.parametrize(
+    ("steps", "text", "expected"),
+    [
+        pytest.param([], "", (), id="nothing"),
+        pytest.param([Import("torch")], "", (), id="torch"),
+        pytest.param([ACCELERATE], "", DATASETS, id="accelerate"),
+        pytest.param([Import("accelerate.utils", ("set_seed",))], "", DATASETS, id="a module of accelerate"),
+        pytest.param([Attempt((ACCELERATE,))], "", DATASETS, id="in an attempt"),
+        pytest.param([Import("transformers", ("Trainer",))], "", DATASETS, id="the Trainer"),
+        pytest.param([Import("transformers", ("Trainer",)), ACCELERATE], "", DATASETS, id="once"),
+        pytest.param([Import("transformers", ("AutoModel",))], "", (), id="a model"),
+        pytest.param([Import("transformers")], "", (), id="nobody knows what"),
+        pytest.param([ACCELERATE], "os.environ['HF_DATASETS_CACHE'] = args.cache", (), id="the script prepares it"),
+    ],
+)
+def test_what_a_library_will_import(steps: list[Step], text: str, expected: tuple[Step, ...]) -> None:
+    assert find_late(steps, text) == expected
