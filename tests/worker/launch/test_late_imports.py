@@ -8,6 +8,7 @@ from elasticjob.launch.frameworks import find_late
 from elasticjob.launch.leading import Attempt, Import, Step
 
 DATASETS = (Attempt((Import("datasets"),)),)
+MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
 ACCELERATE = Import("accelerate", ("Accelerator",))
 
 
@@ -23,6 +24,7 @@ ACCELERATE = Import("accelerate", ("Accelerator",))
         pytest.param([Import("transformers", ("Trainer",)), ACCELERATE], "", DATASETS, id="once"),
         pytest.param([Import("transformers", ("AutoModel",))], "", (), id="a model"),
         pytest.param([Import("transformers")], "", (), id="nobody knows what"),
+        pytest.param([Import("deepspeed")], "", (Attempt((Import(MUON),)),), id="DeepSpeed"),
         pytest.param([ACCELERATE], "os.environ['HF_DATASETS_CACHE'] = args.cache", (), id="the script prepares it"),
     ],
 )

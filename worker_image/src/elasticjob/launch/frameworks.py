@@ -66,6 +66,8 @@ LATE_IMPORTS = (
     # accelerate looks whether a loader has a dataset of this package: 700 modules, more than a second.
     LateImport("accelerate", "", "datasets", "HF_"),
     LateImport("transformers", "Trainer", "datasets", "HF_"),  # its loaders are accelerate's
+    # It calls torch.compile when it is imported, which loads the whole compiler: 700 modules, more than three seconds.
+    LateImport("deepspeed", "", "deepspeed.runtime.zero.muon.muon_optimizer", "TORCHINDUCTOR_"),
 )
 
 
