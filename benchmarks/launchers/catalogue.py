@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks import launchers
-from benchmarks.launchers import cluster, dlrover, local, torchft, torchrun
+from benchmarks.launchers import cluster, dlrover, local, nvrx, torchft, torchrun
 
 Make = Callable[[], launchers.Launcher]
 
@@ -67,4 +67,26 @@ CONTESTANTS = (
     ),
     Contestant("dlrover", dlrover.tuned, "best", package="dlrover", start_seconds=12, event_seconds=12),
     Contestant("dlrover-defaults", dlrover.defaults, "defaults", package="dlrover", start_seconds=65, event_seconds=75),
+    Contestant(
+        *("nvrx", nvrx.tuned, "best", "own", "nvidia-resiliency-ext"),
+        start_seconds=4,
+        event_seconds=3,
+        lacks=nvrx.LACKS,
+    ),
+    Contestant(
+        *("nvrx-defaults", nvrx.defaults, "defaults", "own", "nvidia-resiliency-ext"),
+        start_seconds=4,
+        event_seconds=35,
+        lacks=nvrx.LACKS,
+    ),
 )
+ABSENT = {
+    "Ray Train 2.60": (
+        "installs, but has no launcher here yet: on a machine with a load of 20 to 38, where one was tried, its head ended "
+        "itself in each of four attempts, because its own agent had not started in time"
+    ),
+    "LMResiliency 0.2.0": (
+        "installs, but torch 2.13 does not register its rendezvous backend: torch calls its entry point without the "
+        "argument that it wants. Its world would have a fixed size, with standbys that only its manager admits"
+    ),
+}

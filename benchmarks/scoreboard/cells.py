@@ -43,7 +43,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Board:
-    """One run. `loads` are the machine's one-minute load averages, one for each measurement."""
+    """One run. `loads` are the machine's one-minute load averages, one for each measurement.
+
+    `absent` has systems that could not take part at all, with the reason.
+    """
 
     machine: str
     date: str
@@ -51,6 +54,7 @@ class Board:
     quick: bool
     loads: tuple[float, ...] = ()
     cells: tuple[Cell, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)
