@@ -82,8 +82,8 @@ CONTESTANTS = (
 )
 ABSENT = {
     "Ray Train 2.60": (
-        "installs, but has no launcher here yet: on a machine with a load of 20 to 38, where one was tried, its head ended "
-        "itself in each of four attempts, because its own agent had not started in time"
+        "installs, but has no launcher here yet: where one was tried, at a load of 20 to 38, its head ended each time "
+        "because its own agent had not started in time"
     ),
     "LMResiliency 0.2.0": (
         "installs, but torch 2.13 does not register its rendezvous backend: torch calls its entry point without the "
