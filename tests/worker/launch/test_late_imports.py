@@ -7,8 +7,10 @@ import pytest
 from elasticjob.launch.frameworks import find_late
 from elasticjob.launch.leading import Attempt, Import, Step
 
-DATASETS = (Attempt((Import("datasets"),)),)
-MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
+DATASETS, DEEPSPEED, MUON = (
+    Attempt((Import(name),)) for name in ("datasets", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
+)
+HUGGING_FACE = (DATASETS, DEEPSPEED)
 ACCELERATE = Import("accelerate", ("Accelerator",))
 
 
@@ -17,15 +19,18 @@ ACCELERATE = Import("accelerate", ("Accelerator",))
     [
         pytest.param([], "", (), id="nothing"),
         pytest.param([Import("torch")], "", (), id="torch"),
-        pytest.param([ACCELERATE], "", DATASETS, id="accelerate"),
-        pytest.param([Import("accelerate.utils", ("set_seed",))], "", DATASETS, id="a module of accelerate"),
-        pytest.param([Attempt((ACCELERATE,))], "", DATASETS, id="in an attempt"),
-        pytest.param([Import("transformers", ("Trainer",))], "", DATASETS, id="the Trainer"),
-        pytest.param([Import("transformers", ("Trainer",)), ACCELERATE], "", DATASETS, id="once"),
+        pytest.param([ACCELERATE], "", HUGGING_FACE, id="accelerate"),
+        pytest.param([Import("accelerate.utils", ("set_seed",))], "", HUGGING_FACE, id="a module of accelerate"),
+        pytest.param([Attempt((ACCELERATE,))], "", HUGGING_FACE, id="in an attempt"),
+        pytest.param([Import("transformers", ("Trainer",))], "", HUGGING_FACE, id="the Trainer"),
+        pytest.param([Import("transformers", ("Trainer",)), ACCELERATE], "", HUGGING_FACE, id="once"),
         pytest.param([Import("transformers", ("AutoModel",))], "", (), id="a model"),
         pytest.param([Import("transformers")], "", (), id="nobody knows what"),
-        pytest.param([Import("deepspeed")], "", (Attempt((Import(MUON),)),), id="DeepSpeed"),
-        pytest.param([ACCELERATE], "os.environ['HF_DATASETS_CACHE'] = args.cache", (), id="the script prepares it"),
+        pytest.param([Import("deepspeed")], "", (MUON,), id="DeepSpeed"),
+        pytest.param([Import("deepspeed"), ACCELERATE], "", (DATASETS, DEEPSPEED, MUON), id="both"),
+        pytest.param(
+            [ACCELERATE], "os.environ['HF_DATASETS_CACHE'] = args.cache", (DEEPSPEED,), id="the script prepares it"
+        ),
     ],
 )
 def test_what_a_library_will_import(steps: list[Step], text: str, expected: tuple[Step, ...]) -> None:

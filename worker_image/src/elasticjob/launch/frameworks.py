@@ -63,9 +63,11 @@ class LateImport:
 
 
 LATE_IMPORTS = (
-    # accelerate looks whether a loader has a dataset of this package: 700 modules, more than a second.
+    # accelerate looks whether a loader has a dataset of this package, and whether a model is one of DeepSpeed's.
     LateImport("accelerate", "", "datasets", "HF_"),
-    LateImport("transformers", "Trainer", "datasets", "HF_"),  # its loaders are accelerate's
+    LateImport("accelerate", "", "deepspeed", "DS_"),
+    LateImport("transformers", "Trainer", "datasets", "HF_"),  # its loaders and models are accelerate's
+    LateImport("transformers", "Trainer", "deepspeed", "DS_"),
     # It calls torch.compile when it is imported, which loads the whole compiler: 700 modules, more than three seconds.
     LateImport("deepspeed", "", "deepspeed.runtime.zero.muon.muon_optimizer", "TORCHINDUCTOR_"),
 )
