@@ -227,8 +227,8 @@ def _auto_or_seconds(value: int | str) -> int | str:
 class Health(Model):
     preflight: Preflight = Field(
         default=Preflight.OFF,
-        description="Checks before a pod joins its first world: Off, Node (devices, memory, disk) or Network "
-        "(and hub, names, ports).",
+        description="Checks before a pod joins its first world: Off, Node (versions, devices, shared memory, names, "
+        "ports, clock) or Network (and every collective, between two processes of the pod).",
     )
     hang_timeout_seconds: Annotated[int | str, AfterValidator(_auto_or_seconds)] = Field(
         default="auto",

@@ -1,34 +1,12 @@
-"""Faulty nodes: which ones new pods should avoid, and which pods on them to delete by force. Pure."""
+"""Nodes that are gone or do not respond: which pods on them to delete by force. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from elasticjob_operator import api
-from elasticjob_operator.model.observe import Node, Pod, format_time, parse_time
+from elasticjob_operator.model.observe import Node, Pod
 
-OFFENCE_WINDOW_SECONDS = 3600.0
-OFFENCES = 2
 NEW_NODE_SECONDS = 5.0
-
-
-def note_failure(failures: Sequence[api.NodeFault], node: str, now: float, offences: int = 1) -> list[api.NodeFault]:
-    """Add `offences` to the node's record, and drop records that are too old."""
-    kept = [f for f in failures if now - (parse_time(f.last_time) or 0.0) < OFFENCE_WINDOW_SECONDS]
-    before = next((f.count for f in kept if f.node == node), 0)
-    others = [f for f in kept if f.node != node]
-    return [*others, api.NodeFault(node=node, count=before + offences, last_time=format_time(now))][-20:]
-
-
-def nodes_to_avoid(failures: Sequence[api.NodeFault], now: float) -> tuple[str, ...]:
-    """Nodes with repeated failures; new pods prefer other nodes."""
-    return tuple(
-        sorted(
-            f.node
-            for f in failures
-            if f.count >= OFFENCES and now - (parse_time(f.last_time) or 0.0) < OFFENCE_WINDOW_SECONDS
-        )
-    )
 
 
 def overdue_deletions(

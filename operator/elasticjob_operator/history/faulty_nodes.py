@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import parse_time
+from elasticjob_operator.model.observe import format_time, parse_time
 
 HALF_LIFE_SECONDS: Final = 6 * 3600.0
 MOST_OF_A_JOB: Final = 2  # faults of one node that one job can hold against it, so that no tenant can discredit nodes
+PROOF: Final = 2  # what a single fault counts that leaves no doubt about the node
 _LEAST_SCORE: Final = 0.1
 _MOST_NODES: Final = 50
+_MOST_OF_A_STATUS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,24 @@ class NodeRecord:
         return self.score > 1.0
 
 
+def note(faults: Sequence[api.NodeFault], node: str, now: float, count: int = 1) -> list[api.NodeFault]:
+    """The faults in a job's status with `count` more of this node, without those that no longer matter."""
+    kept = [
+        fault for fault in faults if fault.node != node and _weigh(fault.count, fault.last_time, now) >= _LEAST_SCORE
+    ]
+    before = sum(round(_weigh(fault.count, fault.last_time, now)) for fault in faults if fault.node == node)
+    return [*kept, api.NodeFault(node=node, count=before + count, last_time=format_time(now))][-_MOST_OF_A_STATUS:]
+
+
+def _weigh(count: int, last_time: str, now: float) -> float:
+    return count * _fade(now - (parse_time(last_time) or 0.0))
+
+
+def _fade(age: float) -> float:
+    """What a fault of this age (seconds) still counts."""
+    return 0.5 ** (max(0.0, age) / HALF_LIFE_SECONDS)
+
+
 def remember(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) -> tuple[NodeRecord, ...]:
     """The nodes with faults, the worst first. `jobs`: names, and the faults in their statuses."""
     found: dict[str, list[tuple[str, int, float]]] = {}
@@ -48,7 +68,7 @@ def remember(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) ->
 
 
 def _record(node: str, told: Sequence[tuple[str, int, float]], now: float) -> NodeRecord:
-    score = sum(min(count, MOST_OF_A_JOB) * 0.5 ** (max(0.0, now - at) / HALF_LIFE_SECONDS) for _, count, at in told)
+    score = sum(min(count, MOST_OF_A_JOB) * _fade(now - at) for _, count, at in told)
     return NodeRecord(
         node=node,
         score=score,

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api
-from elasticjob_operator.failures import backoff_rules, budget, classify, mistakes, nodes
+from elasticjob_operator.failures import backoff_rules, budget, classify, mistakes
 from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
-from elasticjob_operator.history import rank_failures
+from elasticjob_operator.history import faulty_nodes, rank_failures
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod, parse_time
@@ -94,11 +94,10 @@ def _charge(
         now=seen.now,
         began=max((p.created for p in seen.pods if p.uid in {f.pod_uid for f in found}), default=None),
     )
-    offenders = status.node_faults
+    faults = status.node_faults
     for node in sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE}):
-        # A failed preflight is sufficient evidence against a node.
         unfit = any(f.node == node and f.reason == classify.PREFLIGHT for f in found)
-        offenders = nodes.note_failure(offenders, node, seen.now, nodes.OFFENCES if unfit else 1)
+        faults = faulty_nodes.note(faults, node, seen.now, faulty_nodes.PROOF if unfit else 1)
     record = reporting.failure_status(failure, world.generation, seen.now)
     others = [reporting.failure_status(f, world.generation, seen.now) for f in found if f is not failure]
     merged = rank_failures.merge(status.failures, [record, *others])
@@ -107,7 +106,7 @@ def _charge(
         restarts=restarts,
         last_failure=record,
         failures=merged,
-        node_faults=offenders,
+        node_faults=faults,
         diagnosis=reporting.diagnose(failure, found, world.generation, seen.now) or status.diagnosis,
     )
 

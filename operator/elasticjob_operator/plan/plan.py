@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.failures import backoff_rules, budget, nodes, silence
+from elasticjob_operator.failures import backoff_rules, budget, silence
+from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.membership import decide, directives
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, Worker, judge
@@ -250,7 +251,9 @@ def _write(
 
 
 def _new_pods(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection) -> tuple[NewPod, ...]:
-    avoid = tuple(sorted({*nodes.nodes_to_avoid(status.node_faults, seen.now), *seen.faulty_nodes}))
+    # What this pass has noted is not in the memory of all jobs yet.
+    own = faulty_nodes.names_of(faulty_nodes.remember([(seen.job.name, status.node_faults)], seen.now))
+    avoid = tuple(sorted({*own, *seen.faulty_nodes}))
     # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
     if seen.quota is not None:

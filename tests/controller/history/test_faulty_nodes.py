@@ -48,3 +48,30 @@ def test_what_is_old_is_left_out_and_the_list_is_bounded() -> None:
     assert faulty_nodes.remember([("ml/a", [fault("a", 2, 48)])], NOW) == ()
     many = [("ml/a", [fault(f"n{number}") for number in range(500)])]
     assert len(faulty_nodes.remember(many, NOW)) == 50
+
+
+@pytest.mark.parametrize(
+    ("before", "count", "after"),
+    [
+        pytest.param([], 1, [("a", 1)], id="the first one"),
+        pytest.param([], faulty_nodes.PROOF, [("a", 2)], id="one that leaves no doubt"),
+        pytest.param([fault("a")], 1, [("a", 2)], id="a second one"),
+        pytest.param([fault("a", 1, 5)], 1, [("a", 2)], id="a second one on the same day"),
+        pytest.param([fault("a", 1, 7)], 1, [("a", 1)], id="an old one has faded"),
+        pytest.param([fault("b", 2, 5)], 1, [("b", 2), ("a", 1)], id="another node is not forgotten meanwhile"),
+        pytest.param([fault("b", 1, 48)], 1, [("a", 1)], id="what is old is dropped"),
+        pytest.param(
+            [fault(f"n{i}") for i in range(20)], 1, [*((f"n{i}", 1) for i in range(1, 20)), ("a", 1)], id="20"
+        ),
+    ],
+)
+def test_a_fault_is_noted(before: list[api.NodeFault], count: int, after: list[tuple[str, int]]) -> None:
+    found = faulty_nodes.note(before, "a", NOW, count)
+    assert [(one.node, one.count) for one in found] == after
+    assert found[-1].last_time == format_time(NOW)
+
+
+def test_a_fault_on_another_node_forgets_none() -> None:
+    """A job that loses a pod five hours later still avoids the node that failed it twice."""
+    later = faulty_nodes.note([fault("a", 2, 5)], "b", NOW)
+    assert faulty_nodes.names_of(faulty_nodes.remember([("ml/job", later)], NOW)) == ("a",)

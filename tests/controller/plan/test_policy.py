@@ -375,14 +375,6 @@ def test_refund(step: int | None, user: int) -> None:
 # --- nodes -----------------------------------------------------------------------------------------------
 
 
-def test_a_repeat_offender_is_avoided_for_an_hour() -> None:
-    found = nodes.note_failure([], "node1", NOW)
-    assert nodes.nodes_to_avoid(found, NOW) == ()
-    found = nodes.note_failure(nodes.note_failure(found, "node2", NOW + 5), "node1", NOW + 10)
-    assert nodes.nodes_to_avoid(found, NOW + 20) == ("node1",)
-    assert nodes.nodes_to_avoid(found, NOW + 3700) == ()
-
-
 @pytest.mark.parametrize(
     ("pod", "node", "answering", "due", "later"),
     [

@@ -23,7 +23,6 @@ from elasticjob.diagnose.findings import (
     SKIP,
     WARN,
     Finding,
-    find_bad_members,
     find_exit_code,
     render_table,
     to_json,
@@ -181,7 +180,6 @@ def test_findings_are_merged_and_counted() -> None:
     merged = doctor.merge_ranks(FINDINGS)
     assert [(finding.check, finding.rank) for finding in merged] == [("a", None), ("b", 1), ("c", 0)]
     assert merged[0].detail == "2 ranks; 1 ms"
-    assert find_bad_members(FINDINGS) == [1]
     assert (worst_status(FINDINGS), find_exit_code(FINDINGS)) == (FAIL, 1)
     assert (worst_status(FINDINGS[:2]), find_exit_code(FINDINGS[4:])) == (OK, 0)
     assert to_json(FINDINGS)["status"] == FAIL

@@ -35,11 +35,6 @@ def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"status": worst_status(findings), "findings": [asdict(finding) for finding in findings]}
 
 
-def find_bad_members(findings: Sequence[Finding]) -> list[int]:
-    """The ranks that failed a check."""
-    return sorted({finding.rank for finding in findings if finding.status == FAIL and finding.rank is not None})
-
-
 def render_table(findings: Sequence[Finding]) -> str:
     """A table for people; each remedy is below its finding."""
     width = max((len(finding.check) for finding in findings), default=0)
