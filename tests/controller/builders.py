@@ -141,6 +141,6 @@ def make_situation(
 
 def make_worker(index: int, phase: str = "ready", generation: int = 0, **fields: Any) -> Worker:
     """A running pod with an agent in this phase."""
-    kept = {k: fields.pop(k) for k in ("leaving", "patient", "held_until") if k in fields}
+    kept = {k: fields.pop(k) for k in ("leaving", "patient", "replaced", "held_until") if k in fields}
     pod = fields.pop("pod", None) or make_pod(index)
     return Worker(pod, make_agent(index, phase, generation, **fields), **kept)

@@ -212,8 +212,14 @@ class SimAgent:
             since=before.since if before is not None and before.connected else now,
             state=state,
             state_since=before.state_since if before is not None and same else now,
-            progress=before.progress if before else None,
+            progress=self._progress() or (before.progress if before else None),
         )
+
+    def _progress(self) -> wire.Progress | None:
+        own = self.cluster.step_seconds.get(self.pod.record.node)
+        if own is None or self.phase is not RUNNING or self.world is None:
+            return None
+        return wire.Progress(generation=self.generation, rank=self.world.rank, own_seconds=own)
 
 
 def lose(agent: Agent, by: str, now: float) -> Agent:

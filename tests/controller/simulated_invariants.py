@@ -65,10 +65,13 @@ class Invariants:
         doomed = {d.uid for d in made.delete}
         if made.create:
             leaving = {n for n, node in seen.nodes.items() if node.leaving or node.cordoned}
+            replaced = {s.uid for s in made.status.stragglers if s.replace_time is not None}
+            assert len(replaced) <= 1, "one pod at a time is replaced for its slowness"
             staying = [
                 p
                 for p in seen.pods
                 if p.live
+                and p.uid not in replaced
                 and not p.disruption
                 and p.uid not in doomed
                 and p.node not in leaving

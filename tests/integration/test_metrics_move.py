@@ -79,7 +79,7 @@ def refuse_once(proxy: FaultProxy, is_meant: Callable[[Request], bool]) -> None:
 
 def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, namespace: str) -> None:
     jobs = Jobs(cluster, namespace)
-    jobs.create("digits", light_spec())
+    jobs.create("digits", light_spec("--slow-rank", "1", health={"stragglers": "Report"}))
     started = jobs.await_world("digits", 2)
     # A pod is lost: an exit that nobody wanted, a regroup, a restart, a while without training. (One that is deleted
     # leaves, and counts as no restart.)
@@ -91,6 +91,7 @@ def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, na
     jobs.scale("digits", 3)
     jobs.await_world("digits", 3, above=again["rendezvous"]["generation"])
     wait_for(lambda: watched.sum_of("elasticjob_reconcile_errors_total") >= 1, "the refused write is counted")
+    wait_for(lambda: watched.sum_of("elasticjob_straggler_slowdown_ratio") > 1, "a slow rank is measured")
     wait_for(lambda: watched.sum_of("elasticjob_rescale_seconds_count") >= 2, "both changes of the world are counted")
     series = watched.scrape()
     moved = {name for name, samples in series.items() if any(value for _, value in samples)}

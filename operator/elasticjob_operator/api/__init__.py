@@ -15,6 +15,7 @@ from elasticjob_operator.api.past import (
     LostSeconds,
     Measured,
     NodeFault,
+    StragglerStatus,
     WorldStatus,
 )
 from elasticjob_operator.api.policies import (
@@ -35,6 +36,7 @@ from elasticjob_operator.api.policies import (
     RuntimeInjection,
     Scaling,
     ScalingMode,
+    Stragglers,
     SuccessPolicy,
 )
 from elasticjob_operator.api.spec import Spec
@@ -107,6 +109,8 @@ __all__ = [
     "Status",
     "StatusModel",
     "StoreAddress",
+    "StragglerStatus",
+    "Stragglers",
     "SuccessPolicy",
     "WorldStatus",
     "advise",

@@ -49,6 +49,7 @@ ENV_HUB_URL: Final = "ELASTICJOB_HUB_URL"  # ws://host:port or wss://host:port
 ENV_TOKEN_FILE: Final = "ELASTICJOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
 ENV_CA_FILE: Final = "ELASTICJOB_CA_FILE"
 ENV_GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
+ENV_STRAGGLER_SECONDS: Final = "ELASTICJOB_STRAGGLER_SECONDS"  # over which paces are compared; only if wanted
 ENV_HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"  # "auto", "0" (off) or seconds
 ENV_PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"  # Off, Node or Network
 
@@ -97,6 +98,7 @@ class Cause(StrEnum):
     REGROUP = "regroup", "members left the world without a failure and are ready again"
     PODS_CHANGED = "pods-changed", "the set of running pods changed"
     UNRESPONSIVE = "unresponsive", "the agent of a pod does not respond"
+    STRAGGLER = "straggler", "a slow member is replaced"
     QUOTA = "quota", "the queue took quota back"
 
 

@@ -97,6 +97,24 @@ class DiagnosisStatus(StatusModel):
     summary: str = Field(default="", description="Where this rank is, and for how long.")
 
 
+class StragglerStatus(StatusModel):
+    """A member that needs longer for a step than the others, which wait for it."""
+
+    rank: int = Field(default=0, description="The slowest rank of the pod.")
+    pod: str = ""
+    uid: str = Field(default="", description="Of the pod.")
+    node: str | None = None
+    own_seconds: float = Field(default=0, description="Its time for a step, without waiting for other ranks (median).")
+    others_seconds: float = Field(default=0, description="The same of the other members (median).")
+    since: str | None = Field(default=None, description="When it was found.")
+    replace_time: str | None = Field(default=None, description="When its replacement was begun.")
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as slow as the others it is."""
+        return self.own_seconds / max(self.others_seconds, 1e-9)
+
+
 class NodeFault(StatusModel):
     node: str
     count: int

@@ -216,6 +216,11 @@ class AvoidNodes(StrEnum):
     REQUIRED = "Required"
 
 
+class Stragglers(StrEnum):
+    REPORT = "Report"
+    REPLACE = "Replace"
+
+
 def _auto_or_seconds(value: int | str) -> int | str:
     if value == "auto" or (isinstance(value, int) and value >= 0):
         return value
@@ -233,14 +238,18 @@ class Health(Model):
     hang_timeout_seconds: Annotated[int | str, AfterValidator(_auto_or_seconds)] = Field(
         default="auto",
         description="If no step is reported for this long, stacks are dumped and the workers restarted: 'auto' "
-        "(from the "
-        "observed step time), seconds, or 0 for off.",
+        "(from the observed step time), seconds, or 0 for off.",
     )
-
     avoid_nodes: AvoidNodes = Field(
         default=AvoidNodes.PREFERRED,
         description="How new pods avoid nodes with repeated faults, seen by this job or by others. Preferred: if there "
         "is room elsewhere. Required: they wait for other nodes.",
+    )
+    stragglers: Stragglers | None = Field(
+        default=None,
+        description="What to do about a rank that is 1.5 times as slow as the others for a minute. Report: name it in "
+        "status.stragglers. Replace: a spare or a new pod on another node also takes its place, if that pays. Left "
+        "out: nothing is measured.",
     )
 
 

@@ -14,6 +14,7 @@ from elasticjob_operator.api.past import (
     GoodputStatus,
     LostSeconds,
     NodeFault,
+    StragglerStatus,
     WorldStatus,
 )
 from elasticjob_operator.api.policies import RendezvousBackend
@@ -193,6 +194,9 @@ class Status(StatusModel):
         " Beyond 16 KiB, their texts are left out.",
     )
     diagnosis: DiagnosisStatus | None = None
+    stragglers: list[StragglerStatus] = Field(
+        default_factory=list, description="Slow members, the slowest first, at most 8; see health.stragglers."
+    )
     node_faults: list[NodeFault] = Field(default_factory=list)
     capacity: CapacityStatus | None = None
     scaling: ScalingStatus | None = None

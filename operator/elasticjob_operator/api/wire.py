@@ -120,6 +120,9 @@ class Progress(_Wire):
     total_steps: Count | None = None
     step_seconds: float | None = Field(default=None, ge=0)
     checkpoint_seconds: float | None = Field(default=None, ge=0, le=2**31)  # that its steps have waited for saves
+    # The median, over the last minute, of what its slowest local rank needs for a step without waiting for other ranks.
+    own_seconds: float | None = Field(default=None, gt=0, le=2**31)
+    slowest_rank: Count | None = None
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
 
 

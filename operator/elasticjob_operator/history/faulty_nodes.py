@@ -52,7 +52,7 @@ def _weigh(count: int, last_time: str, now: float) -> float:
 
 def _fade(age: float) -> float:
     """What a fault of this age (seconds) still counts."""
-    return 0.5 ** (max(0.0, age) / HALF_LIFE_SECONDS)
+    return float(0.5 ** (max(0.0, age) / HALF_LIFE_SECONDS))
 
 
 def remember(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) -> tuple[NodeRecord, ...]:

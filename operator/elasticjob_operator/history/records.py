@@ -22,6 +22,7 @@ class Kind(StrEnum):
     COMPLETED = "Completed"
     GAVE_UP = "GaveUp"  # the job has failed
     STUCK = "Stuck"  # no step is reported, although steps were reported before
+    STRAGGLES = "Straggles"  # a member is slower than the others
     DEGRADED = "Degraded"  # the job has less than it wants
 
 

@@ -14,6 +14,16 @@ _ENDS = (("Suspended", Kind.SUSPENDED), ("Complete", Kind.COMPLETED), ("Failed",
 
 
 @dataclass(frozen=True, slots=True)
+class Straggler:
+    """A slow member, without the numbers that change."""
+
+    rank: int
+    pod: str
+    node: str
+    slowdown: float  # how many times as slow as the others
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """The part of a status that matters for the history; small, so that it can be kept for every job."""
 
@@ -36,6 +46,7 @@ class Moment:
     free: int = 0  # free failures, of infrastructure
     budget: int = 0  # failures that count against maxRestarts now
     failure: tuple[str, str, int | None] = ("", "", None)  # reason, message and rank of the last one
+    stragglers: tuple[Straggler, ...] = ()
     conditions: tuple[tuple[str, str, str], ...] = ()  # (type, reason, message) of those that are true
 
     def seconds_until(self, now: float) -> tuple[float, float]:
@@ -69,6 +80,7 @@ def read(status: api.Status) -> Moment:
         free=status.restarts.infrastructure,
         budget=status.restarts.user,
         failure=(last.reason or "", last.message or "", last.rank) if last else ("", "", None),
+        stragglers=tuple(Straggler(s.rank, s.pod, s.node or "", s.slowdown) for s in status.stragglers),
         conditions=tuple((c.type, c.reason, c.message) for c in status.conditions if c.status == "True"),
     )
 
@@ -95,6 +107,19 @@ def compare(before: Moment, after: Moment, now: float) -> tuple[Record, ...]:
         found.append(Record(Kind.FAILED, now, after.generation, reason, ranks, count=count, message=told))
     if after.free > before.free:
         found.append(Record(Kind.FORGIVEN, now, after.generation, count=after.free - before.free))
+    known = {one.pod for one in before.stragglers}
+    found += [
+        Record(
+            Kind.STRAGGLES,
+            now,
+            after.generation,
+            ranks=(one.rank,),
+            who=f"{one.pod} on {one.node}" if one.node else one.pod,
+            message=f"rank {one.rank} is {one.slowdown:.1f} times as slow as the others",
+        )
+        for one in after.stragglers
+        if one.pod not in known
+    ]
     return (*found, *_compare_conditions(before, after, now))
 
 

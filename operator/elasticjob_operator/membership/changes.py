@@ -33,6 +33,9 @@ def find_change(situation: Situation, verdicts: Sequence[MemberVerdict]) -> Chan
         # Do not grow a world while a member may be lost or may still be entering it: if it lost its connection then,
         # it would keep training in the old world while the new one runs without it.
         return Change()
+    replaced = [j for j in verdicts if j.worker and j.worker.replaced]
+    if replaced and coming and sizes.legal(len(verdicts) + len(coming)) <= len(verdicts):
+        return Change(Cause.STRAGGLER)
     return _find_growth(situation, verdicts, coming)
 
 

@@ -126,7 +126,9 @@ def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> 
     leaving = next((j.leaving for j in verdicts if j.leaving), "")
     if leaving:
         return leaving
-    return Cause.SCALE_UP if joiners.find_joiners(situation, verdicts) else Cause.REGROUP
+    if not joiners.find_joiners(situation, verdicts):
+        return Cause.REGROUP
+    return Cause.STRAGGLER if any(j.worker and j.worker.replaced for j in verdicts) else Cause.SCALE_UP
 
 
 def _can_save(situation: Situation, verdicts: Sequence[MemberVerdict]) -> bool:
@@ -206,7 +208,8 @@ def _end_directives(
 def _form(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: str) -> Decision:
     """Form the next generation from the ready agents: survivors keep their order, joiners are appended."""
     survivors = [j.worker for j in verdicts if j.worker and _may_go_on(j)]
-    candidates = [*survivors, *joiners.find_joiners(situation, verdicts)]
+    coming = joiners.find_joiners(situation, verdicts)
+    candidates = [*survivors, *coming]
     size = situation.sizes.legal(len(candidates))
     wait = _why_wait(situation, verdicts, survivors, candidates, size)
     if wait is not None:
@@ -215,7 +218,7 @@ def _form(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: s
             situation, [j for j in verdicts if not fencing.is_out(j, situation.world)], cause, checkpoint=False
         )
         return Decision(State.WAITING, wait.reason, told, verdicts=verdicts, cause=cause, wake_at=wait.until)
-    world = _next_world(situation, candidates[:size], cause)
+    world = _next_world(situation, joiners.choose(survivors, coming, size), cause)
     announced = replace(situation, world=world)
     told = directives.fence(announced, world.members)
     told |= directives.build_worlds(announced, world.members)
@@ -294,7 +297,4 @@ def _next_world(situation: Situation, chosen: Sequence[Worker], cause: str) -> a
 
 
 def _earliest(verdicts: Sequence[MemberVerdict], other: float | None) -> float | None:
-    times = [j.until for j in verdicts if j.until is not None]
-    if other is not None:
-        times.append(other)
-    return min(times, default=None)
+    return min((at for at in (other, *(j.until for j in verdicts)) if at is not None), default=None)

@@ -19,6 +19,17 @@ def find_joiners(situation: Situation, verdicts: Sequence[MemberVerdict]) -> lis
     ]
 
 
+def choose(survivors: Sequence[Worker], coming: Sequence[Worker], size: int) -> list[Worker]:
+    """The members of the next world, of `size` pods: survivors keep their order, joiners are appended.
+
+    Whoever is to be replaced goes on only where nobody else is ready, or where no other survivor has the state.
+    """
+    surplus = max(0, len(survivors) + len(coming) - size)
+    slow = [w for w in survivors if w.replaced][:surplus]
+    slow = slow if len(slow) < len(survivors) else slow[1:]
+    return [*(w for w in survivors if w not in slow), *coming][:size]
+
+
 def is_ready(worker: Worker) -> bool:
     agent = worker.agent
     return (

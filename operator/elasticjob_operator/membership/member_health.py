@@ -38,6 +38,7 @@ class Worker:
     agent: Agent | None = None
     leaving: str = ""  # why it has to leave the world: scale-down, drain, ...; "" if it may stay
     patient: bool = False  # it leaves only if at least minReplicas remain without it
+    replaced: bool = False  # another pod takes its place as soon as one is ready
     held_until: float = 0.0  # a joiner is not admitted to a running world before this
 
 

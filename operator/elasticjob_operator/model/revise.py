@@ -79,6 +79,13 @@ class WorldFields(TypedDict, total=False):
     lost_seconds: float | None
 
 
+class StragglerFields(TypedDict, total=False):
+    rank: int
+    own_seconds: float
+    others_seconds: float
+    replace_time: str | None
+
+
 class CapacityFields(TypedDict, total=False):
     withdrawn: int
 
@@ -100,6 +107,7 @@ class StatusFields(TypedDict, total=False):
     last_failure: api.FailureStatus | None
     failures: list[api.FailureStatus]
     diagnosis: api.DiagnosisStatus | None
+    stragglers: list[api.StragglerStatus]
     node_faults: list[api.NodeFault]
     capacity: api.CapacityStatus | None
     scaling: api.ScalingStatus | None
@@ -117,6 +125,7 @@ FIELDS: dict[type[BaseModel], Any] = {
     api.FailureStatus: FailureFields,
     api.GoodputStatus: GoodputFields,
     api.WorldStatus: WorldFields,
+    api.StragglerStatus: StragglerFields,
     api.CapacityStatus: CapacityFields,
     api.Status: StatusFields,
 }
@@ -138,6 +147,8 @@ def revise(before: api.FailureStatus, **changes: Unpack[FailureFields]) -> api.F
 def revise(before: api.GoodputStatus, **changes: Unpack[GoodputFields]) -> api.GoodputStatus: ...
 @overload
 def revise(before: api.WorldStatus, **changes: Unpack[WorldFields]) -> api.WorldStatus: ...
+@overload
+def revise(before: api.StragglerStatus, **changes: Unpack[StragglerFields]) -> api.StragglerStatus: ...
 @overload
 def revise(before: api.CapacityStatus, **changes: Unpack[CapacityFields]) -> api.CapacityStatus: ...
 def revise(before: _Model, **changes: Any) -> _Model:

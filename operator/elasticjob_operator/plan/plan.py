@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.failures import backoff_rules, budget, silence
+from elasticjob_operator.failures import backoff_rules, budget, silence, stragglers
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.membership import decide, directives
 from elasticjob_operator.membership.decide import Decision, State
@@ -127,6 +127,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     restarts = budget.refund(status.restarts, seen.step)
     restarts = revise(restarts, backoff=backoff_rules.forget(restarts.backoff, seen.now))
     status = revise(status, restarts=restarts)
+    status = revise(status, stragglers=_find_stragglers(seen, spec, status))
     pods = selection.choose_pods(seen, spec, status)
     status = revise(status, rendezvous=_mark_leaving(seen, status.rendezvous, pods))
     situation = _situation(seen, config, spec, status, pods)
@@ -157,6 +158,14 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     return _write(seen, config, spec, status, pods, decision)
 
 
+def _find_stragglers(seen: Seen, spec: api.Spec, status: api.Status) -> list[api.StragglerStatus]:
+    if spec.health.stragglers is None:
+        return []
+    present = {p.uid for p in seen.pods}
+    found = stragglers.update(status.stragglers, status.rendezvous, seen.agents, present, seen.now)
+    return stragglers.choose_replacement(spec, revise(status, stragglers=found), seen.now)
+
+
 def _mark_leaving(seen: Seen, world: api.RendezvousStatus, pods: PodSelection) -> api.RendezvousStatus:
     """Record which members are leaving, so that the end of their pods is not a loss."""
     live = {p.uid: p for p in seen.pods if not p.terminal}
@@ -177,8 +186,9 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
         hold = 0.0 if seen.job.is_sized_by_pool else growth.held_until(pod, status, config.stable_seconds)
         if not worth:
             hold = max(hold, seen.now + 60)
-        leaving, patient = pods.leaving(pod), bool(gone and gone.patient)
-        workers.append(Worker(pod, seen.agents.get(pod.uid), leaving, patient=patient, held_until=hold))
+        patient, replaced = bool(gone and gone.patient), pod.uid in pods.replaced
+        agent = seen.agents.get(pod.uid)
+        workers.append(Worker(pod, agent, pods.leaving(pod), patient=patient, replaced=replaced, held_until=hold))
     return Situation(
         world=status.rendezvous,
         workers=tuple(workers),
@@ -253,7 +263,7 @@ def _write(
 def _new_pods(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection) -> tuple[NewPod, ...]:
     # What this pass has noted is not in the memory of all jobs yet.
     own = faulty_nodes.names_of(faulty_nodes.remember([(seen.job.name, status.node_faults)], seen.now))
-    avoid = tuple(sorted({*own, *seen.faulty_nodes}))
+    avoid = tuple(sorted({*own, *seen.faulty_nodes, *stragglers.nodes_of(status.stragglers)}))
     # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
     if seen.quota is not None:

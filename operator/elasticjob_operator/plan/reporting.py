@@ -255,6 +255,8 @@ def event_of(record: Record) -> Event | None:
             return Event("Resumed", "the job continues from its last checkpoint")
         case Kind.STUCK:
             return Event("NoProgress", record.message, warning=True)
+        case Kind.STRAGGLES:
+            return Event("Straggler", f"{record.message} ({record.who})", warning=True)
         case Kind.DEGRADED:
             return Event(record.cause, record.message, warning=True)
         case _:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
-from elasticjob_operator.failures import nodes
+from elasticjob_operator.failures import nodes, stragglers
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, ended_well
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod
@@ -27,6 +27,7 @@ class PodSelection:
     kept: tuple[Pod, ...]
     victims: frozenset[str]  # UIDs of live pods that exceed the wanted number
     departing: Mapping[str, policy.Departure]  # by UID
+    replaced: frozenset[str]  # UIDs of members whose place another pod takes, once one is ready
     terminated: frozenset[str]  # UIDs of terminated pods to delete
     forced: frozenset[str]  # UIDs to delete by force
     unresponsive: frozenset[str]  # UIDs of pods whose agents no longer respond
@@ -58,10 +59,13 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     unresponsive, unresponsive_at = policy.find_unresponsive(
         seen.pods, seen.agents, status.rendezvous, elastic=elastic, since=seen.hub_started, now=now
     )
-    departing = find_departing(seen, status.rendezvous, unresponsive)
+    slow = stragglers.find_replaced(spec, status, now)
+    departing = find_departing(seen, status.rendezvous, unresponsive, slow.gone)
+    replaced = slow.members - departing.keys()
     live = [p for p in seen.pods if p.live and p.uid not in done]
     unadmitted = find_unadmitted(live, seen.quota)
-    staying = [p for p in live if p.uid not in departing and p.uid not in unadmitted]
+    going = {*departing, *unadmitted, *replaced}
+    staying = [p for p in live if p.uid not in going]
     view = View(
         spec,
         room.retry(status.capacity or api.CapacityStatus(), now),
@@ -89,8 +93,9 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     )
     return PodSelection(
         kept=tuple(p for p in live if p.uid in kept),
-        victims=frozenset(p.uid for p in live if p.uid not in kept and p.uid not in departing),
+        victims=frozenset(p.uid for p in live if p.uid not in kept | replaced and p.uid not in departing),
         departing=departing,
+        replaced=replaced,
         terminated=frozenset(p.uid for p in seen.pods if _is_terminated(p, needed)),
         forced=forced,
         unresponsive=unresponsive,
@@ -105,6 +110,7 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
             unresponsive_at,
             room.next_overdue(staying, timeout) if len(staying) > spec.min_replicas else None,
             size.until,
+            slow.until,
         ),
     )
 
@@ -131,9 +137,11 @@ def find_unadmitted(live: Sequence[Pod], quota: Quota | None) -> frozenset[str]:
 
 
 def find_departing(
-    seen: Seen, world: api.RendezvousStatus, unresponsive: frozenset[str]
+    seen: Seen, world: api.RendezvousStatus, unresponsive: frozenset[str], replaced: frozenset[str]
 ) -> dict[str, policy.Departure]:
     """Live pods that have to leave, with the reason, by UID: the cluster removes them, or they do not respond.
+
+    So do those whose place another pod has taken.
 
     Pods whose agents were released for a suspension leave too, even if the job has been resumed meanwhile.
     """
@@ -145,6 +153,8 @@ def find_departing(
             reason = policy.Departure(Cause.SUSPENDED)
         if pod.uid in unresponsive and reason is None:
             reason = policy.Departure(Cause.UNRESPONSIVE)
+        if pod.uid in replaced and reason is None:
+            reason = policy.Departure(Cause.STRAGGLER)
         if reason and not pod.terminal:
             found[pod.uid] = reason
     return found

@@ -58,6 +58,23 @@ _JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
     ),
 )
 
+_Parts = Callable[[Moment], Iterable[tuple[str, float]]]  # of a status: further labels, and the value with them
+_PART_SERIES: Final[tuple[tuple[str, str, _Parts], ...]] = (
+    (
+        "lost_category_seconds",
+        "Lost time that has been accounted for, by category.",
+        lambda one: ((f'category="{category}"', seconds) for category, seconds in one.lost),
+    ),
+    (
+        "straggler_slowdown_ratio",
+        "How many times as slow as the others a slow rank is.",
+        lambda one: (
+            (f'rank="{s.rank}",worker="{_escaped(s.pod)}",node="{_escaped(s.node)}"', s.slowdown)
+            for s in one.stragglers
+        ),
+    ),
+)
+
 
 class Metrics:
     """The operator's metrics registry. The caller passes `now`."""
@@ -191,14 +208,15 @@ class Metrics:
                     if value is not None and labels is not None:
                         lines.append(f"elasticjob_{name}{labels} {value!r}\n")
                 yield "".join(lines).encode()
-        yield _head("lost_category_seconds", "Lost time that has been accounted for, by category.")
-        for start in range(0, len(jobs), _PAGE_JOBS):
-            yield "".join(
-                f'elasticjob_lost_category_seconds{labels[:-1]},category="{category}"}} {seconds!r}\n'
-                for job, one in jobs[start : start + _PAGE_JOBS]
-                if (labels := self._labels.get(job)) is not None
-                for category, seconds in one.lost
-            ).encode()
+        for name, text, list_parts in _PART_SERIES:
+            yield _head(name, text)
+            for start in range(0, len(jobs), _PAGE_JOBS):
+                yield "".join(
+                    f"elasticjob_{name}{labels[:-1]},{more}}} {value!r}\n"
+                    for job, one in jobs[start : start + _PAGE_JOBS]
+                    if (labels := self._labels.get(job)) is not None
+                    for more, value in list_parts(one)
+                ).encode()
 
 
 def _head(name: str, text: str) -> bytes:

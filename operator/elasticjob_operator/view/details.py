@@ -29,6 +29,8 @@ def describe(job: Job, pods: Sequence[Pod], events: Sequence[Happening], now: fl
         parts += _section("Last failure", failure(job.status.last_failure, now))
     if job.status.diagnosis is not None:
         parts += _section("Last hang", diagnosis(job.status.diagnosis, now))
+    if job.status.stragglers:
+        parts += _section("Slow ranks", stragglers(job.status.stragglers, now))
     if len(job.status.failures) > 1:
         parts += _section("Last failure of each rank", failures(job.status.failures[:16], now))
     parts += _section("Events", tables.list_events(events[-12:], now) if events else None)
@@ -137,6 +139,23 @@ def diagnosis(last: api.DiagnosisStatus, now: float) -> RenderableType:
     what = f"{who} held up the others" if last.rank is not None else "all ranks waited, and none is known to be behind"
     head = f"generation {last.generation} hung {words.age(parse_time(last.time), now)} ago: {what}"
     return Group(Text(head, style="red"), Text(last.summary))
+
+
+def stragglers(found: Sequence[api.StragglerStatus], now: float) -> Table:
+    """One line for each slow rank: its time for a step without waiting, and that of the others."""
+    table = tables.plain_table("RANK", "POD", "NODE", "STEP", "OTHERS", "SLOWER", "SINCE", "REPLACED")
+    for one in found:
+        table.add_row(
+            str(one.rank),
+            one.pod,
+            one.node or "-",
+            words.step_seconds(one.own_seconds),
+            words.step_seconds(one.others_seconds),
+            f"{one.slowdown:.1f}x",
+            words.age(parse_time(one.since), now),
+            words.age(parse_time(one.replace_time), now) if one.replace_time else "-",
+        )
+    return table
 
 
 def failures(found: Sequence[api.FailureStatus], now: float) -> Table:

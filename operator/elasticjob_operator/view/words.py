@@ -41,6 +41,11 @@ def duration(seconds: float | None) -> str:
     return f"{days}d{hours}h" if hours and days < 8 else f"{days}d"
 
 
+def step_seconds(seconds: float) -> str:
+    """The time of a step."""
+    return f"{seconds:.2f}s" if seconds >= 1 else f"{1000 * seconds:.3g}ms"
+
+
 def seconds_exact(seconds: float | None) -> str:
     """A short duration with the relevant digits, for example of a recovery."""
     if seconds is None:

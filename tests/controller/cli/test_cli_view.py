@@ -146,6 +146,15 @@ def test_describe_says_what_matters() -> None:
         assert expected in text
 
 
+def test_describe_names_slow_ranks() -> None:
+    slow = {"rank": 3, "pod": "digits-worker-1", "uid": "u1", "node": "node-1", "ownSeconds": 0.21,
+            "othersSeconds": 0.1, "since": given.GENERATION_TIME}  # fmt: skip
+    text = text_of(details.describe(given.job(given.running_status() | {"stragglers": [slow]}), [pod(1)], [], NOW))
+    assert "Slow ranks:" in text
+    assert re.search(r"3 +digits-worker-1 +node-1 +210ms +100ms +2.1x +80s +-", text)
+    assert "Slow ranks:" not in text_of(details.describe(given.job(given.running_status()), [pod(1)], [], NOW))
+
+
 def test_the_live_view_has_progress_loss_members_and_generations() -> None:
     worlds = history(
         World(2, NOW - 60, 4, "new pods are ready to join", 0.8),

@@ -11,7 +11,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.history import timeline
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.history.timeline import Moment
+from elasticjob_operator.history.timeline import Moment, Straggler
 from elasticjob_operator.plan import reporting
 
 WORLD = Moment(generation=1, size=3, members=3, cause="start", training=True)
@@ -40,6 +40,21 @@ WORLD = Moment(generation=1, size=3, members=3, cause="start", training=True)
                 Record(Kind.FORGIVEN, NOW, 3),
             ),
             id="two worlds later",
+        ),
+        pytest.param(
+            replace(WORLD, stragglers=(Straggler(0, "p0", "", 2.0),)),
+            replace(WORLD, stragglers=(Straggler(0, "p0", "", 1.9), Straggler(1, "p1", "n1", 1.75))),
+            (
+                Record(
+                    Kind.STRAGGLES,
+                    NOW,
+                    1,
+                    ranks=(1,),
+                    who="p1 on n1",
+                    message="rank 1 is 1.8 times as slow as the others",
+                ),
+            ),
+            id="another rank is slow",
         ),
         pytest.param(
             WORLD,

@@ -34,6 +34,8 @@ def worker(index: int = 1, **fields: Any) -> Worker:
 
 QUIET = tuple(make_worker(i, "running", 1, said={"quiet": 1}) for i in range(2))
 BLOCKED = tuple(make_worker(i, "stopping", 1, state_since=NOW - 1, said={"blocked": True}) for i in range(2))
+SLOW = make_worker(1, "running", 1, replaced=True)
+SLOW_READY = make_worker(1, "ready", 1, replaced=True)
 LATE = format_time(NOW - 100)
 LATELY = format_time(NOW - 10)
 
@@ -321,6 +323,41 @@ GONE = api.RendezvousStatus()
             make_situation(make_world(), (*running(0, 1), make_worker(2)), max=2),
             (State.RUNNING, "", [], {"world"}),
             id="spare-stays-outside",
+        ),
+        pytest.param(
+            make_situation(make_world(), (make_worker(0, "running", 1), SLOW), max=2),
+            (State.RUNNING, "", [], {"world"}),
+            id="a-slow-member-stays-while-nobody-can-take-its-place",
+        ),
+        pytest.param(
+            make_situation(make_world(), (make_worker(0, "running", 1), SLOW), min=1, max=2, missing=1),
+            (State.RUNNING, "", [], {"world"}),
+            id="the-world-does-not-shrink-for-a-slow-member",
+        ),
+        pytest.param(
+            make_situation(make_world(), (make_worker(0, "running", 1), SLOW, make_worker(2)), max=2),
+            (State.REGROUPING, "straggler", [], {"regroup+checkpoint"}),
+            id="a-spare-takes-the-place-of-a-slow-member",
+        ),
+        pytest.param(
+            make_situation(make_world(), (make_worker(0, "running", 1), SLOW, make_worker(2)), max=4),
+            (State.REGROUPING, "scale-up", [], {"regroup+checkpoint"}),
+            id="growth-comes-before-a-slow-member",
+        ),
+        pytest.param(
+            make_situation(make_world(), (make_worker(0, "ready", 1), SLOW_READY, make_worker(2)), max=2),
+            (State.STARTING, "straggler", ["u0", "u2"], {"world"}),
+            id="whoever-is-ready-comes-before-a-slow-survivor",
+        ),
+        pytest.param(
+            make_situation(make_world(), (make_worker(0, "ready", 1), SLOW_READY), max=2),
+            (State.STARTING, "regroup", ["u0", "u1"], {"world"}),
+            id="a-slow-survivor-goes-on-where-nobody-is-ready",
+        ),
+        pytest.param(
+            make_situation(make_world(), (SLOW_READY, make_worker(2)), max=2),
+            (State.STARTING, "lost", ["u1", "u2"], {"world"}),
+            id="a-slow-survivor-that-alone-has-the-state-is-rank-0",
         ),
         pytest.param(
             make_situation(make_world(members=(0, 1, 2)), running(0, 1, 2), max=2),

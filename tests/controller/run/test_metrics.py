@@ -165,6 +165,17 @@ def test_the_figures_of_a_job_come_and_go_with_it() -> None:
     assert after["elasticjob_jobs", (("phase", "Running"),)] == 0
 
 
+def test_a_slow_rank_has_a_series_as_long_as_it_is_slow() -> None:
+    collected = metrics.Metrics()
+    slow = api.StragglerStatus(rank=5, pod="digits-worker-2", node="n2", own_seconds=3, others_seconds=2)
+    collected.update_job(JOB, RUNNING.model_copy(update={"stragglers": [slow]}))
+    labels = {"job": "digits", "namespace": "default", "rank": "5", "worker": "digits-worker-2", "node": "n2"}
+    key = ("elasticjob_straggler_slowdown_ratio", tuple(sorted(labels.items())))
+    assert scraped(collected.expose(START).decode())[key] == 1.5
+    collected.update_job(JOB, RUNNING)
+    assert key not in scraped(collected.expose(START).decode())
+
+
 def test_what_one_operator_counts_another_in_the_same_process_does_not() -> None:
     one, other = metrics.Metrics(version="1"), metrics.Metrics(version="2")
     one.pass_errors.inc()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.steps import Steps
+from elasticjob.agent.steps import OwnTimes, Steps, read_progress
+from elasticjob.protocol import wire
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,32 @@ def test_reports(reports: list[tuple[int, int | None]], told: list[int]) -> None
     messages = {number: steps.report(pid, step) for number, (pid, step) in enumerate(reports)}
     assert [number for number, message in messages.items() if message] == told
     assert all("loads no checkpoint" in messages[number] and "docs/" in messages[number] for number in told)  # type: ignore[operator]
+
+
+def test_the_slowest_rank_of_the_pod_is_reported() -> None:
+    times = OwnTimes()
+    assert times.find_slowest(8) is None
+    for local_rank, own in ((0, 1.0), (2, 3.0), (1, 2.0), (2, 2.5)):
+        times.report(local_rank, {"ownSeconds": own})
+    assert times.find_slowest(8) == (10, 2.5)
+
+
+@pytest.mark.parametrize("own", [None, 0, -1.0, "1", float("nan"), float("inf")])
+def test_own_times_that_are_none_are_ignored(own: object) -> None:
+    times = OwnTimes()
+    times.report(0, {"ownSeconds": own})
+    assert times.find_slowest(0) is None
+
+
+def test_a_report_is_read_and_what_is_malformed_left_out() -> None:
+    message = {
+        "rank": 9,
+        "step": 3,
+        "total": "x",
+        "stepSeconds": 0.5,
+        "metrics": {"loss": 1, "name": "x", "inf": 1e999},
+    }
+    assert read_progress(message, 2, (9, 0.4)) == wire.Progress(
+        generation=2, rank=9, step=3, step_seconds=0.5, own_seconds=0.4, slowest_rank=9, metrics={"loss": 1.0}
+    )
+    assert read_progress({"metrics": [1]}, 2, None) == wire.Progress(generation=2)

@@ -46,7 +46,15 @@ STATE = wire.AgentState(
     quiet=6,
 )
 PROGRESS = wire.Progress(
-    generation=7, rank=1, step=41, total_steps=100, step_seconds=0.25, checkpoint_seconds=1.5, metrics={"loss": 0.5}
+    generation=7,
+    rank=1,
+    step=41,
+    total_steps=100,
+    step_seconds=0.25,
+    checkpoint_seconds=1.5,
+    own_seconds=0.2,
+    slowest_rank=3,
+    metrics={"loss": 0.5},
 )
 SAID = {
     "hello": wire.hello("agent-1", {"torch": "2.13.0"}, STATE),

@@ -7,6 +7,7 @@ from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import trainer_container
 from elasticjob_operator.apply.manifests import gangs
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
+from elasticjob_operator.failures import stragglers
 from elasticjob_operator.model.observe import Job, resolve_nproc
 from elasticjob_operator.model.quota import Placement
 from elasticjob_operator.plan.children import gang_flavour
@@ -83,6 +84,8 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
         {"name": "PET_RDZV_ID", "value": job.uid},
         {"name": "PET_MONITOR_INTERVAL", "value": "0.1"},
     ]
+    if spec.health.stragglers is not None:
+        variables.append({"name": names.ENV_STRAGGLER_SECONDS, "value": str(stragglers.WINDOW_SECONDS)})
     return variables + _rendezvous_environment(job, spec, index, settings)
 
 

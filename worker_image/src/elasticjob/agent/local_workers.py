@@ -41,6 +41,7 @@ class LocalWorkers:
         self._unsaved: set[int] = set()  # pids that were asked for a checkpoint
         self._on_saved: Callable[[], None] | None = None
         self._watch = hang.Watch(hang_timeout)
+        self._own_times = steps.OwnTimes()
         self._steps = steps.Steps()  # of local rank 0
         self._looks = looks.Looks(hang_timeout)
         self._evidence: wire.Failure | None = None
@@ -65,6 +66,7 @@ class LocalWorkers:
         """Reset what was observed: the workers are new, or have entered a new world."""
         with self._lock:
             self._unsaved.clear()
+            self._own_times = steps.OwnTimes()
             self._watch = hang.Watch(self._hang_timeout)
             self._looks.begin()
             self._evidence = None
@@ -84,30 +86,17 @@ class LocalWorkers:
         self._on_message(peer, message)
 
     def _progress(self, peer: control.Peer, message: control.Message) -> None:
-        step = _count(message.get("step"))
+        generation, first_rank = self._find_place()
         with self._lock:
-            self._watch.report(time.monotonic(), step)
+            self._own_times.report(peer.local_rank, message)
+            told = steps.read_progress(message, generation, self._own_times.find_slowest(first_rank))
+            self._watch.report(time.monotonic(), told.step)
         if peer.local_rank != 0:
             return
-        began_again = self._steps.report(peer.pid, step)
+        began_again = self._steps.report(peer.pid, told.step)
         if began_again is not None:
             logger.warning(began_again)
-        metrics = message.get("metrics")
-        self._hub.report(
-            wire.Progress(
-                generation=self._find_place()[0],
-                rank=_count(message.get("rank")) or 0,
-                step=step,
-                total_steps=_count(message.get("total")),
-                step_seconds=_seconds(message.get("stepSeconds")),
-                checkpoint_seconds=_seconds(message.get("checkpointSeconds")),
-                metrics={
-                    str(name)[:253]: float(value)
-                    for name, value in (metrics.items() if isinstance(metrics, dict) else ())
-                    if isinstance(value, int | float) and abs(value) < float("inf")
-                },
-            )
-        )
+        self._hub.report(told)
 
     # Sessions.
 
@@ -262,14 +251,6 @@ class LocalWorkers:
         logger.error("%s", hang.format_report(generation, failure.message or "", report))
         self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{report}")
         return failure
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and 0 <= value < 2**31 else None
 
 
 def find_place(world: wire.World, local_rank: int) -> Place:

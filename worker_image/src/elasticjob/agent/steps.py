@@ -1,8 +1,14 @@
-"""Recognises a script that loads no checkpoint: its new process reports the first step again. No I/O here."""
+"""What the processes of a pod report about their steps. No I/O here.
+
+It recognises a script that loads no checkpoint: its new process reports the first step again.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+from elasticjob.protocol import wire
 
 _ENOUGH: Final = 10  # steps; a process that made fewer may not have saved yet
 
@@ -33,3 +39,49 @@ class Steps:
             "change of the world repeats all steps. Save a checkpoint regularly, and load the newest one at the start: "
             "docs/elastic-scripts.md and docs/frameworks.md show how."
         )
+
+
+class OwnTimes:
+    """What the ranks of this pod need for a step without waiting for other ranks. Create a new one for each world."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by local rank
+
+    def report(self, local_rank: int, message: Mapping[str, Any]) -> None:
+        """Note a worker's report, if it says so much."""
+        own = _seconds(message.get("ownSeconds"))
+        if own:
+            self._seconds[local_rank] = own
+
+    def find_slowest(self, first_rank: int) -> tuple[int, float] | None:
+        """(rank, seconds) of the slowest one. `first_rank`: the rank of local rank 0."""
+        slowest = max(self._seconds, key=self._seconds.__getitem__, default=None)
+        return None if slowest is None else (first_rank + slowest, self._seconds[slowest])
+
+
+def read_progress(message: Mapping[str, Any], generation: int, slowest: tuple[int, float] | None) -> wire.Progress:
+    """A worker's report for the hub. What is malformed is left out."""
+    metrics = message.get("metrics")
+    return wire.Progress(
+        generation=generation,
+        rank=_count(message.get("rank")) or 0,
+        step=_count(message.get("step")),
+        total_steps=_count(message.get("total")),
+        step_seconds=_seconds(message.get("stepSeconds")),
+        checkpoint_seconds=_seconds(message.get("checkpointSeconds")),
+        own_seconds=None if slowest is None else slowest[1],
+        slowest_rank=None if slowest is None else slowest[0],
+        metrics={
+            str(name)[:253]: float(value)
+            for name, value in (metrics.items() if isinstance(metrics, dict) else ())
+            if isinstance(value, int | float) and abs(value) < float("inf")
+        },
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 2**31 else None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from elasticjob import env
+from elasticjob.channel import pace
 
 INTERVAL = 0.5  # minimum seconds between two messages to the agent
 BAR_INTERVAL = 0.1
@@ -77,11 +78,14 @@ def build_message(
     step_seconds: float | None,
     metrics: Mapping[str, float],
     checkpoint_seconds: float = 0.0,
+    own_seconds: float | None = None,
 ) -> dict[str, Any]:
     """The message to the agent, without numbers that JSON cannot represent."""
     saved = {"checkpointSeconds": round(checkpoint_seconds, 3)} if checkpoint_seconds else {}
+    own = {"ownSeconds": float(f"{own_seconds:.4g}")} if own_seconds else {}
     return {
         **saved,
+        **own,
         "type": "progress",
         "rank": rank,
         "step": step,
@@ -122,6 +126,7 @@ class Reporter:
         self._client = control.connect()
         if self._client is not None:
             self._client.want()  # introduces this process, so that the agent can attribute its reports
+        self._samples = None if self._client is None else pace.start()
         self._rank = rank
         self._terminal = terminal
         self._step: int | None = None
@@ -147,8 +152,8 @@ class Reporter:
         step, total, raw = self._latest
         metrics = {name: float(value) for name, value in raw.items()}  # the only place that synchronises with the GPU
         if self._client is not None and now >= self._next_send:
-            waited = saving.seconds
-            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited))
+            own = None if self._samples is None else self._samples.median(now)
+            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, saving.seconds, own))
             self._next_send = now + INTERVAL
             self._latest = None if self._terminal is None else self._latest
         elif self._client is None:

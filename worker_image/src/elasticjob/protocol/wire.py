@@ -156,6 +156,8 @@ class Progress:
     total_steps: int | None = None
     step_seconds: float | None = None
     checkpoint_seconds: float | None = None  # that its steps have waited for saves, since the process started
+    own_seconds: float | None = None  # of a step of this pod's slowest rank, without waiting for other ranks
+    slowest_rank: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
@@ -166,6 +168,8 @@ class Progress:
             totalSteps=self.total_steps,
             stepSeconds=self.step_seconds,
             checkpointSeconds=self.checkpoint_seconds,
+            ownSeconds=self.own_seconds,
+            slowestRank=self.slowest_rank,
             metrics=dict(list(self.metrics.items())[:32]),
         )
 
