@@ -62,7 +62,7 @@ def run_steps(stopwatch: pace.Stopwatch, count: int, *, work: float, wait: float
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(count):
         time.sleep(work)
-        model(torch.ones(1, 4)).sum().backward()
+        torch.autograd.backward(model(torch.ones(1, 4)).sum())
         time.sleep(wait)
         stopwatch.before_step(optimizer)
         optimizer.step()
@@ -93,7 +93,7 @@ def test_a_step_of_another_optimizer_ends_no_measurement() -> None:
     first, second = (torch.optim.SGD([p], lr=0.1) for p in parameters)
     for _ in range(4):
         for parameter, optimizer in zip(parameters, (first, second), strict=True):
-            (parameter.sum() * 2).backward()
+            torch.autograd.backward(parameter.sum() * 2)
             stopwatch.before_step(optimizer)
             optimizer.step()
             optimizer.zero_grad()
@@ -106,7 +106,7 @@ def test_no_hook_is_left_behind() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for _ in range(3):
-        parameter.sum().backward()
+        torch.autograd.backward(parameter.sum())
         stopwatch.before_step(optimizer)
     assert not parameter._backward_hooks
     assert len(samples.found) == 1, "one step in many is measured"
