@@ -34,12 +34,10 @@ from elasticjob_operator.api.policies import (
     RuleAction,
     RunPolicy,
     RuntimeInjection,
-    Scaling,
-    ScalingMode,
     Stragglers,
     SuccessPolicy,
 )
-from elasticjob_operator.api.spec import Spec
+from elasticjob_operator.api.spec import Scaling, ScalingMode, Spec
 from elasticjob_operator.api.status import (
     BackoffStatus,
     CapacityStatus,

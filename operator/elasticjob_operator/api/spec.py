@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Self
 
@@ -18,11 +19,38 @@ from elasticjob_operator.api.policies import (
     Rendezvous,
     RunPolicy,
     RuntimeInjection,
-    Scaling,
-    ScalingMode,
     SuccessPolicy,
-    _nproc,
 )
+
+
+class ScalingMode(StrEnum):
+    """Who chooses the number of pods."""
+
+    MANUAL = "Manual"
+    GOODPUT = "Goodput"
+
+
+class Scaling(Model):
+    """Who chooses the number of pods between minReplicas and maxReplicas."""
+
+    mode: ScalingMode = Field(
+        default=ScalingMode.MANUAL,
+        description="Manual: replicas does, which people and autoscalers write. Goodput: the operator shares the pool "
+        "of devices among such jobs by what each makes of them; leave replicas out, since a number that you write "
+        "there holds until you take it out again.",
+    )
+    weight: int = Field(default=1, ge=1, le=1000, description="What a speed-up of this job counts beside others.")
+
+
+def _nproc(value: int | str) -> int | str:
+    if isinstance(value, int) and value >= 1:
+        return value
+    if isinstance(value, str):
+        if value in ("auto", "cpu", "gpu"):
+            return value
+        if value.isdecimal() and int(value) >= 1:
+            return int(value)
+    raise ValueError("must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1")
 
 
 def _or_default(root: str, path: str, default: str) -> str:
