@@ -4,7 +4,7 @@ For tests of the operator, in which the workers' computation does not matter: it
 writes (time, generation, rank, step) lines to the file $LIGHT_LOG, one JSON object each, as a history for a checker.
 
     python light_agent.py [--steps N] [--until FILE] [--step-seconds S] [--fail-at STEP[:TIMES]]
-                          [--exit-code N] [--leave-on-term] [--slow-rank N]
+                          [--exit-code N] [--leave-on-term]
 """
 
 from __future__ import annotations
@@ -152,9 +152,7 @@ class Agent:
     def after_step(self, ws: ClientConnection) -> None:
         report = {"generation": self.generation, "rank": self.rank, "step": self.step, "totalSteps": self.args.steps}
         if self.step % 10 == 0:
-            own = self.step_seconds * (2 if self.rank == self.args.slow_rank else 1)
-            times = {"stepSeconds": self.step_seconds, "ownSeconds": own}
-            ws.send(json.dumps({"v": 1, "type": "progress", **report, **times}))
+            ws.send(json.dumps({"v": 1, "type": "progress", **report, "stepSeconds": self.step_seconds}))
         if self.args.fail_at and self.step >= self.args.fail_at[0] and self.seen_failures < self.args.fail_at[1]:
             self.seen_failures += 1
             if self.args.exit_code:
@@ -183,7 +181,6 @@ def main() -> int:
     parser.add_argument("--until", type=Path, help="train until this file exists")
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--shared", type=float, default=0.0, help="share of a step that is divided by the pods")
-    parser.add_argument("--slow-rank", type=int, help="it reports twice the own time of the others")
     parser.add_argument("--fail-at", type=fail_at, default=None)
     parser.add_argument("--exit-code", type=int, default=0)
     parser.add_argument("--leave-on-term", action="store_true")

@@ -9,7 +9,8 @@ import pytest
 
 from operator_fixture import Jobs, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+# On a machine without a free core any rank may be slow, so this is none of the tests that every change must pass.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.long]
 
 PROGRAM = Path(__file__).parent / "programs" / "slow_node.py"
 
