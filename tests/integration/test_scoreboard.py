@@ -6,15 +6,20 @@ import json
 import random
 import socket
 import threading
-from dataclasses import replace
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks import cases, peers
+from benchmarks import cases, launchers, peers
 from benchmarks.launchers.catalogue import CONTESTANTS, Contestant
+from benchmarks.launchers.nodes import Nodes
 from benchmarks.launchers.torchrun import defaults
 from benchmarks.meter import Meter
-from benchmarks.scoreboard import cells, costs, page, planning
+from benchmarks.scoreboard import __main__ as command
+from benchmarks.scoreboard import cells, costs, measuring, page, planning
 
 OURS = cells.Cell("SIGKILL: recovery", "s", "ElasticJob: session", "best", "own", ours=True)
 PEER = cells.Cell("SIGKILL: recovery", "s", "torchft tuned", "best", "own")
@@ -161,9 +166,6 @@ def test_the_time_of_a_measurement_is_estimated(case: cases.Case, expected: floa
 
 
 def test_the_quick_board_fits_into_ten_minutes() -> None:
-    from benchmarks.scoreboard import __main__ as command
-    from benchmarks.scoreboard import measuring
-
     among = [one for one in CONTESTANTS if one.name not in command.LEFT_OUT]
     chosen = [case for case in cases.EVERY if case.name in command.QUICK_CASES]
     rounds, _ = planning.plan_events(chosen, among, 1, random.Random(1))
@@ -175,6 +177,46 @@ def test_the_quick_board_fits_into_ten_minutes() -> None:
     seconds += sum(planning.estimate_rescale(one) for one in among if one.on_cluster)
     assert seconds < command.BUDGETS[0], "everything but the slow systems"
     assert command.BUDGETS[0] + max(case.bound for case in chosen) < 600
+
+
+@dataclass
+class Broken(Nodes):
+    """A launcher whose program is missing."""
+
+    name: str = "broken"
+
+    def open(self, job: launchers.Job, wanted: int) -> None:
+        raise RuntimeError("no such program\nand a traceback")
+
+    def start_agent(self, node: int) -> float:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("one", "seconds", "note"),
+    [
+        pytest.param(Contestant("broken", Broken, "best"), 60, "failed: no such program", id="fails"),
+        pytest.param(Contestant("broken", Broken, "best"), 1, measuring.TOO_LATE, id="no time is left"),
+        pytest.param(
+            Contestant("broken", Broken, "best", package="dlrover"),
+            60,
+            f"not installed: {peers.COMMAND}",
+            id="not installed",
+        ),
+        pytest.param(
+            Contestant("broken", Broken, "best", lacks={cases.CASES[0].name: "cannot"}), 60, "cannot", id="cannot"
+        ),
+    ],
+)
+def test_a_cell_that_did_not_run_says_why(tmp_path: Path, one: Contestant, seconds: float, note: str) -> None:
+    board = cells.Board("a machine", "today", 1, quick=True)
+    run = measuring.Measuring(board, tmp_path / "board.json", time.monotonic() + seconds, [one])
+    run.run([cases.CASES[0]], missing={"dlrover"}, parts=["events"], repeats=1, minutes=1.0, kill_every=[])
+    written = cells.Board.load(json.loads((tmp_path / "board.json").read_text()))
+    assert written == run.board
+    assert [(cell.row, cell.samples, cell.note) for cell in written.cells] == [
+        ("start 2 below max: recovery", (), note)
+    ]
 
 
 def test_every_contestant_is_complete() -> None:
@@ -189,8 +231,6 @@ def test_every_contestant_is_complete() -> None:
 
 
 def test_only_writes_are_counted() -> None:
-    from collections import Counter
-
     requests = Counter({'code="200",resource="pods",verb="POST"': 1, 'code="200",resource="pods",verb="GET"': 5})
     assert sum(costs.only_writes(requests).values()) == 1
 
