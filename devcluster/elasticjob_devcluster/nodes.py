@@ -107,6 +107,10 @@ class ProcessNode:
         """Send SIGSTOP or SIGCONT to the node and all its pods: a machine that hangs and recovers."""
         processes.send(processes.find_marked(processes.MARK_NODE, self.mark), number)
 
+    async def close(self) -> None:
+        """Stop what the supervisor itself serves for this node."""
+        await self.relay.stop()
+
     async def remove(self) -> None:
         self.kill()
         await self.relay.stop()

@@ -117,7 +117,7 @@ class Supervisor:
     async def _stop(self) -> None:
         for node in self.nodes.values():
             node.kill()
-            await node.relay.stop()
+            await node.close()
         self.plane.stop()
         processes.kill_marked(processes.MARK_CLUSTER, self.config.id)
         if any(isinstance(node, ContainerNode) for node in self.nodes.values()):

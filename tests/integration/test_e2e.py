@@ -278,6 +278,27 @@ def test_a_foreign_image_trains_is_scaled_loses_a_pod_and_is_drained(platform: P
     assert platform.status(job)["restarts"].get("user", 0) == 0, "nothing of this was the user's fault"
 
 
+@pytest.mark.parametrize("index", [1, 0], ids=["follower", "host"])
+def test_torchs_own_rendezvous_finds_its_store_by_name(platform: Platform, index: int) -> None:
+    """Backend c10d without an endpoint: the cluster's DNS leads to the first pod, or to its replacement."""
+    name = f"named-{index}"
+    job = plain_job(platform, name, 2)
+    job["spec"]["rendezvous"] = {"backend": "c10d"}
+    job["spec"]["elasticPolicy"] |= {"minReplicas": 2, "maxReplicas": 2}
+    submit(platform, job)
+    platform.wait(lambda: any(step["world"] == 2 for step in platform.steps(name)), "two pods train", name)
+    platform.cluster.kill_pod("default", f"{name}-worker-{index}")
+    killed = time.time()
+
+    def trains_again() -> bool:
+        # The survivor's steps end with the pod; the first step of an attempt is step 0.
+        return any(s["t"] > killed and s["world"] == 2 and s["step"] == 0 for s in platform.steps(name))
+
+    platform.wait(trains_again, "two pods train again", name)
+    (platform.shared / name / "stop").touch()
+    platform.wait(lambda: platform.conditions(name).get("Complete") == "True", "the job completes", name)
+
+
 def test_a_trainer_that_crashes_beside_a_sidecar_is_replaced(platform: Platform) -> None:
     """To a real kubelet such a pod is Running; to us its trainer has failed. The job ends though sidecars run on."""
     cluster, name = platform.cluster, "beside"

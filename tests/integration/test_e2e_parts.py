@@ -27,6 +27,7 @@ def node(number: int = 0, version: tuple[int, int] = (1, 31)) -> files.NodeFiles
         binaries="/b",
         cni="/usr/lib/cni",
         address=network.node_address(7, number),
+        dns=network.gateway(7),
         server="https://100.64.7.1:1",
         pki="/d/pki",
         version=version,

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
 def spec_of(out: Path, backend: str, port: int) -> dict[str, Any]:
-    """Two pods. There is no cluster DNS here, so the endpoint is named."""
+    """Two pods. Pods that are processes have no DNS, so the endpoint is named."""
     spec = torchrun_spec(out, rendezvous={"backend": backend, "endpoint": f"127.0.0.1:{port}"})
     return {**spec, "elasticPolicy": {"minReplicas": 2, "maxReplicas": 2}}
 

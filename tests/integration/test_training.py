@@ -69,7 +69,7 @@ def assert_one_world_at_a_time(steps: list[dict[str, Any]]) -> None:
 
 
 def test_torch_own_rendezvous_without_the_runtime(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
-    """Backend c10d: the operator gives environment and pods. There is no cluster DNS here, so the endpoint is named."""
+    """Backend c10d: the operator gives environment and pods. The endpoint is named: processes have no DNS."""
     spec = torchrun_spec(tmp_path, rendezvous={"backend": "c10d", "endpoint": "127.0.0.1:29477"})
     jobs.create("c10d", spec)
     await_step(tmp_path, 2)

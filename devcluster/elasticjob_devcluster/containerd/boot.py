@@ -93,7 +93,7 @@ def write_files(node: NodeFiles) -> None:
         "proxy.json": json.dumps(files.build_proxy_config(node), indent=1),
         "kubeconfig": json.dumps(files.build_kubeconfig(node, lambda name: Path(name).read_bytes())),
         "cni/10-devcluster.conflist": json.dumps(files.build_cni_config(node, pods)),
-        "resolv.conf": "# no cluster DNS here\n",
+        "resolv.conf": "# pods use the cluster's DNS; there is no other\n",
     }
     for name, text in texts.items():
         (node.path / name).write_text(text)

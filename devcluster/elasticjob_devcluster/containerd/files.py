@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from elasticjob_devcluster.containerd.dns import DOMAIN
+
 SANDBOX_IMAGE: Final = "devcluster.local/pause:1"
 
 
@@ -23,6 +25,7 @@ class NodeFiles:
     binaries: str
     cni: str
     address: str
+    dns: str
     server: str
     pki: str
     version: tuple[int, int]
@@ -113,7 +116,8 @@ def build_kubelet_config(node: NodeFiles) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "resolvConf": str(node.path / "resolv.conf"),
         "maxPods": node.max_pods,
-        "clusterDomain": "cluster.local",
+        "clusterDNS": [node.dns],
+        "clusterDomain": DOMAIN,
         "nodeStatusUpdateFrequency": "2s",
         "nodeLeaseDurationSeconds": 10,
         "syncFrequency": "5s",

@@ -10,6 +10,7 @@ from elasticjob_devcluster.api.kube import Kube, KubeError
 from elasticjob_devcluster.config import ClusterConfig, NodeSpec
 from elasticjob_devcluster.containerd import network, sweep, tools
 from elasticjob_devcluster.containerd.boot import OFF
+from elasticjob_devcluster.containerd.dns import ClusterDns
 from elasticjob_devcluster.containerd.files import NodeFiles
 from elasticjob_devcluster.controlplane.servers import ControlPlane
 from elasticjob_devcluster.system import processes
@@ -30,6 +31,8 @@ class ContainerNode:
         self.directory: Path = config.directory / "nodes" / spec.name
         self.relay = Relay("127.0.0.1", plane.layout.api_port, listen=network.gateway(cluster))
         self.boot: subprocess.Popen[bytes] | None = None
+        self._kube: Kube | None = None  # of the cluster's DNS, which the first node keeps
+        self._dns: ClusterDns | None = None
 
     @property
     def mark(self) -> str:
@@ -47,6 +50,9 @@ class ContainerNode:
         self._files().save()
         if self.number == 0:
             self._point_service()
+            self._kube = Kube(self.plane.layout.kubeconfig)
+            self._dns = ClusterDns(self._kube.get)
+            await self._dns.start(network.gateway(self.cluster))
 
     def _files(self) -> NodeFiles:
         layout, cni = self.plane.layout, tools.cni_directory()
@@ -60,6 +66,7 @@ class ContainerNode:
             binaries=str(self.config.binaries),
             cni=str(cni),
             address=self.address,
+            dns=network.gateway(self.cluster),
             server=f"https://{network.gateway(self.cluster)}:{self.relay.port}",
             pki=str(layout.pki),
             version=layout.version,
@@ -113,6 +120,13 @@ class ContainerNode:
         """Send SIGSTOP or SIGCONT to the node and all its pods: a machine that hangs and recovers."""
         marked = processes.find_marked(processes.MARK_NODE, self.mark)
         processes.send({*marked, *processes.descendants(marked)}, number)
+
+    async def close(self) -> None:
+        """Stop what the supervisor itself serves for this node."""
+        await self.relay.stop()
+        if self._dns is not None and self._kube is not None:
+            await self._dns.stop()
+            self._kube.close()
 
     async def remove(self) -> None:
         self.kill()
