@@ -74,11 +74,24 @@ def collect_stacks(folder: Path, workers: Mapping[int, int], patience: float = 2
         with contextlib.suppress(ProcessLookupError):
             os.kill(workers[rank], signal.SIGUSR2)
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline and any(_size(files[rank]) == sizes[rank] for rank in files):
+    found = {rank: _read(file, sizes[rank]) for rank, file in files.items()}
+    while time.monotonic() < deadline and not all(is_whole(text) for text in found.values()):
         time.sleep(0.05)
-    time.sleep(0.05)  # for the last lines to be written
-    found = {rank: file.read_text(errors="replace")[sizes[rank] :] for rank, file in files.items()}
+        found = {rank: _read(file, sizes[rank]) for rank, file in files.items()}
     return {rank: text for rank, text in found.items() if text}
+
+
+def is_whole(stacks: str) -> bool:
+    """Whether a dump has been written to its end: to the module with which the main thread began.
+
+    A dump of more calls than faulthandler writes never looks whole.
+    """
+    main = find_main_stack(stacks).splitlines()
+    return stacks.endswith("\n") and bool(main) and main[-1].endswith(" in <module>")
+
+
+def _read(file: Path, begin: int) -> str:
+    return file.read_text(errors="replace")[begin:]
 
 
 REPORT = "elasticjob: hang report of generation {}: {}"
