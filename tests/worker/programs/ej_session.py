@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.05)
     parser.add_argument("--before-seconds", type=float, default=0.0, help="between a batch and its step")
     parser.add_argument("--stuck-world", type=int, default=0, help="a world of this size computes for ever in step 1")
+    parser.add_argument("--rest-world", type=int, default=0, help="a world of this size rests for ever after step 1")
     args = parser.parse_args()
     from unpickling import forbid_unpickling  # beside this script: who imports its numbers does not have it
 
@@ -80,6 +81,8 @@ def main() -> None:
                     "used": [sampler.epoch, sampler.used],
                 }
                 os.write(descriptor, (json.dumps(line) + "\n").encode())
+            with run.interruptible():
+                time.sleep(600.0 if run.committed > 0 and run.world_size == args.rest_world else 0.0)
             time.sleep(args.step_seconds)
     run.close()
 

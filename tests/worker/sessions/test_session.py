@@ -259,12 +259,13 @@ def test_a_loss_is_noticed_by_a_script_that_sleeps(
     assert said in story.members[world.pods[0]].log
 
 
-def test_a_loss_interrupts_a_long_step(hub: FakeHub, pods: Pods, steps: Steps) -> None:
-    """In the middle of a step, far from any collective: it is taken back and done again in the next world."""
+@pytest.mark.parametrize("where", ["--stuck-world", "--rest-world"])
+def test_a_loss_interrupts_long_code(hub: FakeHub, pods: Pods, steps: Steps, where: str) -> None:
+    """Far from any collective. A step is taken back and done again in the next world; between two steps none is."""
     story = Story(hub, pods, steps)
     hub.set_size(3)
     for i in range(3):
-        story.start(f"pod-{i}", "--stuck-world", "3")
+        story.start(f"pod-{i}", where, "3")
     world = story.wait_for(3)
     hub.set_size(2)
     story.members[world.pods[2]].signal_all(signal.SIGKILL)

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -35,13 +35,18 @@ class ProcessGroups:
 
         `connect` creates further groups in it. Raises WorldLostError if a member was lost.
         """
-        self._others = sockets.find_connections()
-        try:
+        with self.owning():
             self._make(place, is_lost)
             connect()
-            self._connections = sockets.find_connections() - self._others
+
+    @contextlib.contextmanager
+    def owning(self) -> Iterator[None]:
+        """The connections that are made in this block belong to the world, and end with it."""
+        self._others = sockets.find_connections() - self._connections
+        try:
+            yield
         finally:
-            self._others = None
+            self._connections, self._others = sockets.find_connections() - self._others, None
 
     def _make(self, place: Place, is_lost: Callable[[], bool]) -> None:
         where = wire.Store(place.address, place.port)

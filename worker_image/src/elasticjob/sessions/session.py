@@ -210,6 +210,25 @@ class Session:
         finally:
             self._worlds.interrupter.allowed = False
 
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Code between two steps, for example an evaluation, which ends at once if the world is lost meanwhile.
+
+        The rest of the block is skipped then, and no step is repeated. Code outside of any block of a session runs to
+        its end first, and ends the process if one of its collectives fails.
+        """
+        try:
+            self._worlds.interrupter.allowed = True
+            yield
+        except Exception as error:
+            self._worlds.interrupter.allowed = False
+            if not self._worlds.can_change or not is_world_failure(error, self._worlds.is_lost):
+                raise
+            logger.warning("After step %d: the world broke (%s).", self.committed, first_line(error))
+            self._worlds.break_off(error)
+        finally:
+            self._worlds.interrupter.allowed = False
+
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step."""
         if self._closed or not dist.is_initialized():

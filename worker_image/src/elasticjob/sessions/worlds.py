@@ -179,7 +179,8 @@ class Worlds:
         try:
             self._enter(called)
             self._memory.agree(self.groups.flags)
-            self._on_world()
+            with self.groups.owning():  # a Checkpointer's groups, for example
+                self._on_world()
         except state.StateLostError as lost:
             _give_up(lost)
         except Exception as error:
