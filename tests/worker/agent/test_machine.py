@@ -304,6 +304,16 @@ def test_a_session_that_stays_is_killed() -> None:
     assert state.stage is Stage.LAUNCHED
 
 
+def test_a_session_that_is_blocked_in_a_lost_world_is_killed_at_once() -> None:
+    """Its connections are shut down, so nothing can end what it waits for."""
+    running = make_state(Stage.RUNNING, sessions=True, nproc=2)
+    lost, _ = play(running, hub_changed(regroup()), events.Idle(1))
+    assert play(lost, events.Blocked(False), events.Blocked(True, is_stopping=False), now=NOW + 4)[1] == []
+    assert play(lost, events.Blocked(True), now=NOW + 4)[1] == [events.KillSessions(frozenset({1}))]
+    announced, _ = play(running, hub_changed(regroup(3, checkpoint=True)), events.Idle(1))
+    assert play(announced, events.Blocked(True), now=NOW + 4)[1] == [], "others may still arrive"
+
+
 def test_what_broke_the_world_is_told_where_the_hub_did_not_order_it() -> None:
     running = make_state(Stage.RUNNING, sessions=True)
     state, _ = play(running, events.Idle(1, "connection closed"), events.Listening(STORE))

@@ -104,7 +104,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Whether all workers wait for much longer than usual or, while they stop, are blocked in a collective."""
+    """Whether all workers wait for much longer than usual or, while they stop or pause, are blocked in a collective."""
 
     blocked: bool
     is_stopping: bool = True

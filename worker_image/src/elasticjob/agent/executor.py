@@ -24,7 +24,7 @@ from elasticjob.agent import events, hub_client, machine, rules, torch_agent
 from elasticjob.agent.events import Action, Event
 from elasticjob.agent.local_workers import LocalWorkers
 from elasticjob.agent.state import Stage, State
-from elasticjob.channel import control
+from elasticjob.channel import control, hang
 from elasticjob.env import Settings
 from elasticjob.protocol import directives, store, wire
 
@@ -219,6 +219,12 @@ class Executor:
             case events.AskPause(generation, announced):
                 self.workers.end_saving()
                 self.workers.ask_pause(generation, announced)
+                if not announced:
+                    self.workers.watch_blocked(
+                        lambda blocked: self.post(events.Blocked(blocked)),
+                        is_over=lambda: self.state.stage is not Stage.PAUSING,
+                        after=hang.BLOCKED_SECONDS,
+                    )
 
     def _find_failure(self) -> wire.Failure | None:
         agent = self.agent

@@ -173,17 +173,25 @@ class LocalWorkers:
 
     # Workers that are stopped.
 
-    def watch_blocked(self, on_change: Callable[[bool], None]) -> None:
-        """From now on until the present workers have exited, tell whether all of them are blocked in a collective."""
-        workers = self.find_workers()
-        run = threading.Thread(target=self._watch_blocked, args=(workers, on_change), name="elasticjob-blocked")
+    def watch_blocked(
+        self, on_change: Callable[[bool], None], is_over: Callable[[], bool] = lambda: False, after: float = 0.0
+    ) -> None:
+        """Tell whether all present workers are blocked in a collective, until they have exited or `is_over`.
+
+        The first look is after this many seconds. `on_change` is called in another thread.
+        """
+        arguments = (self.find_workers(), on_change, is_over, after)
+        run = threading.Thread(target=self._watch_blocked, args=arguments, name="elasticjob-blocked")
         run.daemon = True
         run.start()
 
-    def _watch_blocked(self, workers: dict[int, int], on_change: Callable[[bool], None]) -> None:
+    def _watch_blocked(
+        self, workers: dict[int, int], on_change: Callable[[bool], None], is_over: Callable[[], bool], after: float
+    ) -> None:
+        time.sleep(after)
         looks: list[hang.Look] = []
         told = False
-        while workers := {rank: pid for rank, pid in workers.items() if work.is_alive(pid)}:
+        while not is_over() and (workers := {rank: pid for rank, pid in workers.items() if work.is_alive(pid)}):
             looks = [*looks[1 - hang.BLOCKED_LOOKS :], hang.look_at(self._server.folder, workers)]
             if hang.is_blocked(looks) is not told:
                 told = not told

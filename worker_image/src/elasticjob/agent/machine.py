@@ -147,6 +147,9 @@ def _saved(state: State, event: events.Saved, now: float) -> Result:
 
 
 def _blocked(state: State, event: events.Blocked, now: float) -> Result:
+    if state.stage is Stage.PAUSING and state.asked is False and event.is_stopping and event.blocked:
+        # Its connections are shut down: a session that is in a collective all the same never leaves it.
+        return replace(state, until=now), ()
     stage = Stage.STOPPING if event.is_stopping else Stage.RUNNING
     if state.stage is not stage or event.blocked is state.published.blocked:
         return state, ()

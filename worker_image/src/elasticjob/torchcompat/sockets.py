@@ -2,7 +2,8 @@
 
 gloo has no abort: a collective waits until its peers answer, die or time out. If a peer is silent, shutting down our
 side of its connections makes the collective raise. Only the read side: gloo queues a failed write, and drops the queue
-when it then reads the end of the connection; a thread that waits for that send would wait for the group's timeout.
+when it then reads the end of the connection; a thread that waits for that send waits for the group's timeout. So does
+one whose peer dies while a send to it is queued: no call of this process ends that wait, so the agent ends the process.
 Linux only; elsewhere no connection is found.
 """
 
