@@ -25,8 +25,9 @@ demo: setup ## Run the main job: real training through a real API server while p
 demo-session: setup ## The same story with a script that keeps its memory over every change.
 	@$(PY) -m demo --session
 
-test: setup ## Run all tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+test: setup ## Run the tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
+	@echo "make test leaves out fault injection (make chaos-short) and container nodes (make e2e)"
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not chaos and not container" $(PYTEST_ARGS)
 
 test-long: setup ## Run what `make test` leaves out for its time: further cases of the slowest tests.
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --long -m "long and not container" $(PYTEST_ARGS)
@@ -97,7 +98,7 @@ dist: setup ## Build what a release has into dist/: wheels, sdists, chart, manif
 	@$(PY) scripts/dist.py checksums
 
 chaos-short: setup ## Fault injection, the short form: a few minutes.
-	@$(PY) -m pytest tests/chaos tests/model -m chaos $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/chaos tests/model -m chaos -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 mutants: setup ## Random small mistakes in the source: do the tests notice? SEED=n COUNT=k ONLY=path
 	@$(PY) scripts/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),20) --only "$(ONLY)"
