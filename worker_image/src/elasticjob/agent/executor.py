@@ -24,7 +24,7 @@ from elasticjob.agent import events, hub_client, machine, rules, torch_agent
 from elasticjob.agent.events import Action, Event
 from elasticjob.agent.local_workers import LocalWorkers
 from elasticjob.agent.state import Stage, State
-from elasticjob.channel import control, hang
+from elasticjob.channel import control
 from elasticjob.env import Settings
 from elasticjob.protocol import directives, store, wire
 
@@ -57,8 +57,7 @@ class Executor:
         self._changed = threading.Condition()
         self._crash: Exception | None = None
         self._server: TCPStore | None = None  # the store that this agent offers while it is ready
-        # By generation: a connection may complete after its world is over.
-        self._stores: dict[int, store.GenerationStore] = {}
+        self._stores: dict[int, store.GenerationStore] = {}  # by generation; one may connect when its world is over
         self._examining = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="elasticjob-agent", daemon=True)
         self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
@@ -185,7 +184,6 @@ class Executor:
             case events.Enter(world):
                 self._enter(world)
             case events.Begin(world, to_sessions=True):
-                self.workers.begin()
                 self.workers.send_world(world)
             case events.Begin() | events.Launch() | events.Exit():
                 self._answers.put(action)
@@ -205,7 +203,7 @@ class Executor:
                 self.workers.end_saving()
                 torch_agent.signal_workers(self.agent, signal.SIGTERM)
                 if has_grace:
-                    self.workers.watch_blocked(lambda blocked: self.post(events.Blocked(blocked)))
+                    self.workers.watch_blocked(self._tell_blocked)
             case events.CheckStopped():
                 if not torch_agent.has_workers(self.agent):
                     self.post(events.Stopped(self._find_failure()))
@@ -219,12 +217,10 @@ class Executor:
             case events.AskPause(generation, announced):
                 self.workers.end_saving()
                 self.workers.ask_pause(generation, announced)
-                if not announced:
-                    self.workers.watch_blocked(
-                        lambda blocked: self.post(events.Blocked(blocked)),
-                        is_over=lambda: self.state.stage is not Stage.PAUSING,
-                        after=hang.BLOCKED_SECONDS,
-                    )
+                self.workers.watch_blocked(self._tell_blocked, lambda: self.state.stage is not Stage.PAUSING)
+
+    def _tell_blocked(self, blocked: bool) -> None:
+        self.post(events.Blocked(blocked))
 
     def _find_failure(self) -> wire.Failure | None:
         agent = self.agent
@@ -249,9 +245,7 @@ class Executor:
             try:
                 inner = store.connect(world.store, missed, time.monotonic() + _STORE_PATIENCE)
             except OSError as error:
-                logger.warning(
-                    "Generation %d: %s. Retrying until the hub ends this generation.", world.generation, error
-                )
+                logger.warning("Generation %d: %s. Retrying until the hub ends it.", world.generation, error)
         if inner is None:
             self.post(events.Missed(world.generation))
         else:

@@ -21,6 +21,8 @@ from elasticjob.protocol import directives, wire
 
 logger = logging.getLogger("elasticjob")
 
+_REACTION_SECONDS = 0.25  # in which workers that can end do so: no look disturbs them
+
 
 class LocalWorkers:
     """Serves the control channel, and signals the workers that are connected to it."""
@@ -102,6 +104,7 @@ class LocalWorkers:
 
     def send_world(self, world: wire.World) -> None:
         """Send this world to the sessions, which enter it."""
+        self.begin()
         for peer in self._server.peers(control.SESSION):
             peer.send(find_place(world, peer.local_rank).as_message())
 
@@ -173,22 +176,20 @@ class LocalWorkers:
 
     # Workers that are stopped.
 
-    def watch_blocked(
-        self, on_change: Callable[[bool], None], is_over: Callable[[], bool] = lambda: False, after: float = 0.0
-    ) -> None:
+    def watch_blocked(self, on_change: Callable[[bool], None], is_over: Callable[[], bool] = lambda: False) -> None:
         """Tell whether all present workers are blocked in a collective, until they have exited or `is_over`.
 
-        The first look is after this many seconds. `on_change` is called in another thread.
+        `on_change` is called in another thread.
         """
-        arguments = (self.find_workers(), on_change, is_over, after)
+        arguments = (self.find_workers(), on_change, is_over)
         run = threading.Thread(target=self._watch_blocked, args=arguments, name="elasticjob-blocked")
         run.daemon = True
         run.start()
 
     def _watch_blocked(
-        self, workers: dict[int, int], on_change: Callable[[bool], None], is_over: Callable[[], bool], after: float
+        self, workers: dict[int, int], on_change: Callable[[bool], None], is_over: Callable[[], bool]
     ) -> None:
-        time.sleep(after)
+        time.sleep(_REACTION_SECONDS)
         looks: list[hang.Look] = []
         told = False
         while not is_over() and (workers := {rank: pid for rank, pid in workers.items() if work.is_alive(pid)}):
