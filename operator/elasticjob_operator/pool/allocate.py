@@ -61,26 +61,29 @@ class _Line:
     request: Request
     now: int
     price: float = 0.0
+    most: int = 0
     need: int = -1  # for its deadline; -1: it has none, or one that it cannot keep
     ideal: int = -1
     size: int = -1
-
-    @property
-    def most(self) -> int:
-        return self.need if self.request.is_paid and self.need >= 0 else len(self.request.sizes) - 1
 
     def devices(self, index: int) -> int:
         return self.request.sizes[index] * self.request.curve.devices if index >= 0 else 0
 
     def next_devices(self) -> int:
         """Of the next step above the ideal; 0 where there is none."""
-        return self.devices(self.ideal + 1) - self.devices(self.ideal) if self.ideal < self.most else 0
+        sizes, i = self.request.curve.sizes, self.ideal
+        return (sizes[i + 1] - sizes[i]) * self.request.curve.devices if i < self.most else 0
 
     def slope(self) -> float:
         """What the next step above the ideal adds to price times speed, a device."""
-        speeds, i = self.request.curve.speeds, self.ideal
-        need = self.next_devices()
-        return self.price * (speeds[i + 1] - speeds[i]) / need if need else 0.0
+        curve, i = self.request.curve, self.ideal
+        if i >= self.most:
+            return 0.0
+        return (
+            self.price
+            * (curve.speeds[i + 1] - curve.speeds[i])
+            / ((curve.sizes[i + 1] - curve.sizes[i]) * curve.devices)
+        )
 
     def value(self, index: int) -> float:
         return self.price * self.request.curve.speeds[index] if index >= 0 else 0.0
@@ -128,7 +131,7 @@ def _admit(ordered: Sequence[Request], capacity: int) -> tuple[list[_Line], int]
         now = bisect_right(request.sizes, request.size) - 1 if request.size else -1
         if request.size and now < 0:
             now = 0
-        line = _Line(request, now)
+        line = _Line(request, now, most=len(request.sizes) - 1)
         need = request.sizes[0] * request.curve.devices
         if now >= 0 or (need <= left and not is_full):
             left -= need
@@ -143,6 +146,8 @@ def _keep_deadlines(lines: Sequence[_Line], left: int) -> int:
     """What deadlines need, as far as there is room. Returns the devices that are left."""
     for line in lines:
         line.need = _find_need(line)
+        if line.request.is_paid and line.need >= 0:
+            line.most = line.need
     for line in sorted((line for line in lines if line.need > 0), key=lambda line: line.request.due_seconds or 0.0):
         while line.ideal < line.need and line.next_devices() <= left:
             left -= line.next_devices()
