@@ -30,6 +30,7 @@ class Step:
     loss: float
     epoch: int
     samples: tuple[int, ...] = ()
+    cpu: float = 0.0  # processor time of the process so far, in seconds
 
 
 @dataclass
@@ -113,6 +114,17 @@ def find_pauses(told: Told) -> dict[str, float]:
         marks = [before[-1] if before else at, *times]
         pauses[event] = max((b - a for a, b in itertools.pairwise(marks)), default=0.0)
     return pauses
+
+
+def find_start_costs(steps: Iterable[Step]) -> dict[int, float]:
+    """By generation: the most processor time (s) that a rank took until its first step. Load hardly changes it."""
+    first: dict[tuple[int, int], Step] = {}
+    for one in steps:
+        first.setdefault((one.generation, one.rank), one)
+    costs: dict[int, float] = {}
+    for (generation, _), one in sorted(first.items()):
+        costs[generation] = max(one.cpu, costs.get(generation, 0.0))
+    return costs
 
 
 def find_lineage(steps: Iterable[Step]) -> dict[int, list[Step]]:

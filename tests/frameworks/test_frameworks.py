@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class Row:
     steps: int = 2000
     exact: bool = False  # every whole epoch has every sample once, at any size
     charged: int = 0  # failures that the stack causes by itself
-    needs: tuple[str, ...] = field(default=("torch",))  # modules that have to be there
+    needs: tuple[str, ...] = ("torch",)  # modules that have to be there
 
 
 ROWS = {
@@ -100,6 +100,7 @@ def test_a_training_stack_goes_through_every_change(
     assert status["restarts"]["user"] <= row.charged, "no failure is the program's"
     measured = {
         "pauses": {event: round(seconds, 2) for event, seconds in story.find_pauses(told).items()},
+        "cpu": {generation: round(seconds, 2) for generation, seconds in story.find_start_costs(told.steps).items()},
         "repeated": story.count_repeated(told.steps),
         "uneven": uneven,
         "loss": [round(first, 4), round(last, 4)],

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from frameworks.story import Step, Told, count_repeated, find_lineage, find_losses, find_pauses, find_uneven
+from frameworks.story import (
+    Step,
+    Told,
+    count_repeated,
+    find_lineage,
+    find_losses,
+    find_pauses,
+    find_start_costs,
+    find_uneven,
+)
 
 
 def step(number: int, generation: int = 1, rank: int = 0, samples: tuple[int, ...] = (), **more: float) -> Step:
@@ -16,6 +25,11 @@ def test_the_pause_after_an_event_is_the_longest_time_without_a_step() -> None:
     steps = [step(n, t=t) for n, t in enumerate((1.0, 2.0, 2.5, 6.0, 6.5, 9.0), start=1)]
     told = Told([("start", 0.0), ("grow", 2.2), ("end", 7.0)], steps)
     assert find_pauses(told) == {"start": 1.0, "grow": 3.5}
+
+
+def test_the_start_of_a_world_costs_what_its_slowest_rank_took_until_its_first_step() -> None:
+    steps = [step(1, cpu=5.0), step(1, rank=1, cpu=6.0), step(2, cpu=7.0), step(2, 2, cpu=0.5), step(3, 2, cpu=0.6)]
+    assert find_start_costs(steps) == {1: 6.0, 2: 0.5}
 
 
 def test_a_step_that_is_made_again_counts_as_the_newest_generation_made_it() -> None:

@@ -56,7 +56,7 @@ while progress.step < STEPS:
                 unfinished.rename(folder / f"step-{progress.step:06d}")
                 for old in sorted(folder.glob("step-??????"))[:-3]:
                     shutil.rmtree(old)
-        record.step(progress.step, float(loss), progress.epoch, batch["index"].tolist())
+        record.step(progress.step, float(loss.detach()), progress.epoch, batch["index"].tolist())
         if progress.step >= STEPS:
             break
     else:

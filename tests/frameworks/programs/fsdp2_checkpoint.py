@@ -50,5 +50,5 @@ while step < STEPS:
         dcp.save(state, checkpoint_id=folder / "unfinished")
         if rank == 0:
             (folder / "unfinished").rename(folder / f"step-{step:06d}")
-    record.step(step, float(loss), epoch, mine.tolist())
+    record.step(step, float(loss.detach()), epoch, mine.tolist())
 dist.destroy_process_group()

@@ -35,7 +35,8 @@ class Record:
     def step(self, step: int, loss: float, epoch: int, samples: Sequence[int] = ()) -> None:
         """This rank has made a step, counted from 1, with these samples of the epoch."""
         place = {"t": time.time(), "rank": self.rank, "world": self.world, "generation": self._generation}
-        self._lines.write(json.dumps({**place, "step": step, "loss": loss, "epoch": epoch, "samples": samples}) + "\n")
+        made = {"step": step, "loss": loss, "epoch": epoch, "samples": samples, "cpu": time.process_time()}
+        self._lines.write(json.dumps({**place, **made}) + "\n")
         if not self._finish.exists():
             # A machine under load takes long for a change: the later steps are slow, so that some are left for it.
             time.sleep(self._seconds * (1 if step < self._total / 2 else 5 if step < 0.75 * self._total else 12))

@@ -33,22 +33,35 @@ class Tell(TrainerCallback):
         self.record.step(state.global_step, loss, int(state.epoch - 1e-9), self.seen.pop("samples", []))
 
 
-class Noting(Trainer):
-    """Notes which samples a step used: all that differs from Trainer."""
+class Noting:
+    """Notes which samples a step used, and its loss: all that differs from the Trainer that it is mixed into."""
 
     seen: ClassVar[dict] = {}
 
+    def find_samples(self, inputs):
+        return inputs.pop("index").tolist()
+
     def compute_loss(self, model, inputs, *args, **kwargs):
-        Noting.seen.setdefault("samples", []).extend(inputs.pop("index").tolist())
+        Noting.seen.setdefault("samples", []).extend(self.find_samples(inputs))
         found = super().compute_loss(model, inputs, *args, **kwargs)
-        Noting.seen["loss"] = float(found[0] if isinstance(found, tuple) else found)
+        Noting.seen["loss"] = float((found[0] if isinstance(found, tuple) else found).detach())
         return found
+
+
+class NotingTrainer(Noting, Trainer):
+    pass
+
+
+def make_model(tokens=64):
+    config = GPT2Config(
+        n_layer=1, n_head=2, n_embd=32, vocab_size=tokens, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    return GPT2LMHeadModel(config)
 
 
 def make_trainer(save_steps, *callbacks, **more):
     """The trainer of the program, which records every step; `callbacks` come before the recording one."""
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0)
     arguments = TrainingArguments(
         output_dir=os.environ["OUT"] + "/checkpoints",
         max_steps=STEPS,
@@ -62,8 +75,8 @@ def make_trainer(save_steps, *callbacks, **more):
         use_cpu=not torch.cuda.is_available(),
         **{"per_device_train_batch_size": 4, **more},
     )
-    return Noting(
-        model=GPT2LMHeadModel(config),
+    return NotingTrainer(
+        model=make_model(),
         args=arguments,
         train_dataset=Sequences(),
         callbacks=[*callbacks, Tell(Record(STEPS), Noting.seen)],

@@ -1,0 +1,46 @@
+"""A small LightningModule which records every step. Nothing of elasticjob."""
+
+from __future__ import annotations
+
+import sys
+
+import lightning
+import torch
+from record import Data, Record, make_model
+
+STEPS = int(sys.argv[1])
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = make_model()
+        self.record = None
+
+    def training_step(self, batch, number):
+        loss = torch.nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
+        self.noted = (float(loss.detach()), batch["index"].tolist())
+        return loss
+
+    def on_train_batch_end(self, *args):
+        self.record = self.record or Record(STEPS)
+        self.record.step(self.trainer.global_step, self.noted[0], self.trainer.current_epoch, self.noted[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.02)
+
+
+def fit(checkpoint, *callbacks, **more):
+    """Train to STEPS, from this checkpoint if it is not None. `more`: the Trainer's arguments for this world."""
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        max_steps=STEPS,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **more,
+    )
+    loader = torch.utils.data.DataLoader(Data(), batch_size=8, shuffle=True)
+    trainer.fit(Module(), loader, ckpt_path=checkpoint)
