@@ -227,8 +227,8 @@ async def _run(options: Options) -> int:
 
 @main.command("crd")
 def print_crd() -> None:
-    """Print the CustomResourceDefinition."""
-    click.echo(crd.render_crd(), nl=False)
+    """Print the CustomResourceDefinitions."""
+    click.echo("---\n".join(crd.render_crds().values()), nl=False)
 
 
 class JsonFormatter(logging.Formatter):

@@ -367,7 +367,8 @@ def test_uninstall_leaves_nothing(platform: Platform) -> None:
         kube.request("DELETE", f"{JOBS}/{job['metadata']['name']}")
     platform.wait(lambda: not platform.get(PODS)["items"], "the pods of deleted jobs are gone")
     platform.helm.uninstall("elasticjob", wait="watcher", timeout=120)
-    kube.request("DELETE", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev")
+    for plural in ("elasticjobs", "elasticjobtemplates"):
+        kube.request("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.elasticjob.dev")
     kube.request("DELETE", f"/api/v1/namespaces/{SYSTEM}")
     kube.request("DELETE", "/api/v1/namespaces/default/configmaps/script")
     platform.wait(lambda: kube.get(f"/api/v1/namespaces/{SYSTEM}") is None, "the namespace is gone")

@@ -20,7 +20,7 @@ import yaml
 from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.local import localize
-from operator_fixture import ROOT, Jobs, OperatorProcess, wait_for
+from operator_fixture import GROUP, ROOT, Jobs, OperatorProcess, wait_for
 from torch_features import needs_fsdp_on_cpu
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -59,7 +59,7 @@ def play(jobs: Jobs, tmp_path: Path) -> Callable[..., list[Facts]]:
         job = localize(manifest, {"/opt/elasticjob/examples": EXAMPLES, "/checkpoints": tmp_path})
         job["spec"]["replicas"] = run.replicas
         job["spec"]["template"]["spec"]["containers"][0]["command"] += [w.format(tmp_path) for w in run.arguments]
-        name = f"{name}-{run.replicas}"
+        name = f"{name.replace('/', '-')}-{run.replicas}"
         jobs.create(name, job["spec"])
         ended = ("Complete", "Failed")
         wait_for(lambda: any(jobs.condition(name, c).get("status") == "True" for c in ended), f"{name} ends", 200)
@@ -198,6 +198,18 @@ def test_a_job_for_a_queue_is_a_job_like_any_other(play: Play, tmp_path: Path) -
     assert list(tmp_path.glob("*.jsonl"))
 
 
+def test_a_job_takes_what_it_leaves_out_from_its_template(play: Play, jobs: Jobs, tmp_path: Path) -> None:
+    template = yaml.safe_load((MANIFESTS / "templates" / "small.yaml").read_text())
+    jobs.cluster.kube.request("POST", f"{GROUP}/namespaces/{jobs.namespace}/elasticjobtemplates", template)
+    play("templates/steps", Run(2, ("--out={}", "--steps=3", "--step-seconds=0.01")))
+    assert list(tmp_path.glob("*.jsonl"))
+
+
 def test_no_example_is_left_out() -> None:
     source = Path(__file__).read_text()
-    assert [path.stem for path in MANIFESTS.glob("*.yaml") if f'play("{path.stem}"' not in source] == []
+    jobs = [
+        p.relative_to(MANIFESTS).with_suffix("")
+        for p in MANIFESTS.rglob("*.yaml")
+        if "kind: ElasticJob\n" in p.read_text()
+    ]
+    assert [name for name in jobs if f'play("{name}"' not in source] == []

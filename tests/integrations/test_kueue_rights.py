@@ -15,7 +15,7 @@ from integrations import kueue_kinds
 from integrations.conftest import Queues, make_object
 from integrations.kueue_kinds import ROOT
 from integrations.kueue_standin import StandIn
-from manifests.test_chart_release import remove_crd
+from manifests.test_chart_release import await_no_crds, remove_crds
 from manifests.test_rbac import ChartOperator, find_unused, read_grants
 from operator_fixture import Jobs, light_spec, wait_for
 
@@ -44,7 +44,7 @@ def test_no_rights_and_no_option_unless_it_is_turned_on() -> None:
 def test_every_rule_for_kueue_is_used_and_none_is_missing(audited: Cluster, tmp_path: Path) -> None:
     kube, definitions = audited.kube, kueue_kinds.build()
     kueue_kinds.install(audited, definitions)
-    remove_crd(audited)  # another test's: Helm takes over none that is not its own
+    remove_crds(audited)  # another test's: Helm takes over none that is not its own
     audited.make_namespace(WORK)
     make_object(kube, f"{ROOT}/resourceflavors", "ResourceFlavor", "default", {"spec": {}})
     make_object(kube, f"{ROOT}/workloadpriorityclasses", "WorkloadPriorityClass", "high", {"value": 1})
@@ -62,8 +62,7 @@ def test_every_rule_for_kueue_is_used_and_none_is_missing(audited: Cluster, tmp_
             admitter.stop()
             grants = [g for g in read_grants(audited, operator.user) if g.group in GROUPS]
             helm.uninstall("elasticjob")
-            crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
-            wait_for(lambda: kube.get(crds) is None, "the CRD is gone")
+            await_no_crds(audited)
             kueue_kinds.remove(audited, definitions)
             remove_namespace(audited, WORK)
             for path in (f"{CLASSES}/of-pods", f"/api/v1/namespaces/{SYSTEM}"):

@@ -26,7 +26,7 @@ import pytest
 from chart_fixture import CHART, container, render
 from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster, Kube, KubeError
-from manifests.test_chart_release import remove_crd
+from manifests.test_chart_release import await_no_crds, remove_crds
 from operator_fixture import MERGE, Jobs, light_spec, stop_process, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -167,7 +167,7 @@ class ChartOperator:
 
 @pytest.fixture
 def work(audited: Cluster) -> Iterator[str]:
-    remove_crd(audited)  # another test's: Helm takes over none that is not its own
+    remove_crds(audited)  # another test's: Helm takes over none that is not its own
     audited.make_namespace("work")
     yield "work"
     remove_namespace(audited, "work")
@@ -232,7 +232,17 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     jobs.patch("life", {"runPolicy": {"suspend": False}})
     wait_for(lambda: jobs.pods("life"), "a resumed job has pods")
     jobs.delete("life")
-    jobs.create("short", light_spec("--steps", "3", runPolicy={"ttlSecondsAfterFinished": 1}))
+    # A template that is in neither namespace, and then in that of all.
+    short = light_spec("--steps", "3", runPolicy={"ttlSecondsAfterFinished": 1})
+    jobs.create("short", {"templateRef": {"name": "light"}})
+    jobs.await_condition("short", "Degraded")
+    template = {
+        "apiVersion": "elasticjob.dev/v1alpha1",
+        "kind": "ElasticJobTemplate",
+        "metadata": {"name": "light"},
+        "spec": {name: value for name, value in short.items() if name != "replicas"},
+    }
+    kube.request("POST", f"/apis/elasticjob.dev/v1alpha1/namespaces/{operator.namespace}/elasticjobtemplates", template)
     operator.await_request("elasticjobs", "delete")
     operator.await_request("poddisruptionbudgets", "delete")
 
@@ -259,8 +269,7 @@ def test_every_rule_is_used_and_none_is_missing(audited: Cluster, work: str, mod
             operator.stop()
             grants = read_grants(audited, operator.user)
             helm.uninstall("elasticjob")
-            crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
-            wait_for(lambda: audited.kube.get(crds) is None, "the CRD is gone")
+            await_no_crds(audited)
             with contextlib.suppress(KubeError):
                 audited.kube.request("DELETE", f"/api/v1/namespaces/{namespace}")
     # Watches are in the log when they have ended.

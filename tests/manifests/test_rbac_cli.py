@@ -20,7 +20,7 @@ from controller import client_fixture as given
 from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.cli.root import cli, run
-from manifests.test_chart_release import remove_crd
+from manifests.test_chart_release import remove_crds
 from manifests.test_rbac import RBAC, Request, find_unused, read_audit, read_grants
 from operator_fixture import wait_for
 
@@ -91,7 +91,7 @@ def space(audited: Cluster) -> Iterator[str]:
     audited.make_namespace(SPACE)
     yield SPACE
     remove_namespace(audited, SPACE)
-    remove_crd(audited)  # Helm takes over none that is not its own
+    remove_crds(audited)  # Helm takes over none that is not its own
 
 
 class User:

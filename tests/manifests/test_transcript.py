@@ -20,7 +20,7 @@ from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.local import localize
 from manifests import transcript
-from manifests.test_chart_release import remove_crd
+from manifests.test_chart_release import remove_crds
 from manifests.test_rbac import ChartOperator
 from operator_fixture import wait_for
 
@@ -95,13 +95,13 @@ class Shell:
         for release in self.helm.list(all_states=True):
             self.helm.uninstall(release["name"])
         self.helm.close()
-        remove_crd(self.cluster)
+        remove_crds(self.cluster)
         remove_namespace(self.cluster, SYSTEM)
 
 
 @pytest.fixture
 def shell(audited: Cluster, tmp_path: Path) -> Iterator[Shell]:
-    remove_crd(audited)
+    remove_crds(audited)
     shell = Shell(audited, tmp_path)
     yield shell
     shell.close()

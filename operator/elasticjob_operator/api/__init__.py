@@ -37,7 +37,7 @@ from elasticjob_operator.api.policies import (
     Stragglers,
     SuccessPolicy,
 )
-from elasticjob_operator.api.spec import Scaling, ScalingMode, Spec
+from elasticjob_operator.api.spec import Scaling, ScalingMode, Spec, TemplateRef
 from elasticjob_operator.api.status import (
     BackoffStatus,
     CapacityStatus,
@@ -55,6 +55,7 @@ from elasticjob_operator.api.status import (
     SizeSpeed,
     Status,
     StoreAddress,
+    TemplateStatus,
 )
 
 __all__ = [
@@ -110,6 +111,8 @@ __all__ = [
     "StragglerStatus",
     "Stragglers",
     "SuccessPolicy",
+    "TemplateRef",
+    "TemplateStatus",
     "WorldStatus",
     "advise",
     "find_problems",

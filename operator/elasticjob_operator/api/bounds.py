@@ -13,6 +13,7 @@ from typing import Any
 MOST_DEPTH = 64  # the deepest field of a pod template has a depth of about 15
 MOST_VALUES = 20_000
 MOST_SPEC_BYTES = 64 * 1024  # of the spec without its template
+MOST_TEMPLATE_BYTES = 16 * 1024  # of an ElasticJobTemplate, which the status of each of its jobs holds
 
 
 @dataclass(frozen=True, slots=True)

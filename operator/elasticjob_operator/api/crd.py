@@ -101,8 +101,77 @@ def _column(name: str, path: str, kind: str = "integer", *, priority: int = 0, d
     return column
 
 
+# What a template cannot say, because it is about one job.
+_OF_ONE_JOB = ("templateRef", "replicas", "managedBy")
+_OF_ONE_RUN = ("suspend", "managedBy")
+
+
+def _schema_of_job() -> dict[str, Any]:
+    schema = structural_schema(api.Spec)
+    del schema["required"]  # a template may hold the pod template: a rule says so
+    rules = (*api.Spec.CEL, *api.Spec.CEL_OF_CHANGES)
+    return schema | {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+
+
+def _schema_of_template() -> dict[str, Any]:
+    schema = structural_schema(api.Spec)
+    del schema["required"]
+    properties = schema["properties"]
+    for name in _OF_ONE_JOB:
+        del properties[name]
+    for name in _OF_ONE_RUN:
+        del properties["runPolicy"]["properties"][name]
+    rules = [(r, m) for r, m in api.Spec.CEL if not any(f"self.{name}" in r for name in _OF_ONE_JOB)]
+    return schema | {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+
+
+def build_template_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition of templates as a plain object: a job's spec in which every field is optional."""
+    schema = {
+        "type": "object",
+        "description": "Fields that ElasticJobs take where they name this template and do not say otherwise.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": _schema_of_template(),
+        },
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.TEMPLATE_PLURAL}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.TEMPLATE_KIND,
+                "listKind": f"{names.TEMPLATE_KIND}List",
+                "plural": names.TEMPLATE_PLURAL,
+                "singular": names.TEMPLATE_KIND.lower(),
+                "shortNames": [f"{names.SHORT_NAME}t"],
+                "categories": ["training"],
+            },
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": [
+                        _column("Min", ".spec.elasticPolicy.minReplicas"),
+                        _column("Max", ".spec.elasticPolicy.maxReplicas"),
+                        _column("Age", ".metadata.creationTimestamp", "date"),
+                    ],
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
+
+
 def build_crd() -> dict[str, Any]:
-    """The CustomResourceDefinition as a plain object."""
+    """The CustomResourceDefinition of jobs as a plain object."""
     schema = {
         "type": "object",
         "description": "A PyTorch training job that keeps training while its pods come and go.",
@@ -111,13 +180,10 @@ def build_crd() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural_schema(api.Spec),
+            "spec": _schema_of_job(),
             "status": structural_schema(api.Status),
         },
     }
-    schema["properties"]["spec"]["x-kubernetes-validations"] = [  # type: ignore[index]
-        {"rule": rule, "message": message} for rule, message in (*api.Spec.CEL, *api.Spec.CEL_OF_CHANGES)
-    ]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -164,7 +230,11 @@ def build_crd() -> dict[str, Any]:
     }
 
 
-def render_crd() -> str:
-    """The CustomResourceDefinition as YAML text, as committed in `crds/`."""
+def render_crds() -> dict[str, str]:
+    """The CustomResourceDefinitions as YAML text by the plural of their kind, as committed in `crds/`."""
     header = "# Generated from operator/elasticjob_operator/api/ by `make generate`. Do not edit.\n"
-    return header + yaml.safe_dump(build_crd(), sort_keys=False, width=110, allow_unicode=True)
+    built = {names.PLURAL: build_crd(), names.TEMPLATE_PLURAL: build_template_crd()}
+    return {
+        plural: header + yaml.safe_dump(crd, sort_keys=False, width=110, allow_unicode=True)
+        for plural, crd in built.items()
+    }

@@ -18,6 +18,8 @@ KIND: Final = "ElasticJob"
 PLURAL: Final = "elasticjobs"
 SINGULAR: Final = "elasticjob"
 SHORT_NAME: Final = "ej"
+TEMPLATE_KIND: Final = "ElasticJobTemplate"
+TEMPLATE_PLURAL: Final = "elasticjobtemplates"
 
 MANAGED_BY: Final = f"{GROUP}/operator"  # the value of spec.managedBy that selects this operator
 TOKEN_AUDIENCE: Final = GROUP

@@ -89,6 +89,10 @@ def template_hash(template: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+# What the init container that installs a job's requirements has in common with the trainer.
+INSTALLER_FIELDS = ("image", "imagePullPolicy", "env", "envFrom", "resources", "securityContext")
+
+
 def trainer_container(template: Mapping[str, Any]) -> str:
     """The name of the trainer container: the annotated one, by default the first."""
     annotations = (template.get("metadata") or {}).get("annotations") or {}

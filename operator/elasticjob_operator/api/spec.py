@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -68,9 +68,21 @@ _MANAGER = (
 )
 
 
+class TemplateRef(Model):
+    """The ElasticJobTemplate whose fields hold wherever this spec leaves them out."""
+
+    kind: Literal["ElasticJobTemplate"] = Field(default="ElasticJobTemplate", description=names.TEMPLATE_KIND)
+    name: str = Field(
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="It is looked for in the namespace of the job, and then in that of the operator.",
+    )
+
+
 class Spec(Model):
     """The desired state."""
 
+    template_ref: TemplateRef | None = Field(default=None, description=(TemplateRef.__doc__ or ""))
     replicas: Replicas | None = Field(
         default=None,
         description="Wanted pods, between minReplicas and maxReplicas; may change at any time. Default: maxReplicas.",
@@ -107,7 +119,7 @@ class Spec(Model):
     )
     template: Annotated[dict[str, Any], AfterValidator(check_template)] = Field(
         description="A pod template (core/v1 PodTemplateSpec). The first container trains, or the one named by "
-        "the annotation elasticjob.dev/trainer-container.",
+        "the annotation elasticjob.dev/trainer-container. Required without templateRef.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
 
@@ -136,8 +148,12 @@ class Spec(Model):
         ),
         (
             "!has(self.scaling) || !has(self.scaling.mode) || self.scaling.mode != 'Goodput' || "
-            "has(self.elasticPolicy) && has(self.elasticPolicy.maxReplicas)",
+            "has(self.elasticPolicy) && has(self.elasticPolicy.maxReplicas) || has(self.templateRef)",
             "scaling.mode Goodput needs elasticPolicy.maxReplicas: say how many pods the job may have",
+        ),
+        (
+            "has(self.template) || has(self.templateRef)",
+            "template is required: set a pod template, or name an ElasticJobTemplate in templateRef",
         ),
     )
 
@@ -163,6 +179,11 @@ class Spec(Model):
         (
             f"{_MANAGER.format('self')} == {_MANAGER.format('oldSelf')}",
             "managedBy cannot change: delete the job, and create it with the other value",
+        ),
+        (
+            "(has(self.templateRef) ? self.templateRef.name : '') == "
+            "(has(oldSelf.templateRef) ? oldSelf.templateRef.name : '')",
+            "templateRef cannot change: delete the job, and create it with the other template",
         ),
         *(
             (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from elasticjob_operator.api import names
 from elasticjob_operator.api.base import StatusModel
 from elasticjob_operator.api.past import (
     DiagnosisStatus,
@@ -171,6 +173,31 @@ class InForceStatus(StatusModel):
     rendezvous: RendezvousInForce = Field(default_factory=RendezvousInForce, description="As in the spec.")
 
 
+def _json_object(text: str) -> str:
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise ValueError("must be the JSON of an object")
+    return text
+
+
+class TemplateStatus(StatusModel):
+    """The template that the job took. Later changes of the template, or its deletion, do not reach the job."""
+
+    kind: str = names.TEMPLATE_KIND
+    namespace: str
+    name: str
+    uid: str = ""
+    generation: int = 0
+    fields: list[str] = Field(
+        default_factory=list,
+        description="The fields of the spec that came from it, at most 64; the others are the job's.",
+    )
+    spec: Annotated[str, AfterValidator(_json_object)] = Field(description="Its spec when the job took it, as JSON.")
+
+
 class Status(StatusModel):
     """The observed state. Only the operator writes it, in one patch per pass."""
 
@@ -181,6 +208,7 @@ class Status(StatusModel):
     selector: str | None = None
     nproc_per_node: int | None = Field(default=None, description="Worker processes per pod, as a number.")
     in_force: InForceStatus | None = None
+    template: TemplateStatus | None = None
     rendezvous: RendezvousStatus = Field(default_factory=RendezvousStatus)
     restarts: RestartStatus = Field(default_factory=RestartStatus)
     progress: ProgressStatus | None = None

@@ -13,6 +13,7 @@ from typing import Any
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.model import reading
+from elasticjob_operator.templates import taking
 
 
 def parse_time(text: str | None) -> float | None:
@@ -59,9 +60,9 @@ class Job:
 
     @property
     def spec(self) -> api.Spec | None:
-        """The validated spec; None if it is invalid."""
+        """The valid spec, together with the template that it took; None if it is invalid or waits for its template."""
         try:
-            return api.parse_spec(self.raw.get("spec"))
+            return api.parse_spec(taking.complete(self.raw.get("spec"), self.status))
         except api.InvalidJobError:
             return None
 
@@ -188,9 +189,10 @@ Words = list[str]
 
 def build_manifest(
     name: str,
-    image: str,
+    image: str | None,
     command: list[str],
     *,
+    template: str | None = None,
     replicas: int | None = None,
     min_replicas: int | None = None,
     max_replicas: int | None = None,
@@ -199,22 +201,24 @@ def build_manifest(
     env: dict[str, str] | None = None,
     namespace: str | None = None,
 ) -> dict[str, Any]:
-    """The manifest of a job that runs `command` in `image`. Raises api.InvalidJobError, which names the
-    invalid field.
+    """The manifest of a job that runs `command` in `image`. A `template` gives what is left out.
+
+    Raises api.InvalidJobError, which names the invalid field.
     """
-    container: dict[str, Any] = {"name": "worker", "image": image, "command": command}
+    container: dict[str, Any] = {"name": "worker", "command": command} | ({"image": image} if image else {})
     if env:
         container["env"] = [{"name": key, "value": value} for key, value in env.items()]
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
     policy = {"minReplicas": min_replicas, "maxReplicas": max_replicas}
     spec: dict[str, Any] = {
-        "replicas": replicas if replicas or min_replicas or max_replicas else 1,
+        "templateRef": {"kind": names.TEMPLATE_KIND, "name": template} if template else None,
+        "replicas": replicas if replicas or min_replicas or max_replicas or template else 1,
         "elasticPolicy": {k: v for k, v in policy.items() if v is not None} or None,
         "nprocPerNode": nproc,
         "template": {"spec": {"containers": [container]}},
     }
     spec = {k: v for k, v in spec.items() if v is not None}
-    api.parse_spec(spec)
+    taking.check_written(spec)
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.client import errors
 from elasticjob_operator.client.model import Change, Happening, Job, Pod
 from elasticjob_operator.rest.errors import decode_watch_error
+from elasticjob_operator.templates import taking
 
 
 def is_met(job: Job, condition: str) -> bool:
@@ -88,7 +88,7 @@ def check_manifest(body: Mapping[str, Any]) -> None:
             f"kind: must be {names.KIND} of {names.API_VERSION}, not {body.get('kind')} of {body.get('apiVersion')}: "
             "`kubectl elasticjob convert` turns jobs of other operators into one"
         )
-    api.parse_spec(body.get("spec"))
+    taking.check_written(body.get("spec"))
     metadata = body.get("metadata") or {}
     if not metadata.get("name") and not metadata.get("generateName"):
         raise errors.InvalidError("metadata.name: is required: give the job a name")

@@ -40,10 +40,11 @@ def attach(manifest: Mapping[str, Any], bundle: Bundle, directory: str | None = 
     described = {names.ANNOTATION_CODE: f"sha256:{bundle.digest}"}
     metadata["annotations"] = {**(metadata.get("annotations") or {}), **described}
     name = names.code_config_map_name(metadata["name"], bundle.digest)
-    template = result["spec"]["template"]
+    template = result["spec"].setdefault("template", {})
     template["metadata"] = {**(template.get("metadata") or {})}
     template["metadata"]["annotations"] = {**(template["metadata"].get("annotations") or {}), **described}
-    spec = template["spec"]
+    spec = template.setdefault("spec", {})
+    spec.setdefault("containers", [{"name": "worker"}])  # an ElasticJobTemplate has the rest
     trainer = next(c for c in spec["containers"] if c["name"] == trainer_container(template))
     for path in (m.get("mountPath") for m in trainer.get("volumeMounts") or ()):
         if str(path).rstrip("/") == names.CODE_PATH:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from elasticjob_operator.api import names
+from elasticjob_operator.api.podtemplate import INSTALLER_FIELDS
 
 SITE: Final = f"{names.PACKAGES_PATH}/site-packages"
-_COPIED: Final = ("image", "imagePullPolicy", "env", "envFrom", "resources", "securityContext")
 INSTALL: Final = """
 import glob, os, subprocess, sys, venv
 target, requirements = sys.argv[1:]
@@ -38,7 +38,7 @@ def build_installer(trainer: dict[str, Any], requirements: str) -> dict[str, Any
     """The init container, with the trainer's image, settings and resources."""
     return {
         "name": names.VOLUME_PACKAGES,
-        **{field: trainer[field] for field in _COPIED if field in trainer},
+        **{field: trainer[field] for field in INSTALLER_FIELDS if field in trainer},
         "command": ["python", "-c", INSTALL, names.PACKAGES_PATH, f"{names.CODE_PATH}/{requirements}"],
         "workingDir": names.CODE_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",

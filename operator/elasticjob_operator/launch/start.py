@@ -35,6 +35,7 @@ def launch(
     workers: int | tuple[int, int] = 1,
     on: str = LOCAL,
     image: str | None = None,
+    template: str | None = None,
     gpus: int = 0,
     env: Mapping[str, str] | None = None,
     packages: Sequence[str] = (),
@@ -49,9 +50,9 @@ def launch(
 
     `target` is a function, whose `arguments` are keywords and JSON values, or a script, whose `arguments` are words of
     its command line. `workers` is a number of pods or (min, max). `on` is "local" (this machine, as processes; the
-    cluster ends with this Python) or "cluster" (the current context, or `context`). `image`: required on a cluster.
-    `gpus`: of each pod. `packages`: requirements for pip, as "numpy>=2". `code`: a folder that is sent too, without
-    `exclude`.
+    cluster ends with this Python) or "cluster" (the current context, or `context`). `image` or `template`,
+    the name of an ElasticJobTemplate, is required on a cluster. `gpus`: of each pod. `packages`: requirements for pip,
+    as "numpy>=2". `code`: a folder that is sent too, without `exclude`.
 
     Raises ClientError or api.InvalidJobError, which name the argument or field and the remedy.
     """
@@ -60,8 +61,12 @@ def launch(
     bounds = _parse_workers(workers)
     if on not in (LOCAL, CLUSTER):
         raise InvalidError(f"on: must be {LOCAL!r} or {CLUSTER!r}, not {on!r}")
-    if on == CLUSTER and not image:
-        raise InvalidError("image: is required on a cluster: name an image with torch and the ElasticJob runtime")
+    if on == CLUSTER and not image and not template:
+        raise InvalidError(
+            "image: is required on a cluster: name an image with torch and the ElasticJob runtime, or a template"
+        )
+    if on == LOCAL and template:
+        raise InvalidError('template: is for on="cluster": a local cluster has none')
     if on == LOCAL and gpus:
         raise InvalidError("gpus: on this machine pods are processes, which all see its GPUs: leave gpus out")
     if on == LOCAL and (context or kubeconfig):
@@ -77,8 +82,9 @@ def launch(
     here = worker_environment(count_cpus(), bounds[1]) if on == LOCAL else {}
     manifest = build_manifest(
         name or default_name(source.name, secrets.token_hex(2)),
-        image or IMAGE,
+        image or (IMAGE if on == LOCAL else None),
         [*source.command, *words],
+        template=template,
         min_replicas=bounds[0],
         max_replicas=bounds[1],
         gpus=gpus,

@@ -15,6 +15,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import bounds, names, podtemplate, wire
 from elasticjob_operator.model import containers, notices, reading
 from elasticjob_operator.model.containers import Exit, PodPhase
+from elasticjob_operator.templates import taking
 
 Raw = Mapping[str, Any]
 
@@ -111,11 +112,12 @@ class Job:
     namespace: str
     name: str
     uid: str
-    spec: api.Spec | None  # None if it is invalid: see `problems`
+    spec: api.Spec | None  # None if it is invalid (see `problems`), or `awaited`
     status: api.Status
     generation: int = 1
     created: float = 0.0
     deleting: bool = False
+    awaited: taking.Awaited | None = None  # the template that it has still to take
     problems: tuple[api.Problem, ...] = ()  # together with a spec: it was corrected, and the problems are reported
     has_replicas: bool = True
     pool_replicas: int | None = None  # the number that the pool has written to spec.replicas the last time
@@ -224,7 +226,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
     generation = metadata.get("generation")
     annotations = _object(metadata.get("annotations"))
     said = reading.read_status(raw.get("status"))
-    asked = reading.read_spec(raw.get("spec"), limits, has_started=said.status.start_time is not None)
+    asked = reading.read_spec(raw.get("spec"), limits, said.status)
     spec, waiting = reading.keep_in_force(asked.spec, said.status) if asked.spec else (None, ())
     storeless = None if said.unread else reading.find_missing_store(said.status, spec)
     unread, extra = (storeless.unread, storeless.notices) if storeless else (said.unread, said.notices)
@@ -238,6 +240,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         deleting=metadata.get("deletionTimestamp") is not None,
         problems=asked.problems,
+        awaited=asked.awaited,
         has_replicas=_object(raw.get("spec")).get("replicas") is not None,
         pool_replicas=_number(annotations.get(names.ANNOTATION_POOL)),
         status_raw=said.raw,

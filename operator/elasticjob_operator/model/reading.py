@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, podtemplate
 from elasticjob_operator.model import launchers
+from elasticjob_operator.templates import taking
 
 # Status fields that decide who is in the world, what is charged to the budget, and whether the job has finished.
-DECIDING = frozenset({"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce"})
+DECIDING = frozenset({"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce", "template"})
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MOST_NAMED = 5  # fields that one warning names
 
@@ -37,6 +38,7 @@ class SpecRead:
     spec: api.Spec | None  # None if it is invalid
     problems: tuple[api.Problem, ...] = ()
     notices: tuple[Notice, ...] = ()
+    awaited: taking.Awaited | None = None  # the template without which it cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,15 @@ class StatusRead:
 # --- spec ------------------------------------------------------------------------------------------------
 
 
-def read_spec(raw: object, limits: bounds.Limits, *, has_started: bool) -> SpecRead:
-    """Parse a spec, as far as this version knows its fields."""
-    problems = _find_excess(raw, limits)
-    if problems or not isinstance(raw, dict):
+def read_spec(written: object, limits: bounds.Limits, status: api.Status) -> SpecRead:
+    """Parse a spec and the template that it took, as far as this version knows their fields."""
+    problems = _find_excess(written, limits)
+    if problems or not isinstance(written, dict):
         return SpecRead(None, problems or (api.Problem(field="spec", message="is required: set spec.template"),))
+    awaited = taking.find_awaited(written, status)
+    if awaited is not None:
+        return SpecRead(None, awaited=awaited)
+    raw = taking.complete(written, status)
     unknown = api.find_unknown(raw)
     known = api.without(raw, unknown)
     notices = _warn_of_unknown(unknown)
@@ -64,7 +70,9 @@ def read_spec(raw: object, limits: bounds.Limits, *, has_started: bool) -> SpecR
         return SpecRead(_with_bounded_replicas(known, limits), error.problems, notices)
     too_many = find_too_many(spec, limits)
     if too_many is not None:
-        return SpecRead(_bounded(spec, spec.wanted, limits) if has_started else None, (too_many,), notices)
+        return SpecRead(
+            _bounded(spec, spec.wanted, limits) if status.start_time is not None else None, (too_many,), notices
+        )
     return SpecRead(spec, (), (*notices, *_find_silent_fallbacks(spec), *_find_foreign_launcher(spec)))
 
 

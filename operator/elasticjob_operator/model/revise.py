@@ -98,6 +98,7 @@ class StatusFields(TypedDict, total=False):
     selector: str | None
     nproc_per_node: int | None
     in_force: api.InForceStatus | None
+    template: api.TemplateStatus | None
     rendezvous: api.RendezvousStatus
     restarts: api.RestartStatus
     progress: api.ProgressStatus | None

@@ -56,6 +56,8 @@ def _plan(seen: Seen, config: Config) -> Plan:
         return ending.after_end(seen)
     if job.unread:
         return ending.give_back(seen, ending.hold(seen))
+    if job.awaited is not None:
+        return ending.give_back(seen, ending.take_template(seen, job.awaited))
     if job.spec is None:
         return ending.give_back(seen, ending.refuse(seen, "InvalidSpec", job.problems_text))
     if job.spec.manager not in ("", names.MANAGED_BY):

@@ -20,6 +20,7 @@ from elasticjob_operator.model.quota import Placement, Quota
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.sizing import growth
 from elasticjob_operator.sizing.values import PoolDecision
+from elasticjob_operator.templates import taking
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Seen:
     hub_started: float = 0.0
     faulty_nodes: tuple[str, ...] = ()  # as all jobs have seen them
     pool: PoolDecision | None = None  # for a job that shares a pool
+    template: taking.Found | taking.Refusal | None = None  # for a job that waits for it; None: nobody looked
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
 
     @property

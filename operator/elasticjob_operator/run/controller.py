@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,12 +30,14 @@ from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.node_memory import NodeMemory
 from elasticjob_operator.sizing.values import PoolDecision
+from elasticjob_operator.templates import taking
 
 logger = logging.getLogger(__name__)
 
 OVERDUE_SECONDS = 2.0  # time beyond its grace period before an overdue pod is read from the API server
 LOOK_SECONDS = 5.0
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
+FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
 PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
 
 
@@ -89,6 +91,7 @@ class Controller:
         on_error: Callable[[], None] = lambda: None,
         on_wait: Callable[[float], None] = lambda seconds: None,
         queue: Queue | None = None,
+        find_template: FindTemplate | None = None,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -104,6 +107,7 @@ class Controller:
         self._find_pool_decision = find_pool_decision
         self._on_forget = on_forget
         self._queue = queue
+        self._find_template = find_template
         self._faulty_nodes = NodeMemory(cache)
         self._on_error = on_error  # called when a pass fails, by a bug or an API error
         self._on_wait = on_wait  # called with the seconds between a wake-up and its pass
@@ -214,6 +218,7 @@ class Controller:
             hub_started=self._hub.started_at,
             faulty_nodes=self._faulty_nodes.find(now),
             pool=self._find_pool_decision(key),
+            template=await self._find_template(job) if job.awaited and self._find_template else None,
             problem=loop.problem,
         )
         made = plan(seen, self.config)

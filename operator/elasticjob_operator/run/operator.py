@@ -45,6 +45,7 @@ from elasticjob_operator.run.loop_lag import Pulse
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.pooling import PoolLoop
 from elasticjob_operator.run.serving import Serving
+from elasticjob_operator.run.templates import Templates
 from elasticjob_operator.run.watching import build_watches
 
 __all__ = ["Operator", "Options", "UsageError"]
@@ -103,6 +104,7 @@ class Operator:
             on_error=self.metrics.pass_errors.inc,
             on_wait=self.metrics.queue_seconds.observe,
             queue=self.kueue,
+            find_template=Templates(api, options.operator_namespace).find,
         )
         self.serving = Serving(options, api, self.hub, self._trust)
 

@@ -52,8 +52,10 @@ def _facts(job: Job, now: float) -> Table:
     table.add_row("Namespace:", job.namespace)
     table.add_row("Phase:", tables.phase(job))
     table.add_row("Age:", words.age(job.created, now))
+    if status.template is not None:
+        table.add_row("Template:", _template_text(status.template))
     if spec is None:
-        table.add_row("Spec:", Text("invalid; the conditions say why", style="red"))
+        table.add_row("Spec:", Text("waits for its template, or is invalid; the conditions say why", style="red"))
     else:
         table.add_row("Replicas:", f"{spec.wanted} wanted, {spec.min_replicas} to {spec.max_replicas} allowed")
         table.add_row("Rendezvous:", spec.rendezvous.backend.value)
@@ -88,6 +90,11 @@ def _facts(job: Job, now: float) -> Table:
             f"{words.duration(between or 0.0)} of training for each",
         )
     return table
+
+
+def _template_text(taken: api.TemplateStatus) -> str:
+    source = f"{taken.name} of namespace {taken.namespace}, generation {taken.generation}"
+    return f"{source}: {', '.join(taken.fields) or 'nothing of it'}"
 
 
 def _world_text(world: api.RendezvousStatus) -> str:

@@ -40,7 +40,17 @@ BAD_HANDOVERS = [
     pytest.param(spec(managedBy="me"), spec(), id="returned"),
     pytest.param(spec(managedBy="me"), spec(managedBy="you"), id="passed-on"),
 ]
+BAD_TEMPLATES = [
+    pytest.param(spec(templateRef={"name": "a"}), spec(templateRef={"name": "b"}), id="another-one"),
+    pytest.param(spec(templateRef={"name": "a"}), spec(), id="given-up"),
+    pytest.param(spec(), spec(templateRef={"name": "a"}), id="named-later"),
+]
 GOOD_CHANGES = [
+    pytest.param(
+        spec(templateRef={"name": "a"}),
+        spec(templateRef={"kind": "ElasticJobTemplate", "name": "a"}, elasticPolicy={"maxReplicas": 2}),
+        id="the-same-template",
+    ),
     pytest.param(spec(), spec(managedBy="elasticjob.dev/operator"), id="our-own-name"),
     pytest.param(spec(runPolicy={"managedBy": "me"}), spec(managedBy="me"), id="the-new-place-of-managedBy"),
     pytest.param(spec(), spec(nprocPerNode="auto", rendezvous={}), id="defaults-written-out"),

@@ -45,9 +45,22 @@ def test_every_spec_field_is_described() -> None:
     assert bare == []
 
 
-def test_only_the_template_is_required() -> None:
+def test_only_a_rule_requires_the_pod_template() -> None:
     assert SCHEMA["required"] == ["spec"]
-    assert SCHEMA["properties"]["spec"]["required"] == ["template"]
+    assert "required" not in SCHEMA["properties"]["spec"]
+
+
+def test_a_template_has_the_fields_of_a_job_but_those_of_one_job() -> None:
+    version = crd.build_template_crd()["spec"]["versions"][0]
+    assert "subresources" not in version
+    job, template = (s["properties"]["spec"] for s in (SCHEMA, version["schema"]["openAPIV3Schema"]))
+    assert job["properties"].keys() - template["properties"].keys() == {"templateRef", "replicas", "managedBy"}
+    runs = (schema["properties"]["runPolicy"]["properties"].keys() for schema in (job, template))
+    assert set.difference(*map(set, runs)) == {"suspend", "managedBy"}
+    assert "required" not in template
+    for path, node in nodes(template):
+        for rule in node.get("x-kubernetes-validations") or ():
+            assert "oldSelf" not in rule["rule"], f"{path}: a template may change"
 
 
 def test_scale_and_status_are_subresources() -> None:
@@ -79,4 +92,6 @@ def test_a_union_is_refused() -> None:
 
 
 def test_the_text_is_the_object() -> None:
-    assert yaml.safe_load(crd.render_crd()) == CRD
+    texts = crd.render_crds()
+    assert yaml.safe_load(texts["elasticjobs"]) == CRD
+    assert yaml.safe_load(texts["elasticjobtemplates"]) == crd.build_template_crd()

@@ -36,6 +36,12 @@ def stored(cluster: Cluster) -> dict[str, Any]:
     return found
 
 
+def _skip_without_rules(stored: dict[str, Any]) -> None:
+    schema = stored["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    if "x-kubernetes-validations" not in schema:
+        pytest.skip("this API server does not keep CEL rules (Kubernetes before 1.25)")
+
+
 def test_the_server_calls_it_structural(stored: dict[str, Any]) -> None:
     conditions = {c["type"]: c["status"] for c in stored["status"]["conditions"]}
     assert conditions.get("NonStructuralSchema", "False") == "False"
@@ -58,7 +64,8 @@ def test_a_minimal_job_is_kept_as_written(cluster: Cluster, stored: dict[str, An
         pytest.param({"template": TEMPLATE, "replicas": "two"}, id="replicas-no-number"),
         pytest.param({"template": TEMPLATE, "successPolicy": "Some"}, id="unknown-policy"),
         pytest.param({"template": TEMPLATE, "runPolicy": {"activeDeadlineSeconds": 0}}, id="deadline-too-small"),
-        pytest.param({}, id="no-template"),
+        pytest.param({"templateRef": {}}, id="no-name-of-a-template"),
+        pytest.param({"templateRef": {"kind": "Job", "name": "a"}}, id="no-template-by-its-kind"),
     ],
 )
 def test_the_schema_refuses(cluster: Cluster, stored: dict[str, Any], namespace: str, spec: dict[str, Any]) -> None:
@@ -71,24 +78,30 @@ def test_the_schema_refuses(cluster: Cluster, stored: dict[str, Any], namespace:
 def test_cel_refuses_what_the_validators_refuse(
     cluster: Cluster, stored: dict[str, Any], namespace: str, spec: dict[str, Any], field: str, message: str
 ) -> None:
-    schema = stored["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    if "x-kubernetes-validations" not in schema:
-        pytest.skip("this API server does not keep CEL rules (Kubernetes before 1.25)")
+    _skip_without_rules(stored)
     with pytest.raises(KubeError) as caught:
         cluster.kube.request("POST", jobs(namespace), job("bad", spec))
     assert caught.value.status == 422
     assert message in str(caught.value)
 
 
+def test_a_pod_template_is_required_or_comes_from_elsewhere(
+    cluster: Cluster, stored: dict[str, Any], namespace: str
+) -> None:
+    _skip_without_rules(stored)
+    with pytest.raises(KubeError, match="template is required: set a pod template, or name") as caught:
+        cluster.kube.request("POST", jobs(namespace), job("bad", {"replicas": 1}))
+    assert caught.value.status == 422
+    made = cluster.kube.request("POST", jobs(namespace), job("short", {"templateRef": {"name": "a"}}))
+    with pytest.raises(KubeError, match="templateRef cannot change"):
+        cluster.kube.request("PUT", f"{jobs(namespace)}/short", {**made, "spec": {"templateRef": {"name": "b"}}})
+
+
 @pytest.mark.parametrize(("before", "after", "field"), BAD_CHANGES)
 def test_cel_refuses_what_cannot_change_while_the_job_runs(
     cluster: Cluster, stored: dict[str, Any], namespace: str, before: dict[str, Any], after: dict[str, Any], field: str
 ) -> None:
-    if (
-        "x-kubernetes-validations"
-        not in stored["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    ):
-        pytest.skip("this API server does not keep CEL rules (Kubernetes before 1.25)")
+    _skip_without_rules(stored)
     path = f"{jobs(namespace)}/change"
     made = cluster.kube.request("POST", jobs(namespace), job("change", before))
     with pytest.raises(KubeError, match=f"{field} cannot change while the job runs") as caught:

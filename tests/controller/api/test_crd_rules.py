@@ -15,13 +15,15 @@ from celpy.adapter import json_to_cel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.api.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, BAD_HANDOVERS, GOOD_CHANGES
+from controller.api.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, BAD_HANDOVERS, BAD_TEMPLATES, GOOD_CHANGES
 from controller.builders import TEMPLATE
 from elasticjob_operator import api
+from elasticjob_operator.api import crd
 from operator_fixture import ROOT
 
 CRD = yaml.safe_load((ROOT / "crds/elasticjob.dev_elasticjobs.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+OF_TEMPLATE = crd.build_template_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
 
 
@@ -63,9 +65,10 @@ def test_every_rule_has_a_bad_example() -> None:
     seen = {message for case in BAD_ACROSS_FIELDS for message in find_violations(SCHEMA, case.values[0])}
     seen |= {
         message
-        for case in (*BAD_CHANGES, *BAD_HANDOVERS)
+        for case in (*BAD_CHANGES, *BAD_HANDOVERS, *BAD_TEMPLATES)
         for message in find_violations(SCHEMA, case.values[1], case.values[0])
     }
+    seen |= set(find_violations(SCHEMA, {}))  # the validators say it by the name of the field
     assert len(seen) == count_rules(SCHEMA)
 
 
@@ -83,6 +86,26 @@ def test_what_cannot_change_while_the_job_runs(before: dict[str, Any], after: di
 def test_a_job_keeps_its_manager(before: dict[str, Any], after: dict[str, Any]) -> None:
     refused = "managedBy cannot change: delete the job, and create it with the other value"
     assert list(find_violations(SCHEMA, after, before)) == [refused]
+
+
+@pytest.mark.parametrize(("before", "after"), BAD_TEMPLATES)
+def test_a_job_keeps_its_template(before: dict[str, Any], after: dict[str, Any]) -> None:
+    refused = "templateRef cannot change: delete the job, and create it with the other template"
+    assert list(find_violations(SCHEMA, after, before)) == [refused]
+
+
+def test_a_template_is_required_or_named() -> None:
+    required = "template is required: set a pod template, or name an ElasticJobTemplate in templateRef"
+    assert list(find_violations(SCHEMA, {})) == [required]
+    goodput = {"templateRef": {"name": "t"}, "scaling": {"mode": "Goodput"}}
+    assert list(find_violations(SCHEMA, goodput)) == [], "the template may have maxReplicas"
+
+
+@pytest.mark.parametrize("spec", [{"elasticPolicy": {"minReplicas": 3, "maxReplicas": 2}}])
+def test_the_rules_of_the_parts_hold_for_templates_too(spec: dict[str, Any]) -> None:
+    assert list(find_violations(OF_TEMPLATE, spec)) == list(find_violations(SCHEMA, {"template": TEMPLATE, **spec}))
+    assert len(list(find_violations(OF_TEMPLATE, spec))) == 1
+    assert list(find_violations(OF_TEMPLATE, {"scaling": {"mode": "Goodput"}})) == []
 
 
 @pytest.mark.parametrize(("before", "after"), GOOD_CHANGES)

@@ -25,13 +25,13 @@ SPEAKERS = (
     "plan/accounting", "apply/apply", "plan/ending", "failures/classify", "api/names",
     "run/operator", "plan/plan", "plan/policy", "model/reading", "plan/reporting",
     "plan/flapping", "failures/backoff_rules", "failures/silence", "plan/next_status", "apply/refusals",
-    "history/timeline",
+    "history/timeline", "templates/taking",
 )  # fmt: skip
 NOT_REASONS = {
     *("ContainerCreating", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"),  # Kubernetes'
     *("ContainerStatusUnknown", "NodeAffinity", "NodeLost", "NodeShutdown", "PodInitializing"),
     *("DistBackendError", "DistNetworkError", "DistStoreError"),  # torch's exceptions
-    *("ElasticJob", "FailJob", "RestartIgnoreBudget", "NewPod", "UsageError"),  # values and names of ours
+    *("ElasticJob", "ElasticJobTemplate", "FailJob", "RestartIgnoreBudget", "NewPod", "UsageError"),  # ours
 }
 REASONS = {
     node.value

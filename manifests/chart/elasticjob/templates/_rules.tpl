@@ -10,6 +10,10 @@ operator under these rules and fails when one is missing or unused.
 - apiGroups: [elasticjob.dev]
   resources: [elasticjobs/status]
   verbs: [patch]
+# Read once, when a job starts that names one.
+- apiGroups: [elasticjob.dev]
+  resources: [elasticjobtemplates]
+  verbs: [get]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
@@ -90,6 +94,12 @@ operator under these rules and fails when one is missing or unused.
   resources: [leases]
   resourceNames: [{{ include "elasticjob.fullname" . }}]
   verbs: [get, update]
+{{- end }}
+{{- if and .Values.watchNamespaces (not (has .Release.Namespace .Values.watchNamespaces)) }}
+# The templates of all namespaces.
+- apiGroups: [elasticjob.dev]
+  resources: [elasticjobtemplates]
+  verbs: [get]
 {{- end }}
 {{- if .Values.hub.service.leaderOnly }}
 - apiGroups: [discovery.k8s.io]

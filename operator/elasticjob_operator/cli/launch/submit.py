@@ -52,6 +52,7 @@ def code_options(function: F) -> F:
 @target_options
 @click.option("-f", "--file", "path", type=click.Path(allow_dash=True), help="A manifest instead of a script.")
 @click.option("--image", envvar=_IMAGE_VARIABLE, help=f"The image that the script runs in. [env: {_IMAGE_VARIABLE}]")
+@click.option("--template", help="An ElasticJobTemplate, for what the other options leave out.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Requested pods.")
 @click.option("--min", "low", type=click.IntRange(min=1), help="Train with no fewer pods.")
 @click.option("--max", "high", type=click.IntRange(min=1), help="Never have more pods.")
@@ -68,6 +69,7 @@ def submit(
     path: str | None,
     name: str | None,
     image: str | None,
+    template: str | None,
     replicas: int | None,
     low: int | None,
     high: int | None,
@@ -94,14 +96,16 @@ def submit(
     if path is not None:
         if script:
             raise click.UsageError("specify a script or --file, not both")
+        if template:
+            raise click.UsageError("--template: is for a script: name it in the manifest (spec.templateRef)")
         manifest = read_manifest(path, name)
         bundle = _checked(lambda: read_code(Path(code), exclude)) if code else None
     else:
         if not script:
             raise click.UsageError("specify a script, or a manifest with --file")
-        if not image:
+        if not image and not template:
             raise click.UsageError(
-                f"--image: is required: the image that the script runs in (or set {_IMAGE_VARIABLE})"
+                f"--image: is required without --template: the image that the script runs in (or set {_IMAGE_VARIABLE})"
             )
         source = _checked(lambda: find_source(script, code, exclude, in_image=in_image))
         bundle = source.bundle
@@ -112,6 +116,7 @@ def submit(
                 name or default_name(source.name, secrets.token_hex(2)),
                 image,
                 [*source.command, *arguments],
+                template=template,
                 replicas=replicas,
                 min_replicas=low,
                 max_replicas=high,
