@@ -115,8 +115,12 @@ def run_without(modules: tuple[str, ...], code: str) -> subprocess.CompletedProc
 
 
 def test_the_command_line_starts_without_the_operators_packages() -> None:
-    """Every subcommand is imported by the group."""
-    code = "from elasticjob_operator.cli.root import run; sys.exit(run(['list', '--help']))"
+    """Every subcommand is imported."""
+    code = (
+        "from elasticjob_operator.cli.root import COMMANDS, cli, run\n"
+        "assert all(cli.get_command(None, name) for name in COMMANDS)\n"
+        "sys.exit(run(['list', '--help']))"
+    )
     done = run_without(OPERATOR_ONLY, code)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage:" in done.stdout

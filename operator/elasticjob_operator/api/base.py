@@ -15,7 +15,9 @@ def _camel(name: str) -> str:
 class Model(BaseModel):
     """A frozen API object: snake_case in Python, camelCase in YAML, unknown fields rejected."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_camel, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=_camel, populate_by_name=True, defer_build=True
+    )
 
     # CEL rules of this object: (rule, message). A validator implements the same rule.
     CEL: ClassVar[tuple[tuple[str, str], ...]] = ()

@@ -27,6 +27,7 @@ class _Wire(BaseModel):
             part if i == 0 else part.capitalize() for i, part in enumerate(name.split("_"))
         ),
         populate_by_name=True,
+        defer_build=True,  # the command line imports them, and uses none
     )
 
     def dump(self) -> dict[str, Any]:
@@ -137,7 +138,9 @@ class Diagnosis(_Wire):
 
 
 AgentMessage = Annotated[Hello | State | Progress | Diagnosis, Field(discriminator="type")]
-AGENT_MESSAGE: TypeAdapter[Hello | State | Progress | Diagnosis] = TypeAdapter(AgentMessage)
+AGENT_MESSAGE: TypeAdapter[Hello | State | Progress | Diagnosis] = TypeAdapter(
+    AgentMessage, config=ConfigDict(defer_build=True)
+)
 
 
 class Member(_Wire):
@@ -218,4 +221,6 @@ class Error(_Wire):
 
 
 HubMessage = Annotated[Welcome | DirectiveMessage | Error, Field(discriminator="type")]
-HUB_MESSAGE: TypeAdapter[Welcome | DirectiveMessage | Error] = TypeAdapter(HubMessage)
+HUB_MESSAGE: TypeAdapter[Welcome | DirectiveMessage | Error] = TypeAdapter(
+    HubMessage, config=ConfigDict(defer_build=True)
+)

@@ -1,13 +1,11 @@
-"""Shared by all commands: cluster options, output formats, and exit codes for errors."""
+"""Shared by the commands: the client with its errors, output formats, and completion."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import click
@@ -17,73 +15,48 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from elasticjob_operator import api
+from elasticjob_operator.cli.options import (
+    FAILED,
+    USAGE,
+    Failure,
+    Misuse,
+    Target,
+    current_target,
+    output_option,
+    target_options,
+)
 from elasticjob_operator.client import Client, ClientError, Job, JobFailedError, WaitTimeoutError
 from elasticjob_operator.client.errors import ConflictError, UnreachableError
 from elasticjob_operator.text import printable
 
+__all__ = [
+    "FAILED",
+    "USAGE",
+    "Failure",
+    "Misuse",
+    "SafeConsole",
+    "Target",
+    "clean",
+    "complete_job",
+    "console",
+    "current_target",
+    "dump",
+    "dump_jobs",
+    "echo",
+    "job_argument",
+    "note",
+    "output_option",
+    "report_change",
+    "show",
+    "target_options",
+    "warn",
+    "with_client",
+]
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-FAILED: Final = 1
-USAGE: Final = 2
 _COMPLETION_SECONDS: Final = 3.0
 _WIDE_ENOUGH: Final = 250
-
-
-@dataclass(frozen=True)
-class Target:
-    """Which cluster and namespace a command means."""
-
-    kubeconfig: str | None = None
-    context: str | None = None
-    namespace: str | None = None
-
-    def client(self) -> Client:
-        return Client(kubeconfig=self.kubeconfig, context=self.context, namespace=self.namespace)
-
-
-class Failure(click.ClickException):
-    """The command is valid, but its result is a failure (exit code 1)."""
-
-    exit_code = FAILED
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
-
-
-class Misuse(click.ClickException):
-    """The command is not valid (exit code 2)."""
-
-    exit_code = USAGE
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
-
-
-def target_options(function: F) -> F:
-    """-n, --context and --kubeconfig, at every command as with kubectl. What stands at the group is the default."""
-
-    def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            context.meta[f"elasticjob.{parameter.name}"] = value
-
-    options = (
-        click.option("-n", "--namespace", callback=keep, expose_value=False, help="Default: the context's namespace."),
-        click.option("--context", callback=keep, expose_value=False, help="A context of the kubeconfig."),
-        click.option("--kubeconfig", callback=keep, expose_value=False, help="Default: KUBECONFIG, ~/.kube/config."),
-    )
-    for option in options:
-        function = option(function)
-    return function
-
-
-def output_option(*formats: str) -> Callable[[F], F]:
-    return click.option("-o", "--output", type=click.Choice(formats), help="Default: human-readable text.")
-
-
-def current_target() -> Target:
-    meta = click.get_current_context().meta
-    return Target(*(meta.get(f"elasticjob.{name}") for name in ("kubeconfig", "context", "namespace")))
 
 
 def with_client(work: Callable[[Client], Awaitable[T]]) -> T:
@@ -209,8 +182,3 @@ def complete_job(context: click.Context, parameter: click.Parameter, incomplete:
 
 def job_argument(function: F) -> F:
     return click.argument("name", shell_complete=complete_job)(function)
-
-
-def quiet_pipe() -> None:
-    """After a broken pipe (`| head`): nothing more can be written, and Python must not complain at its exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

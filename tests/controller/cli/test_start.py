@@ -1,0 +1,67 @@
+"""How much is imported before a command does something: modules are counted, since seconds depend on the machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from elasticjob_operator.cli.root import COMMANDS, cli
+
+# Run as the console script is, and tell at the end what was imported.
+PROGRAM = """
+import atexit, json, sys
+atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
+from elasticjob_operator import cli
+sys.argv = ["kubectl-elasticjob", *{arguments}]
+cli.main()
+"""
+SYNCHRONOUS = ("requests", "requests_oauthlib", "kubernetes.client", "kubernetes.config")
+OTHER_COMMANDS = (
+    *("elasticjob_operator.convert", "elasticjob_operator.html_report", "elasticjob_operator.dashboard"),
+    *("elasticjob_operator.cli.report", "elasticjob_operator.cli.chaos", "aiohttp.web"),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most", "without"),
+    [
+        pytest.param(["--help"], 200, ("aiohttp", "kubernetes.aio", "pydantic", "rich.console"), id="help"),
+        pytest.param(["no-such-command"], 200, ("aiohttp", "kubernetes.aio", "pydantic"), id="mistake"),
+        pytest.param(
+            ["list", "--kubeconfig", "/no/such/file"],
+            660,
+            (*SYNCHRONOUS, *OTHER_COMMANDS, "elasticjob_operator.launch"),
+            id="list",
+        ),
+        pytest.param(
+            ["submit", "-f", "/no/such/file"],
+            670,
+            (*SYNCHRONOUS, *OTHER_COMMANDS, "elasticjob_operator.launch.start", "elasticjob_operator.launch.local"),
+            id="submit",
+        ),
+    ],
+)
+def test_a_command_imports_what_it_needs(arguments: list[str], most: int, without: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(arguments=arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode in (0, 2), done.stderr
+    imported = set(json.loads(done.stderr.splitlines()[-1]))
+    assert imported & set(without) == set()
+    assert len(imported) <= most
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_the_group_is_that_of_the_command(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.name == name
+    assert COMMANDS[name].help == ("" if command.hidden else command.get_short_help_str(limit=200))
