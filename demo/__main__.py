@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from demo.interrupt import interruptible
+from demo.page import Page
 from demo.screen import Screen
 from demo.training import History, to_json
 from elasticjob_devcluster import BinariesUnavailable, Cluster, KubeError, NodeSpec
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "default"
 JOBS = f"/apis/elasticjob.dev/v1alpha1/namespaces/{NAMESPACE}/elasticjobs"
 MERGE = "application/merge-patch+json"
+PAGE = ROOT / ".work" / "demo.html"
 CHECKPOINT_EVERY = 5  # steps, if the script has checkpoints
 
 
@@ -51,6 +53,7 @@ class Demo:
         self.epochs = epochs
         self.step_seconds = step_seconds
         self.history = History()
+        self.page = Page()
         self.events: list[dict[str, Any]] = []
         self.status: dict[str, Any] = {}
         self.operator: subprocess.Popen[bytes] | None = None
@@ -114,6 +117,8 @@ class Demo:
         with contextlib.suppress(KubeError, OSError):
             job = kube.get(f"{JOBS}/{self.name}") or {}
             self.status = job.get("status") or {}
+            if self.status:
+                self.page.see(job, time.time())
             items = kube.request("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
             pods = {p["metadata"]["name"]: p["metadata"]["uid"] for p in items if p["spec"].get("nodeName")}
             self.history.read(kube, NAMESPACE, pods)
@@ -187,6 +192,7 @@ class Demo:
         self.wait(lambda: self.status.get("phase") == "Complete", 300, "the job is Complete")
         accuracy = self.accuracy()
         self.book("complete", 2, time.time() - moment, accuracy=accuracy)
+        self.page.write(PAGE, self.cluster.kube.request("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"])
         return self.summary(accuracy)
 
     def settle(self) -> None:
@@ -285,6 +291,7 @@ def main() -> int:
         return 130
     screen.timeline(summary["events"])
     print(to_json(summary), flush=True)
+    screen.say(f"the page of this run: {PAGE} (`kubectl elasticjob dashboard` shows one of a running job)")
     return 0
 
 
