@@ -78,6 +78,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
     [
         ({"on": "moon"}, "on: must be 'local' or 'cluster', not 'moon'"),
         ({"image": None}, "image: is required on a cluster"),
+        ({"on": "local", "template": "small"}, 'template: is for on="cluster"'),
         ({"workers": 0}, "workers: 0: must be a number of pods, or (min, max)"),
         ({"workers": (4, 2)}, "workers: (4, 2): must be"),
         ({"workers": (1, 2, 3)}, "workers: (1, 2, 3): must be"),

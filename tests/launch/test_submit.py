@@ -93,6 +93,31 @@ def test_a_dry_run_shows_both_objects(tmp_path: Path, capsys: pytest.CaptureFixt
     )
 
 
+def test_a_template_gives_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    requirements = tmp_path / "needed.txt"
+    requirements.write_text("click\n")
+    line = ["submit", str(tmp_path / "train.py"), "--template", "small", "--dry-run", "--name", "n"]
+    assert run([*line, "--requirements", str(requirements)]) == 0
+    spec = next(yaml.safe_load_all(capsys.readouterr().out))["spec"]
+    assert spec["templateRef"] == {"kind": "ElasticJobTemplate", "name": "small"}
+    assert "replicas" not in spec
+    (trainer,) = spec["template"]["spec"]["containers"]
+    (installer,) = spec["template"]["spec"]["initContainers"]
+    assert "image" not in trainer
+    assert "image" not in installer, "it gets that of the template's trainer"
+    assert run([*line, "--max", "2", "--image", "mine:1"]) == 0
+    spec = next(yaml.safe_load_all(capsys.readouterr().out))["spec"]
+    assert (spec["elasticPolicy"], spec["template"]["spec"]["containers"][0]["image"]) == ({"maxReplicas": 2}, "mine:1")
+
+
+def test_code_for_a_manifest_that_leaves_its_pods_to_a_template() -> None:
+    manifest = {**build_manifest("n", "i", ["x"]), "spec": {"templateRef": {"name": "small"}}}
+    sent = attach(manifest, Bundle((File("train.py", b"print(1)"),))).manifest["spec"]["template"]["spec"]
+    assert [c["name"] for c in sent["containers"]] == ["worker"]
+    assert sent["containers"][0]["workingDir"] == "/opt/elasticjob/code"
+
+
 def test_a_manifest_can_have_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print(1)")
@@ -109,6 +134,8 @@ def test_a_manifest_can_have_code(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("submit script.py --in-image --code . --image i", "--in-image sends nothing"),
         ("submit python --requirements r.txt --image i", "--requirements: is for code that is sent"),
         ("submit script.py --code gone --image i", "Path 'gone' does not exist"),
+        ("submit other.py --in-image", "--image: is required without --template"),
+        ("submit -f job.yaml --template small", "--template: is for a script: name it in the manifest"),
         ("submit script.py --image i", "script.py: imports helper, which lies beside it"),
         ("submit . --image i", ".: which script of it?"),
         ("submit other.py --code . --image i", "other.py: is not in the code that is sent"),

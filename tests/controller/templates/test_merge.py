@@ -6,12 +6,24 @@ import copy
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elasticjob_operator import api
 from elasticjob_operator.api.podtemplate import trainer_container
 from elasticjob_operator.templates.merge import merge
 
 Spec = dict[str, Any]
+KEYS = (
+    "name",
+    "env",
+    "containers",
+    "spec",
+    "metadata",
+    "annotations",
+    "elasticjob.dev/trainer-container",
+    "rendezvous",
+)
 
 
 def pod(*containers: Spec, **fields: Any) -> Spec:
@@ -180,3 +192,35 @@ def test_requirements_are_installed_in_the_environment_of_the_templates_trainer(
             "securityContext": {"runAsNonRoot": True},
         },
     ]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from(["a", "b", "", "elasticjob-packages"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=25,
+)
+containers = st.lists(
+    st.fixed_dictionaries({"name": st.sampled_from(["a", "b", "elasticjob-packages"])}, optional={"env": values}),
+    max_size=3,
+)
+specs = st.fixed_dictionaries(
+    {},
+    optional={
+        "health": values,
+        "template": values
+        | st.fixed_dictionaries(
+            {"spec": st.fixed_dictionaries({}, optional={"containers": containers, "initContainers": containers})},
+            optional={"metadata": st.fixed_dictionaries({}, optional={"annotations": values})},
+        ),
+    },
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs, specs)
+def test_nothing_that_an_api_server_may_store_is_too_much(template: Spec, job: Spec) -> None:
+    """Whatever it is, it can be merged, and taking the same template again changes nothing."""
+    once = merge(template, job).spec
+    assert merge(template, once).spec == once
+    assert merge(template, {}).spec == template
+    assert merge({}, job).spec == job
