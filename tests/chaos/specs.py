@@ -34,6 +34,7 @@ class Maker:
     def spec(self) -> dict[str, Any]:
         made = self._object(self._schema, 0.35)
         made["template"] = self.template()
+        made.pop("templateRef", None)  # it would wait for a template that nobody makes
         if self._dice.random() < 0.02:
             del made["template"]
         return made

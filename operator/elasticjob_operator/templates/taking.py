@@ -58,10 +58,15 @@ class Refusal:
 
 
 def find_awaited(spec: object, status: api.Status) -> Awaited | None:
-    """The template that a job has still to take. The spec is not nested too deep."""
+    """The template that a job has still to take. The spec is not nested too deep.
+
+    A job that has started takes none any more: servers without CEL let its spec name one later.
+    """
     ref = spec.get("templateRef") if isinstance(spec, Mapping) else None
     name = ref.get("name") if isinstance(ref, Mapping) else None
-    if not isinstance(spec, Mapping) or not isinstance(name, str) or status.template is not None or status.finished:
+    if not isinstance(spec, Mapping) or not isinstance(name, str):
+        return None
+    if status.template is not None or status.start_time is not None or status.finished:
         return None
     return Awaited(name, spec)
 

@@ -151,6 +151,8 @@ def test_a_copy_that_cannot_be_read_leaves_the_job_alone() -> None:
 def test_a_job_without_a_template_asks_for_none() -> None:
     assert make_job().awaited is None
     assert observe_job({**raw_job(), "spec": {"template": TEMPLATE}}).awaited is None
+    started = {**raw_job(api.Status(start_time="2026-01-01T00:00:00Z"))}
+    assert observe_job({**started, "spec": {"templateRef": REF, "template": TEMPLATE}}).spec is not None, "named later"
     done = api.Status(conditions=[api.Condition(type="Complete", status="True")])
     assert observe_job(raw_job(done)).awaited is None
 
