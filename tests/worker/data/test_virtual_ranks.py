@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, Dataset
 
 from elasticjob.data import determinism, streams
@@ -19,6 +22,7 @@ from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.data.virtual_plan import Place, plan_epoch
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat import sharding
 
 
 @given(
@@ -117,6 +121,39 @@ def test_a_parameter_without_a_gradient_has_none() -> None:
     assert model["used"].weight.grad is not None
     assert model["unused"].weight.grad is None
     assert ranks.loss is None, "backward() was not used"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A world of one rank with a process group."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not sharding.has_custom_reduce(), reason="this torch's FSDP2 has no set_custom_reduce_scatter")
+@pytest.mark.usefixtures("alone")
+def test_a_sharded_parameter_without_a_gradient_has_none() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    class FirstOfTwo(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self[0](x)
+            return out
+
+    mesh = init_device_mesh("cpu", (1,))
+    layers = [torch.nn.Linear(3, 1) for _ in range(2)]
+    model = FirstOfTwo(*layers)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    ranks, sampler = make_ranks(model)
+    for micro, batch in sampler.steps(DataLoader(torch.ones(24, 3), batch_sampler=sampler)):  # type: ignore[arg-type]
+        with ranks.turn(micro):
+            ranks.backward(model(batch).mean())
+    assert model[0].weight.grad is not None
+    assert model[1].weight.grad is None, "an optimizer would decay it in a world of one only"
 
 
 class Counting(torch.nn.Module):

@@ -73,6 +73,14 @@ def add_tensors(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.add_(right)
 
 
+def add_present(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
+    """Add in place; a missing tensor counts as zeros. None if both are missing."""
+    if left is not None and right is not None:
+        return left.add_(right)
+    there = left if left is not None else right
+    return None if there is None else there.add_(0.0)
+
+
 def sum_flat(
     mine: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], leaves: int, group: Group = None
 ) -> torch.Tensor:

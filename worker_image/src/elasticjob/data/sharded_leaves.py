@@ -26,7 +26,7 @@ class ShardedLeaves:
         self._place = place
         self._micro: Micro | None = None
         self._parameters = parameters
-        self._sums: list[tree.TreeSum[torch.Tensor]] = []  # in a world of one, of each parameter
+        self._sums: list[tree.TreeSum[torch.Tensor | None]] = []  # in a world of one, of each parameter
         self._alone = place.world_size == 1
         for module in modules:
             module.set_gradient_divide_factor(1.0)
@@ -58,7 +58,7 @@ class ShardedLeaves:
         self._micro = micro
         if micro.turn == 0:
             leaves = self._place.virtual_ranks * micro.parts
-            self._sums = [tree.TreeSum(leaves, tree.add_tensors) for _ in self._parameters]
+            self._sums = [tree.TreeSum(leaves, tree.add_present) for _ in self._parameters]
 
     @property
     def micro(self) -> Micro:
@@ -74,13 +74,12 @@ class ShardedLeaves:
         if not self._alone:
             return
         for parameter, total in zip(self._parameters, self._sums, strict=True):
-            gradient = parameter.grad
-            if gradient is None or not micro.samples:
-                gradient = torch.zeros_like(parameter, requires_grad=False)
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None and not micro.samples:
+                gradient = torch.zeros_like(gradient)
             total.push(gradient, (0, micro.virtual * micro.parts + micro.part))
-            parameter.grad = None
-            if micro.ends_step:
-                parameter.grad = total.total() + 0.0  # no negative zeros, as in larger worlds
+            if micro.ends_step and (whole := total.total()) is not None:
+                parameter.grad = whole + 0.0  # no negative zeros, as in larger worlds
 
     def leaf_of(self, rank: int) -> tuple[int, bool] | None:
         """The leaf that a rank computes in this turn, and whether it has samples; None for a filler."""

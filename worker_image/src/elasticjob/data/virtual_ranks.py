@@ -78,8 +78,8 @@ class VirtualRanks:
     def backward(self, loss: torch.Tensor) -> None:
         """Differentiate the mean loss of the batch. In the last turn of a step, also add up all gradients."""
         micro = self._current()
-        if micro.samples:
-            self._losses[micro.turn] = loss.detach() * micro.scale
+        # A filler's loss counts as 0 even where it is not a number; the sum is then known to be wanted on all ranks.
+        self._losses[micro.turn] = loss.detach() * micro.scale if micro.samples else torch.zeros_like(loss.detach())
         torch.autograd.backward(loss * micro.scale)
         self.finish()
 
@@ -196,14 +196,7 @@ def _find_rank() -> tuple[int, int]:
 
 def _add(left: Gradients, right: Gradients) -> Gradients:
     """Add in place. A gradient that one side lacks counts as zeros."""
-    return [_add_one(one, other) for one, other in zip(left, right, strict=True)]
-
-
-def _add_one(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-    if one is not None and other is not None:
-        return one.add_(other)
-    there = one if one is not None else other
-    return None if there is None else there.add_(0.0)
+    return [tree.add_present(one, other) for one, other in zip(left, right, strict=True)]
 
 
 def _send_from_first(model: torch.nn.Module) -> None:
