@@ -5,6 +5,7 @@ On entering a world the ranks compare their state; if it differs, the most advan
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -79,6 +80,8 @@ class Memory:
             self.sampler.load_state_dict(self._position)
         torch.set_rng_state(self._random)
         self.model_state.optimizer.zero_grad()
+        for extra in self._extras.values():
+            _forget_gradients(extra)
 
     def agree(self, group: Any) -> None:
         """Get the state that all ranks of this world share, and train with it.
@@ -122,3 +125,10 @@ class Memory:
         if self.sampler is not None and value["position"] is not None:
             self.sampler.load_state_dict(value["position"])
         self._position = value["position"]
+
+
+def _forget_gradients(extra: Any) -> None:
+    """A GradScaler refuses to unscale the gradients of one step twice, and the step will be repeated."""
+    if isinstance(extra, torch.amp.GradScaler):
+        with contextlib.suppress(AssertionError):  # it has not scaled anything yet
+            extra.update(extra.get_scale())  # the same scale; its count of good steps stays too

@@ -84,7 +84,8 @@ class Session:
         groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout)
         client = control.connect() if self._may_keep_memory() else None
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
-        self._worlds.enter_first(alone=build is not None)  # shards need a group, even with one rank
+        # Shards need a group even with one rank, and so does what `on_world` creates.
+        self._worlds.enter_first(alone=build is not None or on_world is not None)
 
     @staticmethod
     def _may_keep_memory() -> bool:
@@ -156,6 +157,9 @@ class Session:
             torch.autograd.backward(loss * self.scale)
         else:
             self._memory.virtual.backward(loss)
+        if self.ends_step:
+            # All gradients are here. What follows changes objects that a broken step does not take back, in no time.
+            self._worlds.interrupter.allowed = False
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The remaining batches of this epoch, across changes of the world."""
