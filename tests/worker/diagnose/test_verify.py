@@ -104,6 +104,27 @@ def test_a_generator_of_its_own_is_found(tmp_path: Path) -> None:
     assert [(one["verdict"], one["phase"]) for one in said] == [("equal", ""), ("different", "data")]
 
 
+def test_a_script_without_a_session_is_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time, elasticjob\n"
+        "for step in range(1, 1000):\n"
+        "    elasticjob.report(step=step, loss=1.0 / step)\n"
+        "    time.sleep(0.02)\n"
+    )
+    code, said = verify("--sizes", "1", "--steps", "20", "--kills", "1", str(script))
+    assert (code, [one["verdict"] for one in said]) == (0, ["equal", "close"]), said
+
+
+def test_a_script_that_fails_is_not_started_for_ever(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EXAMPLE.read_text().replace("    session.close()", "    raise OSError('the disk is full')"))
+    code, said = verify("--sizes", "2", "--steps", "100", "--kills", "1", str(script), "--epochs", "1")
+    assert code == 1
+    assert [one["verdict"] for one in said] == ["different"]
+    assert "the disk is full" in said[0]["text"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [(("--sizes", "two", "x.py"), "--sizes two"), (("--steps", "0", "x.py"), "at least 1"), (("no.py",), "not a file")],

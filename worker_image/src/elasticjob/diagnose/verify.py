@@ -7,27 +7,57 @@ phase of each step. A script without virtual ranks is compared by the losses tha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from elasticjob import env
 from elasticjob.diagnose.verify_compare import Curve, Finding, compare, read_curve
-from elasticjob.diagnose.verify_worlds import WorldFailedError, Worlds, plan_kills, read_lines
+from elasticjob.diagnose.verify_worlds import Lines, WorldFailedError, Worlds, count_steps, plan_kills
+from elasticjob.launch.fork_server import ForkServer
 
 
-def run(name: str, command: Sequence[str], folder: Path, size: int, kills: int, args: argparse.Namespace) -> Curve:
+def run(
+    server: ForkServer, name: str, command: Sequence[str], folder: Path, size: int, kills: int, args: argparse.Namespace
+) -> Curve:
     """Run the script in a world of this size until it has made enough steps, and read what it wrote."""
     plan = plan_kills(args.seed, size, args.steps, kills)
-    with Worlds(command, folder, args.timeout) as worlds:
+    trace = folder / "trace"
+    trace.mkdir(parents=True)
+    lines = Lines(trace)
+    with Worlds(
+        server, command, folder, lambda: count_steps(lines.read()), args.timeout, {env.TRACE: str(trace)}
+    ) as worlds:
         worlds.start(size)
         for step, rank, after in plan:
             if worlds.wait_for(step):
-                worlds.kill(rank, after)
+                worlds.change(after, kill=[rank])
         worlds.wait_for(args.steps)
-    return read_curve(name, read_lines(folder))
+    return read_curve(name, lines.read(), worlds.restarts)
+
+
+@contextlib.contextmanager
+def start_server(command: Sequence[str]) -> Iterator[ForkServer]:
+    """What starts the processes: the imports of the script are made once, and what they print is not shown."""
+    server = ForkServer()
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with Path(os.devnull).open("w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+        try:
+            server.fork(command)
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -72,11 +102,11 @@ def main(arguments: Sequence[str]) -> int:
         runs.append((f"world of {max(sizes)} with {args.kills} kills", max(sizes), args.kills))
     findings: list[Finding] = []
     first: Curve | None = None
-    with tempfile.TemporaryDirectory(prefix="elasticjob-verify-") as name:
+    with start_server(command) as server, tempfile.TemporaryDirectory(prefix="elasticjob-verify-") as name:
         for number, (what, size, kills) in enumerate(runs):
             folder = Path(name, str(number))
             try:
-                curve = run(what, command, folder, size, kills, args)
+                curve = run(server, what, command, folder, size, kills, args)
             except WorldFailedError as error:
                 output = (folder / "output").read_text(errors="replace").strip()[-1500:]
                 findings.append(Finding(what, "different", f"failed: {error}. Its output ends with:\n{output}"))

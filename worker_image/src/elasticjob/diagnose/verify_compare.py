@@ -30,6 +30,7 @@ class Curve:
     name: str
     steps: dict[StepKey, dict[str, set[tuple[int, Any]]]] = field(default_factory=dict)  # by phase: (leaf, digest)
     reported: dict[int, dict[str, float]] = field(default_factory=dict)  # losses by step and process
+    restarts: int = 0  # processes that ended with an error after a kill, and were started again
 
     @property
     def complete(self) -> int:
@@ -37,9 +38,9 @@ class Curve:
         return sum("buffers" in phases for phases in self.steps.values())
 
 
-def read_curve(name: str, lines: Iterable[Mapping[str, Any]]) -> Curve:
+def read_curve(name: str, lines: Iterable[Mapping[str, Any]], restarts: int = 0) -> Curve:
     """Sort the lines of all processes of a run. Each has a `process`."""
-    curve = Curve(name)
+    curve = Curve(name, restarts=restarts)
     for line in lines:
         if "reported" in line:
             curve.reported.setdefault(int(line["step"]), {})[str(line["process"])] = float(line["reported"])
@@ -77,7 +78,10 @@ def compare(first: Curve, other: Curve, tolerance: float, steps: int) -> Finding
                 text += ", which is not the same on all ranks" if _is_divided(b) else ""
                 return Finding(other.name, "different", text, number, phase)
     if common:
-        return Finding(other.name, "equal", f"the same bits in {len(common)} steps", len(common))
+        text = f"the same bits in {len(common)} steps"
+        if other.restarts:
+            text += f"; after the kills, {other.restarts} processes ended with an error and were started again"
+        return Finding(other.name, "equal", text, len(common))
     return _compare_reported(first, other, tolerance, steps)
 
 
