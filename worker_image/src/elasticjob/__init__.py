@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from elasticjob.context.context import current as current
     from elasticjob.context.setup import World as World
     from elasticjob.context.setup import init as init
+    from elasticjob.data.batch_growth import BatchGrowth as BatchGrowth
     from elasticjob.data.samplers import ElasticDistributedSampler as ElasticDistributedSampler
     from elasticjob.data.samplers import learning_rate_factor as learning_rate_factor
     from elasticjob.data.samplers import scale_learning_rate as scale_learning_rate
@@ -55,6 +56,7 @@ _HOME = {
     "send": "collectives.point_to_point",
     "Context": "context.context",
     "current": "context.context",
+    "BatchGrowth": "data.batch_growth",
     "ElasticDistributedSampler": "data.samplers",
     "learning_rate_factor": "data.samplers",
     "scale_learning_rate": "data.samplers",

@@ -109,3 +109,11 @@ def find_samples(batch: int, virtual_ranks: int, virtual: int, part: int, parts:
     start, stop = split_share(batch, virtual_ranks, virtual)
     low, high = split_share(stop - start, parts, part)
     return start + low, start + high
+
+
+def find_leaf_sizes(batch: int, virtual_ranks: int, parts: int) -> list[int]:
+    """The samples of each leaf that has any."""
+    spans = (
+        find_samples(batch, virtual_ranks, leaf // parts, leaf % parts, parts) for leaf in range(virtual_ranks * parts)
+    )
+    return [stop - start for start, stop in spans if stop > start]

@@ -25,9 +25,10 @@ import torch.distributed as dist
 
 from elasticjob.collectives import tree
 from elasticjob.data import determinism, streams, traces
+from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.buffers import SharedBuffers
 from elasticjob.data.sharded_leaves import ShardedLeaves
-from elasticjob.data.virtual_plan import Micro, Place
+from elasticjob.data.virtual_plan import Micro, Place, find_leaf_sizes
 from elasticjob.errors import ConfigurationError
 
 Gradients = list[torch.Tensor | None]
@@ -40,8 +41,10 @@ class VirtualRanks:
     ranks, and for a DistributedDataParallel, which would add the gradients by itself.
     """
 
-    def __init__(self, model: torch.nn.Module, sampler: Any, *, send: bool = True) -> None:
-        """`send=False`: the parameters are already the same on all ranks."""
+    def __init__(
+        self, model: torch.nn.Module, sampler: Any, *, growth: BatchGrowth | None = None, send: bool = True
+    ) -> None:
+        """`growth` learns what the gradients are like. `send=False`: the parameters are already equal on all ranks."""
         if getattr(sampler, "virtual_ranks", None) is None:
             raise ConfigurationError("VirtualRanks needs a sampler with virtual_ranks=.")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -64,6 +67,10 @@ class VirtualRanks:
         self._micro: Micro | None = None  # whose turn it is
         self._position = (0, 0)  # of its gradient in the tree
         self._losses: dict[int, torch.Tensor] = {}
+        self._squares: dict[int, torch.Tensor] = {}  # by turn: the squared norm of the gradient, if it is wanted
+        self._growth = growth if growth is not None and growth.measures else None
+        if self._growth is not None and self._sharded is not None:
+            raise ConfigurationError("rule='adascale' does not work with a sharded model: use linear or sqrt.")
         self._tree: tree.TreeSum[Gradients] = tree.TreeSum(0, _add)
 
     @contextlib.contextmanager
@@ -88,12 +95,13 @@ class VirtualRanks:
     def begin(self, micro: Micro) -> None:
         """Begin a turn."""
         if micro.turn == 0:
-            self._losses = {}
+            self._losses, self._squares = {}, {}
             self._tree = tree.TreeSum(self._place.virtual_ranks * micro.parts, _add)
         leaf = micro.virtual * micro.parts + micro.part
         self._position = (0, leaf)
         # autograd adds to the gradient of the left sibling, if that is here: it costs less while the new one is cached.
-        left = self._tree.pop_left((0, leaf)) if micro.samples and not self._trace.active else None
+        alone = self._trace.active or self._growth is not None  # somebody wants to see the new one by itself
+        left = self._tree.pop_left((0, leaf)) if micro.samples and not alone else None
         if left is not None:
             self._position = (1, leaf // 2)
         for index, parameter in enumerate(self._parameters):
@@ -111,6 +119,8 @@ class VirtualRanks:
         if micro is None:
             return
         self._trace.compute(micro, self._parameters)
+        if self._growth is not None and micro.samples:
+            self._squares[micro.turn] = self._find_square() / micro.scale**2
         if micro.virtual == 0 and micro.part == micro.parts - 1:
             self.buffers.keep()
         if self._sharded is not None:
@@ -149,24 +159,33 @@ class VirtualRanks:
     def _add_up(self, micro: Micro) -> None:
         """Add the gradients and the losses of all turns of all ranks."""
         spans = self._place.spans(micro.parts)
-        losses = self._add_losses(*spans[self._place.rank], spans[-1][1])
+        scalars = self._add_scalars(*spans[self._place.rank], spans[-1][1])
         if self._sharded is not None:
-            total = losses[0] if tree.is_alone() else tree.sum_flat(losses, spans, spans[-1][1])
+            total = scalars[0] if tree.is_alone() else tree.sum_flat(scalars, spans, spans[-1][1])
         elif tree.is_alone():
-            total = losses[0]
+            total = scalars[0]
             for parameter, gradient in zip(self._parameters, self._tree.total(), strict=True):
                 # Other worlds have views of a flat tensor: what reads them in the order of memory must see the same.
                 parameter.grad = None if gradient is None else gradient.contiguous().add_(0.0)
         else:
-            total = self._exchange(spans, losses)
+            total = self._exchange(spans, scalars)
         self.loss = float(total[0].item()) if self._losses else None
+        if self._growth is not None:
+            sizes = find_leaf_sizes(micro.batch, self._place.virtual_ranks, micro.parts)
+            small_batch = len(sizes) / sum(1 / size for size in sizes)
+            self._growth.observe(total[1].item() / len(sizes), self._find_square().item(), small_batch, micro.batch)
 
-    def _exchange(self, spans: list[tuple[int, int]], losses: list[torch.Tensor]) -> torch.Tensor:
-        """Add the gradients of all ranks, bucket by bucket, and the losses with them, which are returned."""
+    def _find_square(self) -> torch.Tensor:
+        """The squared norm of the gradient."""
+        norms = [torch.linalg.vector_norm(one.grad) for one in self._parameters if one.grad is not None]
+        return torch.stack(norms).square().sum() if norms else torch.zeros((), device=self._parameters[0].device)
+
+    def _exchange(self, spans: list[tuple[int, int]], scalars: list[torch.Tensor]) -> torch.Tensor:
+        """Add the gradients of all ranks, bucket by bucket, and the scalars with them, which are returned."""
         nodes = [gradients for _, gradients in self._tree.nodes] or [[None] * len(self._parameters)]
         # Which parameters have a gradient at all is added too: no rank knows it of the others.
-        flags = [losses[0].new_tensor([float(one is not None) for one in gradients]) for gradients in nodes]
-        rows = [torch.cat(pair) for pair in zip(losses, flags, strict=True)]
+        flags = [scalars[0].new_tensor([float(one is not None) for one in gradients]) for gradients in nodes]
+        rows = [torch.cat(pair) for pair in zip(scalars, flags, strict=True)]
         shapes = [*(parameter.detach() for parameter in self._parameters), rows[0]]
         sums: dict[int, torch.Tensor] = {}
         for bucket in tree.make_buckets(shapes):
@@ -175,19 +194,20 @@ class VirtualRanks:
             flat = [tree.pack([one[index] for index in bucket], likes, self._place.world_size) for one in whole]
             sums |= zip(bucket, tree.unpack(tree.sum_flat(flat, spans, spans[-1][1]), likes), strict=True)
         total = sums.pop(len(self._parameters))
-        present = total[1:].tolist()
+        present = total[scalars[0].numel() :].tolist()
         for index, parameter in enumerate(self._parameters):
             parameter.grad = sums[index] if present[index] else None
         return total
 
-    def _add_losses(self, first: int, last: int, leaves: int) -> list[torch.Tensor]:
-        """The losses of this rank's nodes."""
-        nothing = torch.zeros(1, device=self._parameters[0].device)
-        losses: tree.TreeSum[torch.Tensor] = tree.TreeSum(leaves, tree.add_tensors)
+    def _add_scalars(self, first: int, last: int, leaves: int) -> list[torch.Tensor]:
+        """The losses of this rank's nodes, and the squared norms if they are wanted."""
+        sources = [self._losses] if self._growth is None else [self._losses, self._squares]
+        nothing = torch.zeros((), device=self._parameters[0].device)
+        scalars: tree.TreeSum[torch.Tensor] = tree.TreeSum(leaves, tree.add_tensors)
         for leaf in range(first, last):
-            value = self._losses.get(leaf - first)
-            losses.push(nothing.clone() if value is None else value.float().reshape(1).clone(), (0, leaf))
-        return [value for _, value in losses.nodes] or [nothing]
+            values = torch.stack([source.get(leaf - first, nothing).float().reshape(()) for source in sources])
+            scalars.push(values, (0, leaf))
+        return [value for _, value in scalars.nodes] or [nothing.new_zeros(len(sources))]
 
 
 def _find_rank() -> tuple[int, int]:

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.channel import control
+from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, WorldLostError
@@ -50,7 +51,8 @@ class Session:
     model survive a loss. By default all ranks share one copy.
 
     If the sampler has `virtual_ranks`, parameters after each step are bitwise the same in worlds of any size, and
-    `backward(loss)` replaces `loss.backward()` (see `VirtualRanks`).
+    `backward(loss)` replaces `loss.backward()` (see `VirtualRanks`). `growth` fits the learning rate to a larger batch
+    (see `BatchGrowth`).
 
     `on_world(session)` is called on all ranks of each new world, before training starts: the place to create objects
     that belong to one world, such as a `Checkpointer`. If `session.committed` is -1 there, no rank has a state: load
@@ -69,12 +71,14 @@ class Session:
         build: Build | None = None,
         shards: int | None = None,
         on_world: Callable[[Session], None] | None = None,
+        growth: BatchGrowth | None = None,
         **extras: Any,
     ) -> None:
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
         self._model_state = _make_model_state(model, optimizer, build, shards, hooks, not self._is_virtual)
-        self._memory = Memory(self._model_state, sampler, extras)
+        self._growth = growth
+        self._memory = Memory(self._model_state, sampler, extras if growth is None else {**extras, "growth": growth})
         self.sampler = sampler
         self._on_world = on_world
         self._micro: Any = None
@@ -266,7 +270,7 @@ class Session:
         """Call `on_world`, for example to load a checkpoint."""
         if self._is_virtual:
             fixed = not self._worlds.can_change
-            self._memory.virtual = VirtualRanks(self.model, self.sampler, send=fixed)
+            self._memory.virtual = VirtualRanks(self.model, self.sampler, growth=self._growth, send=fixed)
         if self._on_world is None:
             return
         before = self.committed
