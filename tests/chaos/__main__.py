@@ -112,6 +112,7 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--session-histories", type=int, default=100)
     parser.add_argument("--curve-histories", type=int, default=200)
+    parser.add_argument("--curve-agent-histories", type=int, default=30, help="more, in which agents make the changes")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
     parser.add_argument("--minutes", type=float, default=5.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
@@ -125,7 +126,8 @@ def main() -> int:
         reports = [run_model(args.seed)] if "model" in suites else []
         reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
         reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
-        reports += [curve.run(args.seed, args.curve_histories, directory)] if "curve" in suites else []
+        if "curve" in suites:
+            reports.append(curve.run(args.seed, args.curve_histories, args.curve_agent_histories, directory))
         if "tenants" in suites:
             reports.append(tenants.run(tenants.Plan(args.seed, hostile_seconds=args.minutes * 60), directory))
         if set(ON_CLUSTER) & set(suites):

@@ -3,13 +3,18 @@
 A history is a schedule of `chaos.sessions`, with kills, over the model that its seed names: a CNN with batch norm,
 dropout and augmentation, a transformer, or the same sharded by FSDP2. Every rank writes a hash of parameters, buffers
 and optimizer after each step, and the loss. The reference is a world of four that runs without an agent.
+
+Here the changes are made by real agents, whose part takes most of the time. `curve_worlds` leaves it out.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +23,7 @@ from chaos.sessions import PATIENCE, Stage, make_schedule
 from chaos.trials import Report
 from worker.fake_hub import FakeHub
 from worker.fake_pods import Pods, Steps
-from worker.gang_helper import run_gang
+from worker.gang_helper import clean_environment, run_gang
 
 PROGRAM = Path(__file__).resolve().parents[1] / "worker/programs/ej_curve.py"
 MODELS = ("cnn", "transformer", "fsdp")
@@ -90,19 +95,38 @@ def _has_reached(step: int, lines: Sequence[Mapping[str, Any]]) -> bool:
     return bool(lines) and lines[-1]["step"] >= step
 
 
-def run(seed: int, histories: int, directory: Path) -> Report:
-    """Histories of consecutive seeds; repeat a run with `--only curve --seed N`."""
+def run_worlds(*arguments: str) -> Iterator[dict[str, Any]]:
+    """What `chaos.curve_worlds` says of each history. It is a process of its own because it forks."""
+    command = [sys.executable, "-m", "chaos.curve_worlds", *arguments]
+    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                yield json.loads(line)
+        except BaseException:
+            process.kill()  # its children die with it
+            raise
+    if process.returncode not in (0, 1):
+        raise RuntimeError(f"{command} ended with {process.returncode}")
+
+
+def run(seed: int, histories: int, with_agents: int, directory: Path) -> Report:
+    """Histories of consecutive seeds, without agents and with them; repeat a run with `--only curve --seed N`."""
     report, began = Report("curve", seed), time.monotonic()
-    references = References(directory)
-    for number in range(seed, seed + histories):
-        faults, wrong = run_trial(number, 5, 200, references, directory)
+
+    def note(number: int, what: str, faults: int, wrong: Sequence[str]) -> None:
         report.histories += 1
         report.faults += faults
         report.violations += wrong
-        print(
-            f"{'WRONG' if wrong else 'ok':5} seed {number}, {MODELS[number % len(MODELS)]}: {faults} changes",
-            flush=True,
-        )
+        print(f"{'WRONG' if wrong else 'ok':5} seed {number}, {what}: {faults} changes", flush=True)
+
+    for found in run_worlds("--seed", str(seed), "--histories", str(histories)):
+        where = f"seed {found['seed']}, {found['model']}, {found['changes']}"
+        note(found["seed"], found["model"], len(found["changes"]), [f"{where}: {one}" for one in found["violations"]])
+    references = References(directory)
+    for number in range(seed, seed + with_agents):
+        faults, wrong = run_trial(number, 5, 200, references, directory)
+        note(number, f"{MODELS[number % len(MODELS)]} with agents", faults, wrong)
     report.seconds = time.monotonic() - began
     print("\n".join([*report.violations, report.line()]), flush=True)
     return report

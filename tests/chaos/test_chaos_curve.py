@@ -7,9 +7,33 @@ from typing import Any
 
 import pytest
 
-from chaos.curve import References, check, run_trial
+from chaos.curve import References, check, run_trial, run_worlds
+from chaos.curve_worlds import plan
+from elasticjob.torchcompat import sharding
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+@pytest.mark.skipif(not sharding.has_custom_reduce(), reason="this torch's FSDP2 has no set_custom_reduce_scatter")
+def test_any_schedule_gives_the_same_curve_in_worlds_without_agents() -> None:
+    found = list(run_worlds("--seed", "2", "--histories", "2", "--steps", "24", "--changes", "3"))
+    assert [one["model"] for one in found] == ["fsdp", "cnn"]
+    assert [one["violations"] for one in found] == [[], []]
+    assert all(one["worlds"] > 1 and one["lines"] >= 24 for one in found)
+
+
+def test_plans_differ_and_fit() -> None:
+    plans = [plan(seed, 200) for seed in range(200)]
+    assert len({one.events for one in plans}) == 200
+    assert {one.size for one in plans} == {1, 2, 3, 4}
+    assert {event.kind for one in plans for _, event in one.events} >= {
+        "kill",
+        "kill-two",
+        "kill-all",
+        "grow",
+        "shrink",
+    }
+    assert all(0 < step < 195 for one in plans for step, _ in one.events)
 
 
 @pytest.mark.parametrize(

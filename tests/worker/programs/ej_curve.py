@@ -12,18 +12,21 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import fsdp  # here: worlds that are forked share the import
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
 import elasticjob
+from elasticjob import BatchGrowth, Checkpointer, ElasticDistributedSampler, Session, VirtualRanks
 
-SAMPLES, GLOBAL_BATCH, VIRTUAL_RANKS = 232, 24, 8  # the last batch of an epoch is smaller
+SAMPLES, GLOBAL_BATCH, VIRTUAL_RANKS = 218, 24, 8  # the last batch of an epoch has 2 samples: some ranks have none
 
 
 class Images(Dataset[tuple[torch.Tensor, int]]):
@@ -86,24 +89,81 @@ def make_model(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def build(mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    from torch.distributed.fsdp import fully_shard
-
     torch.manual_seed(1)
     model = Transformer()
     for layer in model.body:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fsdp.fully_shard(layer, mesh=mesh)
+    fsdp.fully_shard(model, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-def hash_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+class Extras:
+    """What else belongs to the training of a model that is not sharded, and its step."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, sampler: Any) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._growth: BatchGrowth | None = None
+        if isinstance(model, Transformer):
+            self._growth = BatchGrowth(optimizer, sampler, reference_batch_size=4, rule="adascale")
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+        # It soon exceeds what a float can hold: steps are skipped, and the scale goes up and down.
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, growth_interval=3)
+        average = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
+        self.averages = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+
+    def named(self) -> dict[str, Any]:
+        named = {"scheduler": self.scheduler, "scaler": self.scaler, "averages": self.averages}
+        return named | ({"growth": self._growth} if self._growth else {})
+
+    def step(self) -> None:
+        self.scaler.unscale_(self._optimizer)
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
+        self._optimizer.zero_grad()
+        self.scheduler.step()
+        self.averages.update_parameters(self._model)
+
+    def values(self) -> list[Any]:
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        grown = [self._growth.gain, self._growth.progress] if self._growth else []
+        return [*self.averages.state_dict().values(), self.scaler.get_scale(), *rates, *grown]
+
+
+def hash_state(model: nn.Module, optimizer: torch.optim.Optimizer, more: Sequence[Any] = ()) -> str:
     """Of the whole state, gathered if it is sharded: a separate collective."""
     digest = hashlib.sha256()
     slots = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
-    for value in [*model.parameters(), *model.buffers(), *slots]:
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else torch.as_tensor(value)
+    values = [*model.parameters(), *model.buffers(), *slots]
+    shards = [value for value in values if hasattr(value, "to_local")]
+    wholes = iter(gather(shards) if shards else [])
+    for value in [*values, *more]:
+        whole = next(wholes) if hasattr(value, "to_local") else torch.as_tensor(value)
         digest.update(whole.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def gather(values: list[Any]) -> list[torch.Tensor]:
+    """Whole tensors from shards of their rows, with one collective: `full_tensor()` makes one for each."""
+    mesh = values[0].device_mesh
+    group = mesh.get_group(mesh.ndim - 1)
+    size = dist.get_world_size(group)
+    # As torch.chunk does: equal shares but the last.
+    lengths = [[part.numel() for part in split(torch.empty(value.shape), size)] for value in values]
+    mine = torch.cat([value.to_local().detach().reshape(-1) for value in values])
+    longest = max(sum(one[rank] for one in lengths) for rank in range(size))
+    rows = [mine.new_empty(longest) for _ in range(size)]
+    dist.all_gather(rows, torch.cat([mine, mine.new_zeros(longest - mine.numel())]), group=group)
+    parts = []
+    for rank, row in enumerate(rows):
+        counts = [one[rank] for one in lengths]
+        parts.append(torch.split(row, [*counts, longest - sum(counts)]))
+    return [torch.cat([part[index] for part in parts]) for index in range(len(values))]
+
+
+def split(value: torch.Tensor, size: int) -> list[torch.Tensor]:
+    parts = list(value.chunk(size))
+    return [*parts, *[value[:0]] * (size - len(parts))]
 
 
 class Log:
@@ -118,41 +178,47 @@ class Log:
 
 
 def train_session(args: argparse.Namespace, data: Any, log: Log) -> None:
-    sampler = elasticjob.ElasticDistributedSampler(data, global_batch_size=GLOBAL_BATCH, virtual_ranks=VIRTUAL_RANKS)
+    sampler = ElasticDistributedSampler(data, global_batch_size=GLOBAL_BATCH, virtual_ranks=VIRTUAL_RANKS)
     loader = DataLoader(data, batch_sampler=sampler)
-    checkpoint: elasticjob.Checkpointer | None = None
+    checkpoint: Checkpointer | None = None
 
-    def on_world(here: elasticjob.Session) -> None:
+    def on_world(here: Session) -> None:
         nonlocal checkpoint
-        checkpoint = elasticjob.Checkpointer(args.checkpoints, here.model, here.optimizer, sampler=sampler)
+        if args.save_every == 0:
+            return
+        others = extras.named() if extras else {}
+        checkpoint = Checkpointer(args.checkpoints, here.model, here.optimizer, sampler=sampler, **others)
         if here.committed < 0:  # nobody in this world has a state
             here.committed = checkpoint.restore() - 1
 
-    more: dict[str, Any] = {"build": build, "shards": 2, "on_world": on_world}
+    more: dict[str, Any] = {"build": build, "shards": 2}
+    extras: Extras | None = None
     if args.model != "fsdp":
         model, optimizer = make_model(args.model)
         torch.manual_seed(os.getpid())  # newcomers differ until they get the state
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-        more = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    session = elasticjob.Session(sampler=sampler, **more)
+        extras = Extras(model, optimizer, sampler)
+        more = {"model": model, "optimizer": optimizer, **extras.named()}
+    session = Session(sampler=sampler, on_world=on_world, **more)
     for epoch in range(sampler.epoch, 1_000_000):
         sampler.set_epoch(epoch)
         for inputs, labels in session.batches(loader):
             line: dict[str, Any] = {}
             with session.step():
-                session.backward(nn.functional.cross_entropy(session.model(inputs), labels))
+                loss = nn.functional.cross_entropy(session.model(inputs), labels)
+                session.backward(extras.scaler.scale(loss) if extras else loss)
                 if session.ends_step:
-                    if args.model != "fsdp":
-                        torch.nn.utils.clip_grad_norm_(session.model.parameters(), 1.0)
-                    session.optimizer.step()
-                    session.optimizer.zero_grad()
-                    if args.model != "fsdp":
-                        more["scheduler"].step()
                     made = session.committed + 2
                     line = {"step": made - 1, "generation": session.generation, "rank": session.rank}
                     line |= {"world": session.world_size, "loss": session.loss}
-                    line["hash"] = hash_state(session.model, session.optimizer)
-                    if checkpoint is not None and made % 10 == 0:
+                    if extras:
+                        assert session.loss is not None
+                        line["loss"] = session.loss / extras.scaler.get_scale()
+                        extras.step()
+                    else:
+                        session.optimizer.step()
+                        session.optimizer.zero_grad()
+                    line["hash"] = hash_state(session.model, session.optimizer, extras.values() if extras else ())
+                    if checkpoint is not None and made % args.save_every == 0:
                         checkpoint.save(made)
             if line and session.committed == line["step"]:
                 log.write(**line)
@@ -169,23 +235,25 @@ def train_session(args: argparse.Namespace, data: Any, log: Log) -> None:
 def train_restarts(args: argparse.Namespace, data: Any, log: Log) -> None:
     with elasticjob.init(threads=1) as world:
         model, optimizer = make_model(args.model)
-        sampler = elasticjob.ElasticDistributedSampler(
+        sampler = ElasticDistributedSampler(
             data, global_batch_size=GLOBAL_BATCH, virtual_ranks=VIRTUAL_RANKS, micro_batch_size=2
         )
-        checkpoint = elasticjob.Checkpointer(args.checkpoints, model, optimizer, sampler=sampler)
+        extras = Extras(model, optimizer, sampler)
+        checkpoint = Checkpointer(args.checkpoints, model, optimizer, sampler=sampler, **extras.named())
         step = checkpoint.restore()
-        ranks = elasticjob.VirtualRanks(model, sampler)
+        ranks = VirtualRanks(model, sampler, growth=extras.named().get("growth"))
         loader = DataLoader(data, batch_sampler=sampler, num_workers=args.workers)
         while step < args.steps:
             for micro, (inputs, labels) in sampler.steps(loader):
                 with ranks.turn(micro):
-                    ranks.backward(nn.functional.cross_entropy(model(inputs), labels))
+                    ranks.backward(extras.scaler.scale(nn.functional.cross_entropy(model(inputs), labels)))
                 if not micro.ends_step:
                     continue
-                optimizer.step()
-                optimizer.zero_grad()
-                line = {"step": step, "rank": world.rank, "world": world.world_size, "loss": ranks.loss}
-                log.write(**line, generation=world.generation, hash=hash_state(model, optimizer))
+                assert ranks.loss is not None
+                line: dict[str, Any] = {"step": step, "rank": world.rank, "world": world.world_size}
+                line["loss"] = ranks.loss / extras.scaler.get_scale()
+                extras.step()
+                log.write(**line, generation=world.generation, hash=hash_state(model, optimizer, extras.values()))
                 step += 1
                 if step in args.save_at:
                     checkpoint.save(step, wait=True)
@@ -202,6 +270,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--restarts", action="store_true")
+    parser.add_argument("--save-every", type=int, default=10, help="in a session; 0: never")
     parser.add_argument("--save-at", type=int, nargs="*", default=[])
     parser.add_argument("--workers", type=int, default=0, help="of the data loader, with --restarts")
     args = parser.parse_args()
