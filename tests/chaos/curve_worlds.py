@@ -113,7 +113,7 @@ class Runs:
             try:
                 worlds.start(history.size)
                 for step, event in history.events:
-                    if worlds.wait_for(step):
+                    if worlds.wait_for(step) and not worlds.is_ending:
                         done.append(f"{event} at {step}")
                         act(worlds, event)
                 worlds.wait_for(self._steps + 1)  # they end by themselves

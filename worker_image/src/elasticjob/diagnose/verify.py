@@ -35,7 +35,7 @@ def run(
     ) as worlds:
         worlds.start(size)
         for step, rank, after in plan:
-            if worlds.wait_for(step):
+            if worlds.wait_for(step) and not worlds.is_ending:
                 worlds.change(after, kill=[rank])
         worlds.wait_for(args.steps)
     return read_curve(name, lines.read(), worlds.restarts)

@@ -74,6 +74,7 @@ class Worlds:
         self._processes: list[Process] = []  # by rank
         self._idle: set[int] = set()  # pids
         self._stores: list[Any] = []
+        self._has_ended = False  # a rank that is no longer here has come to the end of the script
         self._excused = 0  # how many processes may still end with an error
         (folder / "dir").mkdir(parents=True)
         self._control = control.Server(self._on_message)
@@ -93,6 +94,11 @@ class Worlds:
     def size(self) -> int:
         """The number of ranks."""
         return len(self._processes)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a rank has come to the end of the script. The world should not change any more."""
+        return self._has_ended or any(process.poll() == 0 for process in self._processes)
 
     def start(self, size: int) -> None:
         """The first world, or one that nobody has survived to."""
@@ -126,7 +132,7 @@ class Worlds:
             self._call_over([*staying, *leaving], announced=False)
         self._wait(lambda: all(self._has_left(one) for one in (*staying, *leaving)), "the ranks to leave their world")
         self._kill(leaving)
-        self._form(size, [*staying, *joining])
+        self._form(size, staying, joining)
 
     def wait_for(self, steps: int) -> bool:
         """Wait until this many steps were made. False if the script ended before, without an error."""
@@ -146,12 +152,14 @@ class Worlds:
             time.sleep(_POLL)
         return True
 
-    def _form(self, size: int, members: Sequence[Process]) -> None:
-        """A world of those of the members that have not ended, and of new ones."""
-        failed = [one for one in members if one.poll()]
-        self._excuse(failed)
-        self._processes = [one for one in members if one.poll() is None]
-        if all(one.poll() != 0 for one in members):  # otherwise the script is over
+    def _form(self, size: int, staying: Sequence[Process], joining: Sequence[Process]) -> None:
+        """A world of those that have not ended, and of new ones unless the script is over."""
+        self._excuse([one for one in (*staying, *joining) if one.poll()])
+        self._has_ended = self.is_ending
+        if self._has_ended:
+            self._kill(joining)
+        self._processes = [one for one in (*staying, *joining) if one.poll() is None]
+        if not self._has_ended:
             self._processes += self._join(size - len(self._processes))
         self._begin()
         for rank, process in enumerate(self._processes):
