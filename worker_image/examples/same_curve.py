@@ -69,6 +69,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--virtual-ranks", type=int, default=8)
+    parser.add_argument(
+        "--reference-batch", type=int, help="the batch for which the learning rate was chosen, if not 32"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -77,7 +80,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     sampler = elasticjob.ElasticDistributedSampler(data, global_batch_size=32, virtual_ranks=args.virtual_ranks)
     loader = DataLoader(data, batch_sampler=sampler)
-    session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler)
+    growth = None
+    if args.reference_batch:  # multiply the learning rate by what the batch of 32 is measured to gain
+        reference = args.reference_batch
+        growth = elasticjob.BatchGrowth(optimizer, sampler, reference_batch_size=reference, rule="adascale")
+    session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler, growth=growth)
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)
         for images, labels in session.batches(loader):
@@ -90,7 +97,8 @@ def main() -> None:
                     optimizer.zero_grad()
             if session.committed > before:
                 say("step", session, loss=session.loss)
-                elasticjob.report(step=session.committed + 1, loss=session.loss)
+                metrics = {"loss": session.loss} | ({"gain": growth.gain} if growth else {})
+                elasticjob.report(step=session.committed + 1, **metrics)
     say("done", session, digest=digest(model))
     session.close()
 
