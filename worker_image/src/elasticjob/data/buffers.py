@@ -96,7 +96,8 @@ class SharedBuffers:
                 if getattr(module, name) is not tensor:
                     setattr(module, name, tensor)
                 tensor.copy_(values[index])
-                self._counts[index] = versions.count_changes(tensor)
+                if tensor.numel() > SMALL:
+                    self._counts[index] = versions.count_changes(tensor)
 
     def _read(self, index: int) -> torch.Tensor:
         module, name = self._slots[index]
@@ -108,9 +109,10 @@ class SharedBuffers:
         return {index for index in range(len(self._tensors)) if self._may_have_changed(index)}
 
     def _may_have_changed(self, index: int) -> bool:
-        tensor, count = self._tensors[index], self._counts[index]
+        tensor = self._tensors[index]
         if tensor.numel() <= SMALL or self._read(index) is not tensor:
             return True
+        count = self._counts[index]
         return count is None or versions.count_changes(tensor) != count
 
 

@@ -35,7 +35,7 @@ def start(key: Key) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
     # Not torch.manual_seed: it takes ten times as long, because it looks for every kind of device.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
 
 
