@@ -18,6 +18,10 @@ def rank_state(step: int, clean: bool = True, digest: int = 0) -> state.RankStat
         pytest.param([rank_state(-1), rank_state(-1)], 0, id="a fresh start"),
         pytest.param([rank_state(7), rank_state(8), rank_state(-1)], 1, id="the most advanced"),
         pytest.param([rank_state(8), rank_state(8)], 0, id="the lowest of equals"),
+        pytest.param([rank_state(8, digest=1), rank_state(8), rank_state(8)], 1, id="what most have"),
+        pytest.param([rank_state(8, digest=1), rank_state(8)], 0, id="one against one"),
+        pytest.param([rank_state(9, digest=1), rank_state(8), rank_state(8)], 0, id="more advanced than most"),
+        pytest.param([rank_state(-1, digest=1), rank_state(-1), rank_state(-1)], 0, id="nobody has trained"),
         pytest.param([rank_state(9, clean=False), rank_state(8)], 1, id="not a step applied in part"),
     ],
 )

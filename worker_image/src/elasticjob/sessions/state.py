@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -19,16 +20,18 @@ class StateLostError(RuntimeError):
 
 
 def choose_source(rank_states: list[RankState]) -> int:
-    """The rank whose state is used: the most advanced complete state, from the lowest rank.
+    """The rank whose state is used: the most advanced complete state that most ranks have, from the lowest such rank.
 
-    If no rank has trained yet, rank 0's initial parameters are used, as with DDP. Raises StateLostError if no state is
-    complete.
+    So a bit that has flipped in one rank's memory does not spread. If no rank has trained yet, rank 0's initial
+    parameters are used, as with DDP. Raises StateLostError if no state is complete.
     """
     whole = [rank for rank, rank_state in enumerate(rank_states) if rank_state.clean]
     if not whole:
         raise StateLostError("every rank was interrupted while it applied a step")
     best = max(rank_states[rank].step for rank in whole)
-    return next(rank for rank in whole if rank_states[rank].step == best)
+    latest = [rank for rank in whole if rank_states[rank].step == best]
+    counts = Counter(rank_states[rank].digest for rank in latest if best >= 0)
+    return max(latest, key=lambda rank: (counts[rank_states[rank].digest], -rank))
 
 
 def are_equal(rank_states: list[RankState]) -> bool:
