@@ -30,7 +30,7 @@ def main() -> None:
 def skip_the_synchronous_client() -> None:
     """Let `kubernetes.aio` be imported without its parent, which imports the synchronous client and all it needs.
 
-    That is a third of the time until a command does something. Only for a process that is nobody else's.
+    That is a quarter of the CPU time until a command does something. Only for a process that is nobody else's.
     """
     found = importlib.util.find_spec("kubernetes")
     if found is not None and "kubernetes" not in sys.modules:
