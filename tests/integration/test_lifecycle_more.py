@@ -65,6 +65,32 @@ class TestSize:
         jobs.await_world("hpa", 1)
         wait_for(lambda: has_seen(1), "the autoscaler counts what is left")
 
+    def test_the_operator_makes_an_autoscaler_for_metrics(self, jobs: Jobs) -> None:
+        policy = {"minReplicas": 1, "maxReplicas": 3}
+        jobs.create("auto", light_spec(elasticPolicy={**policy, "metrics": [{"type": "Nonsense"}]}))
+        jobs.await_world("auto", 2)
+        refused = wait_for(lambda: jobs.condition("auto", "Degraded"), "what cannot be made is told")
+        assert refused["reason"] == "AutoscalerRefused"
+        assert "elasticPolicy.metrics has no effect: " in refused["message"]
+        assert "spec.metrics[0].type" in refused["message"]
+        jobs.scale("auto", 1)
+        jobs.await_world("auto", 1)
+        target = {"type": "AverageValue", "averageValue": "1k"}
+        metrics = [{"type": "Pods", "pods": {"metric": {"name": "samples"}, "target": target}}]
+        jobs.patch("auto", {"elasticPolicy": {"minReplicas": 2, "metrics": metrics}, "replicas": 2})
+        path = f"/apis/autoscaling/v1/namespaces/{jobs.namespace}/horizontalpodautoscalers/auto"
+        made = wait_for(lambda: jobs.kube.get(path), "it is made")
+        assert (made["spec"]["minReplicas"], made["spec"]["maxReplicas"]) == (2, 3)
+        wait_for(lambda: jobs.condition("auto", "Degraded").get("status") == "False", "and nothing is told any more")
+        jobs.patch("auto", {"elasticPolicy": {"minReplicas": 3}, "replicas": 3})
+        wait_for(lambda: (jobs.kube.get(path) or made)["spec"]["minReplicas"] == 3, "it follows the policy")
+        jobs.kube.request("DELETE", path)
+        uid = made["metadata"]["uid"]
+        wait_for(lambda: (jobs.kube.get(path) or made)["metadata"]["uid"] != uid, "it is made again")
+        jobs.patch("auto", {"elasticPolicy": {"metrics": None}})
+        wait_for(lambda: jobs.kube.get(path) is None, "it goes with the field")
+        jobs.await_world("auto", 3)
+
     def test_a_spare_takes_the_place_of_a_lost_member(self, jobs: Jobs, cluster: Cluster) -> None:
         jobs.create("spare", light_spec(elasticPolicy={"spares": 1}))
         before = jobs.await_world("spare", 2)

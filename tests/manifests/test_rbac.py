@@ -34,6 +34,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 Object = dict[str, Any]
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ACCOUNT = "elasticjob"
+PODS_METRIC = {"metric": {"name": "samples"}, "target": {"type": "AverageValue", "averageValue": "1k"}}
+METRICS = [{"type": "Pods", "pods": PODS_METRIC}]
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,10 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     stray = {"metadata": {"name": "life-worker-2"}, "spec": {"containers": [{"name": "c", "image": "a/b:1"}]}}
     kube.request("POST", pods, stray)  # a name that the job will want: the operator looks whose it is
     spec = light_spec(
-        "--step-seconds", "0.1", elasticPolicy={"minReplicas": 1, "maxReplicas": 2}, network={"service": True}
+        "--step-seconds",
+        "0.1",
+        elasticPolicy={"minReplicas": 1, "maxReplicas": 2, "metrics": METRICS},
+        network={"service": True},
     )
     del spec["replicas"]  # the operator fills it in
     jobs.create("life", spec)
@@ -205,6 +210,7 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
         "configmaps": f"/api/v1/namespaces/{place}/configmaps/life-elasticjob-ca",
         "networkpolicies": f"/apis/networking.k8s.io/v1/namespaces/{place}/networkpolicies/life-workers",
         "poddisruptionbudgets": f"/apis/policy/v1beta1/namespaces/{place}/poddisruptionbudgets/life-workers",
+        "horizontalpodautoscalers": f"/apis/autoscaling/v1/namespaces/{place}/horizontalpodautoscalers/life",
     }
     if kube.get(changes["poddisruptionbudgets"]) is None:
         changes["poddisruptionbudgets"] = changes["poddisruptionbudgets"].replace("v1beta1", "v1")
@@ -214,8 +220,8 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
         operator.await_request(resource, "patch")
 
     # What the job no longer wants goes.
-    jobs.patch("life", {"network": {"service": False, "policy": False}})
-    for resource in ("services", "networkpolicies"):
+    jobs.patch("life", {"network": {"service": False, "policy": False}, "elasticPolicy": {"metrics": None}})
+    for resource in ("services", "networkpolicies", "horizontalpodautoscalers"):
         operator.await_request(resource, "delete")
         wait_for(partial(is_gone, kube, changes[resource]), f"{resource}: gone")
 

@@ -100,7 +100,7 @@ def test_nothing_is_made_outside_of_the_jobs_namespace_or_without_an_owner() -> 
         Kind.DISRUPTION_BUDGET: (("minAvailable", 2),),
     }
     children = [Child(kind, "digits-x", value) for kind, value in values.items()]
-    made = [build(TEMPLATES["plain"]), *(manifests.build_child(job, child, SETTINGS) for child in children)]
+    made = [build(TEMPLATES["plain"]), *(manifests.build_child(job, child) for child in children)]
     for item in made:
         assert item["metadata"]["namespace"] == job.namespace
         assert [o["uid"] for o in item["metadata"]["ownerReferences"]] == [job.uid]

@@ -137,6 +137,10 @@ def code_config_map_name(job: str, digest: str) -> str:
     return f"{job}-code-{digest[:10]}"
 
 
+def autoscaler_name(job: str) -> str:
+    return job
+
+
 def pod_group_name(job: str) -> str:
     return job
 

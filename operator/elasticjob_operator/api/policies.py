@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from elasticjob_operator.api.base import Model, Replicas, Seconds
+
+MetricSpec = Annotated[
+    dict[str, Any],
+    Field(
+        description="A MetricSpec of autoscaling/v2.", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}
+    ),
+]
 
 
 class ElasticPolicy(Model):
@@ -28,6 +35,13 @@ class ElasticPolicy(Model):
         min_length=1,
         max_length=64,
         description="Only these sizes are legal worlds. Excludes replicaIncrementStep.",
+    )
+    metrics: list[MetricSpec] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=32,
+        description="The metrics of a HorizontalPodAutoscaler that the operator creates for the job; its bounds are "
+        "minReplicas and maxReplicas. Requires maxReplicas.",
     )
     spares: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=0, description="Pods kept warm outside the world and swapped in when a member is lost."
@@ -64,6 +78,10 @@ class ElasticPolicy(Model):
             "!(has(self.replicaIncrementStep) && has(self.replicaDiscreteValues))",
             "replicaIncrementStep and replicaDiscreteValues exclude each other: remove one of them",
         ),
+        (
+            "!has(self.metrics) || has(self.maxReplicas)",
+            "metrics needs maxReplicas: say how many pods the autoscaler may ask for",
+        ),
     )
 
     @model_validator(mode="after")
@@ -72,6 +90,8 @@ class ElasticPolicy(Model):
             raise ValueError(self.CEL[0][1])
         if self.replica_increment_step and self.replica_discrete_values:
             raise ValueError(self.CEL[1][1])
+        if self.metrics and self.max_replicas is None:
+            raise ValueError(self.CEL[2][1])
         return self
 
 

@@ -155,6 +155,11 @@ class Spec(Model):
             "has(self.template) || has(self.templateRef)",
             "template is required: set a pod template, or name an ElasticJobTemplate in templateRef",
         ),
+        (
+            "!has(self.scaling) || !has(self.scaling.mode) || self.scaling.mode != 'Goodput' || "
+            "!has(self.elasticPolicy) || !has(self.elasticPolicy.metrics)",
+            "scaling.mode Goodput and elasticPolicy.metrics exclude each other: both choose the number of pods",
+        ),
     )
 
     @model_validator(mode="after")
@@ -173,6 +178,8 @@ class Spec(Model):
             raise ValueError(self.CEL[3][1])
         if self.is_pooled and policy.max_replicas is None:
             raise ValueError(self.CEL[4][1])
+        if self.is_pooled and policy.metrics:
+            raise ValueError(self.CEL[6][1])
         return self
 
     CEL_OF_CHANGES = (

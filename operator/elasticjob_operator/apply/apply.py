@@ -25,6 +25,7 @@ from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.model import ownership
 from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
@@ -53,6 +54,7 @@ class Outcome:
     """The result of the writes; `problem` is (reason, message) if the API server rejected one."""
 
     problem: tuple[str, str] | None = None
+    is_blocking: bool = True  # the problem is one of pods, or of what they need
     is_held: bool = False  # a pod's name is still taken by a terminating pod
 
 
@@ -65,7 +67,7 @@ class Applier:
         self._hub = hub
         self.settings = settings
         self.recorder = EventRecorder(api, reporter)
-        self.policy_version = "policy/v1"
+        self.served = Served()
         self._held: set[JobKey] = set()
 
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
@@ -84,7 +86,7 @@ class Applier:
         self.recorder.record(job, plan.events, now)
         if plan.delete_job:
             await self._delete_job(job)
-        return Outcome(problem, job.key in self._held)
+        return Outcome(problem, refusals.is_blocking(refused), job.key in self._held)
 
     async def _write(self, job: Job, version: str, plan: Plan) -> list[ApiError]:
         """Write the objects and the job concurrently; return the rejected writes once all have completed."""
@@ -222,17 +224,26 @@ class Applier:
     # Everything else.
 
     async def _ensure(self, job: Job, child: Child) -> None:
-        body = manifests.build_child(job, child, self.settings, self.policy_version)
-        path = path_of(body["apiVersion"], manifests.resource_of(child).plural, job.namespace)
+        if child.kind is not Kind.AUTOSCALER:
+            await self._write_child(job, child)
+            return
+        try:
+            await self._write_child(job, child)
+        except ApiError as error:
+            raise refusals.name_autoscaler(error) from error
+
+    async def _write_child(self, job: Job, child: Child) -> None:
+        body = manifests.build_child(job, child, self.served)
+        path = path_of(body["apiVersion"], manifests.resource_of(child, self.served).plural, job.namespace)
         urgency = Urgency.NORMAL if child.kind in _URGENT_CHILDREN else Urgency.LATER
         try:
             raw = await self._api.request("POST", path, body, urgency=urgency)
         except ApiError as error:
-            if error.status == 404 and child.kind is not Kind.POD_GROUP:
+            if error.status == 404 and child.kind not in (Kind.POD_GROUP, Kind.AUTOSCALER):
                 logger.warning("the cluster does not serve %s; continuing without it", body["apiVersion"])
                 self._cache.put_child(child.kind.value, body, is_sound=True)
                 return
-            if error.status == 404 and not error.message.startswith("namespaces "):
+            if error.status == 404 and child.kind is Kind.POD_GROUP and not error.message.startswith("namespaces "):
                 raise ApiError(404, "NotServed", _NOT_SERVED.format(body["apiVersion"])) from error
             if error.status != 409 or "being deleted" in error.message:
                 raise
@@ -241,7 +252,7 @@ class Applier:
 
     async def _update(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
         """The name is taken: update the object to match `body` if it belongs to this job."""
-        path = path_of(body["apiVersion"], manifests.resource_of(child).plural, job.namespace, child.name)
+        path = path_of(body["apiVersion"], manifests.resource_of(child, self.served).plural, job.namespace, child.name)
         found = await self._api.request("GET", path)
         if ownership.owner_of(found["metadata"])[1] != job.uid:
             message = f"a {child.kind} named {child.name} exists, but does not belong to this job: rename it or the job"
@@ -253,10 +264,8 @@ class Applier:
         return await self._api.request("PATCH", path, change, content_type=MERGE_PATCH)
 
     async def _remove(self, job: Job, child: Child) -> None:
-        version = (
-            self.policy_version if child.kind is Kind.DISRUPTION_BUDGET else manifests.resource_of(child).group_version
-        )
-        path = path_of(version, manifests.resource_of(child).plural, job.namespace, child.name)
+        resource = manifests.resource_of(child, self.served)
+        path = path_of(resource.group_version, resource.plural, job.namespace, child.name)
         uid = self._cache.child_uid(job, child.kind.value, child.name)
         await self._unless_gone(self._api.request("DELETE", path, {"preconditions": {"uid": uid}}))
         self._cache.drop_child(child.kind.value, job.namespace, job.name, child.name)

@@ -67,11 +67,15 @@ def _fill_elastic(draft: Draft, policy: Source) -> tuple[int | None, int | None]
             policy.warn(key, "was dropped: the operator is the rendezvous, and no pod holds its state")
         for entry in conf or []:
             policy.warn(f"rdzvConf[{entry.get('key')}]", "was dropped: the operator's rendezvous has no such setting")
+    metrics = policy.take("metrics")
+    if metrics and high is None:
+        policy.warn("metrics", "was dropped: it needs maxReplicas")
+    elif metrics:
+        draft.elastic["metrics"] = metrics
     policy.drop(
         {
             "rdzvId": "was dropped: every generation has an id of its own",
             "standalone": "was dropped: the operator brings the membership",
-            "metrics": "was dropped: make a HorizontalPodAutoscaler whose scaleTargetRef is the ElasticJob",
         }
     )
     policy.finish()

@@ -264,12 +264,12 @@ class Cache:
         if not known:
             self._children.pop(key, None)
 
-    def apply_child(self, kind: str, event: str, raw: Raw) -> None:
+    def apply_child(self, kind: str, event: str, raw: Raw, *, is_sound: bool = False) -> None:
         metadata = raw["metadata"]
         if event == "DELETED":
             self.drop_child(kind, metadata["namespace"], ownership.owner_of(metadata)[0], metadata["name"])
         else:
-            self.put_child(kind, raw)
+            self.put_child(kind, raw, is_sound=is_sound)
 
     def replace_children(self, kind: str, items: list[Raw], namespace: str = "") -> None:
         listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in items}

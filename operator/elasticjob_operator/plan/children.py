@@ -1,4 +1,4 @@
-"""The child objects other than pods: Service, disruption budget, network policy, certificate, pod group. Pure."""
+"""The child objects other than pods, from the Service to the autoscaler. Pure."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ..
         # Queue, class and resources are the template's.
         values = (("flavour", flavour), ("minMember", spec.min_replicas), ("template", spec.template_hash))
         children.append(Child(Kind.POD_GROUP, names.pod_group_name(job.name), values))
+    policy = spec.elastic_policy
+    if policy.metrics:
+        bounds = (("minReplicas", spec.min_replicas), ("maxReplicas", spec.max_replicas))
+        children.append(Child(Kind.AUTOSCALER, names.autoscaler_name(job.name), (*bounds, ("metrics", policy.metrics))))
     return tuple(children)
 
 
@@ -34,6 +38,7 @@ def unwanted_children(wanted: Sequence[Child], existing: Mapping[tuple[str, str]
     switched = (
         Child(Kind.SERVICE, names.service_name(job.name)),
         Child(Kind.NETWORK_POLICY, names.network_policy_name(job.name)),
+        Child(Kind.AUTOSCALER, names.autoscaler_name(job.name)),
     )
     kinds = {child.kind for child in wanted}
     return tuple(c for c in switched if c.kind not in kinds and (c.kind.value, c.name) in existing)

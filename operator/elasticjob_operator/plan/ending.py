@@ -231,7 +231,7 @@ def after_end(seen: Seen) -> Plan:
     forced, force_at = _force(seen, spec) if spec else ((), None)
     expired = ttl is not None and now >= ended + ttl
     live = sum(1 for p in present if not p.terminal)
-    budget = next((c for c in seen.children if c[0] == Kind.DISRUPTION_BUDGET.value), None)
+    useless = (Kind.DISRUPTION_BUDGET, Kind.AUTOSCALER)  # to a job that runs no more
     return Plan(
         status=revise(
             status,
@@ -241,7 +241,7 @@ def after_end(seen: Seen) -> Plan:
         ),
         reason="finished",
         delete=(*forced, *(Deletion(p.name, p.uid, "the job has finished") for p in doomed)),
-        remove=(Child(Kind.DISRUPTION_BUDGET, budget[1]),) if budget else (),
+        remove=tuple(Child(Kind(kind), name) for kind, name, _ in sorted(seen.children) if kind in useless),
         directives=_final_stops(seen, complete),
         delete_job=expired,
         wake_at=first(linger if ending else None, force_at, ended + ttl if ttl is not None and not expired else None),

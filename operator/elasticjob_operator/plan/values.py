@@ -40,6 +40,7 @@ class Kind(StrEnum):
     NETWORK_POLICY = "NetworkPolicy"
     CONFIG_MAP = "ConfigMap"
     POD_GROUP = "PodGroup"
+    AUTOSCALER = "HorizontalPodAutoscaler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,10 @@ class Plan:
         """Whether the plan writes nothing except possibly the status."""
         return not (self.create or self.delete or self.ensure or self.remove or self.delete_job or self.set_replicas)
 
-    def held_back(self, until: float) -> Plan:
-        """The same plan without creations before `until`, for requests that the API server has just rejected."""
-        return replace(self, create=(), ensure=(), confirm=False, wake_at=first(self.wake_at, until))
+    def held_back(self, until: float, *, pods: bool) -> Plan:
+        """The same plan without what was just rejected, before `until`. `pods`: new pods wait as well."""
+        held = replace(self, ensure=(), wake_at=first(self.wake_at, until))
+        return replace(held, create=(), confirm=False) if pods else held
 
 
 def first(*times: float | None) -> float | None:

@@ -51,6 +51,7 @@ class _Loop:
     failures: int = 0
     timer: asyncio.TimerHandle | None = None
     problem: tuple[str, str] | None = None
+    is_blocked: bool = False  # the problem is one of pods, or of what they need
     problem_generation: int = 0
     refused_on: object = None  # the state for which the API server rejected a write ...
     again_at: float = 0.0  # ... and when it is retried (monotonic)
@@ -224,9 +225,8 @@ class Controller:
         made = plan(seen, self.config)
         # Agents may wake a job every second; a rejected write must not be retried more often because of that.
         basis = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(key)), seen.children
-        early = loop.again_at - time.monotonic()
-        if loop.problem is not None and loop.refused_on == basis and early > 0:
-            made = made.held_back(now + early)
+        if is_held := loop.problem is not None and loop.refused_on == basis and loop.again_at > time.monotonic():
+            made = made.held_back(now + loop.again_at - time.monotonic(), pods=loop.is_blocked)
         loop.planning = time.monotonic() - started
         if made.reason != loop.reason:
             logger.info("%s/%s: %s", *key, made.reason)
@@ -234,9 +234,9 @@ class Controller:
         outcome = await self._applier.apply(job, version, made, now)
         settled = await self._queue.settle(job, self._cache.pods(key), made, now) if self._queue is not None else None
         self.observer(key, made, time.monotonic() - started)
-        if outcome.problem is not None or made.create or made.ensure:
+        if outcome.problem is not None or (not is_held and (made.create or made.ensure)):
             changed, is_new = outcome.problem != loop.problem, loop.problem is None
-            loop.problem = outcome.problem
+            loop.problem, loop.is_blocked = outcome.problem, outcome.is_blocking
             if loop.problem is not None:
                 delay = 0.0 if is_new else self._backoff(loop)
                 loop.refused_on, loop.again_at = basis, time.monotonic() + delay

@@ -33,6 +33,7 @@ from elasticjob_operator.kube.jobwatch import JobWatch
 from elasticjob_operator.kube.lease import Election, Timing
 from elasticjob_operator.kube.supervise import insist, keep_going
 from elasticjob_operator.kube.watch import Watch
+from elasticjob_operator.model import served
 from elasticjob_operator.plan.plan import Config, Plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.pool import capacity
@@ -202,9 +203,7 @@ class Operator:
 
     async def _live(self, election: Election) -> None:
         """Watch, wait for the Lease, and act until it is lost. Failures of background tasks do not end it."""
-        self._watches = build_watches(
-            self.api, self.cache, self.intake, self.options.namespaces, self.applier.policy_version
-        )
+        self._watches = build_watches(self.api, self.cache, self.intake, self.options.namespaces, self.applier.served)
         try:
             async with asyncio.TaskGroup() as group:
                 for watch in self._watches:
@@ -278,11 +277,8 @@ class Operator:
     # Discovery.
 
     async def _discover(self) -> None:
-        """Find out which version of PodDisruptionBudget the cluster serves."""
-        groups = await insist(lambda: self.api.request("GET", "/apis"))
-        served = {g["name"]: [v["groupVersion"] for v in g["versions"]] for g in groups.get("groups", [])}
-        versions = served.get("policy", [])
-        self.applier.policy_version = "policy/v1" if "policy/v1" in versions or not versions else versions[0]
+        """Find out which versions the cluster serves."""
+        self.applier.served = served.read_groups(await insist(lambda: self.api.request("GET", "/apis")))
 
     async def _await_crd(self) -> None:
         """Wait for the CRD, since the operator may be installed first."""

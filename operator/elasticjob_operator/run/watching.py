@@ -8,25 +8,21 @@ from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.watch import Watch
+from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Kind
 from elasticjob_operator.rest.request import path_of
 
 SELECTOR = f"{names.LABEL_APP}={names.LABEL_APP_VALUE}"
 
 
-def build_watches(
-    api: Api, cache: Cache, intake: Intake, namespaces: tuple[str, ...], policy_version: str
-) -> list[Watch]:
-    """A watch for each kind and namespace, and one for nodes. No namespaces means the whole cluster.
-
-    `policy_version`: the API version of PodDisruptionBudget that the cluster serves.
-    """
-    kinds = [(k, *_group_and_plural(k)) for k in (Kind.SERVICE, Kind.NETWORK_POLICY, Kind.CONFIG_MAP)]
-    kinds.append((Kind.DISRUPTION_BUDGET, policy_version, "poddisruptionbudgets"))
+def build_watches(api: Api, cache: Cache, intake: Intake, namespaces: tuple[str, ...], served: Served) -> list[Watch]:
+    """A watch for each kind and namespace, and one for nodes. No namespaces means the whole cluster."""
+    kinds = [Kind.SERVICE, Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.DISRUPTION_BUDGET]
+    kinds += [Kind.AUTOSCALER] if served.has(Kind.AUTOSCALER) else []
     watches: list[Watch] = []
     for namespace in namespaces or ("",):
         watches.append(_watch_pods(api, cache, intake, namespace))
-        watches += [_watch_children(api, cache, intake, namespace, *kind) for kind in kinds]
+        watches += [_watch_children(api, cache, intake, namespace, kind, served) for kind in kinds]
     nodes = Watch(
         api,
         path_of("v1", "nodes"),
@@ -49,20 +45,17 @@ def _watch_pods(api: Api, cache: Cache, intake: Intake, namespace: str) -> Watch
     )
 
 
-def _watch_children(
-    api: Api, cache: Cache, intake: Intake, namespace: str, kind: Kind, group_version: str, plural: str
-) -> Watch:
+def _watch_children(api: Api, cache: Cache, intake: Intake, namespace: str, kind: Kind, served: Served) -> Watch:
+    resource = manifests.resource_of_kind(kind, served)
+    # An autoscaler's version changes with its status, and it has no generation: what others write to it stays.
+    is_sound = kind is Kind.AUTOSCALER
     return Watch(
         api,
-        path_of(group_version, plural, namespace),
+        path_of(resource.group_version, resource.plural, namespace),
         replace=lambda items, version: cache.replace_children(kind.value, items, namespace),
-        apply=lambda event, raw: cache.apply_child(kind.value, event, raw),
+        apply=lambda event, raw: cache.apply_child(kind.value, event, raw, is_sound=is_sound),
         selector=SELECTOR,
+        required=kind is not Kind.AUTOSCALER,
         is_metadata_enough=True,
         intake=intake,
     )
-
-
-def _group_and_plural(kind: Kind) -> tuple[str, str]:
-    resource = manifests.RESOURCES[kind]
-    return resource.group_version, resource.plural

@@ -65,6 +65,8 @@ GOOD_CHANGES = [
 
 # Refused by the rules across fields: (spec, where, what is said). `test_crd_cluster.py` feeds the same
 # examples to the CEL rules of a real API server.
+METRICS = [{"type": "External", "external": {"metric": {"name": "queue"}, "target": {"type": "Value", "value": "30"}}}]
+
 BAD_ACROSS_FIELDS = [
     pytest.param(
         spec(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}),
@@ -77,6 +79,18 @@ BAD_ACROSS_FIELDS = [
         "spec.elasticPolicy",
         "replicaIncrementStep and replicaDiscreteValues exclude each other: remove one of them",
         id="step-and-values",
+    ),
+    pytest.param(
+        spec(elasticPolicy={"minReplicas": 2, "metrics": METRICS}),
+        "spec.elasticPolicy",
+        "metrics needs maxReplicas: say how many pods the autoscaler may ask for",
+        id="metrics-without-max",
+    ),
+    pytest.param(
+        spec(scaling={"mode": "Goodput"}, elasticPolicy={"maxReplicas": 4, "metrics": METRICS}),
+        "spec",
+        "scaling.mode Goodput and elasticPolicy.metrics exclude each other: both choose the number of pods",
+        id="goodput-and-metrics",
     ),
     pytest.param(
         spec(rendezvous={"backend": "etcd-v2"}),

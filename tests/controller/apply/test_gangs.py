@@ -61,7 +61,7 @@ def test_queue_class_and_resources_are_passed_on(scheduler: str, api_version: st
     spec = make_spec(2, 4, template=make_template(scheduler, limits=limits))
     job = make_job(spec)
     (child,) = [c for c in wanted_children(job, spec, Config()) if c.kind is Kind.POD_GROUP]
-    group = manifests.build_child(job, child, SETTINGS)
+    group = manifests.build_child(job, child)
     assert (group["apiVersion"], group["spec"]) == (api_version, expected)
 
 

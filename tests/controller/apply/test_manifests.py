@@ -13,6 +13,7 @@ from elasticjob_operator import api
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.apply.manifests import Settings
 from elasticjob_operator.model.observe import observe_pod
+from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.children import wanted_children
 from elasticjob_operator.plan.plan import Child, Config, Kind, NewPod
 from elasticjob_operator.pool.capacity import Pool, Rate
@@ -120,7 +121,7 @@ def test_the_default_endpoint_is_the_first_pods_name_in_dns(backend: str) -> Non
     host = env.get("PET_MASTER_ADDR") or env["PET_RDZV_ENDPOINT"].partition(":")[0]
     body = first["spec"]
     assert host == f"{body['hostname']}.{body['subdomain']}.{first['metadata']['namespace']}"
-    service = manifests.build_child(make_job(spec), child(Kind.SERVICE, spec), SETTINGS)
+    service = manifests.build_child(make_job(spec), child(Kind.SERVICE, spec))
     assert service["metadata"]["name"] == body["subdomain"]
 
 
@@ -230,7 +231,9 @@ def child(kind: Kind, spec: api.Spec, config: Config | None = None) -> Child:
 
 def test_the_disruption_budget_keeps_min() -> None:
     spec = make_spec(3, 8)
-    made = manifests.build_child(make_job(spec), child(Kind.DISRUPTION_BUDGET, spec), SETTINGS, "policy/v1beta1")
+    made = manifests.build_child(
+        make_job(spec), child(Kind.DISRUPTION_BUDGET, spec), Served(frozenset({"policy/v1beta1"}))
+    )
     assert made["apiVersion"] == "policy/v1beta1"
     assert made["spec"]["minAvailable"] == 3
 
@@ -256,7 +259,7 @@ def test_there_is_a_service_where_somebody_needs_names(fields: dict[str, Any], e
 
 def test_the_service_is_headless_and_publishes_early() -> None:
     spec = make_spec(network={"service": True})
-    made = manifests.build_child(make_job(spec), child(Kind.SERVICE, spec), SETTINGS)
+    made = manifests.build_child(make_job(spec), child(Kind.SERVICE, spec))
     assert made["spec"]["clusterIP"] == "None"
     assert made["spec"]["publishNotReadyAddresses"] is True
 
@@ -282,7 +285,7 @@ def test_a_gang_is_min_replicas(scheduler: str, group_version: str, mark: tuple[
     made = copy.deepcopy(TEMPLATE)
     made["spec"]["schedulerName"] = scheduler
     spec = make_spec(2, 8, template=made)
-    group = manifests.build_child(make_job(spec), child(Kind.POD_GROUP, spec), SETTINGS)
+    group = manifests.build_child(make_job(spec), child(Kind.POD_GROUP, spec))
     assert (group["apiVersion"], group["kind"], group["spec"]) == (
         group_version,
         "PodGroup",
@@ -298,6 +301,22 @@ def test_a_gang_is_min_replicas(scheduler: str, group_version: str, mark: tuple[
 def test_no_gang_without_a_scheduler_that_knows_them() -> None:
     spec = make_spec()
     assert Kind.POD_GROUP not in [c.kind for c in wanted_children(make_job(spec), spec, Config())]
+
+
+METRICS = [{"type": "External", "external": {"metric": {"name": "queue"}, "target": {"type": "Value", "value": "30"}}}]
+
+
+@pytest.mark.parametrize("version", ["autoscaling/v2", "autoscaling/v2beta2"])
+def test_an_autoscaler_has_the_bounds_of_the_policy(version: str) -> None:
+    spec = make_spec(2, 8, elasticPolicy={"minReplicas": 2, "maxReplicas": 8, "metrics": METRICS})
+    made = manifests.build_child(make_job(spec), child(Kind.AUTOSCALER, spec), Served(frozenset({version})))
+    assert (made["apiVersion"], made["kind"], made["metadata"]["name"]) == (
+        version,
+        "HorizontalPodAutoscaler",
+        "digits",
+    )
+    target = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "name": "digits"}
+    assert made["spec"] == {"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 8, "metrics": METRICS}
 
 
 def test_host_network_has_no_policy() -> None:
@@ -364,11 +383,12 @@ def test_pods_share_the_template_and_nobody_changes_it() -> None:
             id="loosened",
         ),
         pytest.param(Kind.SERVICE, {"clusterIPs": ["None"]}, {}, id="what the API server fills in"),
+        pytest.param(Kind.AUTOSCALER, {"behavior": {"scaleDown": {}}}, {}, id="a behaviour that a user gives"),
         pytest.param(Kind.SERVICE, {"publishNotReadyAddresses": False}, {"publishNotReadyAddresses": True}, id="ours"),
     ],
 )
 def test_what_others_changed_is_set_right(kind: Kind, change: dict[str, Any], patch: dict[str, Any]) -> None:
-    wanted = manifests.build_child(make_job(), Child(kind, "digits-workers"), SETTINGS)
+    wanted = manifests.build_child(make_job(), Child(kind, "digits-workers"))
     found = copy.deepcopy(wanted)
     found["spec"] = {**found["spec"], **change}
     if "podSelector" in change:  # a label that narrows the policy to no pod at all

@@ -152,7 +152,17 @@ def test_elastic_pytorchjob() -> None:
     assert job["metadata"] == {"name": "elastic-imagenet", "namespace": "team-a", "labels": {"owner": "me"}}
     assert job["spec"] == {
         "replicas": 2,
-        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 3, "maxRestarts": 100},
+        "elasticPolicy": {
+            "minReplicas": 1,
+            "maxReplicas": 3,
+            "maxRestarts": 100,
+            "metrics": [
+                {
+                    "type": "Resource",
+                    "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}},
+                }
+            ],
+        },
         "runPolicy": {"cleanPodPolicy": "Running", "ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 3600},
         "template": {
             "spec": {
@@ -170,7 +180,6 @@ def test_elastic_pytorchjob() -> None:
     assert warnings == [
         "spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].env[MASTER_PORT]",
         "spec.elasticPolicy.rdzvBackend",
-        "spec.elasticPolicy.metrics",
         "spec.runPolicy.backoffLimit",
     ]
 
@@ -180,6 +189,14 @@ def test_settings_of_a_rendezvous_that_is_dropped_are_named() -> None:
     document["spec"]["elasticPolicy"] |= {"rdzvConf": [{"key": "timeout", "value": "900"}]}
     _, warnings = converted(yaml.safe_dump(document))
     assert "spec.elasticPolicy.rdzvConf[timeout]" in warnings
+
+
+def test_metrics_without_a_maximum_are_dropped() -> None:
+    document = yaml.safe_load(PYTORCHJOB_ELASTIC)
+    del document["spec"]["elasticPolicy"]["maxReplicas"]
+    job, warnings = converted(yaml.safe_dump(document))
+    assert "spec.elasticPolicy.metrics" in warnings
+    assert "metrics" not in job["spec"]["elasticPolicy"]
 
 
 def test_pytorchjob_with_a_master_becomes_equal_pods() -> None:

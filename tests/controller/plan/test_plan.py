@@ -11,6 +11,7 @@ from controller.builders import NOW, TEMPLATE, make_agent, make_job, make_node, 
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.model.observe import Job, Pod, format_time
+from elasticjob_operator.plan import ending
 from elasticjob_operator.plan.plan import Child, Config, Deletion, Kind, NewPod, Plan, Seen, plan
 
 
@@ -82,6 +83,12 @@ def test_a_gang_is_written_until_it_is_as_wanted() -> None:
     [
         pytest.param({}, {"network": {"policy": False}}, Child(Kind.NETWORK_POLICY, "digits-workers"), id="policy"),
         pytest.param({"network": {"service": True}}, {}, Child(Kind.SERVICE, "digits-workers"), id="service"),
+        pytest.param(
+            {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 4, "metrics": [{"type": "Resource"}]}},
+            {},
+            Child(Kind.AUTOSCALER, "digits"),
+            id="autoscaler",
+        ),
     ],
 )
 def test_objects_that_the_spec_has_turned_off_go(on: dict[str, Any], off: dict[str, Any], child: Child) -> None:
@@ -91,6 +98,18 @@ def test_objects_that_the_spec_has_turned_off_go(on: dict[str, Any], off: dict[s
     assert plan(see(make_job(make_spec(**off)), children=children)).remove == (child,)
     strange = frozenset((kind, f"{name}-2", digest) for kind, name, digest in children)
     assert plan(see(make_job(make_spec(**off)), children=strange)).remove == ()
+
+
+def test_a_finished_job_needs_no_budget_and_no_autoscaler() -> None:
+    policy = {"minReplicas": 2, "maxReplicas": 4, "metrics": [{"type": "Resource"}]}
+    first = plan(see(make_job(make_spec(elasticPolicy=policy))))
+    children = frozenset((c.kind.value, c.name, c.digest) for c in first.ensure)
+    ended = ending.end(see(make_job()), started(), api.Phase.COMPLETE, "Completed", "").status
+    made = plan(see(make_job(make_spec(elasticPolicy=policy), ended), children=children))
+    assert [(c.kind, c.name) for c in made.remove] == [
+        (Kind.AUTOSCALER, "digits"),
+        (Kind.DISRUPTION_BUDGET, "digits-workers"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ CHILDREN = {
     Kind.DISRUPTION_BUDGET: (("minAvailable", 1),),
     Kind.CONFIG_MAP: (("ca.crt", "PEM"),),
     Kind.POD_GROUP: (("flavour", "volcano"), ("minMember", 2)),
+    Kind.AUTOSCALER: (("metrics", []),),
 }
 
 
@@ -63,9 +64,11 @@ async def test_a_taken_name_is_left_alone(kind: Kind, owner: str, tmp_path: Path
         job = make_job()
         applier = Applier(api, cache, Silent(), Settings(hub_url=""), "me")
         outcome = await applier.apply(job, "5", Plan(job.status, ensure=(Child(kind, "x", CHILDREN[kind]),)), NOW)
-        assert outcome.problem == (
-            "NameTaken",
-            f"a {kind} named x exists, but does not belong to this job: rename it or the job",
-        )
+        taken = f"a {kind} named x exists, but does not belong to this job: rename it or the job"
+        if kind is Kind.AUTOSCALER:
+            assert outcome.problem == ("AutoscalerRefused", f"elasticPolicy.metrics has no effect: {taken}")
+        else:
+            assert outcome.problem == ("NameTaken", taken)
+        assert outcome.is_blocking is (kind is not Kind.AUTOSCALER)
         assert asked == ["POST", "GET"]
         assert not cache.children(job)

@@ -4,7 +4,7 @@ A worker pod has no more privileges than its author could request. The operator 
 projected token (valid only for the hub), `/dev/shm` for data loaders and, on request, the runtime.
 """
 
-from elasticjob_operator.apply.manifests.children import RESOURCES, build_child, correct_child, resource_of
+from elasticjob_operator.apply.manifests.children import build_child, correct_child, resource_of, resource_of_kind
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata, owner_reference
 from elasticjob_operator.apply.manifests.events import build_event
 from elasticjob_operator.apply.manifests.gangs import Resource
@@ -12,7 +12,6 @@ from elasticjob_operator.apply.manifests.patches import merge_patch, status_patc
 from elasticjob_operator.apply.manifests.pods import build_pod, environment, wants_runtime
 
 __all__ = [
-    "RESOURCES",
     "Object",
     "Resource",
     "Settings",
@@ -25,6 +24,7 @@ __all__ = [
     "metadata",
     "owner_reference",
     "resource_of",
+    "resource_of_kind",
     "status_patch",
     "wants_runtime",
 ]

@@ -1,4 +1,4 @@
-"""Builds the children other than pods: Service, disruption budget, network policy, certificate, pod group. Pure."""
+"""Builds the children other than pods, from the Service to the autoscaler. Pure."""
 
 from __future__ import annotations
 
@@ -7,29 +7,37 @@ from typing import Any
 
 from elasticjob_operator.api import names
 from elasticjob_operator.apply.manifests import gangs
-from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
+from elasticjob_operator.apply.manifests.common import Object, metadata
 from elasticjob_operator.apply.manifests.gangs import Resource
 from elasticjob_operator.apply.manifests.patches import merge_patch
 from elasticjob_operator.model.observe import Job
+from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.values import Child, Kind
 
-RESOURCES = {
+_EVERYWHERE = {
     Kind.SERVICE: Resource("v1", "services"),
     Kind.CONFIG_MAP: Resource("v1", "configmaps"),
     Kind.NETWORK_POLICY: Resource("networking.k8s.io/v1", "networkpolicies"),
-    Kind.DISRUPTION_BUDGET: Resource("policy/v1", "poddisruptionbudgets"),
 }
+_BY_CLUSTER = {Kind.DISRUPTION_BUDGET: "poddisruptionbudgets", Kind.AUTOSCALER: "horizontalpodautoscalers"}
 
 
-def resource_of(child: Child) -> Resource:
+def resource_of_kind(kind: Kind, served: Served) -> Resource:
+    """Where objects of this kind, which is not PodGroup, live in this cluster."""
+    if kind in _BY_CLUSTER:
+        return Resource(served.version_of(kind.value), _BY_CLUSTER[kind])
+    return _EVERYWHERE[kind]
+
+
+def resource_of(child: Child, served: Served) -> Resource:
     if child.kind is Kind.POD_GROUP:
         return gangs.RESOURCES[str(dict(child.values).get("flavour"))]
-    return RESOURCES[child.kind]
+    return resource_of_kind(child.kind, served)
 
 
-def build_child(job: Job, child: Child, settings: Settings, policy_version: str = "policy/v1") -> Object:
-    """The manifest of a child. `policy_version`: the API version that the cluster serves for PodDisruptionBudgets."""
-    values = dict(child.values)
+def build_child(job: Job, child: Child, served: Served = Served()) -> Object:
+    """The manifest of a child."""
+    values, version = dict(child.values), resource_of(child, served).group_version
     described = metadata(job, child.name, {names.ANNOTATION_DIGEST: child.digest})
     ours = {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}}
     if child.kind is Kind.SERVICE:
@@ -46,14 +54,18 @@ def build_child(job: Job, child: Child, settings: Settings, policy_version: str 
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": described, "data": values}
     if child.kind is Kind.DISRUPTION_BUDGET:
         budget = {"minAvailable": values["minAvailable"], "selector": ours}
-        return {"apiVersion": policy_version, "kind": child.kind.value, "metadata": described, "spec": budget}
+        return {"apiVersion": version, "kind": child.kind.value, "metadata": described, "spec": budget}
     if child.kind is Kind.NETWORK_POLICY:
         peers = {"podSelector": {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}}}
         rules = {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
-        return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": described, "spec": rules}
+        return {"apiVersion": version, "kind": "NetworkPolicy", "metadata": described, "spec": rules}
+    if child.kind is Kind.AUTOSCALER:
+        target = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.name}
+        scaler = {"scaleTargetRef": target, **values}
+        return {"apiVersion": version, "kind": child.kind.value, "metadata": described, "spec": scaler}
     assert job.spec is not None, "a gang is planned for valid jobs only"
     return {
-        "apiVersion": resource_of(child).group_version,
+        "apiVersion": version,
         "kind": "PodGroup",
         "metadata": described,
         "spec": gangs.build_group(job.spec, values["flavour"]),
@@ -63,11 +75,12 @@ def build_child(job: Job, child: Child, settings: Settings, policy_version: str 
 def correct_child(kind: Kind, found: Mapping[str, Any], wanted: Object) -> Object:
     """The merge patch from the found object to the wanted one; empty if nothing differs.
 
-    For a Service and a PodGroup only the operator's own fields are set: other components add fields, some immutable.
+    Of some kinds only the operator's own fields are set: others add fields, some of them immutable. Users may give an
+    autoscaler a `behavior`.
     """
     before: Object = {key: found.get(key) or {} for key in ("spec", "data") if key in wanted}
     after: Object = {key: wanted[key] for key in before}
-    change = merge_patch(before, after, is_whole=kind not in (Kind.SERVICE, Kind.POD_GROUP))
+    change = merge_patch(before, after, is_whole=kind not in (Kind.SERVICE, Kind.POD_GROUP, Kind.AUTOSCALER))
     annotations = wanted["metadata"].get("annotations", {})
     if merge_patch(found["metadata"].get("annotations") or {}, annotations, is_whole=False):
         change["metadata"] = {"annotations": annotations}

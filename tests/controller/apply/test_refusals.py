@@ -1,0 +1,55 @@
+"""What the API server's rejections mean for a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_operator.apply import refusals
+from elasticjob_operator.rest.errors import ApiError
+
+POD = ApiError(422, "Invalid", "spec.containers[0].image: Required value")
+QUOTA = ApiError(403, "Forbidden", "exceeded quota")
+SCALER = refusals.name_autoscaler(ApiError(422, "Invalid", "spec.metrics[0].type: Required value"))
+NO_SCALER = ("AutoscalerRefused", "elasticPolicy.metrics has no effect: spec.metrics[0].type: Required value")
+BAD_POD = ("InvalidTemplate", "spec.template: the API server rejects the pod: spec.containers[0].image: Required value")
+
+
+@pytest.mark.parametrize(
+    ("refused", "problem", "is_blocking"),
+    [
+        pytest.param([], None, False, id="nothing"),
+        pytest.param([POD], BAD_POD, True, id="a pod"),
+        pytest.param([SCALER], NO_SCALER, False, id="an autoscaler: the job does without"),
+        pytest.param([SCALER, QUOTA], ("CreateForbidden", "exceeded quota"), True, id="pods come first"),
+        pytest.param([SCALER, POD], BAD_POD, True, id="an invalid pod comes first"),
+    ],
+)
+def test_the_most_important_rejection_is_told(
+    refused: list[ApiError], problem: tuple[str, str] | None, is_blocking: bool
+) -> None:
+    assert refusals.find_problem(refused) == problem
+    assert refusals.is_blocking(refused) is is_blocking
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        pytest.param(ApiError(404, "NotFound", "not found"), "serves neither autoscaling/v2 nor", id="not served"),
+        pytest.param(QUOTA, "install the operator's chart with rbac.autoscaling=true", id="no rights"),
+    ],
+)
+def test_an_autoscaler_that_cannot_be_made_names_the_remedy(error: ApiError, told: str) -> None:
+    named = refusals.name_autoscaler(error)
+    assert refusals.is_refusal(named)
+    assert told in named.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(ApiError(404, "NotFound", 'namespaces "team" not found'), id="its namespace goes"),
+        pytest.param(ApiError(503, "Unavailable", "try again"), id="an API server that is away"),
+    ],
+)
+def test_what_passes_is_no_rejection(error: ApiError) -> None:
+    assert refusals.name_autoscaler(error) is error
