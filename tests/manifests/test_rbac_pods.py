@@ -98,6 +98,7 @@ def test_nothing_is_made_outside_of_the_jobs_namespace_or_without_an_owner() -> 
         Kind.NETWORK_POLICY: (),
         Kind.CONFIG_MAP: (("ca.crt", "pem"),),
         Kind.DISRUPTION_BUDGET: (("minAvailable", 2),),
+        Kind.AUTOSCALER: (("metrics", []),),
     }
     children = [Child(kind, "digits-x", value) for kind, value in values.items()]
     made = [build(TEMPLATES["plain"]), *(manifests.build_child(job, child) for child in children)]

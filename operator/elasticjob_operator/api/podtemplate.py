@@ -109,14 +109,20 @@ DEVICES = (
     "google.com/tpu",
     "habana.ai/gaudi",
     "aws.amazon.com/neuron",
-    "gpu.intel.com/",
+    "aws.amazon.com/neuroncore",
+    "gpu.intel.com/i915",
+    "gpu.intel.com/xe",
 )
-# Those that are something else: networks, memory, CPUs of another kind.
-_NO_DEVICES = ("rdma/", "vpc.amazonaws.com/", "networking.gke.io", "kubernetes.io/", "cpu.", "mellanox.com/")
+# Those that are something else: networks, memory, CPUs of another kind, parts of a device that is counted itself.
+_NO_DEVICES = (
+    *("rdma/", "vpc.amazonaws.com/", "networking.gke.io", "kubernetes.io/", "cpu.", "mellanox.com/"),
+    *("gpu.intel.com/memory.max", "gpu.intel.com/millicores", "gpu.intel.com/tiles"),
+    *("gpu.intel.com/i915_monitoring", "gpu.intel.com/xe_monitoring"),
+)
 
 
 def _is_device(resource: str) -> bool:
-    return any(resource == name or (name[-1] in "-/" and resource.startswith(name)) for name in DEVICES)
+    return any(resource == name or (name[-1] == "-" and resource.startswith(name)) for name in DEVICES)
 
 
 def _trainer_resources(template: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -133,8 +139,13 @@ def count_devices(template: Mapping[str, Any]) -> int:
     resources = _trainer_resources(template)
     limits = resources.get("limits") or {}
     counted = sum(int(value) for name, value in limits.items() if _is_device(name) and str(value).isdecimal())
-    claims = resources.get("claims")
-    return counted + (len(claims) if isinstance(claims, list) else 0)
+    return counted + len(find_claims(template))
+
+
+def find_claims(template: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the trainer's resource claims."""
+    claims = _trainer_resources(template).get("claims")
+    return tuple(str(c.get("name")) for c in claims if isinstance(c, Mapping)) if isinstance(claims, list) else ()
 
 
 def find_unknown_devices(template: Mapping[str, Any]) -> tuple[str, ...]:

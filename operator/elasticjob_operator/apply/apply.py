@@ -224,13 +224,10 @@ class Applier:
     # Everything else.
 
     async def _ensure(self, job: Job, child: Child) -> None:
-        if child.kind is not Kind.AUTOSCALER:
-            await self._write_child(job, child)
-            return
         try:
             await self._write_child(job, child)
         except ApiError as error:
-            raise refusals.name_autoscaler(error) from error
+            raise refusals.name_child(child.kind, error) from error
 
     async def _write_child(self, job: Job, child: Child) -> None:
         body = manifests.build_child(job, child, self.served)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
 
 _NO_AUTOSCALER: Final = "AutoscalerRefused"
-_TOLD_BY_REASON = ("NameTaken", "NotServed", _NO_AUTOSCALER)
+_TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", _NO_AUTOSCALER)
 
 
 def is_refusal(error: ApiError) -> bool:
@@ -16,8 +17,16 @@ def is_refusal(error: ApiError) -> bool:
     return error.status in (400, 403, 413, 422) or error.reason in _TOLD_BY_REASON
 
 
-def name_autoscaler(error: ApiError) -> ApiError:
-    """The rejection of a HorizontalPodAutoscaler, told as such; any other error is returned as it is."""
+def name_child(kind: Kind, error: ApiError) -> ApiError:
+    """The rejection of an object that is no pod, told as such; any other error is returned as it is."""
+    if kind is Kind.AUTOSCALER:
+        return _name_autoscaler(error)
+    if error.status not in (400, 413, 422):
+        return error
+    return ApiError(error.status, "ObjectRejected", f"the API server rejects the job's {kind}: {error.message}")
+
+
+def _name_autoscaler(error: ApiError) -> ApiError:
     if not is_refusal(error) and (error.status != 404 or error.message.startswith("namespaces ")):
         return error
     if error.status == 404:

@@ -137,7 +137,16 @@ def _warn_of_unknown(unknown: list[api.Path]) -> tuple[Notice, ...]:
 
 
 def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
-    if spec.nproc_per_node not in ("auto", "gpu") or podtemplate.count_devices(spec.template):
+    if spec.nproc_per_node not in ("auto", "gpu"):
+        return ()
+    claims = podtemplate.find_claims(spec.template)
+    if claims:
+        message = (
+            f"spec.nprocPerNode is {spec.nproc_per_node}, and each of the trainer's resource claims "
+            f"({', '.join(claims[:MOST_NAMED])}) counts as one device: set nprocPerNode where one holds more"
+        )
+        return (Notice("DevicesAssumed", message),)
+    if podtemplate.count_devices(spec.template):
         return ()
     unknown = podtemplate.find_unknown_devices(spec.template)
     if unknown:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from elasticjob_operator.apply import refusals
+from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
 
 POD = ApiError(422, "Invalid", "spec.containers[0].image: Required value")
 QUOTA = ApiError(403, "Forbidden", "exceeded quota")
-SCALER = refusals.name_autoscaler(ApiError(422, "Invalid", "spec.metrics[0].type: Required value"))
+SCALER = refusals.name_child(Kind.AUTOSCALER, ApiError(422, "Invalid", "spec.metrics[0].type: Required value"))
 NO_SCALER = ("AutoscalerRefused", "elasticPolicy.metrics has no effect: spec.metrics[0].type: Required value")
+GROUP = refusals.name_child(Kind.POD_GROUP, ApiError(422, "Invalid", "spec.queue: Invalid value"))
+BAD_GROUP = ("ObjectRejected", "the API server rejects the job's PodGroup: spec.queue: Invalid value")
 BAD_POD = ("InvalidTemplate", "spec.template: the API server rejects the pod: spec.containers[0].image: Required value")
 
 
@@ -20,6 +23,7 @@ BAD_POD = ("InvalidTemplate", "spec.template: the API server rejects the pod: sp
         pytest.param([], None, False, id="nothing"),
         pytest.param([POD], BAD_POD, True, id="a pod"),
         pytest.param([SCALER], NO_SCALER, False, id="an autoscaler: the job does without"),
+        pytest.param([GROUP], BAD_GROUP, True, id="a group, which pods need: that is no fault of the template"),
         pytest.param([SCALER, QUOTA], ("CreateForbidden", "exceeded quota"), True, id="pods come first"),
         pytest.param([SCALER, POD], BAD_POD, True, id="an invalid pod comes first"),
     ],
@@ -39,7 +43,7 @@ def test_the_most_important_rejection_is_told(
     ],
 )
 def test_an_autoscaler_that_cannot_be_made_names_the_remedy(error: ApiError, told: str) -> None:
-    named = refusals.name_autoscaler(error)
+    named = refusals.name_child(Kind.AUTOSCALER, error)
     assert refusals.is_refusal(named)
     assert told in named.message
 
@@ -52,4 +56,4 @@ def test_an_autoscaler_that_cannot_be_made_names_the_remedy(error: ApiError, tol
     ],
 )
 def test_what_passes_is_no_rejection(error: ApiError) -> None:
-    assert refusals.name_autoscaler(error) is error
+    assert refusals.name_child(Kind.AUTOSCALER, error) is error

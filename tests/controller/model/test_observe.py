@@ -288,6 +288,10 @@ def test_replicas_out_of_bounds_are_bounded(replicas: int, wanted: int) -> None:
         pytest.param({"habana.ai/gaudi": "8"}, "auto", 8, id="gaudi"),
         pytest.param({"aws.amazon.com/neuron": "2"}, "auto", 2, id="neuron"),
         pytest.param({"gpu.intel.com/i915": "1", "gpu.intel.com/xe": "2"}, "auto", 3, id="intel"),
+        pytest.param(
+            {"gpu.intel.com/i915": "1", "gpu.intel.com/millicores": "100"}, "auto", 1, id="a part of an intel"
+        ),
+        pytest.param({"aws.amazon.com/neuroncore": "4"}, "auto", 4, id="cores of a neuron"),
         pytest.param({"nvidia.com/gpu.shared": "2"}, "auto", 2, id="shared"),
         pytest.param({"rdma/hca": "4", "nvidia.com/gpu": "2"}, "auto", 2, id="a network is no device"),
         pytest.param({"example.com/npu": "8"}, "auto", 1, id="unknown"),
@@ -307,6 +311,10 @@ def test_resource_claims_are_devices() -> None:
     resources = {"claims": [{"name": "first"}, {"name": "second"}]}
     template = {"spec": {"containers": [{"name": "worker", "resources": resources}]}}
     assert observe.resolve_nproc(api.parse_spec({"template": template})) == 2
+    (notice,) = observe.observe_job(raw_job({"template": template})).notices
+    assert notice.reason == "DevicesAssumed"
+    assert "(first, second) counts as one device" in notice.message
+    assert observe.observe_job(raw_job({"nprocPerNode": 4, "template": template})).notices == ()
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,14 @@ def test_objects_that_the_spec_has_turned_off_go(on: dict[str, Any], off: dict[s
     assert plan(see(make_job(make_spec(**off)), children=strange)).remove == ()
 
 
+@pytest.mark.parametrize("pods", [pytest.param(True, id="pods wait"), pytest.param(False, id="pods do not wait")])
+def test_what_was_rejected_is_held_back(pods: bool) -> None:
+    made = plan(see(make_job()))
+    held = made.held_back(NOW + 5, pods=pods)
+    assert (held.create, held.ensure) == (() if pods else made.create, ())
+    assert held.wake_at is not None and held.wake_at <= NOW + 5
+
+
 def test_a_finished_job_needs_no_budget_and_no_autoscaler() -> None:
     policy = {"minReplicas": 2, "maxReplicas": 4, "metrics": [{"type": "Resource"}]}
     first = plan(see(make_job(make_spec(elasticPolicy=policy))))
