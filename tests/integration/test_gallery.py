@@ -56,7 +56,10 @@ def play(jobs: Jobs, tmp_path: Path) -> Callable[..., list[Facts]]:
 
     def run(name: str, run: Run) -> list[Facts]:
         manifest = yaml.safe_load((MANIFESTS / f"{name}.yaml").read_text())
-        job = localize(manifest, {"/opt/elasticjob/examples": EXAMPLES, "/checkpoints": tmp_path})
+        mounts = {"/opt/elasticjob/examples": EXAMPLES}
+        if "checkpoints" not in manifest["spec"]:
+            mounts["/checkpoints"] = tmp_path
+        job = localize(manifest, mounts)
         job["spec"]["replicas"] = run.replicas
         job["spec"]["template"]["spec"]["containers"][0]["command"] += [w.format(tmp_path) for w in run.arguments]
         name = f"{name.replace('/', '-')}-{run.replicas}"
@@ -157,6 +160,11 @@ def test_digits_reaches_its_accuracy(play: Play) -> None:
     said = play("digits", Run(2, ("--epochs=6",)))
     done = [facts for facts in said if facts["event"] == "done"]
     assert done[-1]["accuracy"] >= 0.95
+
+
+def test_digits_needs_no_volume(play: Play) -> None:
+    done = [facts for facts in play("digits-copies", Run(2, ("--epochs=1",))) if facts["event"] == "done"]
+    assert len(done) == 2
 
 
 def test_the_session_has_the_same_result_on_all_ranks(play: Play) -> None:

@@ -247,6 +247,7 @@ class FakeHub:
                 agent,
                 {
                     "type": "welcome",
+                    "peerKey": "secret",
                     "heartbeatSeconds": self.heartbeat,
                     "timeoutSeconds": self.timeout,
                     "inProcess": self._is_in_process(),

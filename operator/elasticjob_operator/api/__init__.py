@@ -37,7 +37,7 @@ from elasticjob_operator.api.policies import (
     Stragglers,
     SuccessPolicy,
 )
-from elasticjob_operator.api.spec import Scaling, ScalingMode, Spec, TemplateRef
+from elasticjob_operator.api.spec import CheckpointMedium, Checkpoints, Scaling, ScalingMode, Spec, TemplateRef
 from elasticjob_operator.api.status import (
     BackoffStatus,
     CapacityStatus,
@@ -63,6 +63,8 @@ __all__ = [
     "AvoidNodes",
     "BackoffStatus",
     "CapacityStatus",
+    "CheckpointMedium",
+    "Checkpoints",
     "CleanPodPolicy",
     "Condition",
     "CostStatus",

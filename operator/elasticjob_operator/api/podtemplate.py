@@ -100,6 +100,17 @@ def trainer_container(template: Mapping[str, Any]) -> str:
     return annotations.get(names.ANNOTATION_TRAINER) or first
 
 
+def find_mount(template: Mapping[str, Any], path: str) -> str:
+    """The mount path of the trainer's volume that this path is on, above it or below it; "" if there is none."""
+    trainer = trainer_container(template)
+    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
+    for mount in container.get("volumeMounts") or ():
+        where = str(mount.get("mountPath", "")).rstrip("/") + "/"
+        if f"{path}/".startswith(where) or where.startswith(f"{path}/"):
+            return where.rstrip("/") or "/"
+    return ""
+
+
 # The resources that are devices to train on, by name or by the beginning of it. A shared GPU counts as one device.
 DEVICES = (
     "nvidia.com/gpu",

@@ -8,15 +8,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from elasticjob_operator import quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.api.base import Model, Replicas
-from elasticjob_operator.api.podtemplate import check_template, template_hash
+from elasticjob_operator.api.podtemplate import check_template, find_mount, template_hash
 from elasticjob_operator.api.policies import (
     ElasticPolicy,
     FailurePolicy,
     Health,
     Network,
     Rendezvous,
+    RendezvousBackend,
     RunPolicy,
     RuntimeInjection,
     SuccessPolicy,
@@ -79,6 +81,41 @@ class TemplateRef(Model):
     )
 
 
+class CheckpointMedium(StrEnum):
+    DISK = "Disk"
+    MEMORY = "Memory"
+
+
+def _quantity(value: str) -> str:
+    if quantity.parse(value) <= 0:
+        raise ValueError("must be more than 0")
+    return value
+
+
+class Checkpoints(Model):
+    """A checkpoint directory that survives without a volume: each pod has its own, and other pods hold copies."""
+
+    path: str = Field(
+        pattern=r"^/[^:]*[^:/]$",
+        max_length=1024,
+        description="The directory in the trainer container, which must not be on a volume of the template.",
+    )
+    replicas: Annotated[int, Field(ge=1, le=10)] = Field(
+        default=1,
+        description="How many other pods hold a copy of each finished checkpoint, on other nodes if possible: so many "
+        "pods may be lost at once.",
+    )
+    medium: CheckpointMedium = Field(
+        default=CheckpointMedium.DISK,
+        description="Disk: of the node. Memory: counts against the memory limit of the container.",
+    )
+    size_limit: Annotated[str, AfterValidator(_quantity)] | None = Field(
+        default=None,
+        max_length=32,
+        description="Bytes in each pod, for its own files and the copies that it holds. Default: any.",
+    )
+
+
 class Spec(Model):
     """The desired state."""
 
@@ -112,6 +149,7 @@ class Spec(Model):
     )
     health: Health = Field(default_factory=Health, description="Preflight and hang detection.")
     network: Network = Field(default_factory=Network, description="Network access to the workers.")
+    checkpoints: Checkpoints | None = Field(default=None, description=(Checkpoints.__doc__ or ""))
     runtime_injection: RuntimeInjection = Field(
         default=RuntimeInjection.AUTO,
         description="Whether an init container copies the elasticjob runtime into the trainer: Auto (if the "
@@ -160,6 +198,11 @@ class Spec(Model):
             "!has(self.elasticPolicy) || !has(self.elasticPolicy.metrics)",
             "scaling.mode Goodput and elasticPolicy.metrics exclude each other: both choose the number of pods",
         ),
+        (
+            "!has(self.checkpoints) || !has(self.rendezvous) || !has(self.rendezvous.backend) || "
+            "self.rendezvous.backend == 'operator'",
+            "checkpoints needs the rendezvous backend operator: remove checkpoints or rendezvous.backend",
+        ),
     )
 
     @model_validator(mode="after")
@@ -180,6 +223,15 @@ class Spec(Model):
             raise ValueError(self.CEL[4][1])
         if self.is_pooled and policy.metrics:
             raise ValueError(self.CEL[6][1])
+        if self.checkpoints is not None:
+            if self.rendezvous.backend is not RendezvousBackend.OPERATOR:
+                raise ValueError(self.CEL[7][1])
+            mounted = find_mount(self.template, self.checkpoints.path)
+            if mounted:
+                raise ValueError(
+                    f"checkpoints.path {self.checkpoints.path} is on the volume mounted at {mounted}: remove "
+                    "checkpoints if the volume keeps the files, or choose another path"
+                )
         return self
 
     CEL_OF_CHANGES = (

@@ -80,6 +80,14 @@ class Failure(_Wire):
     collectives: Count | None = None  # in a hang: that this rank has entered
 
 
+class Checkpoint(_Wire):
+    """The last checkpoint of which other pods hold copies, as an agent knows it."""
+
+    number: Count = 0  # 0: there is none
+    copies: Count = 0  # other pods that hold it
+    restoring: bool = False  # the agent gets it before it starts its workers in the announced world
+
+
 class AgentState(_Wire):
     """The complete state of an agent, sent in `hello` and after every change."""
 
@@ -93,6 +101,7 @@ class AgentState(_Wire):
     failure: Failure | None = None  # why it left `generation`, if a worker failed
     blocked: bool = False  # all its workers wait (`running`), or are blocked in a collective (`stopping`)
     quiet: Count = 0  # the generation in which its workers neither compute nor communicate, for longer than ever
+    checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints
 
 
 class Hello(_Wire):
@@ -101,6 +110,7 @@ class Hello(_Wire):
     agent: Short  # unique per agent process: a restarted container is another agent
     runtime: dict[Short, Short] = Field(default_factory=dict, max_length=16)  # versions
     sizes: bool = False  # it understands a `world` message with `sizes` in place of `members`
+    peers: bool = False  # it asks for the key by which the agents of the job know each other
     state: AgentState
 
 
@@ -203,6 +213,7 @@ class Welcome(_Wire):
     timeout_seconds: float  # after this much silence the hub considers the connection lost
     in_process: bool = False  # the other members' workers keep their memory: start the script before a world exists
     training: bool = False  # a world is training and must stop for a joiner: finish all imports before becoming ready
+    peer_key: Short | None = None  # for an agent that asked for it: secret, the same for all agents of the job
 
 
 class DirectiveMessage(_Wire):

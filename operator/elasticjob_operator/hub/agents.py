@@ -6,9 +6,11 @@ connection costs only a reconnect.
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from elasticjob_operator import ratelimit
 from elasticjob_operator.api import wire
@@ -134,6 +136,11 @@ class JobAgents:
         self._tally.subtract(_traits(entry.agent))
         self._tally.update(_traits(agent))
         entry.agent = agent
+
+    @cached_property
+    def peer_key(self) -> str:
+        """By which the job's agents know each other. All of them connect anew, and get another one, with a new hub."""
+        return secrets.token_hex(32)
 
     @property
     def is_in_process(self) -> bool:

@@ -263,6 +263,7 @@ class Hub:
             timeout_seconds=link.timeout,
             in_process=entry.job.is_in_process,
             training=entry.job.is_training,
+            peer_key=entry.job.peer_key if hello.peers else None,
         )
         await link.send(frames.encode(welcome))
         self._registry.send_soon(entry)

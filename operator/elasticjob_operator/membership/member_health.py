@@ -217,6 +217,8 @@ def _judge_present(member: api.Member, worker: Worker, agent: Agent, situation: 
         return MemberVerdict(member, MemberHealth.LOST, worker, "it did not stop its workers")
     if lost_its_store(member, state, world):
         return MemberVerdict(member, MemberHealth.STOPPED, worker, "the store of this generation is gone")
+    if state.checkpoint is not None and state.checkpoint.restoring:
+        return MemberVerdict(member, MemberHealth.STARTING, worker, "it gets the checkpoint to begin with")
     # An agent cannot be late if the directive could not be sent to it.
     until = max(parse_time(world.formed_time) or 0.0, agent.since, situation.hub_started) + settings.start
     if situation.now < until:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticjob_operator import api
-from elasticjob_operator.failures import backoff_rules, silence
+from elasticjob_operator.failures import backoff_rules, copies, silence
 from elasticjob_operator.history import goodput, worlds
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.model.observe import parse_time
@@ -66,6 +66,11 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
         conditions = reporting.with_condition(conditions, "Degraded", True, *problem, now)
     elif status.condition("Degraded"):
         conditions = reporting.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
+    first = seen.agents.get(world.members[0].uid) if training and world.members else None
+    told = None if first is None else first.state.checkpoint
+    copied = copies.find_copies(status.condition("CheckpointCopied"), told, spec.checkpoints)
+    if copied is not None:
+        conditions = reporting.with_condition(conditions, "CheckpointCopied", *copied, now)
     conditions = _note_progress(revise(status, conditions=conditions), now)
     return revise(
         status,

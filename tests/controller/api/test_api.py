@@ -133,6 +133,12 @@ BAD_ACROSS_FIELDS = [
         id="rule-with-both-conditions",
     ),
     pytest.param(
+        spec(checkpoints={"path": "/checkpoints"}, rendezvous={"backend": "c10d"}),
+        "spec",
+        "checkpoints needs the rendezvous backend operator: remove checkpoints or rendezvous.backend",
+        id="checkpoints-without-agents",
+    ),
+    pytest.param(
         spec(replicas=5, elasticPolicy={"maxReplicas": 4}),
         "spec",
         "replicas must not be greater than elasticPolicy.maxReplicas: lower replicas or raise maxReplicas",
@@ -151,6 +157,12 @@ BAD_ACROSS_FIELDS = [
         id="no-legal-value",
     ),
 ]
+
+
+def test_a_volume_beside_the_checkpoints_is_none_of_theirs() -> None:
+    container = {"name": "a", "volumeMounts": [{"name": "d", "mountPath": "/data"}, {"mountPath": "/checkpoints-old"}]}
+    raw = {"checkpoints": {"path": "/checkpoints"}, "template": {"spec": {"containers": [container]}}}
+    assert api.parse_spec(raw).checkpoints == api.Checkpoints(path="/checkpoints")
 
 
 @pytest.mark.parametrize(("raw", "field", "message"), BAD_ACROSS_FIELDS)
@@ -192,6 +204,25 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             "spec.health.hangTimeoutSeconds",
             "must be 'auto' or a number of seconds (0 turns it off)",
             id="hang-timeout",
+        ),
+        *(
+            pytest.param(
+                {
+                    "checkpoints": {"path": "/data/checkpoints"},
+                    "template": {"spec": {"containers": [{"name": "a", "volumeMounts": [{"mountPath": where}]}]}},
+                },
+                "spec",
+                f"checkpoints.path /data/checkpoints is on the volume mounted at {where.rstrip('/')}: remove "
+                "checkpoints if the volume keeps the files, or choose another path",
+                id=f"checkpoints-on-a-volume-{i}",
+            )
+            for i, where in enumerate(("/data/checkpoints", "/data/", "/data/checkpoints/old"))
+        ),
+        pytest.param(
+            spec(checkpoints={"path": "/checkpoints", "sizeLimit": "large"}),
+            "spec.checkpoints.sizeLimit",
+            "large is not a quantity",
+            id="checkpoints-size",
         ),
         pytest.param(
             {"template": {}},

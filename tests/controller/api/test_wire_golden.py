@@ -26,6 +26,7 @@ MESSAGES = (
     wire.Progress,
     wire.Diagnosis,
     wire.AgentState,
+    wire.Checkpoint,
     wire.Failure,
     wire.Store,
     wire.Welcome,

@@ -49,6 +49,30 @@ def test_a_built_pod_is_observed_as_ours() -> None:
     assert (seen.name, seen.job, seen.job_uid, seen.index) == ("digits-worker-2", "digits", "job-uid", 2)
 
 
+def test_a_checkpoint_directory_and_its_copies_share_one_volume() -> None:
+    wanted = {"path": "/checkpoints", "replicas": 2, "medium": "Memory", "sizeLimit": "2Gi"}
+    pod = build(make_spec(checkpoints=wanted))
+    assert {"name": "elasticjob-checkpoints", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in pod["spec"][
+        "volumes"
+    ]
+    mounts = {m["mountPath"]: (m["name"], m["subPath"]) for m in trainer(pod)["volumeMounts"] if "subPath" in m}
+    assert mounts == {
+        "/checkpoints": ("elasticjob-checkpoints", "files"),
+        "/var/run/elasticjob.dev/copies": ("elasticjob-checkpoints", "copies"),
+    }
+    variables = {name: value for name, value in environment(pod).items() if "CHECKPOINT" in name}
+    assert variables == {
+        "ELASTICJOB_CHECKPOINTS": "/checkpoints",
+        "ELASTICJOB_CHECKPOINT_COPIES": "/var/run/elasticjob.dev/copies",
+        "ELASTICJOB_CHECKPOINT_REPLICAS": "2",
+        "ELASTICJOB_CHECKPOINT_BYTES": str(2 << 30),
+    }
+
+
+def test_a_job_without_checkpoints_gets_nothing_for_them() -> None:
+    assert "checkpoint" not in str(build()).lower()
+
+
 def test_a_pod_belongs_to_its_job() -> None:
     (owner,) = build()["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("ElasticJob", "job-uid", True)

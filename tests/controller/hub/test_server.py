@@ -251,6 +251,20 @@ async def test_a_newcomer_hears_whether_the_others_keep_their_memory() -> None:
                 assert not (await greet(running, "digits-worker-8")).in_process, "not all of them do"
 
 
+async def test_agents_that_ask_get_the_key_of_their_job() -> None:
+    async with running_hub() as running:
+        keys = []
+        for pod in ("digits-worker-0", "digits-worker-1"):
+            async with connected(running, pod) as client:
+                await client.say(wire.Hello(agent=pod, peers=True, state=wire.AgentState(phase=wire.AgentPhase.READY)))
+                welcome = await client.hear()
+                assert isinstance(welcome, wire.Welcome)
+                keys.append(welcome.peer_key)
+        assert keys[0], "a secret"
+        assert keys[0] == keys[1], "the same for all agents of a job"
+        assert (await greet(running, "digits-worker-8")).peer_key is None, "nobody else gets it"
+
+
 async def test_a_newcomer_hears_whether_others_train() -> None:
     async with running_hub() as running:
         assert not (await greet(running, "digits-worker-8")).training

@@ -50,6 +50,12 @@ LATELY = format_time(NOW - 10)
         pytest.param(
             worker(agent={"phase": "ready"}), MemberHealth.STARTING, "it has not started yet", id="not-started"
         ),
+        pytest.param(
+            worker(agent={"phase": "ready", "said": {"checkpoint": wire.Checkpoint(restoring=True)}}),
+            MemberHealth.STARTING,
+            "it gets the checkpoint to begin with",
+            id="restores",
+        ),
         pytest.param(worker(agent={"phase": "starting"}), MemberHealth.STARTING, "it has not started yet", id="boots"),
         pytest.param(
             worker(agent={"phase": "ready", "generation": 1}),

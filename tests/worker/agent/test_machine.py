@@ -494,3 +494,14 @@ def test_workers_that_have_stopped_are_not_blocked() -> None:
     state, done = play(make_state(Stage.STOPPED), events.Blocked(True))
     assert done == []
     assert not state.published.blocked
+
+
+def test_a_member_that_restores_says_so_until_its_workers_run() -> None:
+    state = make_state(Stage.ENTERING, world=world())
+    state, actions = play(state, events.Kept(wire.Checkpoint(7, 1)))
+    assert [a.state.checkpoint for a in actions if isinstance(a, events.Publish)] == [wire.Checkpoint(7, 1, True)]
+    state, actions = play(state, events.Kept(wire.Checkpoint(8, 2)), events.Entered(4))
+    assert state.stage is Stage.RUNNING
+    assert state.published.checkpoint == wire.Checkpoint(8, 2)
+    state, actions = play(state, events.Kept(wire.Checkpoint(8, 2)))
+    assert not actions, "nothing is new"

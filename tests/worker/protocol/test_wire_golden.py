@@ -44,6 +44,7 @@ STATE = wire.AgentState(
     failure=FAILURE,
     blocked=True,
     quiet=6,
+    checkpoint=wire.Checkpoint(number=4, copies=2, restoring=True),
 )
 PROGRESS = wire.Progress(
     generation=7,
@@ -57,14 +58,14 @@ PROGRESS = wire.Progress(
     metrics={"loss": 0.5},
 )
 SAID = {
-    "hello": wire.hello("agent-1", {"torch": "2.13.0"}, STATE),
+    "hello": wire.hello("agent-1", {"torch": "2.13.0"}, STATE, peers=True),
     "state": wire.state(STATE),
     "progress": wire.progress(PROGRESS),
     "diagnosis": wire.diagnosis(7, "stall", "rank 1 waits in all_reduce"),
 }
 WORLD = wire.World(generation=7, rank=1, nprocs=(4, 4, 8), store=STORE, restarts=3)
 HEARD = {
-    "welcome": wire.Welcome(1.5, 7.5, in_process=True, training=True),
+    "welcome": wire.Welcome(1.5, 7.5, in_process=True, training=True, peer_key="secret"),
     "world_with_sizes": WORLD,
     "world_with_members": dataclasses.replace(WORLD, nprocs=(4, 8)),
     "regroup": wire.Regroup(7, "drain", checkpoint=True, grace_seconds=12.5),

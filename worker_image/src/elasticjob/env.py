@@ -29,6 +29,11 @@ GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
 STRAGGLER_SECONDS: Final = "ELASTICJOB_STRAGGLER_SECONDS"
 HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"
 PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"
+CHECKPOINTS: Final = "ELASTICJOB_CHECKPOINTS"  # the directory whose files other pods hold copies of
+CHECKPOINT_COPIES: Final = "ELASTICJOB_CHECKPOINT_COPIES"  # the folder for copies of other pods' files
+CHECKPOINT_REPLICAS: Final = "ELASTICJOB_CHECKPOINT_REPLICAS"
+CHECKPOINT_BYTES: Final = "ELASTICJOB_CHECKPOINT_BYTES"  # the limit of both together
+CHECKPOINT_RATE: Final = "ELASTICJOB_CHECKPOINT_MIB_PER_SECOND"  # optional, set by the author of the job
 
 # Set by the agent for its workers.
 GENERATION: Final = "ELASTICJOB_GENERATION"
@@ -58,6 +63,18 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True)
+class Checkpoints:
+    """A checkpoint directory that survives without a volume (`spec.checkpoints`)."""
+
+    path: Path
+    copies: Path  # of other pods' files
+    replicas: int = 1  # other pods that hold each file
+    limit_bytes: int | None = None  # of both folders together
+    node: str = ""
+    bytes_per_second: float = 100.0 * 2**20  # for copies while the script trains
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of the agent in its pod."""
 
@@ -72,6 +89,7 @@ class Settings:
     hang_timeout: float | None = None  # seconds; None: derive it from the step time; 0: off
     preflight: str = "Off"
     in_process: bool | None = None  # None: determined by the script and the hub
+    checkpoints: Checkpoints | None = None
 
     @property
     def endpoint(self) -> str:
@@ -85,7 +103,7 @@ def _require(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+def _number(environ: Mapping[str, str], name: str, default: float, unit: str = "seconds") -> float:
     text = environ.get(name, "").strip()
     if not text:
         return default
@@ -94,7 +112,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = -1.0
     if value < 0 or not math.isfinite(value):
-        raise SettingsError(f"{name}={text!r} is not a number of seconds. Set it to a number, 0 or more.")
+        raise SettingsError(f"{name}={text!r} is not a number of {unit}. Set it to a number, 0 or more.")
     return value
 
 
@@ -126,6 +144,22 @@ def _preflight(environ: Mapping[str, str]) -> str:
     if level not in PREFLIGHT_LEVELS:
         raise SettingsError(f"{PREFLIGHT}={level!r} is unknown. Use {', '.join(PREFLIGHT_LEVELS)}.")
     return level
+
+
+def _checkpoints(environ: Mapping[str, str]) -> Checkpoints | None:
+    path = environ.get(CHECKPOINTS, "").strip()
+    if not path:
+        return None
+    mebibytes = _number(environ, CHECKPOINT_RATE, 100.0, "MiB a second")
+    limit = _number(environ, CHECKPOINT_BYTES, 0.0, "bytes")
+    return Checkpoints(
+        path=Path(path),
+        copies=Path(_require(environ, CHECKPOINT_COPIES)),
+        replicas=int(_number(environ, CHECKPOINT_REPLICAS, 1.0, "pods")),
+        limit_bytes=int(limit) or None,
+        node=environ.get(NODE_NAME, ""),
+        bytes_per_second=max(mebibytes, 0.001) * 2**20,
+    )
 
 
 def has_hub(environ: Mapping[str, str]) -> bool:
@@ -162,8 +196,9 @@ def load(environ: Mapping[str, str], local_addr: str | None = None) -> Settings:
         job=environ.get(NAME, ""),
         namespace=environ.get(NAMESPACE, ""),
         pod_name=environ.get(POD_NAME, ""),
-        grace_seconds=_seconds(environ, GRACE_SECONDS, 30.0),
-        hang_timeout=None if hang == "auto" else _seconds(environ, HANG_TIMEOUT, 0.0),
+        grace_seconds=_number(environ, GRACE_SECONDS, 30.0),
+        hang_timeout=None if hang == "auto" else _number(environ, HANG_TIMEOUT, 0.0),
         preflight=_preflight(environ),
         in_process=is_in_process(environ),
+        checkpoints=_checkpoints(environ),
     )

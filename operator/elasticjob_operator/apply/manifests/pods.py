@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticjob_operator import api
+from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import trainer_container
 from elasticjob_operator.apply.manifests import gangs
@@ -53,6 +53,8 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     _add_environment(trainer, environment(job, spec, new.index, settings))
     _add_token(body, trainer, job, settings)
     _add_shm(body, trainer)
+    if spec.checkpoints is not None:
+        _add_checkpoints(body, trainer, spec.checkpoints)
     if wants_runtime(spec, trainer, settings):
         _add_runtime(body, trainer, settings)
     if new.placement is not None:
@@ -168,6 +170,29 @@ def _add_shm(body: Object, trainer: Object) -> None:
         return
     volume = {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}}
     _mount(body, trainer, volume, {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"})  # noqa: S108
+
+
+def _add_checkpoints(body: Object, trainer: Object, checkpoints: api.Checkpoints) -> None:
+    """The script's directory, and beside it the copies that this pod holds for others: one volume with one limit."""
+    empty: Object = {}
+    variables = {
+        names.ENV_CHECKPOINTS: checkpoints.path,
+        names.ENV_CHECKPOINT_COPIES: names.COPIES_PATH,
+        names.ENV_CHECKPOINT_REPLICAS: str(checkpoints.replicas),
+    }
+    if checkpoints.medium is api.CheckpointMedium.MEMORY:
+        empty["medium"] = "Memory"
+    if checkpoints.size_limit is not None:
+        empty["sizeLimit"] = checkpoints.size_limit
+        variables[names.ENV_CHECKPOINT_BYTES] = str(int(quantity.parse(checkpoints.size_limit)))
+    name = names.VOLUME_CHECKPOINTS
+    _mount(body, trainer, {"name": name, "emptyDir": empty}, _part_of(name, checkpoints.path, "files"))
+    trainer["volumeMounts"].append(_part_of(name, names.COPIES_PATH, "copies"))
+    _add_environment(trainer, [{"name": name, "value": value} for name, value in variables.items()])
+
+
+def _part_of(volume: str, path: str, folder: str) -> Object:
+    return {"name": volume, "mountPath": path, "subPath": folder}
 
 
 def wants_runtime(spec: api.Spec, trainer: Object, settings: Settings) -> bool:

@@ -23,74 +23,85 @@ class HubView:
 # Events.
 
 
+class Event:
+    """Something that has happened."""
+
+
 @dataclass(frozen=True)
-class Tick:
+class Tick(Event):
     """Time has passed."""
 
 
 @dataclass(frozen=True)
-class HubChanged:
+class HubChanged(Event):
     """A message arrived from the hub, or the connection was made or lost. Carries the complete view."""
 
     hub: HubView
 
 
 @dataclass(frozen=True)
-class Terminated:
+class Terminated(Event):
     """The agent received SIGTERM."""
 
 
 @dataclass(frozen=True)
-class Sized:
+class Sized(Event):
     """torch's agent has set the number of workers in this pod."""
 
     nproc: int
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Wanted(Event):
     """torch asks for a world to start workers in; none runs. `found`: the failure of the last ones that torch noted."""
 
     found: wire.Failure | None = None
 
 
 @dataclass(frozen=True)
-class Listening:
+class Listening(Event):
     """A new store is open."""
 
     store: wire.Store
 
 
 @dataclass(frozen=True)
-class Entered:
+class Entered(Event):
     """The agent has connected to the store of this generation."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Missed:
+class Missed(Event):
     """This generation ended before the agent had connected to its store."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Parked:
+class Kept(Event):
+    """What has become of the job's checkpoints, of which other pods hold copies."""
+
+    checkpoint: wire.Checkpoint
+
+
+@dataclass(frozen=True)
+class Parked(Event):
     """torch's loop is blocked until the workers have stopped."""
 
     found: wire.Failure | None = None
 
 
 @dataclass(frozen=True)
-class Hung:
+class Hung(Event):
     """The workers reported no step within the hang timeout; or, if `quiet` is not None, whether they do nothing."""
 
     quiet: bool | None = None
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examined(Event):
     """The stacks of the hung workers were collected. `waiting`: pids of those blocked in a collective."""
 
     evidence: wire.Failure
@@ -98,12 +109,12 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(Event):
     """Every script that was asked for a checkpoint has saved one, or has exited."""
 
 
 @dataclass(frozen=True)
-class Blocked:
+class Blocked(Event):
     """Whether all workers wait for much longer than usual or, while they stop or pause, are blocked in a collective."""
 
     blocked: bool
@@ -111,21 +122,21 @@ class Blocked:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class Stopped(Event):
     """All workers have exited."""
 
     found: wire.Failure | None = None
 
 
 @dataclass(frozen=True)
-class SessionsMade:
+class SessionsMade(Event):
     """All workers of this generation have created a Session."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Idle:
+class Idle(Event):
     """A session has left its world and waits for the next one. `error`: the exception that ended the last one."""
 
     pid: int
@@ -133,77 +144,58 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Gone:
+class Gone(Event):
     """A worker has closed its control connection."""
 
     pid: int
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(Event):
     """All workers exited with code 0."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(Event):
     """The agent is about to exit, in this final phase."""
 
     phase: str
     failure: wire.Failure | None = None
 
 
-Event = (
-    Tick
-    | HubChanged
-    | Terminated
-    | Sized
-    | Wanted
-    | Listening
-    | Entered
-    | Missed
-    | Parked
-    | Hung
-    | Examined
-    | Saved
-    | Blocked
-    | Stopped
-    | SessionsMade
-    | Idle
-    | Gone
-    | Finished
-    | Ended
-)
-
-
 # Actions.
 
 
+class Action:
+    """Something to do."""
+
+
 @dataclass(frozen=True)
-class Publish:
+class Publish(Action):
     """Send this state to the hub."""
 
     state: wire.AgentState
 
 
 @dataclass(frozen=True)
-class CloseStores:
+class CloseStores(Action):
     """Close the stores of the last generation, which releases everything that blocks in them."""
 
 
 @dataclass(frozen=True)
-class OpenStore:
+class OpenStore(Action):
     """Open a new store; answered by Listening."""
 
 
 @dataclass(frozen=True)
-class Enter:
+class Enter(Action):
     """Connect to the store of this world; answered by Entered or Missed."""
 
     world: wire.World
 
 
 @dataclass(frozen=True)
-class Begin:
+class Begin(Action):
     """Start the workers in this world, or send the world to the waiting sessions."""
 
     world: wire.World
@@ -211,12 +203,12 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(Action):
     """Start the workers before a world exists: they create sessions and wait."""
 
 
 @dataclass(frozen=True)
-class Exit:
+class Exit(Action):
     """End torch's loop: the hub released this pod or, with `is_error`, the pod cannot take part."""
 
     code: int
@@ -225,43 +217,43 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Save:
+class Save(Action):
     """Ask the scripts for a checkpoint; answered by Saved."""
 
 
 @dataclass(frozen=True)
-class Terminate:
+class Terminate(Action):
     """Send SIGTERM to the workers. With `has_grace` they may save: Blocked tells if they cannot."""
 
     has_grace: bool = False
 
 
 @dataclass(frozen=True)
-class CheckStopped:
+class CheckStopped(Action):
     """Check whether the workers have exited; answered by Stopped if they have."""
 
 
 @dataclass(frozen=True)
-class Kill:
+class Kill(Action):
     """Send SIGKILL to the workers; answered by Stopped."""
 
 
 @dataclass(frozen=True)
-class KillProcesses:
+class KillProcesses(Action):
     """Send SIGKILL to all workers except these (pids), which can leave the collective and keep their memory."""
 
     but: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
-class KillSessions:
+class KillSessions(Action):
     """Send SIGKILL to the sessions that did not leave their world in time: all except these (pids)."""
 
     but: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
-class AskPause:
+class AskPause(Action):
     """Ask the sessions to leave the world. If `announced`, they first agree on a common last step."""
 
     generation: int
@@ -269,32 +261,14 @@ class AskPause:
 
 
 @dataclass(frozen=True)
-class Examine:
+class Examine(Action):
     """Collect the stacks of the workers; answered by Examined."""
 
 
 @dataclass(frozen=True)
-class Log:
+class Log(Action):
     text: str
     is_warning: bool = True
 
 
-Action = (
-    Publish
-    | CloseStores
-    | OpenStore
-    | Enter
-    | Begin
-    | Launch
-    | Exit
-    | Save
-    | Terminate
-    | CheckStopped
-    | Kill
-    | KillProcesses
-    | KillSessions
-    | AskPause
-    | Examine
-    | Log
-)
 Actions = tuple[Action, ...]

@@ -1,4 +1,4 @@
-"""Carries out what `machine` decides. Owns the connection to the hub, the stores and the signals to workers.
+"""Carries out what `machine` decides. Owns the connection to the hub and the signals to workers.
 
 All events go through one queue. One thread takes them in order, steps the machine and performs its actions. An action
 that can block for long (connecting to a store, examining hung workers) runs in its own thread and posts an event at its
@@ -16,23 +16,22 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from elasticjob import __version__
-from elasticjob.agent import events, hub_client, machine, rules, torch_agent
+from elasticjob.agent import events, hub_client, machine, rules, stores, torch_agent
 from elasticjob.agent.events import Action, Event
 from elasticjob.agent.local_workers import LocalWorkers
 from elasticjob.agent.state import Stage, State
 from elasticjob.channel import control
 from elasticjob.env import Settings
+from elasticjob.peers import directory
 from elasticjob.protocol import directives, store, wire
 
 logger = logging.getLogger("elasticjob")
 
 _ADVICE = 30.0  # seconds between two warnings about a hub that does not answer
 _SETTLE = 10.0  # seconds that `end` waits for the hub's answer
-_STORE_PATIENCE = 30.0
 
 Answer = events.Begin | events.Launch | events.Exit
 
@@ -56,12 +55,11 @@ class Executor:
         self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._crash: Exception | None = None
-        self._server: TCPStore | None = None  # the store that this agent offers while it is ready
-        self._stores: dict[int, store.GenerationStore] = {}  # by generation; one may connect when its world is over
         self._examining = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="elasticjob-agent", daemon=True)
         self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
         self.workers = LocalWorkers(self.hub, settings.hang_timeout, self._find_place, self._on_message)
+        self._stores = stores.Stores(settings, self._look, self.post, self.finish, self._look_at_workers)
 
     # For torch's loop, in the main thread.
 
@@ -94,6 +92,7 @@ class Executor:
 
     def await_workers_world(self) -> Answer:
         """Request a world for new workers; block until there is one, or a reason to exit."""
+        self._stores.flush()
         self.post(events.Wanted(self._find_failure()))
         answer = self._answers.get()
         if isinstance(answer, Exception):
@@ -136,12 +135,12 @@ class Executor:
                 self.wait(rules.is_released, patience)
         self.hub.close()
         self._events.put(None)
-        self._close_stores()
+        self._stores.end()
         self.workers.close()
 
     def store_of(self, world: wire.World) -> store.GenerationStore:
         """The store of a world that this agent has entered. Raises KeyError for any other."""
-        return self._stores[world.generation]
+        return self._stores.find(world.generation)
 
     # The machine's thread.
 
@@ -177,12 +176,11 @@ class Executor:
             case events.Publish(published):
                 self.hub.publish(published)
             case events.CloseStores():
-                self._close_stores()
+                self._stores.close_all()
             case events.OpenStore():
-                self._server, where = store.listen(self.settings.pod_ip)
-                self.post(events.Listening(where))
+                self._stores.open()
             case events.Enter(world):
-                self._enter(world)
+                self._stores.enter(world)
             case events.Begin(world, to_sessions=True):
                 self.workers.send_world(world)
             case events.Begin() | events.Launch() | events.Exit():
@@ -226,41 +224,13 @@ class Executor:
         agent = self.agent
         return None if agent is None else torch_agent.find_failure(agent, self.state.generation, self.workers.killed)
 
-    # Stores.
-
-    def _enter(self, world: wire.World) -> None:
-        if world.rank == 0:
-            assert self._server is not None
-            self._use_store(self._server, world)
-            return
-        self._server = None  # rank 0 hosts the store of this generation
-        threading.Thread(target=self._connect_store, args=(world,), name="elasticjob-enter", daemon=True).start()
-
-    def _connect_store(self, world: wire.World) -> None:
-        def missed() -> bool:
-            return rules.is_missed(self.state, world.generation)
-
-        inner = None
-        while inner is None and not missed():
-            try:
-                inner = store.connect(world.store, missed, time.monotonic() + _STORE_PATIENCE)
-            except OSError as error:
-                logger.warning("Generation %d: %s. Retrying until the hub ends it.", world.generation, error)
-        if inner is None:
-            self.post(events.Missed(world.generation))
-        else:
-            self._use_store(inner, world)
-
-    def _use_store(self, inner: TCPStore, world: wire.World) -> None:
-        self._stores[world.generation] = store.GenerationStore(inner, world, self.finish)
-        self.post(events.Entered(world.generation))
-
-    def _close_stores(self) -> None:
-        while self._stores:
-            self._stores.popitem()[1].close()
-        self._server = None
-
     # Workers.
+
+    def _look(self) -> State:
+        return self.state
+
+    def _look_at_workers(self) -> tuple[directory.Workers, list[int]]:
+        return torch_agent.look_at_workers(self.agent)
 
     def _find_place(self) -> tuple[int, int]:
         """The current generation, and the global rank of this pod's first worker in it."""

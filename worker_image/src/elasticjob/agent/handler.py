@@ -46,9 +46,10 @@ def open_handler(params: RendezvousParameters) -> ElasticJobRendezvous:
     try:
         settings = env.load(os.environ, params.local_addr)
         join_timeout = float(params.get("join_timeout", 600))
+        executor = Executor(settings, join_timeout)
     except ValueError as error:
         fail(str(error))
-    return ElasticJobRendezvous(Executor(settings, join_timeout), params.run_id)
+    return ElasticJobRendezvous(executor, params.run_id)
 
 
 def fail(message: str) -> NoReturn:

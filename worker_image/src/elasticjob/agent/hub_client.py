@@ -192,7 +192,8 @@ class Hub:
     async def _exchange_hello(self, socket: Any) -> wire.Welcome:
         with self._changed:
             published, state = self._published, self._state
-        await socket.send(wire.hello(self._agent, self._runtime, state))
+        peers = self._settings.checkpoints is not None
+        await socket.send(wire.hello(self._agent, self._runtime, state, peers=peers))
         message = parse(await asyncio.wait_for(socket.recv(), OPEN_SECONDS))
         if isinstance(message, wire.Refusal):
             self._refused(message)

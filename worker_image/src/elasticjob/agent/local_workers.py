@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from elasticjob.agent import events, steps
+from elasticjob.agent import events
 from elasticjob.agent.hub_client import Hub
 from elasticjob.channel import control, hang, looks, stillness, work
 from elasticjob.channel.place import Place
-from elasticjob.protocol import directives, wire
+from elasticjob.protocol import directives, steps, wire
 
 logger = logging.getLogger("elasticjob")
 

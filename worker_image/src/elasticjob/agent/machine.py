@@ -115,6 +115,11 @@ def _entering(state: State, generation: int) -> wire.World | None:
     return state.world
 
 
+def _kept(state: State, event: events.Kept, now: float) -> Result:
+    found = replace(event.checkpoint, restoring=state.stage is Stage.ENTERING)
+    return (state, ()) if found == state.published.checkpoint else stages.publish(state, checkpoint=found)
+
+
 def _parked(state: State, event: events.Parked, now: float) -> Result:
     if state.stage is Stage.OVER:
         return stages.stop(replace(state, granted=0.0), now)
@@ -204,6 +209,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     events.Listening: _listening,
     events.Entered: _entered,
     events.Missed: _missed,
+    events.Kept: _kept,
     events.Parked: _parked,
     events.Hung: _hung,
     events.Examined: _examined,

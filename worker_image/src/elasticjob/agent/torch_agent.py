@@ -16,8 +16,11 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from elasticjob.peers.directory import Workers
 from elasticjob.protocol import wire
 from elasticjob.torchcompat import elastic_agent
+
+_EXITED_ON_REQUEST = 128 + signal.SIGTERM  # by a handler of its own
 
 
 def local_world_size(agent: SimpleElasticAgent) -> int:
@@ -28,6 +31,16 @@ def local_world_size(agent: SimpleElasticAgent) -> int:
 def has_workers(agent: SimpleElasticAgent | None) -> bool:
     """Whether at least one worker is still running."""
     return agent is not None and any(process.poll() is None for process in elastic_agent.find_processes(agent).values())
+
+
+def look_at_workers(agent: SimpleElasticAgent | None) -> tuple[Workers, list[int]]:
+    """What the state of the workers says of their last files, and the pids of those that run."""
+    processes = [] if agent is None else list(elastic_agent.find_processes(agent).values())
+    codes = {process.poll() for process in processes}
+    running = [process.pid for process in processes if process.poll() is None]
+    if not codes or codes - {None, 0, _EXITED_ON_REQUEST}:
+        return Workers.BROKEN, running
+    return Workers.RUN if None in codes else Workers.DONE, running
 
 
 def signal_workers(agent: SimpleElasticAgent | None, number: signal.Signals) -> None:

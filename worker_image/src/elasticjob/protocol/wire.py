@@ -7,7 +7,7 @@ ignored, so a newer hub may send more.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 PROTOCOL_VERSION: Final = 1
@@ -74,6 +74,7 @@ class Welcome:
     timeout_seconds: float
     in_process: bool = False  # the other members run sessions
     training: bool = False  # other members are training, and will stop for a joiner
+    peer_key: str = ""  # by which the agents of the job know each other, if this one asked for it
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,22 @@ class Failure:
             localRank=self.local_rank,
             exitCode=self.exit_code,
             signal=self.signal,
-            message=_head(self.message, MAX_TEXT),
-            traceback=_tail(self.traceback, MAX_TRACEBACK),
+            message=self.message and self.message[:MAX_TEXT],
+            traceback=self.traceback and self.traceback[-MAX_TRACEBACK:],
             kind=self.kind,
             waits=self.waits,
             stalledSeconds=self.stalled_seconds,
             collectives=self.collectives,
         )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The last checkpoint of which other pods hold copies, as this agent knows it."""
+
+    number: int = 0  # 0: there is none
+    copies: int = 0  # other pods that hold it
+    restoring: bool = False  # the agent gets it before it starts its workers in an announced world
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,7 @@ class AgentState:
     failure: Failure | None = None
     blocked: bool = False  # all workers wait (`running`), or are blocked in a collective (`stopping`)
     quiet: int = 0  # the generation in which its workers neither compute nor communicate
+    checkpoint: Checkpoint | None = None  # of a job with `spec.checkpoints`
 
     def dump(self) -> dict[str, Any]:
         return _drop_none(
@@ -143,6 +154,7 @@ class AgentState:
             failure=None if self.failure is None else self.failure.dump(),
             blocked=self.blocked or None,
             quiet=self.quiet or None,
+            checkpoint=None if self.checkpoint is None else asdict(self.checkpoint),
         )
 
 
@@ -178,16 +190,9 @@ def _drop_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _head(text: str | None, size: int) -> str | None:
-    return text if text is None else text[:size]
-
-
-def _tail(text: str | None, size: int) -> str | None:
-    return text if text is None else text[-size:]
-
-
-def hello(agent: str, runtime: dict[str, str], state: AgentState) -> str:
-    return _encode("hello", agent=agent, runtime=runtime, sizes=True, state=state.dump())
+def hello(agent: str, runtime: dict[str, str], state: AgentState, *, peers: bool = False) -> str:
+    """`peers`: ask for the key by which the agents of the job know each other."""
+    return _encode("hello", agent=agent, runtime=runtime, sizes=True, peers=peers, state=state.dump())
 
 
 def state(value: AgentState) -> str:
@@ -216,8 +221,9 @@ def parse(text: str | bytes) -> Welcome | Directive | Refusal:
         raise WireError("the hub speaks another version; use a runtime of the operator's version")
     kind = message.get("type")
     if kind == "welcome":
+        heartbeat, timeout = (_number(message, name) for name in ("heartbeatSeconds", "timeoutSeconds"))
         in_process, training = (message.get(name) is True for name in ("inProcess", "training"))
-        return Welcome(_number(message, "heartbeatSeconds"), _number(message, "timeoutSeconds"), in_process, training)
+        return Welcome(heartbeat, timeout, in_process, training, str(message.get("peerKey", "")))
     if kind == "error":
         return Refusal(_text(message, "code"), _text(message, "message"))
     if kind == "directive":

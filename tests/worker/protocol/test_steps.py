@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.steps import OwnTimes, Steps, read_progress
 from elasticjob.protocol import wire
+from elasticjob.protocol.steps import OwnTimes, Steps, read_progress
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""Pods of one job as keepers in this process: their directories are folders, their workers are what a test says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from elasticjob import env
+from elasticjob.peers.directory import Workers
+from elasticjob.peers.entering import Place
+from elasticjob.peers.keeper import Keeper
+
+PATIENCE = 60.0
+
+
+def wait_for(look: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not look():
+        assert time.monotonic() < deadline, f"not seen: {what}"
+        time.sleep(0.02)
+
+
+class FakeStore:
+    """The store of a world, which all of its pods reach."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes, /) -> None:
+        self._values[key] = value
+
+    def get(self, key: str, /) -> bytes:
+        return self._values[key]
+
+    def check(self, keys: list[str], /) -> bool:
+        return self._values.keys() >= set(keys)
+
+
+class FakePod:
+    """One pod, with its agent's keeper."""
+
+    def __init__(self, folder: Path, node: str, *, key: str = "secret", limit: int | None = None, replicas: int = 1):
+        self.path = folder / "files"
+        self.workers = Workers.RUN
+        self.kept: list[tuple[int, int]] = []
+        settings = env.Checkpoints(self.path, folder / "copies", replicas, limit, node, 1e9)
+        self.keeper = Keeper(
+            settings,
+            "127.0.0.1",
+            lambda: key,
+            lambda: (self.workers, []),
+            lambda number, copies: self.kept.append((number, copies)),
+        )
+
+    @property
+    def chunks(self) -> list[Path]:
+        return list((self.path.parent / "copies" / "chunks").iterdir())
+
+    def read(self) -> dict[str, bytes]:
+        return {p.relative_to(self.path).as_posix(): p.read_bytes() for p in self.path.rglob("*") if p.is_file()}
+
+
+class Gang:
+    """The pods of a job, which form one world after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made = 0
+        self.generation = 0
+        self.pods: list[FakePod] = []
+
+    def pod(self, node: str = "", **options: object) -> FakePod:
+        self.made += 1
+        folder = self.folder / f"pod-{self.made}"
+        folder.mkdir()
+        pod = FakePod(folder, node or f"node-{self.made}", **options)  # type: ignore[arg-type]
+        self.pods.append(pod)
+        return pod
+
+    def enter(self, *pods: FakePod, interrupted: Callable[[], bool] = lambda: False) -> list[bool]:
+        """Form a world of these pods, by rank."""
+        self.generation += 1
+        store = FakeStore()
+        entered = [False] * len(pods)
+
+        def run(rank: int) -> None:
+            place = Place(self.generation, rank, len(pods))
+            entered[rank] = pods[rank].keeper.enter(store, place, interrupted)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(pods))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "the world is entered"
+        return entered
+
+    def await_kept(self, pod: FakePod, number: int, copies: int = 1) -> None:
+        """Wait until rank 0's pod tells of this checkpoint, with as many copies."""
+        wait_for(lambda: pod.kept and pod.kept[-1] == (number, copies), f"{(number, copies)}; told: {pod.kept[-1:]}")
+
+    def close(self) -> None:
+        for pod in self.pods:
+            pod.keeper.close()
+
+
+def make(folder: Path) -> Iterator[Gang]:
+    gang = Gang(folder)
+    yield gang
+    gang.close()

@@ -1,0 +1,84 @@
+"""Who holds copies, what is restored, and when an entry is finished."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.peers import choice, watch
+from elasticjob.peers.choice import Holding, Peer
+from elasticjob.peers.watch import QUIET, Stat, Watch
+
+
+@pytest.mark.parametrize(
+    ("me", "nodes", "expected"),
+    [
+        pytest.param(0, "a", [], id="alone"),
+        pytest.param(0, "abc", [1, 2], id="one pod a node"),
+        pytest.param(2, "abc", [0, 1], id="each begins with its next one"),
+        pytest.param(0, "aabb", [2, 1, 3], id="other nodes first"),
+        pytest.param(0, "aabbc", [2, 4, 3, 1], id="one of each other node first, its own node last"),
+        pytest.param(1, "aaa", [2, 0], id="one node"),
+    ],
+)
+def test_holders(me: int, nodes: str, expected: list[int]) -> None:
+    peers = [Peer(rank, "10.0.0.1", 1, node) for rank, node in enumerate(nodes)]
+    found = [peer.rank for peer in choice.order_holders(me, peers)]
+    if nodes == "aabb":
+        assert found[0] in (2, 3), "the first is on the other node"
+        assert sorted(found) == sorted(expected)
+        assert found[-1] == 1, "its own node is the last"
+    else:
+        assert found == expected
+
+
+def held(name: str, order: int, have: int, files: int = 2) -> Holding:
+    return Holding(name, (1, order), files, have)
+
+
+@pytest.mark.parametrize(
+    ("holdings", "failed", "expected"),
+    [
+        pytest.param({0: [], 1: []}, (), None, id="none"),
+        pytest.param({0: [held("a", 1, 0b11)], 1: [held("b", 2, 0b11)]}, (), "b", id="the newest"),
+        pytest.param({0: [held("a", 1, 0b11), held("b", 2, 0b01)]}, (), "a", id="the newest is not whole"),
+        pytest.param({0: [held("b", 2, 0b01)], 1: [held("b", 2, 0b10)]}, (), "b", id="whole together"),
+        pytest.param({0: [held("a", 1, 0b11), held("b", 2, 0b11)]}, ("b",), "a", id="the newest is damaged"),
+        pytest.param({0: [held("a", 1, 0b0, files=0)]}, (), None, id="without files"),
+    ],
+)
+def test_what_is_restored(holdings: dict[int, list[Holding]], failed: tuple[str, ...], expected: str | None) -> None:
+    found = choice.choose_record(holdings, frozenset(failed))
+    assert (found and found.name) == expected
+
+
+def test_who_has_a_file() -> None:
+    holdings = {0: [held("b", 2, 0b01)], 1: [held("b", 2, 0b11)], 2: [held("a", 1, 0b11)], 3: [held("b", 2, 0b11)]}
+    assert choice.find_holders("b", 1, holdings, me=0) == [1, 3]
+    assert choice.find_holders("b", 0, holdings, me=1) == [3, 0], "the load is spread, and nobody asks itself"
+    assert choice.find_holders("a", 0, holdings, me=2) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [
+        *((name, True) for name in (".hidden", "a.pt.tmp", "a.part", "tmp-checkpoint-10", "x.incomplete", "a~")),
+        *((name, False) for name in ("a.pt", "checkpoint-10", "step-5", "latest", "template.json", "tmpfs")),
+    ],
+)
+def test_temporary_names(name: str, ignored: bool) -> None:
+    assert watch.is_ignored(name) is ignored
+
+
+def test_an_entry_is_finished_when_nothing_in_it_changes() -> None:
+    def stat(mtime: int) -> Stat:
+        return Stat(1, mtime, 1)
+
+    seen = Watch().look(0.0, {"a/1": stat(1), "b": stat(1), "c.tmp": stat(1)})
+    assert seen.find_finished(QUIET / 2) == frozenset()
+    seen = seen.look(0.9, {"a/1": stat(1), "a/2": stat(2), "b": stat(1)})
+    assert seen.find_finished(QUIET) == {"b"}, "the folder has got another file"
+    assert seen.find_finished(0.9, quiet=0.0) == {"a", "b"}, "the workers have ended"
+    seen = seen.look(2.0, {"a/1": stat(1), "a/2": stat(3), "c": stat(1)})
+    assert seen.find_finished(2.0 + QUIET / 2) == frozenset()
+    assert seen.find_finished(2.0 + QUIET) == {"a", "b", "c"}, "b was removed, c was renamed"
+    assert seen.entries == {"a", "c"}

@@ -1,0 +1,82 @@
+"""What is read from and written to a checkpoint directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from elasticjob.peers import folder
+from elasticjob.peers.records import CHUNK_BYTES
+
+
+def make_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", b"x" * 10_000)
+
+
+def make_safetensors(path: Path) -> None:
+    head = json.dumps({"__metadata__": {}, "w": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + bytes(32))
+
+
+@pytest.mark.parametrize(("name", "make"), [("a.pt", make_zip), ("a.safetensors", make_safetensors)])
+def test_a_file_that_is_cut_off_is_recognised(name: str, make: object, tmp_path: Path) -> None:
+    path = tmp_path / name
+    make(path)  # type: ignore[operator]
+    assert not folder.is_cut_off(path)
+    whole = path.read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 4, 0):
+        path.write_bytes(whole[:size])
+        assert folder.is_cut_off(path), size
+
+
+@pytest.mark.parametrize("content", [b"", b"plain text", b"PK is no beginning", bytes(100)])
+def test_other_formats_do_not_tell(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    assert not folder.is_cut_off(path)
+
+
+def test_what_is_open_for_writing(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b.pt").write_bytes(b"x")
+    with (tmp_path / "a" / "1").open("wb"), (tmp_path / "b.pt").open("rb"):
+        assert folder.find_open(tmp_path, [os.getpid()]) == {"a"}
+    assert folder.find_open(tmp_path, [os.getpid()]) == frozenset()
+    assert folder.find_open(tmp_path, [2**22 + 1]) == frozenset(), "it has ended"
+
+
+def test_a_file_is_restored_whole_or_not_at_all(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    data = os.urandom(CHUNK_BYTES + 1)
+    (source / "a").write_bytes(data)
+    os.utime(source / "a", ns=(5, 5))
+    file = folder.read_file(source / "a", source)
+    assert file is not None
+    chunks = dict(zip(file.chunks, folder.read_chunks(source / "a"), strict=True))
+    with pytest.raises(KeyError):
+        folder.restore(target, "x/a", file, {file.chunks[0]: chunks[file.chunks[0]]}.__getitem__)
+    assert folder.scan(target) == {}
+    folder.restore(target, "x/a", file, chunks.__getitem__)
+    assert (target / "x" / "a").read_bytes() == data
+    assert (target / "x" / "a").stat().st_mtime_ns == 5
+    folder.remove_all_but(target, {})
+    assert list(target.iterdir()) == []
+
+
+def test_a_link_out_of_the_directory_is_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/etc")
+    (tmp_path / "up").symlink_to("../x")
+    (tmp_path / "in").symlink_to("step-1")
+    assert folder.read_file(tmp_path / "out", tmp_path) is None
+    assert folder.read_file(tmp_path / "up", tmp_path) is None
+    inside = folder.read_file(tmp_path / "in", tmp_path)
+    assert inside is not None
+    assert inside.link == "step-1"

@@ -1,0 +1,182 @@
+"""Keepers of several pods in one process: real files, sockets and copies, without torch's processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob.peers import transport
+from elasticjob.peers.directory import Workers
+from elasticjob.peers.entering import Place
+from elasticjob.peers.records import CHUNK_BYTES
+from elasticjob.peers.transport import Link, PeerError
+from worker.peers import gang as gangs
+from worker.peers.gang import Gang
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Gang]:
+    yield from gangs.make(tmp_path)
+
+
+LARGE = os.urandom(CHUNK_BYTES + 1000)
+
+
+def test_a_checkpoint_survives_the_pod_that_wrote_it(gang: Gang) -> None:
+    first, second, third = gang.pod(), gang.pod(), gang.pod()
+    assert gang.enter(first, second, third) == [True] * 3
+    (first.path / "step-1").mkdir()
+    (first.path / "step-1" / "model.bin").write_bytes(LARGE)
+    (first.path / "latest").symlink_to("step-1")
+    (first.path / "half.tmp").write_bytes(b"being written")
+    gang.await_kept(first, 1)
+    assert len(second.chunks) == 2, "the next pod holds the copy"
+    assert not third.chunks, "one copy was asked for"
+    first.keeper.close()
+    fourth = gang.pod()
+    assert gang.enter(second, third, fourth) == [True] * 3
+    for pod in (second, third, fourth):
+        assert pod.read()["step-1/model.bin"] == LARGE
+        assert (pod.path / "latest").readlink() == Path("step-1")
+        assert set(pod.read()) == {"step-1/model.bin"}
+    gang.await_kept(second, 1)
+    assert third.chunks, "the copies are whole again"
+
+
+def test_what_was_not_finished_is_not_restored_anywhere(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    (first.path / "a.pt").write_bytes(b"old")
+    gang.await_kept(first, 1)
+    first.workers = Workers.BROKEN  # killed while it writes: no file after this is finished
+    (first.path / "a.pt").write_bytes(b"new and torn")
+    (first.path / "b.pt").write_bytes(b"torn")
+    gang.enter(first, second)
+    assert first.read() == second.read() == {"a.pt": b"old"}
+
+
+def test_what_was_saved_at_the_end_of_a_world_is_kept(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    (first.path / "a.pt").write_bytes(b"last")
+    first.workers = second.workers = Workers.DONE
+    first.keeper.flush(gangs.PATIENCE)
+    first.keeper.close()
+    third = gang.pod()
+    gang.enter(second, third)
+    assert third.read() == {"a.pt": b"last"}
+
+
+def test_the_script_drops_old_checkpoints(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    (first.path / "1.pt").write_bytes(b"1")
+    gang.await_kept(first, 1)
+    (first.path / "2.pt").write_bytes(b"2")
+    gang.await_kept(first, 2)
+    (first.path / "1.pt").unlink()
+    gang.await_kept(first, 3)
+    gang.enter(second, gang.pod())
+    assert second.read() == {"2.pt": b"2"}
+
+
+def test_parts_of_all_pods_make_one_checkpoint(gang: Gang) -> None:
+    pods = [gang.pod(), gang.pod(), gang.pod()]
+    gang.enter(*pods)
+    for rank, pod in enumerate(pods):
+        (pod.path / "step-1").mkdir()
+        (pod.path / "step-1" / f"{rank}.bin").write_bytes(bytes([rank]))
+    gang.await_kept(pods[0], 1)
+    pods[2].keeper.close()
+    gang.enter(pods[0], pods[1])
+    assert pods[0].read() == pods[1].read() == {f"step-1/{rank}.bin": bytes([rank]) for rank in range(3)}
+
+
+def test_a_damaged_copy_is_never_offered(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    (first.path / "1.pt").write_bytes(b"first")
+    gang.await_kept(first, 1)
+    known = set(second.chunks)
+    (first.path / "1.pt").unlink()
+    (first.path / "2.pt").write_bytes(b"second")
+    gang.await_kept(first, 2)
+    (new,) = set(second.chunks) - known
+    new.write_bytes(b"sEcond")
+    first.keeper.close()
+    third = gang.pod()
+    gang.enter(second, third)
+    assert second.read() == third.read() == {"1.pt": b"first"}, "the one before is whole"
+
+
+def test_a_full_pod_holds_nothing_and_harms_nobody(gang: Gang) -> None:
+    first, full, third = gang.pod(), gang.pod(limit=100), gang.pod()
+    gang.enter(first, full, third)
+    (first.path / "1.pt").write_bytes(b"x" * 1000)
+    gang.await_kept(first, 1)
+    assert not full.chunks
+    assert third.chunks, "the next one holds it"
+    third.keeper.close()
+    (first.path / "2.pt").write_bytes(b"y" * 1000)
+    gang.enter(first, full)
+    assert first.kept[-1][0] == 1
+    (first.path / "3.pt").write_bytes(b"z" * 1000)
+    gang.await_kept(first, 2, copies=0)
+
+
+def test_nothing_is_left_where_all_pods_were_lost(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    (first.path / "1.pt").write_bytes(b"1")
+    gang.await_kept(first, 1)
+    first.keeper.close()
+    second.keeper.close()
+    third, fourth = gang.pod(), gang.pod()
+    gang.enter(third, fourth)
+    assert third.kept == [(0, 0)]
+    assert third.read() == {}
+
+
+def test_an_interrupted_start_ends(gang: Gang) -> None:
+    over = threading.Event()
+    threading.Timer(0.2, over.set).start()
+    assert not gang.pod().keeper.enter(gangs.FakeStore(), Place(1, 0, 2), over.is_set), "one of the two never comes"
+
+
+def test_a_stranger_gets_nothing(gang: Gang) -> None:
+    first = gang.pod()
+    port = first.keeper._server.port
+    with pytest.raises(PeerError):
+        transport.connect("127.0.0.1", port, "another key")
+    with pytest.raises(PeerError):
+        transport.connect("127.0.0.1", port, "")
+    link = transport.connect("127.0.0.1", port, "secret")
+    with pytest.raises(PeerError, match="no digest"):
+        link.call("get", digest="../records/1")
+    with pytest.raises(PeerError, match="damaged"):
+        link.call("put", b"other bytes", digest="0" * 64)
+    link.close()
+
+
+def test_a_changed_frame_is_refused() -> None:
+    near, far = socket.socketpair()
+    links: list[Link] = []
+    serving = threading.Thread(target=lambda: links.append(Link(far, "secret", serves=True)))
+    serving.start()
+    client = Link(near, "secret", serves=False)
+    serving.join(30)
+    client.send({"op": "get"}, b"body")
+    data = bytearray(far.recv(1000, socket.MSG_PEEK))
+    assert links[0].receive() == ({"op": "get"}, b"body")
+    near.sendall(data)
+    with pytest.raises(PeerError, match="changed"):
+        links[0].receive()  # the same frame again
+    near.close()
+    far.close()

@@ -1,0 +1,131 @@
+"""The agent's way into a world: the store of the world and, in a job that asks for it, the checkpoint to begin with."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from elasticjob.agent import events, rules
+from elasticjob.agent.state import State
+from elasticjob.env import Settings, SettingsError
+from elasticjob.peers.directory import Workers
+from elasticjob.peers.entering import Place
+from elasticjob.peers.keeper import Keeper
+from elasticjob.peers.transport import PeerError
+from elasticjob.protocol import store, wire
+
+logger = logging.getLogger("elasticjob")
+
+_STORE_PATIENCE = 30.0
+_FLUSH_SECONDS = 10.0  # for copies of what the scripts have saved at the end of a world
+
+
+class Stores:
+    """The stores of this agent. What takes long runs in threads, and posts an event at its end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        look: Callable[[], State],
+        post: Callable[[events.Event], None],
+        finish: Callable[[Callable[[], bool], float], None],
+        look_at_workers: Callable[[], tuple[Workers, list[int]]],
+    ) -> None:
+        """`look` returns the machine's present state. Raises SettingsError if the directory cannot be used."""
+        self._address = settings.pod_ip
+        self._look = look
+        self._post = post
+        self._finish = finish
+        self._server: TCPStore | None = None  # the store that this agent offers while it is ready
+        # By generation: a connection may complete after its world is over.
+        self._stores: dict[int, store.GenerationStore] = {}
+        self._keeper: Keeper | None = None
+        if settings.checkpoints is not None:
+            try:
+                self._keeper = Keeper(
+                    settings.checkpoints, self._address, self._find_key, look_at_workers, self._on_kept
+                )
+            except OSError as error:
+                remedy = "Run the container as a user who may write there."
+                raise SettingsError(f"spec.checkpoints cannot be used: {error}. {remedy}") from None
+
+    def open(self) -> None:
+        """Open a new store; answered by Listening."""
+        self._server, where = store.listen(self._address)
+        self._post(events.Listening(where))
+
+    def enter(self, world: wire.World) -> None:
+        """Connect to the store of this world; answered by Entered or Missed."""
+        mine = self._server if world.rank == 0 else None
+        assert mine is not None or world.rank > 0
+        self._server = mine  # the store of this generation is rank 0's
+        if mine is not None and self._keeper is None:
+            self._use(mine, world)
+        else:
+            threading.Thread(target=self._enter, args=(world, mine), name="elasticjob-enter", daemon=True).start()
+
+    def find(self, generation: int) -> store.GenerationStore:
+        """The store of a world that this agent has entered. Raises KeyError for any other."""
+        return self._stores[generation]
+
+    def flush(self) -> None:
+        """Before the agent leaves its world: have copied what the scripts have saved last."""
+        if self._keeper is not None:
+            self._keeper.flush(_FLUSH_SECONDS)
+
+    def close_all(self) -> None:
+        """Close the stores, which releases everything that blocks in them."""
+        while self._stores:
+            self._stores.popitem()[1].close()
+        self._server = None
+
+    def end(self) -> None:
+        """The agent is about to exit."""
+        self.close_all()
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _enter(self, world: wire.World, inner: TCPStore | None) -> None:
+        def missed() -> bool:
+            return rules.is_missed(self._look(), world.generation)
+
+        while inner is None and not missed():
+            try:
+                inner = store.connect(world.store, missed, time.monotonic() + _STORE_PATIENCE)
+            except OSError as error:
+                logger.warning(
+                    "Generation %d: %s. Retrying until the hub ends this generation.", world.generation, error
+                )
+        if inner is None or not self._restore(inner, world, missed):
+            self._post(events.Missed(world.generation))
+        else:
+            self._use(inner, world)
+
+    def _restore(self, inner: TCPStore, world: wire.World, missed: Callable[[], bool]) -> bool:
+        """Make the newest checkpoint appear in this pod. False if the world cannot be entered."""
+        if self._keeper is None:
+            return True
+        state = self._look()
+        before = state.published.checkpoint or wire.Checkpoint()
+        self._post(events.Kept(before))  # the hub then waits for as long as it takes
+        place = Place(world.generation, world.rank, len(world.nprocs), touches=not state.keeps_memory)
+        try:
+            return self._keeper.enter(inner, place, missed)
+        except (PeerError, OSError) as error:
+            logger.warning("Generation %d: could not agree on a checkpoint: %s", world.generation, error)
+            return False
+
+    def _use(self, inner: TCPStore, world: wire.World) -> None:
+        self._stores[world.generation] = store.GenerationStore(inner, world, self._finish)
+        self._post(events.Entered(world.generation))
+
+    def _find_key(self) -> str:
+        welcome = self._look().hub.welcome
+        return "" if welcome is None else welcome.peer_key
+
+    def _on_kept(self, number: int, copies: int) -> None:
+        self._post(events.Kept(wire.Checkpoint(number, copies)))

@@ -1,0 +1,67 @@
+"""Who holds copies, and what is restored. Pure: the same choice on every pod that knows the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The agent of one pod of a world."""
+
+    rank: int
+    address: str
+    port: int
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A record that a pod knows, and which of its files that pod has whole: one bit each, in the order of paths."""
+
+    name: str
+    order: tuple[int, int]
+    files: int
+    have: int
+
+
+def order_holders(me: int, peers: Sequence[Peer]) -> list[Peer]:
+    """The other pods in the order in which they should hold my copies: first one of each other node.
+
+    Each rank begins with its next one, so that copies spread evenly.
+    """
+    others = [peers[(me + i) % len(peers)] for i in range(1, len(peers))]
+    nodes = {peers[me].node}
+    first: list[Peer] = []
+    for peer in others:
+        if peer.node not in nodes:
+            nodes.add(peer.node)
+            first.append(peer)
+    rest = [peer for peer in others if peer not in first]
+    return first + sorted(rest, key=lambda peer: peer.node == peers[me].node)
+
+
+def choose_record(holdings: Mapping[int, Sequence[Holding]], failed: frozenset[str] = frozenset()) -> Holding | None:
+    """The newest record of which each file is whole in some pod; None if there is none.
+
+    `holdings` by rank; `failed`: records that turned out not to be whole, because a copy is damaged.
+    """
+    together: dict[str, Holding] = {}
+    for held in (one for rank in holdings for one in holdings[rank] if one.name not in failed):
+        before = together.get(held.name)
+        have = held.have | (before.have if before is not None else 0)
+        together[held.name] = Holding(held.name, held.order, held.files, have)
+    whole = [one for one in together.values() if one.files and one.have == (1 << one.files) - 1]
+    return max(whole, key=lambda one: (one.order, one.name), default=None)
+
+
+def find_holders(name: str, index: int, holdings: Mapping[int, Sequence[Holding]], me: int) -> list[int]:
+    """The ranks that have file `index` of this record. Each rank begins elsewhere, so that the load is spread."""
+    ranks = [
+        rank
+        for rank in sorted(holdings)
+        if rank != me and any(held.name == name and held.have >> index & 1 for held in holdings[rank])
+    ]
+    start = me % len(ranks) if ranks else 0
+    return ranks[start:] + ranks[:start]

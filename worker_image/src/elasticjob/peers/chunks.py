@@ -1,0 +1,124 @@
+"""The copies that a pod holds: chunks by their SHA-256, and the records that name them. Thread-safe.
+
+A chunk is verified whenever it is read: a damaged one is removed and never handed out. Files appear by a rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from elasticjob.peers import records
+from elasticjob.peers.records import Record
+
+_YOUNG: Final = 600.0  # seconds for which a chunk without a record is kept: it may belong to the next one
+
+
+class FullError(Exception):
+    """There is no room for another copy. Nothing was stored."""
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class ChunkStore:
+    """A folder of chunks and records."""
+
+    def __init__(self, folder: Path, beside: Path, limit: int | None) -> None:
+        """`limit`: bytes that this folder and `beside`, the script's directory, may take together; None: any."""
+        self._chunks, self._records = folder / "chunks", folder / "records"
+        self._chunks.mkdir(parents=True, exist_ok=True)
+        self._records.mkdir(exist_ok=True)
+        self._beside = beside
+        self._limit = limit
+        self._touched: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def has(self, digest: str) -> bool:
+        """Whether this chunk is there. It is then kept for a while, even if no record names it yet."""
+        with self._lock:
+            self._touched[digest] = time.monotonic()
+            return (self._chunks / digest).exists()
+
+    def get(self, digest: str) -> bytes | None:
+        """The chunk; None if it is not there or was damaged."""
+        path = self._chunks / digest
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if digest_of(data) == digest:
+            return data
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Store a chunk. Raises FullError, and ValueError if it is not what the digest says."""
+        if digest_of(data) != digest:
+            raise ValueError("the chunk is damaged")
+        with self._lock:
+            self._touched[digest] = time.monotonic()
+            if not (self._chunks / digest).exists():
+                self._make_room(len(data))
+                self._write(self._chunks / digest, data)
+
+    def _make_room(self, size: int) -> None:
+        if self._limit is not None and size + _size_of(self._chunks) + _size_of(self._beside) > self._limit:
+            raise FullError
+
+    def _write(self, path: Path, data: bytes) -> None:
+        part = path.with_suffix(".part")
+        try:
+            part.write_bytes(data)
+            part.rename(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise FullError from error
+
+    def read_records(self) -> list[Record]:
+        """All records, oldest first; damaged ones are left out."""
+        found = []
+        for path in self._records.iterdir():
+            with contextlib.suppress(OSError, records.RecordError):
+                record = records.parse_record(path.read_bytes())
+                if record.name == path.name:
+                    found.append(record)
+        return sorted(found, key=lambda record: record.order)
+
+    def save_record(self, record: Record) -> None:
+        """Store a record, and remove what the last ones do not name. Raises FullError."""
+        with self._lock:
+            self._write(self._records / record.name, record.dump())
+        kept = records.choose_kept(self.read_records())
+        names = {one.name for one in kept}
+        for path in self._records.iterdir():
+            if path.name not in names:
+                path.unlink(missing_ok=True)
+        self._sweep(frozenset().union(*(records.digests_of(one.files) for one in kept)))
+
+    def _sweep(self, kept: Collection[str]) -> None:
+        with self._lock:
+            young = time.monotonic() - _YOUNG
+            for path in self._chunks.iterdir():
+                if path.name not in kept and self._touched.get(path.stem, 0.0) < young:
+                    path.unlink(missing_ok=True)
+            self._touched = {digest: at for digest, at in self._touched.items() if at >= young}
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size  # noqa: PTH118 - of many files
+    return total

@@ -1,0 +1,146 @@
+"""This pod's checkpoint directory: what is finished in it, what was restored, and where a chunk lies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from elasticjob.peers import folder
+from elasticjob.peers.choice import Holding
+from elasticjob.peers.chunks import ChunkStore, digest_of
+from elasticjob.peers.records import File, Files, Record, Report, entry_of
+from elasticjob.peers.watch import QUIET, Stat, Watch
+
+
+class Workers(Enum):
+    """What the state of the workers says of the files that they wrote last."""
+
+    RUN = "run"  # finished once they rest
+    DONE = "done"  # finished: all workers have exited by themselves
+    BROKEN = "broken"  # perhaps cut off: a worker was killed or failed, or none was started
+
+
+@dataclass(frozen=True)
+class Known:
+    """A file whose content was read when it had this `stat`."""
+
+    stat: Stat
+    file: File
+    restored: bool  # by the agent, not written by the script
+
+
+@dataclass(frozen=True)
+class View:
+    """What one look found."""
+
+    written: Files = field(default_factory=dict)  # finished files that were not restored
+    gone: frozenset[str] = frozenset()
+    unready: frozenset[str] = frozenset()
+
+    def as_report(self, copies: int) -> Report:
+        return Report(self.written, self.gone, self.unready, copies)
+
+
+class Directory:
+    """Looks from one thread at a time; chunks may be read from any."""
+
+    def __init__(self, root: Path, chunks: ChunkStore) -> None:
+        self.root = root
+        self.chunks = chunks
+        self._watch = Watch()
+        self._known: dict[str, Known] = {}
+        self._where: dict[str, tuple[str, int]] = {}  # by digest: path and number of the chunk
+        self._lock = threading.Lock()
+        self._given = folder.scan(root)  # before any worker ran: by an init container
+
+    def look(self, record: Record | None, workers: Workers, pids: list[int]) -> View:
+        """Look at all files, and read those that are finished and not known yet."""
+        now = time.monotonic()
+        self._watch = self._watch.look(now, folder.scan(self.root))
+        finished = self._watch.find_finished(now, quiet=0.0 if workers is Workers.DONE else QUIET)
+        unready = self._watch.since.keys() - finished
+        fresh = [path for path in self._watch.files if not self._is_known(path) and entry_of(path) in finished]
+        if fresh and workers is not Workers.BROKEN:
+            unready |= folder.find_open(self.root, list(pids))
+            self._read([path for path in fresh if entry_of(path) not in unready])
+        unready |= {entry_of(path) for path in self._watch.files if not self._is_known(path)}
+        ready = {p: self._known[p] for p in self._watch.files if entry_of(p) not in unready}
+        there = frozenset() if record is None else record.files.keys() & self._known.keys()
+        return View(
+            written={path: known.file for path, known in ready.items() if not known.restored},
+            gone=frozenset(p for p in there - self._watch.files.keys() if entry_of(p) not in unready),
+            unready=frozenset(unready),
+        )
+
+    def _is_known(self, path: str) -> bool:
+        return path in self._known and self._known[path].stat == self._watch.files.get(path)
+
+    def _read(self, paths: list[str]) -> None:
+        for path in paths:
+            stat, place = self._watch.files[path], self.root / path
+            if folder.is_cut_off(place):
+                continue
+            file = folder.read_file(place, self.root)
+            if file is not None and folder.scan_one(place) == stat:
+                self._note(path, Known(stat, file, restored=False))
+
+    def _note(self, path: str, known: Known) -> None:
+        with self._lock:
+            self._known[path] = known
+            self._where.update({digest: (path, i) for i, digest in enumerate(known.file.chunks)})
+
+    def read_chunk(self, digest: str) -> bytes | None:
+        """The chunk, from the copies or from the script's own files; None if it is in neither, or damaged."""
+        data = self.chunks.get(digest)
+        if data is not None:
+            return data
+        with self._lock:
+            where = self._where.get(digest)
+        if where is None:
+            return None
+        data = folder.read_chunk(self.root / where[0], where[1])
+        return data if digest_of(data) == digest else None
+
+    def hold(self, digest: str) -> bool:
+        """Whether the copies have this chunk. It is taken from the script's files if it is there."""
+        if self.chunks.has(digest):
+            return True
+        data = self.read_chunk(digest)
+        if data is not None:
+            self.chunks.put(digest, data)
+        return data is not None
+
+    def find_holding(self, record: Record) -> Holding:
+        """Which files of the record this pod has whole."""
+        have = 0
+        for index, (path, file) in enumerate(sorted(record.files.items())):
+            known = self._known.get(path)
+            intact = known is not None and known.file == file and folder.scan_one(self.root / path) == known.stat
+            if intact or all(self.chunks.has(digest) for digest in file.chunks):
+                have |= 1 << index
+        return Holding(record.name, record.order, len(record.files), have)
+
+    def restore(self, files: Files, fetch: Callable[[str], bytes]) -> None:
+        """Make the directory contain these files, and nothing else that scripts have written.
+
+        Oldest first, so that scripts that order checkpoints by time find the newest. Raises what `fetch` raises, and
+        OSError.
+        """
+        for path, file in sorted(files.items(), key=lambda item: (item[1].mtime_ns, item[0])):
+            place = self.root / path
+            known = self._known.get(path)
+            if known is None or known.file != file or folder.scan_one(place) != known.stat:
+                folder.restore(self.root, path, file, fetch)
+            stat = folder.scan_one(place)
+            if stat is not None:
+                self._note(path, Known(stat, file, restored=True))
+        now = folder.scan(self.root)
+        given = {path for path, stat in self._given.items() if now.get(path) == stat}
+        folder.remove_all_but(self.root, {*files, *given})
+        with self._lock:
+            self._known = {path: known for path, known in self._known.items() if path in files}
+        self._watch = Watch().look(time.monotonic(), folder.scan(self.root))

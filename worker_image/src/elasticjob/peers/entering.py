@@ -1,0 +1,292 @@
+"""The start of a world: all agents agree on one checkpoint, and each makes its directory contain it.
+
+They meet in the store of the world, where each leaves its address. Each tells rank 0 what it holds. Rank 0 chooses, and
+all of them report whether they have it before any worker starts. If a copy turns out to be damaged and there is no
+other one, rank 0 chooses again. Values in the store carry an HMAC of the job's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elasticjob.peers import choice, records
+from elasticjob.peers.choice import Holding, Peer
+from elasticjob.peers.chunks import FullError, digest_of
+from elasticjob.peers.copying import Peers
+from elasticjob.peers.directory import Directory
+from elasticjob.peers.records import Record, Report
+from elasticjob.peers.transport import PeerError
+
+logger = logging.getLogger("elasticjob")
+
+_POLL = 0.02
+_PREFIX = "elasticjob/checkpoints"
+_UNLIMITED = 1e12  # bytes a second: nobody trains meanwhile
+
+
+class Store(Protocol):
+    """What is used of torch's store. Its methods raise RuntimeError when it is closed."""
+
+    def set(self, key: str, value: Any, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """This agent's place in a world. `touches`: its workers start anew, so the directory may be changed."""
+
+    generation: int
+    rank: int
+    size: int
+    touches: bool = True
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the world begins with: all of its pods have the files of this record."""
+
+    record: Record | None
+    peers: tuple[Peer, ...]
+
+
+class Gathering:
+    """What the agents of a world tell rank 0 before it starts. Thread-safe."""
+
+    def __init__(self, generation: int = 0) -> None:
+        self._generation = generation
+        self._lock = threading.Lock()
+        self._joined: dict[int, tuple[list[Holding], Report]] = {}
+
+    def join(self, header: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+        """The answer to a `join` request."""
+        if header.get("generation") != self._generation:
+            return {"error": "another world"}
+        self.add(int(header["rank"]), [_parse_holding(one) for one in header["holdings"]], records.parse_report(body))
+        return {}
+
+    def add(self, rank: int, holdings: list[Holding], report: Report) -> None:
+        with self._lock:
+            self._joined[rank] = (holdings, report)
+
+    def take(self, size: int) -> dict[int, tuple[list[Holding], Report]] | None:
+        """What all ranks have told; None while one is missing."""
+        with self._lock:
+            return dict(self._joined) if self._joined.keys() >= set(range(size)) else None
+
+
+class InterruptedEntryError(Exception):
+    """The world is over before it has begun."""
+
+
+class Entry:
+    """One agent's way into one world."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        store: Store,
+        place: Place,
+        key: Callable[[], str],
+        where: tuple[str, int, str],
+        gathering: Gathering,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        """`where`: address, port and node of this agent."""
+        self._directory = directory
+        self._store = store
+        self._place = place
+        self._key = key
+        self._where = where
+        self._gathering = gathering
+        self._interrupted = interrupted
+
+    def run(self, report: Report) -> Found | None:
+        """None if the world is over. Raises PeerError or OSError."""
+        place = self._place
+        try:
+            self._set(f"peer/{place.rank}", list(self._where))
+            met = self._get([f"peer/{rank}" for rank in range(place.size)])
+            peers = tuple(Peer(rank, *where) for rank, where in enumerate(met))
+            connections = Peers(place.rank, peers, self._key, _UNLIMITED)
+            try:
+                return self._agree(connections, report, peers)
+            finally:
+                connections.close()
+        except InterruptedEntryError:
+            return None
+
+    def _agree(self, peers: Peers, report: Report, where: tuple[Peer, ...]) -> Found:
+        rank, size = self._place.rank, self._place.size
+        holdings = [self._directory.find_holding(record) for record in self._directory.chunks.read_records()]
+        if rank == 0:
+            self._gathering.add(0, holdings, report)
+            chosen = self._gather(peers)
+        else:
+            self._join(peers, holdings, report)
+            chosen = {}
+        failed: frozenset[str] = frozenset()
+        attempt = 0
+        while True:
+            if rank == 0:
+                self._set(f"plan/{attempt}", self._plan(chosen, failed))
+            plan = self._get([f"plan/{attempt}"])[0]
+            held = {int(one): [_parse_holding(item) for item in items] for one, items in plan["holdings"].items()}
+            record = self._restore(peers, str(plan["name"]), held)
+            self._set(f"done/{attempt}/{rank}", record is not None or not plan["name"])
+            if rank == 0:
+                done = self._get([f"done/{attempt}/{one}" for one in range(size)])
+                self._set(f"go/{attempt}", all(done))
+            if self._get([f"go/{attempt}"])[0]:
+                return Found(record, where)
+            failed |= {str(plan["name"])}
+            attempt += 1
+
+    # Rank 0.
+
+    def _gather(self, peers: Peers) -> dict[int, list[Holding]]:
+        """What each rank holds, once all have told; with the files that were finished at the end of the last world."""
+        while (joined := self._gathering.take(self._place.size)) is None:
+            self._pause()
+        holdings = {rank: list(held) for rank, (held, _) in joined.items()}
+        newest = choice.choose_record(holdings)
+        before = None if newest is None else self._find_record(peers, newest.name, holdings)
+        reports = [joined[rank][1] for rank in range(self._place.size)]
+        files, shared = records.combine(before, reports)
+        if not files or (before is not None and files == before.files):
+            return holdings
+        fresh = Record(self._place.generation, 1 if before is None else before.number + 1, files, shared)
+        try:
+            self._directory.chunks.save_record(fresh)
+        except FullError:
+            logger.warning("There is no room to record the last checkpoint; an older one is used.")
+            return holdings
+        old = {} if before is None else {path: i for i, path in enumerate(sorted(before.files))}
+        for rank, held in holdings.items():
+            mine = next((one.have for one in held if newest is not None and one.name == newest.name), 0)
+            have = 0
+            for index, (path, file) in enumerate(sorted(files.items())):
+                same = before is not None and before.files.get(path) == file and mine >> old[path] & 1
+                if same or reports[rank].files.get(path) == file:
+                    have |= 1 << index
+            held.append(Holding(fresh.name, fresh.order, len(files), have))
+        return holdings
+
+    def _plan(self, holdings: Mapping[int, Sequence[Holding]], failed: frozenset[str]) -> dict[str, Any]:
+        chosen = choice.choose_record(holdings, failed)
+        if chosen is None:
+            return {"name": "", "holdings": {}}
+        held = {rank: [_dump_holding(one) for one in holdings[rank] if one.name == chosen.name] for rank in holdings}
+        return {"name": chosen.name, "holdings": held}
+
+    # All ranks.
+
+    def _join(self, peers: Peers, holdings: Sequence[Holding], report: Report) -> None:
+        while True:
+            try:
+                said = [_dump_holding(one) for one in holdings]
+                place = self._place
+                peers.call(0, "join", report.dump(), generation=place.generation, rank=place.rank, holdings=said)
+            except (PeerError, OSError) as error:  # rank 0 is not here yet, or has another key for a moment
+                logger.debug("rank 0 does not take what this pod holds: %s", error)
+                self._pause()
+            else:
+                return
+
+    def _find_record(self, peers: Peers, name: str, holdings: Mapping[int, Sequence[Holding]]) -> Record | None:
+        for record in self._directory.chunks.read_records():
+            if record.name == name:
+                return record
+        for rank in [0, *sorted(holdings)]:
+            if rank == self._place.rank:
+                continue
+            try:
+                record = records.parse_record(peers.call(rank, "record", name=name)[1])
+            except (PeerError, OSError, records.RecordError) as error:
+                logger.debug("rank %d does not have the record %s: %s", rank, name, error)
+                continue
+            if record.name == name:
+                return record
+        return None
+
+    def _restore(self, peers: Peers, name: str, holdings: Mapping[int, Sequence[Holding]]) -> Record | None:
+        """Make the directory contain this record. None if that failed, or there is none."""
+        record = self._find_record(peers, name, holdings) if name else None
+        if name and record is None:
+            return None
+        files = {} if record is None else record.files
+        index_of = {path: index for index, path in enumerate(sorted(files))}
+        homes = {digest: index_of[path] for path, file in files.items() for digest in file.chunks}
+
+        def fetch(digest: str) -> bytes:
+            if self._interrupted():
+                raise InterruptedEntryError
+            data = self._directory.read_chunk(digest)
+            if data is None:
+                ranks = choice.find_holders(name, homes[digest], holdings, self._place.rank)
+                data = peers.fetch(digest, ranks)
+            if data is None or digest_of(data) != digest:
+                raise PeerError(f"no undamaged copy of the chunk {digest[:12]} is left")
+            return data
+
+        if self._place.touches:
+            try:
+                self._directory.restore(files, fetch)
+            except (PeerError, OSError) as error:
+                logger.warning("Could not restore the checkpoint %s: %s", name, error)
+                return None
+        if record is not None:
+            try:
+                self._directory.chunks.save_record(record)
+            except FullError:
+                logger.warning("There is no room to record the checkpoint %s in this pod.", name)
+        return record
+
+    # The store.
+
+    def _pause(self) -> None:
+        if self._interrupted():
+            raise InterruptedEntryError
+        time.sleep(_POLL)
+
+    def _seal(self, key: str, text: bytes) -> bytes:
+        said = f"{self._place.generation}/{key}/".encode() + text
+        return hmac.new(self._key().encode(), said, hashlib.sha256).hexdigest().encode() + text
+
+    def _set(self, key: str, value: Any) -> None:
+        try:
+            self._store.set(f"{_PREFIX}/{key}", self._seal(key, json.dumps(value).encode()))
+        except RuntimeError as error:  # the store is closed: its host is gone, or the world is over
+            raise InterruptedEntryError from error
+
+    def _get(self, keys: list[str]) -> list[Any]:
+        """The values of these keys, once all are there. Raises PeerError if one was not written by an agent."""
+        try:
+            while not self._store.check([f"{_PREFIX}/{key}" for key in keys]):
+                self._pause()
+            found = {key: bytes(self._store.get(f"{_PREFIX}/{key}")) for key in keys}
+        except RuntimeError as error:
+            raise InterruptedEntryError from error
+        for key, data in found.items():
+            if not hmac.compare_digest(data, self._seal(key, data[64:])):
+                raise PeerError("a value in the store of the world was made with another key")
+        return [json.loads(data[64:]) for data in found.values()]
+
+
+def _dump_holding(held: Holding) -> list[Any]:
+    return [held.name, *held.order, held.files, f"{held.have:x}"]
+
+
+def _parse_holding(said: Any) -> Holding:
+    name, generation, number, files, have = said
+    return Holding(str(name), (int(generation), int(number)), int(files), int(have, 16))

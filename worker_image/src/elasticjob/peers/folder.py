@@ -1,0 +1,156 @@
+"""Reads and writes the script's checkpoint directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from elasticjob.peers.chunks import digest_of
+from elasticjob.peers.records import CHUNK_BYTES, File, entry_of
+from elasticjob.peers.watch import Stat
+
+_NEVER_EMPTY: Final = (".pt", ".pth", ".ckpt", ".bin", ".distcp")
+_MARK: Final = ".elasticjob-part-"  # of files that are being restored
+
+
+def scan(root: Path) -> dict[str, Stat]:
+    """All files and symbolic links below `root`, by relative path."""
+    found = {}
+    for where, folders, names in os.walk(root):
+        for name in (*names, *(one for one in folders if Path(where, one).is_symlink())):
+            path = Path(where, name)
+            stat = scan_one(path)
+            if stat is not None:
+                found[path.relative_to(root).as_posix()] = stat
+    return found
+
+
+def scan_one(path: Path) -> Stat | None:
+    """None if the file is gone."""
+    try:
+        stat = path.lstat()
+    except OSError:
+        return None
+    return Stat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+def read_file(path: Path, root: Path) -> File | None:
+    """The file's size and digests; None if it is gone, or is nothing that can be copied."""
+    try:
+        stat = path.lstat()
+        if path.is_symlink():
+            target = (path.parent / path.readlink()).resolve()
+            inside = target.is_relative_to(root.resolve()) and not path.readlink().is_absolute()
+            plain = ".." not in path.readlink().parts
+            return File(0, 0, (), path.readlink().as_posix(), stat.st_mtime_ns) if inside and plain else None
+        if not path.is_file():
+            return None
+        digests = tuple(digest_of(chunk) for chunk in read_chunks(path))
+    except OSError:
+        return None
+    return File(stat.st_size, stat.st_mode & 0o777, digests, "", stat.st_mtime_ns)
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """The file's content, CHUNK_BYTES at a time. Raises OSError."""
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def read_chunk(path: Path, index: int) -> bytes:
+    """One chunk; empty if the file is gone or has become shorter."""
+    try:
+        with path.open("rb") as file:
+            file.seek(index * CHUNK_BYTES)
+            return file.read(CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+def is_cut_off(path: Path) -> bool:
+    """Whether the file's format says that its end is missing; False for formats that do not tell."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            if not head and path.suffix in _NEVER_EMPTY:
+                return True
+            if head[:4] == b"PK\x03\x04":  # torch.save, npz
+                return not zipfile.is_zipfile(path)
+            if path.suffix != ".safetensors" or len(head) < 8:
+                return path.suffix == ".safetensors"
+            length = int(struct.unpack("<Q", head)[0])
+            if length > path.stat().st_size:
+                return True
+            tensors = json.loads(file.read(length))
+            ends = [one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"]
+            return path.stat().st_size < 8 + length + int(max(ends, default=0))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return path.suffix == ".safetensors"
+
+
+def find_open(root: Path, pids: list[int], proc: Path = Path("/proc")) -> frozenset[str]:
+    """The entries in which these processes or their children have a file open for writing."""
+    real = root.resolve()
+    found: set[str] = set()
+    while pids:
+        folder = proc / str(pids.pop())
+        with contextlib.suppress(OSError):
+            for thread in (folder / "task").iterdir():
+                pids += map(int, (thread / "children").read_text().split())
+        with contextlib.suppress(OSError):
+            for descriptor in (folder / "fd").iterdir():
+                entry = _find_written(descriptor, real, folder)
+                if entry:
+                    found.add(entry)
+    return frozenset(found)
+
+
+def _find_written(descriptor: Path, root: Path, process: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        target = descriptor.readlink()
+        if not target.is_relative_to(root):
+            return ""
+        said = (process / "fdinfo" / descriptor.name).read_text()
+        flags = int(next(line for line in said.splitlines() if line.startswith("flags:")).split()[1], 8)
+        return entry_of(target.relative_to(root).as_posix()) if flags & os.O_ACCMODE else ""
+    return ""
+
+
+def restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) -> None:
+    """Write one file, and let it appear whole. `fetch` returns a chunk by its digest, and may raise. Raises OSError."""
+    target = root / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    part = root / f"{_MARK}{os.getpid()}"
+    part.unlink(missing_ok=True)
+    try:
+        if file.link:
+            part.symlink_to(file.link)
+        else:
+            with part.open("wb") as out:
+                for digest in file.chunks:
+                    out.write(fetch(digest))
+            part.chmod(file.mode)
+        os.utime(part, ns=(file.mtime_ns, file.mtime_ns), follow_symlinks=False)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def remove_all_but(root: Path, kept: Collection[str]) -> None:
+    """Remove all files whose paths are not in `kept`, and folders that are empty then."""
+    for path in scan(root).keys() - set(kept):
+        (root / path).unlink(missing_ok=True)
+    for where, _, _ in os.walk(root, topdown=False):
+        if Path(where) != root:
+            with contextlib.suppress(OSError):
+                Path(where).rmdir()

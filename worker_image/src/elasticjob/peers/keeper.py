@@ -1,0 +1,289 @@
+"""Keeps the job's checkpoints: looks at the directory, has finished files copied, and answers other agents.
+
+In each world, rank 0's agent gathers what all pods report. When the files of all pods are finished and copied, it makes
+a record of them, which the others fetch with their next report. Only what is in a record is ever restored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticjob import env
+from elasticjob.peers import entering, records
+from elasticjob.peers.chunks import ChunkStore, FullError, digest_of
+from elasticjob.peers.copying import ChangedError, Peers
+from elasticjob.peers.directory import Directory, View, Workers
+from elasticjob.peers.records import Files, Record, Report
+from elasticjob.peers.transport import PeerError, Server
+
+logger = logging.getLogger("elasticjob")
+
+_LOOK_SECONDS = 0.3
+_SPREAD_SECONDS = 10.0  # for the other pods to fetch a record
+_REPORT_SECONDS = 1.0  # between two reports that say the same
+
+
+@dataclass
+class _World:
+    generation: int
+    peers: Peers
+    reports: dict[int, Report] = field(default_factory=dict)  # at rank 0: of each rank ...
+    known: dict[int, str] = field(default_factory=dict)  # ... and the name of the record that it has
+    said: Report | None = None
+    said_at: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return len(self.peers.peers)
+
+    @property
+    def leads(self) -> bool:
+        return self.peers.me == 0
+
+
+class Keeper:
+    """One per agent. `enter` in each world, before its workers start."""
+
+    def __init__(
+        self,
+        settings: env.Checkpoints,
+        address: str,
+        key: Callable[[], str],
+        look_at_workers: Callable[[], tuple[Workers, list[int]]],
+        on_kept: Callable[[int, int], None],
+    ) -> None:
+        """`on_kept` gets, at rank 0, the number of the last record, and how many other pods hold it. Raises OSError."""
+        self._settings = settings
+        self._address = address
+        self._key = key
+        self._look_at_workers = look_at_workers
+        self._on_kept = on_kept
+        settings.path.mkdir(parents=True, exist_ok=True)
+        self.chunks = ChunkStore(settings.copies, settings.path, settings.limit_bytes)
+        self.directory = Directory(settings.path, self.chunks)
+        self.record: Record | None = None
+        self._world: _World | None = None
+        self._gathering = entering.Gathering()
+        self._lock = threading.Lock()
+        self._turning = threading.Lock()
+        self._closed = threading.Event()
+        self._recorded_at = 0.0
+        self._is_cut_off = False  # rank 0 could not be reached
+        self._server = Server(address, key, self._handle)
+        threading.Thread(target=self._run, name="elasticjob-keeper", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._leave()
+        self._server.close()
+
+    def enter(self, store: entering.Store, place: entering.Place, interrupted: Callable[[], bool]) -> bool:
+        """Make the newest complete checkpoint appear in this pod, together with all others of the world.
+
+        False if `interrupted()` became true first. Raises PeerError or OSError.
+        """
+        self._leave()
+        with self._turning:
+            report = self._look().as_report(0)
+            with self._lock:
+                self._gathering = entering.Gathering(place.generation)
+            where = (self._address, self._server.port, self._settings.node)
+            entry = entering.Entry(self.directory, store, place, self._key, where, self._gathering, interrupted)
+            found = entry.run(report)
+            if found is None:
+                return False
+            self.record = found.record
+            with self._lock:
+                peers = Peers(place.rank, found.peers, self._key, self._settings.bytes_per_second)
+                self._world = _World(place.generation, peers)
+            if place.rank == 0:
+                self._on_kept(*((0, 0) if self.record is None else (self.record.number, place.size - 1)))
+        return True
+
+    def flush(self, seconds: float) -> None:
+        """Before the agent leaves a world: wait until what the scripts have saved last is recorded."""
+        deadline = time.monotonic() + seconds
+        self._is_cut_off = False
+        while self._look_at_workers()[0] is Workers.DONE and time.monotonic() < deadline:
+            report = self._turn()
+            if report is None or self._is_cut_off or (records.covers(self.record, report) and self._is_known()):
+                return
+            time.sleep(_LOOK_SECONDS / 3)
+
+    def _is_known(self) -> bool:
+        """At rank 0: whether as many other pods as there should be have the last record."""
+        world = self._world
+        if world is None or not world.leads or self.record is None:
+            return True
+        return self._count_known(world) >= min(self._settings.replicas, world.size - 1)
+
+    def _count_known(self, world: _World) -> int:
+        with self._lock:
+            return sum(self.record is not None and name == self.record.name for name in world.known.values())
+
+    def _leave(self) -> None:
+        with self._lock:
+            world, self._world = self._world, None
+        if world is not None:
+            world.peers.shut()
+            with self._turning:
+                world.peers.close()
+
+    # Turns.
+
+    def _run(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            try:
+                self._turn()
+            except Exception:
+                logger.exception("Could not look after the checkpoints; trying again.")
+                self._closed.wait(5.0)
+
+    def _look(self) -> View:
+        workers, pids = self._look_at_workers()
+        view = self.directory.look(self.record, workers, pids)
+        after, _ = self._look_at_workers()
+        # A worker that died meanwhile may have been writing.
+        return view if workers is after else View(unready=view.unready | {records.entry_of(p) for p in view.written})
+
+    def _turn(self) -> Report | None:
+        """Look, copy and report once. Returns the report; None outside of a world."""
+        with self._turning:
+            world = self._world
+            if world is None:
+                return None
+            view = self._look()
+            try:
+                copies = self._copy(world, view.written)
+            except ChangedError:
+                return Report(unready=frozenset(map(records.entry_of, view.written)))
+            report = view.as_report(copies)
+            if world.peers.over:
+                return None
+            if report != world.said or time.monotonic() - world.said_at > _REPORT_SECONDS:
+                self._report(world, report)
+            return report
+
+    def _copy(self, world: _World, written: Files) -> int:
+        """Have the files of this pod copied; rank 0 also those of the last record, whoever wrote them."""
+        files = {**self.record.files, **written} if world.leads and self.record is not None else written
+        digests = set(records.digests_of(files))
+        if not digests:
+            return min(self._settings.replicas, world.size - 1)
+        return world.peers.copy(digests, self._settings.replicas, self.directory.read_chunk)
+
+    def _report(self, world: _World, report: Report) -> None:
+        if world.leads:
+            with self._lock:
+                world.reports[0] = report
+            self._decide(world)
+        else:
+            known = "" if self.record is None else self.record.name
+            try:
+                _, body = world.peers.call(
+                    0, "report", report.dump(), generation=world.generation, rank=world.peers.me, known=known
+                )
+                if body:
+                    self._save(records.parse_record(body))
+            except (PeerError, OSError, records.RecordError) as error:
+                logger.debug("could not report the checkpoints to rank 0: %s", error)
+                self._is_cut_off = True
+                return
+        world.said, world.said_at = report, time.monotonic()
+
+    def _decide(self, world: _World) -> None:
+        """At rank 0: make a record as soon as the reports of all pods allow it."""
+        with self._lock:
+            reports = [world.reports[rank] for rank in range(world.size) if rank in world.reports]
+        if len(reports) < world.size:
+            return
+        before = self.record
+        files, shared = records.combine(before, reports)
+        if files and (before is None or files != before.files):
+            number = 1 if before is None else before.number + 1
+            self._save(Record(world.generation, number, files, shared))
+            self._recorded_at = time.monotonic()
+        is_known = self._is_known() or time.monotonic() - self._recorded_at > _SPREAD_SECONDS
+        if self.record is not None and is_known:
+            copies = min(report.copies for report in reports)
+            self._on_kept(self.record.number, min(copies, self._count_known(world)))
+
+    def _save(self, record: Record) -> None:
+        try:
+            self.chunks.save_record(record)
+        except FullError:
+            logger.warning("There is no room in %s to record a checkpoint.", self._settings.copies)
+            return
+        self.record = record
+
+    # Requests of other agents, each in its thread.
+
+    def _handle(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        match header.get("op"):
+            case "get":
+                data = self.directory.read_chunk(_digest(header))
+                return ({"error": "not here"}, b"") if data is None else ({}, data)
+            case "missing":
+                return {}, json.dumps([one for one in _digests(body) if not self._holds(one)]).encode()
+            case "put":
+                return self._put(_digest(header), body), b""
+            case "record":
+                found = [one for one in self.chunks.read_records() if one.name == header.get("name")]
+                return ({}, found[0].dump()) if found else ({"error": "not here"}, b"")
+            case "join":
+                with self._lock:
+                    gathering = self._gathering
+                return gathering.join(header, body), b""
+            case "report":
+                return self._take_report(header, records.parse_report(body))
+            case op:
+                return {"error": f"unknown request {op!r}"}, b""
+
+    def _holds(self, digest: str) -> bool:
+        try:
+            return self.directory.hold(digest)
+        except FullError:
+            return False
+
+    def _put(self, digest: str, data: bytes) -> dict[str, Any]:
+        if digest_of(data) != digest:
+            return {"error": "the chunk is damaged"}
+        try:
+            self.chunks.put(digest, data)
+        except FullError:
+            return {"full": True}
+        return {}
+
+    def _take_report(self, header: dict[str, Any], report: Report) -> tuple[dict[str, Any], bytes]:
+        rank = header.get("rank")
+        with self._lock:
+            world = self._world
+            if world is None or not world.leads or header.get("generation") != world.generation:
+                return {"error": "another world"}, b""
+            if not isinstance(rank, int) or not 0 < rank < world.size:
+                return {"error": "no rank of this world"}, b""
+            world.reports[rank] = report
+            world.known[rank] = str(header.get("known"))
+        record = self.record
+        is_new = record is not None and record.name != header.get("known")
+        return {}, record.dump() if record is not None and is_new else b""
+
+
+def _digest(header: dict[str, Any]) -> str:
+    return _checked(header.get("digest"))
+
+
+def _digests(body: bytes) -> list[str]:
+    return [_checked(one) for one in json.loads(body)]
+
+
+def _checked(digest: Any) -> str:
+    if not isinstance(digest, str) or not records.is_digest(digest):
+        raise ValueError("no digest")
+    return digest
