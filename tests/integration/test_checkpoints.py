@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
 import yaml
 
-from elasticjob_devcluster import Cluster
+from elasticjob_devcluster import Cluster, KubeError
 from elasticjob_devcluster.local import localize
 from operator_fixture import ROOT, Jobs, wait_for
 
@@ -18,8 +19,11 @@ MANIFEST = ROOT / "manifests/examples/digits-copies.yaml"
 
 
 def read_events(jobs: Jobs, name: str) -> list[dict[str, Any]]:
-    """What the ranks of the pods that exist have said."""
-    logs = [jobs.cluster.logs(jobs.namespace, pod["metadata"]["name"]) for pod in jobs.pods(name)]
+    """What the ranks of the pods that can be asked have said."""
+    logs = []
+    for pod in jobs.pods(name):
+        with contextlib.suppress(KubeError):  # its node is lost, or it has not started
+            logs.append(jobs.cluster.logs(jobs.namespace, pod["metadata"]["name"]))
     return [json.loads(line) for log in logs for line in log.splitlines() if line.startswith("{")]
 
 

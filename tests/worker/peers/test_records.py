@@ -128,3 +128,18 @@ def test_json_and_nothing_unfinished(
     assert {p: f for p, f in files.items() if records.entry_of(p) in busy} == {
         p: f for p, f in old.items() if records.entry_of(p) in busy
     }, "what is being written stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "expected"),
+    [
+        pytest.param([5, 5], 2, 5, id="all have the newest"),
+        pytest.param([5, 4], 1, 5, id="as many as wanted"),
+        pytest.param([5, 4], 2, 4, id="one is behind"),
+        pytest.param([5], 2, 0, id="too few pods have said something"),
+        pytest.param([0, 0], 1, 0, id="none has any"),
+        pytest.param([], 0, 5, id="nobody else is wanted"),
+    ],
+)
+def test_the_newest_record_that_enough_pods_have(held: list[int], wanted: int, expected: int) -> None:
+    assert records.find_held(held, wanted, 5) == expected

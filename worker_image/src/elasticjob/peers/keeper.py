@@ -35,6 +35,9 @@ class _World:
     peers: Peers
     reports: dict[int, Report] = field(default_factory=dict)  # at rank 0: of each rank ...
     known: dict[int, str] = field(default_factory=dict)  # ... and the name of the record that it has
+    numbers: dict[str, int] = field(default_factory=dict)  # at rank 0: of the records, by name
+    told: int = 0  # at rank 0: the number of the record that the hub knows of ...
+    told_at: float = 0.0  # ... and when it was the newest, or became known
     said: Report | None = None
     said_at: float = 0.0
 
@@ -73,7 +76,6 @@ class Keeper:
         self._lock = threading.Lock()
         self._turning = threading.Lock()
         self._closed = threading.Event()
-        self._recorded_at = 0.0
         self._is_cut_off = False  # rank 0 could not be reached
         self._server = Server(address, key, self._handle)
         threading.Thread(target=self._run, name="elasticjob-keeper", daemon=True).start()
@@ -208,11 +210,23 @@ class Keeper:
         if files and (before is None or files != before.files):
             number = 1 if before is None else before.number + 1
             self._save(Record(world.generation, number, files, shared))
-            self._recorded_at = time.monotonic()
-        is_known = self._is_known() or time.monotonic() - self._recorded_at > _SPREAD_SECONDS
-        if self.record is not None and is_known:
-            copies = min(report.copies for report in reports)
-            self._on_kept(self.record.number, min(copies, self._count_known(world)))
+        if self.record is not None:
+            world.numbers[self.record.name] = self.record.number
+            self._tell(world, min(report.copies for report in reports))
+
+    def _tell(self, world: _World, copies: int) -> None:
+        """At rank 0: tell of the newest record that enough pods have; of the newest one, if that takes too long."""
+        assert self.record is not None
+        now, newest = time.monotonic(), self.record.number
+        with self._lock:
+            held = [world.numbers.get(name, 0) for name in world.known.values()]
+        number = records.find_held(held, min(self._settings.replicas, world.size - 1), newest)
+        if number > world.told or number == newest:
+            world.told, world.told_at = number, now
+        elif now - world.told_at > _SPREAD_SECONDS:
+            number = newest
+        if number:
+            self._on_kept(number, min(copies, sum(one >= number for one in held)))
 
     def _save(self, record: Record) -> None:
         try:
@@ -227,12 +241,12 @@ class Keeper:
     def _handle(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         match header.get("op"):
             case "get":
-                data = self.directory.read_chunk(_digest(header))
+                data = self.directory.read_chunk(_checked(header.get("digest")))
                 return ({"error": "not here"}, b"") if data is None else ({}, data)
             case "missing":
                 return {}, json.dumps([one for one in _digests(body) if not self._holds(one)]).encode()
             case "put":
-                return self._put(_digest(header), body), b""
+                return self._put(_checked(header.get("digest")), body), b""
             case "record":
                 found = [one for one in self.chunks.read_records() if one.name == header.get("name")]
                 return ({}, found[0].dump()) if found else ({"error": "not here"}, b"")
@@ -273,10 +287,6 @@ class Keeper:
         record = self.record
         is_new = record is not None and record.name != header.get("known")
         return {}, record.dump() if record is not None and is_new else b""
-
-
-def _digest(header: dict[str, Any]) -> str:
-    return _checked(header.get("digest"))
 
 
 def _digests(body: bytes) -> list[str]:

@@ -213,3 +213,10 @@ def _is_count(value: object) -> bool:
 
 def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def find_held(held: Sequence[int], wanted: int, newest: int) -> int:
+    """The newest record that at least `wanted` other pods have; 0: none. `held` has the newest record of each."""
+    if wanted == 0:
+        return newest
+    return sorted(held, reverse=True)[wanted - 1] if len(held) >= wanted else 0
