@@ -22,8 +22,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "manifests/chart/elasticjob/values.yaml": "values.yaml",
-    "manifests/examples/digits-pool.yaml": "digits-pool.yaml",
-    "manifests/examples/queued.yaml": "queued.yaml",
+    **{f"manifests/examples/{path.name}": path.name for path in (ROOT / "manifests/examples").glob("*.yaml")},
 }
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
