@@ -23,6 +23,11 @@ PATIENCE = 300
 CLI = (sys.executable, "-m", "elasticjob_operator.cli", "dashboard")
 
 
+def listen_to_ctrl_c() -> None:
+    """Between fork and exec: a shell starts its background jobs with SIGINT ignored, and programs inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 async def test_the_browser_gets_the_address_in_a_file_of_the_user(api: FakeApi, tmp_path: Path) -> None:
     """Other users of the machine see the arguments of programs, and must not see the token."""
     opener, copied = tmp_path / "opener", tmp_path / "copied"
@@ -34,7 +39,11 @@ async def test_the_browser_gets_the_address_in_a_file_of_the_user(api: FakeApi, 
         environment = os.environ | {"BROWSER": f"{opener} %s", "TMPDIR": str(tmp_path)}
         command = [*CLI, "--kubeconfig", kubeconfig]
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+            preexec_fn=listen_to_ctrl_c,
         )
         assert process.stdout is not None
         try:
