@@ -37,6 +37,7 @@ OBJECTS: dict[str, Any] = {
         pytest.param("team.svc.cluster.local", None, id="namespace only"),
         pytest.param("a.b.hub.team.svc.cluster.local", None, id="too deep"),
         pytest.param(".hub.team.svc.cluster.local", None, id="empty label"),
+        pytest.param("hub/../pods.team.svc.cluster.local", None, id="no name of an object"),
         pytest.param("example.com", None, id="outside"),
     ],
 )

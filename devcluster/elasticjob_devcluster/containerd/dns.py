@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -25,6 +26,7 @@ from elasticjob_devcluster.api.kube import KubeError
 DOMAIN: Final = "cluster.local"
 PORT: Final = 53
 TTL_SECONDS: Final = 5
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _UNANSWERED: Final = (OSError, HTTPException, KubeError, dns.exception.DNSException)
 
 Read = Callable[[str], dict[str, Any] | None]  # an API path → the object, or None if it does not exist
@@ -42,9 +44,11 @@ class ServiceName:
 def parse_name(name: str) -> ServiceName | None:
     """None if the name is none of a Service or of a pod behind one."""
     labels = name.rstrip(".").lower().split(".")
-    if labels[-3:] != ["svc", *DOMAIN.split(".")] or len(labels) not in (5, 6) or not all(labels):
+    if labels[-3:] != ["svc", *DOMAIN.split(".")] or len(labels) not in (5, 6):
         return None
     *host, service, namespace = labels[:-3]
+    if not all(_LABEL.fullmatch(label) for label in labels):
+        return None  # no object has such a name, and it becomes part of a path
     return ServiceName(namespace, service, host[0] if host else None)
 
 
