@@ -56,11 +56,11 @@ class Cache:
         wake: Callable[[JobKey], None],
         on_unowned: Callable[[UnownedObject], None] = lambda unowned: None,
         limits: bounds.Limits = bounds.Limits(),
-        find_pool: Callable[[Raw], tuple[str, int, float]] = lambda node: ("", 0, 0.0),
+        find_share: Callable[[Raw], observe.PoolShare] = lambda node: observe.PoolShare(),
     ) -> None:
         self._wake = wake
         self._on_unowned = on_unowned
-        self._limits, self._find_pool = limits, find_pool
+        self._limits, self._find_share = limits, find_share
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
@@ -200,7 +200,7 @@ class Cache:
     # Nodes.
 
     def put_node(self, raw: Raw) -> None:
-        node = observe.observe_node(raw, self._find_pool(raw))
+        node = observe.observe_node(raw, self._find_share(raw))
         if self.nodes.get(node.name) != node:
             self.nodes[node.name] = node
             self._wake_node(node.name)

@@ -79,6 +79,15 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolShare:
+    """What a node gives to the pool that it belongs to; nothing if it belongs to none."""
+
+    pool: str = ""
+    devices: int = 0
+    device_rate: float = 0.0  # what a device costs an hour
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     name: str
     ready: bool = True
@@ -86,9 +95,7 @@ class Node:
     cordoned: bool = False
     leaving: str = ""  # key of the taint that announces its removal
     problem: str = ""  # the condition that says that it is broken
-    pool: str = ""  # the pool that it belongs to, and its devices for that pool
-    devices: int = 0
-    device_rate: float = 0.0  # what a device costs an hour
+    share: PoolShare = PoolShare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +158,8 @@ class Job:
 LONGEST_INDEX = 9  # digits
 
 
-def observe_node(raw: Raw, pool: tuple[str, int, float] = ("", 0, 0.0)) -> Node:
-    """The snapshot of a core/v1 Node. `pool`: the name of its pool, its devices for that pool, what each costs."""
+def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
+    """The snapshot of a core/v1 Node."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     ready, since = True, None
     for condition in status.get("conditions") or ():
@@ -166,9 +173,7 @@ def observe_node(raw: Raw, pool: tuple[str, int, float] = ("", 0, 0.0)) -> Node:
         cordoned=bool(spec.get("unschedulable")),
         leaving=notices.find_removal(spec.get("taints") or ()),
         problem=notices.find_problem(status.get("conditions") or ()),
-        pool=pool[0],
-        devices=pool[1],
-        device_rate=pool[2],
+        share=share,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob_operator import quantity
-from elasticjob_operator.model.observe import Node
+from elasticjob_operator.model.observe import Node, PoolShare
 
 Raw = Mapping[str, Any]
 Held = dict[str, dict[str, int]]  # devices that the pods of others hold, by pool and node
@@ -94,14 +94,15 @@ def find_pool(pools: Sequence[Pool], template: Raw) -> Pool | None:
     return next((pool for pool in pools if pool.accepts(template)), None)
 
 
-def find_pool_of_node(pools: Sequence[Pool], raw: Raw) -> tuple[str, int, float]:
-    """The pool of a core/v1 Node, its devices and what each costs an hour; ("", 0, 0.0) if it belongs to none."""
+def find_share(pools: Sequence[Pool], raw: Raw) -> PoolShare:
+    """What a core/v1 Node gives to the first pool that it belongs to."""
     labels = raw["metadata"].get("labels") or {}
     pool = next((pool for pool in pools if pool.matches(labels)), None)
     if pool is None:
-        return "", 0, 0.0
+        return PoolShare()
     allocatable = (raw.get("status") or {}).get("allocatable") or {}
-    return pool.name, count_units(pool.resource, allocatable.get(pool.resource)), pool.find_rate(labels)
+    devices = count_units(pool.resource, allocatable.get(pool.resource))
+    return PoolShare(pool.name, devices, pool.find_rate(labels))
 
 
 def count_devices(pod_spec: Raw, resource: str) -> int:
@@ -142,7 +143,7 @@ def count_capacity(pool: Pool, nodes: Iterable[Node], held: Mapping[str, int]) -
     A node that is not ready, cordoned or about to be removed has none, although pods on it may continue to train.
     """
     return sum(
-        max(0, node.devices - held.get(node.name, 0))
+        max(0, node.share.devices - held.get(node.name, 0))
         for node in nodes
-        if node.pool == pool.name and node.ready and not node.cordoned and not node.leaving
+        if node.share.pool == pool.name and node.ready and not node.cordoned and not node.leaving
     )

@@ -76,7 +76,7 @@ class Operator:
         self.pulse = Pulse(self.metrics)
         # Inputs: the cluster and the agents.
         most = bounds.Limits(replicas=options.max_replicas_per_job, template_bytes=options.max_template_bytes)
-        self.cache = Cache(self._wake, self._meet, most, functools.partial(capacity.find_pool_of_node, options.pools))
+        self.cache = Cache(self._wake, self._meet, most, functools.partial(capacity.find_share, options.pools))
         self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc())
         self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)
         wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)

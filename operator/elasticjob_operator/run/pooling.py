@@ -188,7 +188,7 @@ class PoolLoop:
     def _observe(self, job: Job, spec: api.Spec, pool: Pool, memory: _Memory) -> rounds.PooledJob:
         pods = [pod for pod in self._cache.pods(job.key) if pod.job_uid == job.uid and pod.node and pod.live]
         devices = max(1, capacity.count_devices(spec.template.get("spec") or {}, pool.resource))
-        rates = [self._cache.nodes[pod.node].device_rate for pod in pods if pod.node in self._cache.nodes]
+        rates = [self._cache.nodes[pod.node].share.device_rate for pod in pods if pod.node in self._cache.nodes]
         return rounds.PooledJob(
             job,
             spec,

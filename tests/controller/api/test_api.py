@@ -63,10 +63,10 @@ GOOD_CHANGES = [
     ),
 ]
 
-# Refused by the rules across fields: (spec, where, what is said). `test_crd_cluster.py` feeds the same
-# examples to the CEL rules of a real API server.
 METRICS = [{"type": "External", "external": {"metric": {"name": "queue"}, "target": {"type": "Value", "value": "30"}}}]
 
+# Refused by the rules across fields: (spec, where, what is said). `test_crd_cluster.py` feeds the same
+# examples to the CEL rules of a real API server.
 BAD_ACROSS_FIELDS = [
     pytest.param(
         spec(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}),

@@ -109,7 +109,11 @@ def ago(seconds: float) -> str:
         pytest.param("Replace", [record(1, 3), record(2, 2)], {}, [True, False], id="one at a time, the slowest"),
         pytest.param("Replace", [record(9)], {}, [False], id="is no member any more"),
         pytest.param(
-            "Replace", [record(replace_time=ago(60))], {}, [True], id="a new attempt does not begin while one is young"
+            "Replace",
+            [record(2, 3), record(replace_time=ago(60))],
+            {},
+            [False, True],
+            id="a new attempt does not begin while one is young",
         ),
         pytest.param(
             "Replace",

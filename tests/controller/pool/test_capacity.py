@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.model.observe import Node
+from elasticjob_operator.model.observe import Node, PoolShare
 from elasticjob_operator.pool.capacity import (
     Pool,
     add_rates,
@@ -14,7 +14,7 @@ from elasticjob_operator.pool.capacity import (
     count_devices,
     count_units,
     find_pool,
-    find_pool_of_node,
+    find_share,
     parse_pool,
     parse_rate,
 )
@@ -75,10 +75,10 @@ def test_quantities(resource: str, quantity: object, units: int) -> None:
 def test_a_node_belongs_to_the_first_pool_that_it_matches() -> None:
     """Two pools overlap: no device is counted twice."""
     pools = (GPU, REST)
-    assert find_pool_of_node(pools, node({"nvidia.com/gpu": "8"}, **{"class": "a100"})) == ("gpu", 8, 0.0)
-    assert find_pool_of_node(pools, node({"nvidia.com/gpu": "4"})) == ("rest", 4, 0.0)
-    assert find_pool_of_node((GPU,), node({"nvidia.com/gpu": "4"})) == ("", 0, 0.0)
-    assert find_pool_of_node((CPU,), {"metadata": {"name": "n"}}) == ("cpu", 0, 0.0)
+    assert find_share(pools, node({"nvidia.com/gpu": "8"}, **{"class": "a100"})) == PoolShare("gpu", 8, 0.0)
+    assert find_share(pools, node({"nvidia.com/gpu": "4"})) == PoolShare("rest", 4, 0.0)
+    assert find_share((GPU,), node({"nvidia.com/gpu": "4"})) == PoolShare("", 0, 0.0)
+    assert find_share((CPU,), {"metadata": {"name": "n"}}) == PoolShare("cpu", 0, 0.0)
 
 
 SPOT = {"karpenter.sh/capacity-type": "spot"}
@@ -105,7 +105,7 @@ def test_what_a_device_costs_an_hour(pool: str, labels: dict[str, str], expected
     pools = add_rates((parse_pool("gpu=nvidia.com/gpu"), CPU), rates)
     (found,) = [one for one in pools if one.name == pool]
     assert found.find_rate(labels) == expected
-    assert find_pool_of_node((found,), node({"cpu": "1", "nvidia.com/gpu": "1"}, **labels))[2] == expected
+    assert find_share((found,), node({"cpu": "1", "nvidia.com/gpu": "1"}, **labels)).device_rate == expected
 
 
 @pytest.mark.parametrize("text", ["", "gpu", "gpu=", "=1", "gpu=cheap", "gpu=-1", "gpu=nan", "gpu=inf", "gpu=1,zone"])
@@ -141,7 +141,11 @@ def test_what_a_pod_holds() -> None:
 
 
 def test_what_is_free() -> None:
-    nodes = [Node("a", pool="gpu", devices=8), Node("b", pool="rest", devices=8), Node("c", pool="gpu", devices=4)]
+    nodes = [
+        Node("a", share=PoolShare("gpu", 8)),
+        Node("b", share=PoolShare("rest", 8)),
+        Node("c", share=PoolShare("gpu", 4)),
+    ]
     assert count_capacity(GPU, nodes, {}) == 12
     assert count_capacity(GPU, nodes, {"a": 3, "b": 8, "elsewhere": 5}) == 9
     assert count_capacity(GPU, nodes, {"a": 100}) == 4, "a node that is overbooked takes nothing from the others"
@@ -156,5 +160,5 @@ def test_what_is_free() -> None:
     ],
 )
 def test_a_node_that_will_go_is_no_capacity(changes: dict[str, Any]) -> None:
-    nodes = [Node("a", pool="gpu", devices=8), Node("b", pool="gpu", devices=8, **changes)]
+    nodes = [Node("a", share=PoolShare("gpu", 8)), Node("b", share=PoolShare("gpu", 8), **changes)]
     assert count_capacity(GPU, nodes, {"b": 2}) == 8
