@@ -37,12 +37,6 @@ MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before t
 _URGENT_CHILDREN = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
 
 
-_NOT_SERVED = (
-    "the cluster does not serve {}, so no PodGroup was created: install the scheduler named in "
-    "spec.template.spec.schedulerName, or remove that field"
-)
-
-
 class DirectiveSink(Protocol):
     """The part of the hub that a plan needs."""
 
@@ -224,28 +218,28 @@ class Applier:
     # Everything else.
 
     async def _ensure(self, job: Job, child: Child) -> None:
+        body = manifests.build_child(job, child, self.served)
         try:
-            await self._write_child(job, child)
+            raw = await self._write_child(job, child, body)
         except ApiError as error:
             raise refusals.name_child(child.kind, error) from error
+        self._cache.put_child(child.kind.value, raw, is_sound=True)
 
-    async def _write_child(self, job: Job, child: Child) -> None:
-        body = manifests.build_child(job, child, self.served)
+    async def _write_child(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
         path = path_of(body["apiVersion"], manifests.resource_of(child, self.served).plural, job.namespace)
         urgency = Urgency.NORMAL if child.kind in _URGENT_CHILDREN else Urgency.LATER
         try:
-            raw = await self._api.request("POST", path, body, urgency=urgency)
+            return await self._api.request("POST", path, body, urgency=urgency)
         except ApiError as error:
-            if error.status == 404 and child.kind not in (Kind.POD_GROUP, Kind.AUTOSCALER):
+            if refusals.is_unserved(error):
+                lack = refusals.name_unserved(child.kind, body["apiVersion"])
+                if lack is not None:
+                    raise lack from error
                 logger.warning("the cluster does not serve %s; continuing without it", body["apiVersion"])
-                self._cache.put_child(child.kind.value, body, is_sound=True)
-                return
-            if error.status == 404 and child.kind is Kind.POD_GROUP and not error.message.startswith("namespaces "):
-                raise ApiError(404, "NotServed", _NOT_SERVED.format(body["apiVersion"])) from error
+                return body
             if error.status != 409 or "being deleted" in error.message:
                 raise
-            raw = await self._update(job, child, body)
-        self._cache.put_child(child.kind.value, raw, is_sound=True)
+        return await self._update(job, child, body)
 
     async def _update(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
         """The name is taken: update the object to match `body` if it belongs to this job."""

@@ -9,6 +9,10 @@ from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
 
 _NO_AUTOSCALER: Final = "AutoscalerRefused"
+_NO_GROUP: Final = (
+    "the cluster does not serve {}, so no PodGroup was created: install the scheduler named in "
+    "spec.template.spec.schedulerName, or remove that field"
+)
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", _NO_AUTOSCALER)
 
 
@@ -17,25 +21,32 @@ def is_refusal(error: ApiError) -> bool:
     return error.status in (400, 403, 413, 422) or error.reason in _TOLD_BY_REASON
 
 
+def is_unserved(error: ApiError) -> bool:
+    """Whether an object was not created because the cluster does not serve its kind: its namespace is there."""
+    return error.status == 404 and not error.message.startswith("namespaces ")
+
+
+def name_unserved(kind: Kind, version: str) -> ApiError | None:
+    """What a job is told whose objects of this kind the cluster does not serve; None if it does without them."""
+    if kind is Kind.POD_GROUP:
+        return ApiError(404, "NotServed", _NO_GROUP.format(version))
+    if kind is Kind.AUTOSCALER:
+        return _refuse_autoscaler(404, "the cluster serves neither autoscaling/v2 nor autoscaling/v2beta2")
+    return None
+
+
 def name_child(kind: Kind, error: ApiError) -> ApiError:
     """The rejection of an object that is no pod, told as such; any other error is returned as it is."""
-    if kind is Kind.AUTOSCALER:
-        return _name_autoscaler(error)
-    if error.status not in (400, 413, 422):
-        return error
-    return ApiError(error.status, "ObjectRejected", f"the API server rejects the job's {kind}: {error.message}")
+    if kind is Kind.AUTOSCALER and is_refusal(error) and error.reason != _NO_AUTOSCALER:
+        remedy = ": install the operator's chart with rbac.autoscaling=true" if error.status == 403 else ""
+        return _refuse_autoscaler(error.status, error.message + remedy)
+    if error.status in (400, 413, 422):
+        return ApiError(error.status, "ObjectRejected", f"the API server rejects the job's {kind}: {error.message}")
+    return error
 
 
-def _name_autoscaler(error: ApiError) -> ApiError:
-    if not is_refusal(error) and (error.status != 404 or error.message.startswith("namespaces ")):
-        return error
-    if error.status == 404:
-        remedy = "the cluster serves neither autoscaling/v2 nor autoscaling/v2beta2"
-    elif error.status == 403:
-        remedy = f"{error.message}: install the operator's chart with rbac.autoscaling=true"
-    else:
-        remedy = error.message
-    return ApiError(error.status, _NO_AUTOSCALER, f"elasticPolicy.metrics has no effect: {remedy}")
+def _refuse_autoscaler(status: int, why: str) -> ApiError:
+    return ApiError(status, _NO_AUTOSCALER, f"elasticPolicy.metrics has no effect: {why}")
 
 
 def is_blocking(refused: Sequence[ApiError]) -> bool:

@@ -35,23 +35,45 @@ def test_the_most_important_rejection_is_told(
     assert refusals.is_blocking(refused) is is_blocking
 
 
+def test_an_autoscaler_that_may_not_be_made_names_the_remedy() -> None:
+    named = refusals.name_child(Kind.AUTOSCALER, QUOTA)
+    assert refusals.is_refusal(named)
+    assert "install the operator's chart with rbac.autoscaling=true" in named.message
+
+
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("kind", "told"),
     [
-        pytest.param(ApiError(404, "NotFound", "not found"), "serves neither autoscaling/v2 nor", id="not served"),
-        pytest.param(QUOTA, "install the operator's chart with rbac.autoscaling=true", id="no rights"),
+        pytest.param(Kind.POD_GROUP, "does not serve x/v1, so no PodGroup was created", id="a group: the job waits"),
+        pytest.param(Kind.AUTOSCALER, "serves neither autoscaling/v2 nor", id="an autoscaler: told"),
+        pytest.param(Kind.DISRUPTION_BUDGET, "", id="a budget: the job does without"),
     ],
 )
-def test_an_autoscaler_that_cannot_be_made_names_the_remedy(error: ApiError, told: str) -> None:
-    named = refusals.name_child(Kind.AUTOSCALER, error)
-    assert refusals.is_refusal(named)
-    assert told in named.message
+def test_a_kind_that_is_not_served(kind: Kind, told: str) -> None:
+    named = refusals.name_unserved(kind, "x/v1")
+    assert (named is not None) is bool(told)
+    if named is not None:
+        assert told in named.message
+        assert refusals.is_refusal(named)
+        assert refusals.name_child(kind, named) is named, "it is told once"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        pytest.param("the server could not find the requested resource", True, id="not served"),
+        pytest.param('namespaces "team" not found', False, id="its namespace goes"),
+    ],
+)
+def test_a_create_that_finds_nothing(message: str, expected: bool) -> None:
+    assert refusals.is_unserved(ApiError(404, "NotFound", message)) is expected
 
 
 @pytest.mark.parametrize(
     "error",
     [
         pytest.param(ApiError(404, "NotFound", 'namespaces "team" not found'), id="its namespace goes"),
+        pytest.param(ApiError(404, "NotFound", 'horizontalpodautoscalers "a" not found'), id="it is gone again"),
         pytest.param(ApiError(503, "Unavailable", "try again"), id="an API server that is away"),
     ],
 )
