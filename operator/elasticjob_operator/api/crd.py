@@ -9,6 +9,7 @@ that the stored object is what the user wrote, and a default can change with the
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -106,128 +107,112 @@ _OF_ONE_JOB = ("templateRef", "replicas", "managedBy")
 _OF_ONE_RUN = ("suspend", "managedBy")
 
 
-def _schema_of_job() -> dict[str, Any]:
+def _schema_of_spec(rules: Iterable[tuple[str, str]]) -> dict[str, Any]:
     schema = structural_schema(api.Spec)
-    del schema["required"]  # a template may hold the pod template: a rule says so
-    rules = (*api.Spec.CEL, *api.Spec.CEL_OF_CHANGES)
+    del schema["required"]  # the pod template may be a job's or its template's: a rule of jobs says so
     return schema | {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
 def _schema_of_template() -> dict[str, Any]:
-    schema = structural_schema(api.Spec)
-    del schema["required"]
-    properties = schema["properties"]
+    about_one = tuple(f"self.{name}" for name in _OF_ONE_JOB)
+    schema = _schema_of_spec((r, m) for r, m in api.Spec.CEL if not any(field in r for field in about_one))
     for name in _OF_ONE_JOB:
-        del properties[name]
+        del schema["properties"][name]
     for name in _OF_ONE_RUN:
-        del properties["runPolicy"]["properties"][name]
-    rules = [(r, m) for r, m in api.Spec.CEL if not any(f"self.{name}" in r for name in _OF_ONE_JOB)]
-    return schema | {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+        del schema["properties"]["runPolicy"]["properties"][name]
+    return schema
+
+
+def _definition(
+    called: dict[str, Any], description: str, parts: dict[str, Any], version: dict[str, Any]
+) -> dict[str, Any]:
+    """A CustomResourceDefinition: its `names`, the schemas of its parts, and what else its version has."""
+    schema = {
+        "type": "object",
+        "description": description,
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            **parts,
+        },
+    }
+    known = {"name": names.VERSION, "served": True, "storage": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{called['plural']}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": called,
+            "versions": [{**known, **version, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
 
 
 def build_template_crd() -> dict[str, Any]:
     """The CustomResourceDefinition of templates as a plain object: a job's spec in which every field is optional."""
-    schema = {
-        "type": "object",
-        "description": "Fields that ElasticJobs take where they name this template and do not say otherwise.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
-            "spec": _schema_of_template(),
+    return _definition(
+        {
+            "kind": names.TEMPLATE_KIND,
+            "listKind": f"{names.TEMPLATE_KIND}List",
+            "plural": names.TEMPLATE_PLURAL,
+            "singular": names.TEMPLATE_KIND.lower(),
+            "shortNames": [f"{names.SHORT_NAME}t"],
+            "categories": ["training"],
         },
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.TEMPLATE_PLURAL}.{names.GROUP}"},
-        "spec": {
-            "group": names.GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": names.TEMPLATE_KIND,
-                "listKind": f"{names.TEMPLATE_KIND}List",
-                "plural": names.TEMPLATE_PLURAL,
-                "singular": names.TEMPLATE_KIND.lower(),
-                "shortNames": [f"{names.SHORT_NAME}t"],
-                "categories": ["training"],
-            },
-            "versions": [
-                {
-                    "name": names.VERSION,
-                    "served": True,
-                    "storage": True,
-                    "additionalPrinterColumns": [
-                        _column("Min", ".spec.elasticPolicy.minReplicas"),
-                        _column("Max", ".spec.elasticPolicy.maxReplicas"),
-                        _column("Age", ".metadata.creationTimestamp", "date"),
-                    ],
-                    "schema": {"openAPIV3Schema": schema},
-                }
+        "Fields that ElasticJobs take where they name this template and do not say otherwise.",
+        {"spec": _schema_of_template()},
+        {
+            "additionalPrinterColumns": [
+                _column("Min", ".spec.elasticPolicy.minReplicas"),
+                _column("Max", ".spec.elasticPolicy.maxReplicas"),
+                _column("Age", ".metadata.creationTimestamp", "date"),
             ],
         },
-    }
+    )
 
 
 def build_crd() -> dict[str, Any]:
     """The CustomResourceDefinition of jobs as a plain object."""
-    schema = {
-        "type": "object",
-        "description": "A PyTorch training job that keeps training while its pods come and go.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
-            "spec": _schema_of_job(),
+    return _definition(
+        {
+            "kind": names.KIND,
+            "listKind": f"{names.KIND}List",
+            "plural": names.PLURAL,
+            "singular": names.SINGULAR,
+            "shortNames": [names.SHORT_NAME],
+            "categories": ["all", "training"],
+        },
+        "A PyTorch training job that keeps training while its pods come and go.",
+        {
+            "spec": _schema_of_spec((*api.Spec.CEL, *api.Spec.CEL_OF_CHANGES)),
             "status": structural_schema(api.Status),
         },
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
-        "spec": {
-            "group": names.GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": names.KIND,
-                "listKind": f"{names.KIND}List",
-                "plural": names.PLURAL,
-                "singular": names.SINGULAR,
-                "shortNames": [names.SHORT_NAME],
-                "categories": ["all", "training"],
+        {
+            "subresources": {
+                "status": {},
+                "scale": {
+                    "specReplicasPath": ".spec.replicas",
+                    "statusReplicasPath": ".status.replicas",
+                    "labelSelectorPath": ".status.selector",
+                },
             },
-            "versions": [
-                {
-                    "name": names.VERSION,
-                    "served": True,
-                    "storage": True,
-                    "subresources": {
-                        "status": {},
-                        "scale": {
-                            "specReplicasPath": ".spec.replicas",
-                            "statusReplicasPath": ".status.replicas",
-                            "labelSelectorPath": ".status.selector",
-                        },
-                    },
-                    "additionalPrinterColumns": [
-                        _column("Phase", ".status.phase", "string"),
-                        _column("World", ".status.rendezvous.worldSize", description="Pods in the world."),
-                        _column("Wanted", ".spec.replicas"),
-                        _column("Min", ".spec.elasticPolicy.minReplicas"),
-                        _column("Max", ".spec.elasticPolicy.maxReplicas"),
-                        _column("Restarts", ".status.restarts.total"),
-                        _column("Generation", ".status.rendezvous.generation", priority=1),
-                        _column("Progress", ".status.progress.percentage", priority=1),
-                        _column("Age", ".metadata.creationTimestamp", "date"),
-                    ],
-                    "schema": {"openAPIV3Schema": schema},
-                }
+            "additionalPrinterColumns": [
+                _column("Phase", ".status.phase", "string"),
+                _column("World", ".status.rendezvous.worldSize", description="Pods in the world."),
+                _column("Wanted", ".spec.replicas"),
+                _column("Min", ".spec.elasticPolicy.minReplicas"),
+                _column("Max", ".spec.elasticPolicy.maxReplicas"),
+                _column("Restarts", ".status.restarts.total"),
+                _column("Generation", ".status.rendezvous.generation", priority=1),
+                _column("Progress", ".status.progress.percentage", priority=1),
+                _column("Age", ".metadata.creationTimestamp", "date"),
             ],
         },
-    }
+    )
 
 
 def render_crds() -> dict[str, str]:
