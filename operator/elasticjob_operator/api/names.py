@@ -115,6 +115,11 @@ def describe_cause(reason: str | None) -> str:
     return next((cause.sentence for cause in Cause if cause == reason), reason or "")
 
 
+def is_ours(manager: str) -> bool:
+    """Whether this operator runs a job with this `managedBy`; "": none is named."""
+    return manager in ("", MANAGED_BY)
+
+
 def pod_name(job: str, index: int) -> str:
     """The name of the worker pod with this replica index. It is deterministic, so a stale cache only causes a 409."""
     return f"{job}-worker-{index}"

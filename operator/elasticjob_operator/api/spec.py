@@ -271,6 +271,10 @@ class Spec(Model):
         return self.managed_by or self.run_policy.managed_by or ""
 
     @property
+    def is_ours(self) -> bool:
+        return names.is_ours(self.manager)
+
+    @property
     def is_pooled(self) -> bool:
         """Whether the operator chooses the number of pods, unless somebody has written one."""
         return self.scaling.mode is ScalingMode.GOODPUT

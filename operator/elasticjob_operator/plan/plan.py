@@ -60,7 +60,7 @@ def _plan(seen: Seen, config: Config) -> Plan:
         return ending.give_back(seen, ending.take_template(seen, job.awaited))
     if job.spec is None:
         return ending.give_back(seen, ending.refuse(seen, "InvalidSpec", job.problems_text))
-    if job.spec.manager not in ("", names.MANAGED_BY):
+    if not job.spec.is_ours:
         return ending.give_back(seen, Plan(status, f"managed by {job.spec.manager}"))
     if job.spec.run_policy.suspend:
         return ending.suspend(seen, job.spec)

@@ -119,7 +119,7 @@ class PoolLoop:
         job, spec = known[0], known[0].spec
         if spec is None or not spec.is_pooled or job.deleting or job.status.finished or spec.run_policy.suspend:
             return None
-        return (job, spec) if spec.manager in ("", names.MANAGED_BY) else None
+        return (job, spec) if spec.is_ours else None
 
     async def decide(self) -> None:
         """One round over all pools."""

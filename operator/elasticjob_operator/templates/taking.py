@@ -35,7 +35,7 @@ class Awaited:
 
     @property
     def is_ours(self) -> bool:
-        return self.manager in ("", names.MANAGED_BY)
+        return names.is_ours(self.manager)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from elasticjob_operator import api
-from elasticjob_operator.api import names as ours
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import manifests as objects
 from elasticjob_operator.integrations.kueue import asking, manifests, names
@@ -67,7 +65,7 @@ class Kueue:
         if job.status.finished:
             return None
         workloads, _ = self._workloads(job)
-        is_run = job.spec is not None and _is_ours(job.spec)
+        is_run = job.spec is not None and job.spec.is_ours
         queue = self._queue_of(job, workloads) if is_run or workloads else ""
         if not queue:
             return None
@@ -145,12 +143,8 @@ class Kueue:
 def _wish(job: Job, queue: str, made: Plan) -> Wish:
     status = made.status
     if not status.finished:
-        is_another = job.spec is not None and not _is_ours(job.spec)
+        is_another = job.spec is not None and not job.spec.is_ours
         classes = [manifests.find_class(job, job.spec, is_base=is_base)[1] for is_base in (True, False)]
         return Wish(job.spec, queue, made.asks if queue and not is_another else 0, classes=(classes[0], classes[1]))
     last = status.condition("Complete") if status.is_true("Complete") else status.condition("Failed")
     return Wish(job.spec, queue, ended=(status.is_true("Complete"), last.message if last else ""))
-
-
-def _is_ours(spec: api.Spec) -> bool:
-    return spec.manager in ("", ours.MANAGED_BY)
