@@ -1,9 +1,8 @@
-"""`logs`: the logs of all ranks, each line prefixed with the ranks of its pod."""
+"""`logs`: the logs of all ranks, each line prefixed with the ranks of its pod. `diagnose`: the hang reports in them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 
 import click
 from rich.style import Style
@@ -54,7 +53,8 @@ def diagnose(name: str, generation: int | None) -> None:
     """Show the last hang: the rank that holds up the others, and the stack and last collective of every rank."""
 
     async def work(client: Client) -> None:
-        job, found = await client.get(name), job_reports(await _read_reports(client, name), generation)
+        job = await client.get(name)
+        found = diagnosis.find_reports(await _read_lines(client, name), generation)
         told = job.status.diagnosis
         if told is not None:
             common.show(details.diagnosis(told, time.time()))
@@ -68,18 +68,12 @@ def diagnose(name: str, generation: int | None) -> None:
     with_client(work)
 
 
-async def _read_reports(client: Client, name: str) -> dict[str, list[str]]:
+async def _read_lines(client: Client, name: str) -> dict[str, list[str]]:
+    """The whole logs, by pod."""
     lines: dict[str, list[str]] = {}
     async for line in client.logs(name):
         lines.setdefault(line.pod, []).append(line.text)
     return lines
-
-
-def job_reports(logs: Mapping[str, Sequence[str]], generation: int | None) -> dict[str, diagnosis.HangReport]:
-    """The reports by pod: of one generation, of the last that has any unless it is given."""
-    found = {pod: one for pod, lines in sorted(logs.items()) if (one := diagnosis.find_report(lines, generation))}
-    last = max((one.generation for one in found.values()), default=0)
-    return {pod: one for pod, one in found.items() if one.generation == last}
 
 
 async def _show_failure(client: Client, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,13 @@ class HangReport:
     generation: int
     summary: str
     text: str
+
+
+def find_reports(logs: Mapping[str, Iterable[str]], generation: int | None = None) -> dict[str, HangReport]:
+    """The reports of one world by pod: of this generation, or of the last one that has any."""
+    found = {pod: report for pod, lines in sorted(logs.items()) if (report := find_report(lines, generation))}
+    last = max((report.generation for report in found.values()), default=0)
+    return {pod: report for pod, report in found.items() if report.generation == last}
 
 
 def find_report(lines: Iterable[str], generation: int | None = None) -> HangReport | None:

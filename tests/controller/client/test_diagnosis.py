@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticjob.channel import hang
-from elasticjob_operator.cli.logs import job_reports
-from elasticjob_operator.client.diagnosis import HangReport, find_report
+from elasticjob_operator.client.diagnosis import HangReport, find_report, find_reports
 
 STACK = (
     "rank 0: 17 collectives entered, the last one gloo:all_reduce of [4, 4] Float, number 17\n  File ..., line 7 in f"
@@ -39,5 +38,5 @@ def test_the_report_of_a_log(lines: list[str], generation: int | None, found: Ha
 
 def test_the_reports_of_a_job_are_those_of_its_last_hang() -> None:
     logs = {"w-0": log((3, "a"), (5, "b")), "w-1": log((3, "c")), "w-2": log(), "w-3": log((5, "d"))}
-    assert {pod: one.text for pod, one in job_reports(logs, None).items()} == {"w-0": "b", "w-3": "d"}
-    assert {pod: one.text for pod, one in job_reports(logs, 3).items()} == {"w-0": "a", "w-1": "c"}
+    assert {pod: one.text for pod, one in find_reports(logs, None).items()} == {"w-0": "b", "w-3": "d"}
+    assert {pod: one.text for pod, one in find_reports(logs, 3).items()} == {"w-0": "a", "w-1": "c"}
