@@ -1,10 +1,13 @@
-"""Documents that differ from a good one in one value."""
+"""Documents that differ from a good one in one value, and what becomes of them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from elasticjob_operator import convert
+from elasticjob_operator.convert import ConversionError
 
 _VALUES: tuple[Any, ...] = (None, 0, -1, True, "x", "$(a) `b` 'c", [], ["x"], [None], [{"x": 1}], {}, {"x": 1})
 
@@ -26,3 +29,16 @@ def _walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, inner in pairs:
         yield (*path, key)
         yield from _walk(inner, (*path, key))
+
+
+def outcomes(documents: Iterable[dict[str, Any]]) -> set[str]:
+    """Convert each of them; anything but a result or one message is raised."""
+    found = set()
+    for document in documents:
+        try:
+            convert.convert(document)
+            found.add("converted")
+        except ConversionError as error:
+            assert str(error)
+            found.add("refused")
+    return found
