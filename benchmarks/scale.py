@@ -6,6 +6,8 @@ The pods name a scheduler that does not exist, so they never change, and no node
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +24,7 @@ REQUESTS = re.compile(r"^elasticjob_api_requests_total\{(?P<labels>[^}]*)\} (?P<
 PASSES = re.compile(r"^elasticjob_reconcile_seconds_count(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 LATENCY_PODS = 8
 IDLE_SECONDS = 10.0
+LISTS = 5  # the fastest counts
 Create = Callable[[str, int], object]  # (name, pods)
 
 
@@ -55,6 +58,7 @@ class Fleet:
     memory_anew: float  # MiB of the new operator
     idle: Counter[str] = field(default_factory=Counter)  # the operator's requests while idle
     idle_cpu: float = 0.0  # seconds of CPU per second
+    listed: float = 0.0  # seconds of `kubectl elasticjob list`
 
     def lines(self) -> list[harness.Result]:
         label = f"{self.jobs} x {self.pods} at rest"
@@ -72,6 +76,7 @@ class Fleet:
             line("operator memory after a start (MiB)", self.memory_anew, "rate"),
             line(f"operator requests in {IDLE_SECONDS:.0f} s but watches (count)", sum(self.idle.values()), "rate"),
             line("operator CPU per second", self.idle_cpu),
+            line("kubectl elasticjob list", self.listed),
         ]
 
 
@@ -137,7 +142,17 @@ def measure_fleet(
     idle = measure_idle(system, IDLE_SECONDS)
     idle_cpu = (_cpu(process) - cpu) / IDLE_SECONDS
     memory_anew = process.memory_info().rss / 2**20
-    return Fleet(jobs, pods, created, made_cpu, memory, first, all_seen, start_cpu, memory_anew, idle, idle_cpu)
+    listed = min(time_list(system, namespace) for _ in range(LISTS))
+    return Fleet(jobs, pods, created, made_cpu, memory, first, all_seen, start_cpu, memory_anew, idle, idle_cpu, listed)
+
+
+def time_list(system: System, namespace: str) -> float:
+    """Seconds from Enter until `kubectl elasticjob list` has shown all jobs."""
+    where = ("--kubeconfig", str(system.cluster.kubeconfig), "-n", namespace)
+    command = (sys.executable, "-m", "elasticjob_operator.cli", "list", *where)
+    began = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, timeout=60)
+    return time.perf_counter() - began
 
 
 def settle(system: System, bound: float) -> None:

@@ -65,6 +65,17 @@ def measure(value: Any, most_values: int = MOST_VALUES) -> Size:
     return Size(depth, values, size)
 
 
+def is_too_deep(value: object) -> bool:
+    """Whether a value is nested deeper than MOST_DEPTH levels. It must come from JSON text, where nothing is shared."""
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        containers = [one for one in level if isinstance(one, (dict, list))]
+        if not containers:
+            return False
+        level = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
+    return True
+
+
 def _bytes(text: object) -> int:
     return len(str(text).encode(errors="replace")) + 2
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from elasticjob_operator import api
@@ -58,7 +59,7 @@ class Job:
     def created(self) -> float | None:
         return parse_time(self.metadata.get("creationTimestamp"))
 
-    @property
+    @cached_property
     def spec(self) -> api.Spec | None:
         """The valid spec, together with the template that it took; None if it is invalid or waits for its template."""
         try:

@@ -206,11 +206,7 @@ def read_status(raw: object) -> StatusRead:
         return StatusRead(api.Status(), {})
     if not isinstance(raw, dict):
         return StatusRead(api.Status(), {}, tuple(sorted(DECIDING)), _warn_of_unread({"": "is not an object"}))
-    wrong = {
-        name: "is nested too deep"
-        for name, value in raw.items()
-        if bounds.measure(value, 10**6).depth > bounds.MOST_DEPTH
-    }
+    wrong = {name: "is nested too deep" for name, value in raw.items() if bounds.is_too_deep(value)}
     status, more = _validate({name: value for name, value in raw.items() if name not in wrong})
     wrong |= more
     return StatusRead(status, raw, tuple(sorted(DECIDING & wrong.keys())), _warn_of_unread(wrong))

@@ -16,6 +16,7 @@ from elasticjob_operator.client.history import History, World, goodput_seconds, 
 from elasticjob_operator.client.model import Happening, Job, Pod, parse_time
 from elasticjob_operator.history.goodput import list_losses
 from elasticjob_operator.view import tables, words
+from elasticjob_operator.view.plain import PlainTable
 from elasticjob_operator.view.sparkline import sparkline
 
 
@@ -114,7 +115,7 @@ def _progress_line(progress: api.ProgressStatus) -> str:
 
 
 def _conditions(job: Job, now: float) -> Table:
-    table = tables.plain_table("TYPE", "STATUS", "REASON", "AGE", "MESSAGE")
+    table = PlainTable("TYPE", "STATUS", "REASON", "AGE", "MESSAGE")
     table.columns[-1].no_wrap = False
     for found in job.status.conditions:
         bad = found.type in ("Failed", "Degraded") and found.status == "True"
@@ -150,7 +151,7 @@ def diagnosis(last: api.DiagnosisStatus, now: float) -> RenderableType:
 
 def stragglers(found: Sequence[api.StragglerStatus], now: float) -> Table:
     """One line for each slow rank: its time for a step without waiting, and that of the others."""
-    table = tables.plain_table("RANK", "POD", "NODE", "STEP", "OTHERS", "SLOWER", "SINCE", "REPLACED")
+    table = PlainTable("RANK", "POD", "NODE", "STEP", "OTHERS", "SLOWER", "SINCE", "REPLACED")
     for one in found:
         table.add_row(
             str(one.rank),
@@ -167,7 +168,7 @@ def stragglers(found: Sequence[api.StragglerStatus], now: float) -> Table:
 
 def failures(found: Sequence[api.FailureStatus], now: float) -> Table:
     """One line for the last failure of each rank; the traceback's last line where there is one."""
-    table = tables.plain_table("RANK", "POD", "NODE", "EXIT", "AGE", "ERROR")
+    table = PlainTable("RANK", "POD", "NODE", "EXIT", "AGE", "ERROR")
     table.columns[-1].no_wrap = False
     for one in found:
         last = (one.traceback or "").strip().rpartition("\n")[2] or one.message or one.reason or ""
@@ -242,7 +243,7 @@ def _progress_bar(progress: api.ProgressStatus) -> RenderableType:
 
 
 def generations(worlds: Sequence[World], now: float) -> Table:
-    table = tables.plain_table("GENERATION", "AGE", "PODS", "SECONDS", "CAUSE")
+    table = PlainTable("GENERATION", "AGE", "PODS", "SECONDS", "CAUSE")
     for world in reversed(worlds):
         table.add_row(
             str(world.generation),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from elasticjob_operator import api
@@ -12,25 +11,18 @@ from elasticjob_operator.client.history import Point, goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.history.faulty_nodes import NodeRecord
 from elasticjob_operator.view import words
+from elasticjob_operator.view.plain import PlainTable
 from elasticjob_operator.view.sparkline import sparkline
-
-
-def plain_table(*columns: str) -> Table:
-    """A table in kubectl's style: without lines, for both awk and people."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
-    for column in columns:
-        table.add_column(column, no_wrap=True, overflow="fold")
-    return table
 
 
 def phase(job: Job) -> Text:
     return Text(job.phase, style=words.PHASE_STYLES.get(job.phase, ""))
 
 
-def list_jobs(jobs: Sequence[Job], now: float, *, namespaces: bool = False, wide: bool = False) -> Table:
+def list_jobs(jobs: Sequence[Job], now: float, *, namespaces: bool = False, wide: bool = False) -> PlainTable:
     more = ("GENERATION", "RATE", "ETA", "GOODPUT", "RECOVERY", "REASON") if wide else ()
     first = ("NAMESPACE",) if namespaces else ()
-    table = plain_table(*first, "NAME", "PHASE", "WORLD", "WANTED", "BOUNDS", "PROGRESS", "RESTARTS", "AGE", *more)
+    table = PlainTable(*first, "NAME", "PHASE", "WORLD", "WANTED", "BOUNDS", "PROGRESS", "RESTARTS", "AGE", *more)
     for job in jobs:
         status = job.status
         row: list[str | Text] = [job.namespace] if namespaces else []
@@ -78,10 +70,10 @@ def list_members(
     *,
     usage: Mapping[str, Mapping[str, str]] | None = None,
     limit: int | None = None,
-) -> Table:
+) -> PlainTable:
     """The members of the world by rank, then other pods. Rows beyond `limit` are only counted."""
     more = ("CPU", "MEMORY") if usage is not None else ()
-    table = plain_table("RANKS", "POD", "NODE", "STATE", *more)
+    table = PlainTable("RANKS", "POD", "NODE", "STATE", *more)
     by_name = {pod.name: pod for pod in pods}
     ranges = job.rank_ranges()
     outside = [pod.name for pod in pods if pod.name not in ranges]
@@ -101,8 +93,8 @@ def list_members(
     return table
 
 
-def list_events(events: Sequence[Happening], now: float) -> Table:
-    table = plain_table("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
+def list_events(events: Sequence[Happening], now: float) -> PlainTable:
+    table = PlainTable("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
     table.columns[-1].no_wrap = False
     for event in events:
         style = "yellow" if event.type == "Warning" else ""
@@ -112,7 +104,7 @@ def list_events(events: Sequence[Happening], now: float) -> Table:
     return table
 
 
-def list_top(jobs: Sequence[Job], now: float, sizes: Mapping[str, Sequence[Point]] | None = None) -> Table:
+def list_top(jobs: Sequence[Job], now: float, sizes: Mapping[str, Sequence[Point]] | None = None) -> PlainTable:
     """Throughput and goodput of the jobs, the busiest first.
 
     `sizes`: of their worlds over time, by UID, as far as events tell; None if they could not be read.
@@ -123,7 +115,7 @@ def list_top(jobs: Sequence[Job], now: float, sizes: Mapping[str, Sequence[Point
     more = ("POOL", "MODEL", "EXPECTED", "SEEN", *cost, "WHY") if pooled else ()
     course = ("LAST HOUR",) if sizes else ()
     titles = ("PROCESSES", "STEP", "RATE", "GOODPUT", "RESCALES", "RECOVERY")
-    table = plain_table("NAME", "PHASE", "WORLD", *course, *titles, *more)
+    table = PlainTable("NAME", "PHASE", "WORLD", *course, *titles, *more)
     for job in sorted(jobs, key=lambda j: (-j.status.rendezvous.processes, j.name)):
         status = job.status
         rate = words.steps_per_second(job)
@@ -165,9 +157,9 @@ def _pool_cells(job: Job, *, paid: bool) -> list[str]:
     ]
 
 
-def list_nodes(records: Sequence[NodeRecord], now: float) -> Table:
+def list_nodes(records: Sequence[NodeRecord], now: float) -> PlainTable:
     """Nodes with faults, the worst first."""
-    table = plain_table("NODE", "SCORE", "FAULTS", "LAST", "AVOIDED", "JOBS")
+    table = PlainTable("NODE", "SCORE", "FAULTS", "LAST", "AVOIDED", "JOBS")
     for one in records:
         jobs = ", ".join(one.jobs[:3]) + (f" and {len(one.jobs) - 3} more" if len(one.jobs) > 3 else "")
         table.add_row(

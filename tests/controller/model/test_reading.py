@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -114,6 +115,14 @@ def test_limits_are_settings() -> None:
     assert read(make_spec(replicas=6000), limits=bounds.Limits(replicas=6000)).spec is not None
     big = put_in_template("x" * 1_300_000)
     assert read(big, limits=bounds.Limits(template_bytes=2_000_000)).spec is not None
+
+
+@pytest.mark.parametrize("wrap", [lambda value: [1, value], lambda value: {"a": "b", "c": value}], ids=["list", "map"])
+def test_how_deep_a_field_may_be(wrap: Callable[[Any], Any]) -> None:
+    value: Any = "x"
+    for depth in range(1, 4 * bounds.MOST_DEPTH):
+        value = wrap(value)
+        assert bounds.is_too_deep(value) == (depth > bounds.MOST_DEPTH) == (bounds.measure(value).depth > 64)
 
 
 def test_a_job_that_trains_goes_on_with_as_many_pods_as_it_may_have() -> None:
