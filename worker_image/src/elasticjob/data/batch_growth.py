@@ -65,8 +65,9 @@ class BatchGrowth:
     """Multiplies the learning rates of an optimizer, in each step, by what the larger batch gains.
 
     Batch sizes are in samples; the batch is `sampler.global_batch_size`, which may change in `on_world`. `gain` is that
-    of the last step, and `progress` the sum of all: a schedule of learning rates that was made for the reference batch
-    is followed at this step. Both are equal on all ranks.
+    of the last step. `progress` is the step at which to follow a schedule of learning rates that was made for the
+    reference batch: the sum of the gains with `adascale`, otherwise the samples used, in reference batches. Both are
+    equal on all ranks.
 
     `adascale` needs a sampler with virtual ranks, whose gradients it compares, and gets them if the session or
     `VirtualRanks` is given this object. Raises ConfigurationError for an unknown rule and for sizes below 1.
