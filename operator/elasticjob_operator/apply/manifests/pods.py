@@ -5,20 +5,17 @@ from __future__ import annotations
 from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import trainer_container
-from elasticjob_operator.apply.manifests import gangs
+from elasticjob_operator.apply.manifests import affinity, gangs
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
 from elasticjob_operator.failures import stragglers
 from elasticjob_operator.model.observe import Job, resolve_nproc
 from elasticjob_operator.model.quota import Placement
 from elasticjob_operator.plan.children import gang_flavour
 from elasticjob_operator.plan.values import NewPod
-from elasticjob_operator.pool.capacity import Pool, find_pool
+from elasticjob_operator.pool.capacity import find_pool
 
 # Torch's own rendezvous: the shortest constants that stay correct (docs/design.md says how they were found).
 C10D_CONF = {"join_timeout": "600", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-CHEAP_WEIGHT = 50  # of 100, for a node that costs nothing
 UNLIMITED_RESTARTS = "1000000"  # the operator enforces the restart budget of the job
 
 
@@ -45,8 +42,8 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     body.setdefault("automountServiceAccountToken", False)
     body.setdefault("enableServiceLinks", False)
     if spec.is_pooled:
-        _prefer_cheap(body, find_pool(settings.pools, spec.template))
-    _avoid(body, new.avoid, is_required=spec.health.avoid_nodes is api.AvoidNodes.REQUIRED)
+        affinity.prefer_cheap(body, find_pool(settings.pools, spec.template))
+    affinity.avoid(body, new.avoid, is_required=spec.health.avoid_nodes is api.AvoidNodes.REQUIRED)
     body["containers"] = [dict(c) for c in body["containers"]]
     trainer = next(c for c in body["containers"] if c["name"] == trainer_container(spec.template))
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -237,45 +234,6 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
     else:
         both = {**theirs, "value": f"{theirs['value']}:{packages}"}
         trainer["env"] = [both if v is theirs else v for v in trainer["env"]]
-
-
-def _prefer_cheap(body: Object, pool: Pool | None) -> None:
-    """Prefer nodes by what their devices cost. A node that failed repeatedly is avoided first."""
-    if pool is None:
-        return
-    dearest = max((rate.per_hour for rate in pool.rates), default=0.0)
-    for rate in pool.rates:
-        weight = round(CHEAP_WEIGHT * (1 - rate.per_hour / dearest)) if dearest else 0
-        if weight and rate.selector:
-            labels = [{"key": key, "operator": "In", "values": [value]} for key, value in rate.selector.items()]
-            _add_preference(body, {"weight": weight, "preference": {"matchExpressions": labels}})
-
-
-def _add_preference(body: Object, term: Object) -> None:
-    affinity = body.get("affinity") or {}
-    of_nodes = affinity.get("nodeAffinity") or {}
-    body["affinity"] = {
-        **affinity,
-        "nodeAffinity": {**of_nodes, _PREFERRED: [*(of_nodes.get(_PREFERRED) or ()), term]},
-    }
-
-
-def _avoid(body: Object, nodes: tuple[str, ...], *, is_required: bool) -> None:
-    """Prefer other nodes to those that failed repeatedly. They are excluded only if the job says so: there may be no
-    others.
-    """
-    if not nodes:
-        return
-    others = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}
-    if not is_required:
-        _add_preference(body, {"weight": 100, "preference": {"matchExpressions": [others]}})
-        return
-    affinity = body.get("affinity") or {}
-    of_nodes = affinity.get("nodeAffinity") or {}
-    # A node must match one of the terms, so each of them has to exclude the faulty ones.
-    terms = (of_nodes.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
-    narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), others]} for term in terms]
-    body["affinity"] = {**affinity, "nodeAffinity": {**of_nodes, _REQUIRED: {"nodeSelectorTerms": narrowed}}}
 
 
 def _place(described: Object, body: Object, placement: Placement) -> None:

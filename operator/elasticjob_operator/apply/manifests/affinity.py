@@ -1,0 +1,53 @@
+"""Which nodes a pod prefers or avoids, beside what its template says. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob_operator.apply.manifests.common import Object
+from elasticjob_operator.pool.capacity import Pool
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+CHEAP_WEIGHT = 50  # of 100, for a node that costs nothing
+
+
+def prefer_cheap(body: Object, pool: Pool | None) -> None:
+    """Prefer nodes by what their devices cost. A node that failed repeatedly is avoided first."""
+    if pool is None:
+        return
+    dearest = max((rate.per_hour for rate in pool.rates), default=0.0)
+    for rate in pool.rates:
+        weight = round(CHEAP_WEIGHT * (1 - rate.per_hour / dearest)) if dearest else 0
+        if weight and rate.selector:
+            labels = [{"key": key, "operator": "In", "values": [value]} for key, value in rate.selector.items()]
+            _add_preference(body, {"weight": weight, "preference": {"matchExpressions": labels}})
+
+
+def avoid(body: Object, nodes: tuple[str, ...], *, is_required: bool) -> None:
+    """Prefer other nodes to those that failed repeatedly. They are excluded only if the job says so: there may be no
+    others.
+    """
+    if not nodes:
+        return
+    others = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}
+    if not is_required:
+        _add_preference(body, {"weight": 100, "preference": {"matchExpressions": [others]}})
+        return
+    # A node must match one of the terms, so each of them has to exclude the faulty ones.
+    terms = (_rules_of(body).get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), others]} for term in terms]
+    _set_rule(body, _REQUIRED, {"nodeSelectorTerms": narrowed})
+
+
+def _add_preference(body: Object, term: Object) -> None:
+    _set_rule(body, _PREFERRED, [*(_rules_of(body).get(_PREFERRED) or ()), term])
+
+
+def _rules_of(body: Object) -> Object:
+    return (body.get("affinity") or {}).get("nodeAffinity") or {}
+
+
+def _set_rule(body: Object, name: str, rule: Any) -> None:
+    """Pods share what the template says: it is replaced, not changed."""
+    body["affinity"] = {**(body.get("affinity") or {}), "nodeAffinity": {**_rules_of(body), name: rule}}
