@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 def _camel(name: str) -> str:
@@ -31,6 +31,20 @@ class Model(BaseModel):
 
 Replicas = Annotated[int, Field(ge=1, le=100_000)]
 Seconds = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+def number_or(*words: str, least: int, otherwise: str) -> AfterValidator:
+    """For `int | str`: one of these words, or a number from `least` on, which may be a text. `otherwise`: the error."""
+
+    def check(value: int | str) -> int | str:
+        if value in words:
+            return value
+        number = int(value) if isinstance(value, int) or value.isdecimal() else least - 1
+        if number < least:
+            raise ValueError(otherwise)
+        return number
+
+    return AfterValidator(check)
 
 
 class StatusModel(Model):

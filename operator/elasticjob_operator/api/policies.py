@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from elasticjob_operator.api.base import Model, Replicas, Seconds
+from elasticjob_operator.api.base import Model, Replicas, Seconds, number_or
 
 MetricSpec = Annotated[
     dict[str, Any],
@@ -241,12 +241,7 @@ class Stragglers(StrEnum):
     REPLACE = "Replace"
 
 
-def _auto_or_seconds(value: int | str) -> int | str:
-    if value == "auto" or (isinstance(value, int) and value >= 0):
-        return value
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    raise ValueError("must be 'auto' or a number of seconds (0 turns it off)")
+_HANG_TIMEOUT = number_or("auto", least=0, otherwise="must be 'auto' or a number of seconds (0 turns it off)")
 
 
 class Health(Model):
@@ -255,7 +250,7 @@ class Health(Model):
         description="Checks before a pod joins its first world: Off, Node (versions, devices, shared memory, names, "
         "ports, clock) or Network (and every collective, between two processes of the pod).",
     )
-    hang_timeout_seconds: Annotated[int | str, AfterValidator(_auto_or_seconds)] = Field(
+    hang_timeout_seconds: Annotated[int | str, _HANG_TIMEOUT] = Field(
         default="auto",
         description="If no step is reported for this long, stacks are dumped and the workers restarted: 'auto' "
         "(from the observed step time), seconds, or 0 for off.",

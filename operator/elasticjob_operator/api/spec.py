@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from elasticjob_operator import quantity
 from elasticjob_operator.api import names
-from elasticjob_operator.api.base import Model, Replicas
+from elasticjob_operator.api.base import Model, Replicas, number_or
 from elasticjob_operator.api.podtemplate import check_template, find_mount, template_hash
 from elasticjob_operator.api.policies import (
     ElasticPolicy,
@@ -42,17 +42,6 @@ class Scaling(Model):
         "there holds until you take it out again.",
     )
     weight: int = Field(default=1, ge=1, le=1000, description="What a speed-up of this job counts beside others.")
-
-
-def _nproc(value: int | str) -> int | str:
-    if isinstance(value, int) and value >= 1:
-        return value
-    if isinstance(value, str):
-        if value in ("auto", "cpu", "gpu"):
-            return value
-        if value.isdecimal() and int(value) >= 1:
-            return int(value)
-    raise ValueError("must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1")
 
 
 def _or_default(root: str, path: str, default: str) -> str:
@@ -116,6 +105,11 @@ class Checkpoints(Model):
     )
 
 
+_NPROC = number_or(
+    *("auto", "cpu", "gpu"), least=1, otherwise="must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1"
+)
+
+
 class Spec(Model):
     """The desired state."""
 
@@ -126,7 +120,7 @@ class Spec(Model):
     )
     scaling: Scaling = Field(default_factory=Scaling, description=(Scaling.__doc__ or ""))
     elastic_policy: ElasticPolicy = Field(default_factory=ElasticPolicy, description=(ElasticPolicy.__doc__ or ""))
-    nproc_per_node: Annotated[int | str, AfterValidator(_nproc)] = Field(
+    nproc_per_node: Annotated[int | str, _NPROC] = Field(
         default="auto",
         description="Worker processes per pod: auto (the accelerators of the trainer, else 1), cpu, gpu or a number.",
     )
