@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,17 +13,6 @@ from operator_fixture import GROUP, MERGE, Jobs, OperatorProcess, light_spec, wa
 
 PATIENCE = 240.0  # for what takes a second on an idle machine
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
-
-
-@pytest.fixture
-def operator(
-    cluster: Cluster, namespace: str, operator_factory: Callable[..., OperatorProcess]
-) -> Iterator[OperatorProcess]:
-    started = operator_factory(["--namespace", namespace, "--stable-seconds", "1"])
-    yield started
-    print(f"the operator of this test said:\n{started.log[-8000:]}")
-    assert "this is a bug" not in started.log
-    started.stop()
 
 
 def template(name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -42,9 +30,9 @@ def marks(jobs: Jobs, name: str) -> list[str | None]:
 
 
 def test_a_job_waits_for_its_template_and_keeps_what_it_took(
-    cluster: Cluster, namespace: str, operator: OperatorProcess, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, jobs: Jobs, operator: OperatorProcess, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs, kube = Jobs(cluster, namespace), cluster.kube
+    kube = cluster.kube
     shared = f"shared-{secrets.token_hex(3)}"
     of_all = f"{GROUP}/namespaces/default/elasticjobtemplates"  # the operator's namespace
     whole = light_spec("--step-seconds", "0.1")
@@ -103,10 +91,8 @@ def test_a_job_waits_for_its_template_and_keeps_what_it_took(
     jobs.await_world("taker", 3, timeout=PATIENCE)
 
 
-def test_the_template_of_the_namespace_comes_first_and_must_fit(
-    cluster: Cluster, namespace: str, operator: OperatorProcess
-) -> None:
-    jobs, kube = Jobs(cluster, namespace), cluster.kube
+def test_the_template_of_the_namespace_comes_first_and_must_fit(cluster: Cluster, jobs: Jobs, namespace: str) -> None:
+    kube = cluster.kube
     name = f"both-{secrets.token_hex(3)}"
     whole = light_spec("--steps", "3")
     del whole["replicas"]
