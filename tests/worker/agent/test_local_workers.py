@@ -22,8 +22,8 @@ BLOCKED_THREAD = "elasticjob-blocked"
 WORKER = """
 import importlib.util, sys, threading
 from pathlib import Path
-from elasticjob.channel import hang
-hang.offer_stacks(Path(sys.argv[1]))
+from elasticjob.channel import stacks
+stacks.offer(Path(sys.argv[1]))
 spec = importlib.util.spec_from_file_location("collective", sys.argv[2])
 collective = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(collective)

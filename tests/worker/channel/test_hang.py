@@ -81,22 +81,3 @@ def test_who_was_blocked_for_a_moment_only_may_be_out_again_before_it_can_say_so
     assert not hang.is_blocked([])
     assert not hang.is_blocked(BLOCKED[1:])
     assert (hang.BLOCKED_LOOKS - 1) * hang.BLOCKED_SECONDS >= 3
-
-
-DUMP = """\
-Thread 0x00007f0000000001 (most recent call first):
-  File "<frozen importlib._bootstrap>", line 1132 in _find_and_load_unlocked
-  File "/lib/python3.11/threading.py", line 1038 in _bootstrap_inner
-  File "/lib/python3.11/threading.py", line 995 in _bootstrap
-
-Current thread 0x00007f0000000002 (most recent call first):
-  File "train.py", line 20 in rest
-  File "train.py", line 31 in <module>
-"""
-
-
-def test_a_dump_is_read_once_it_is_whole() -> None:
-    assert hang.is_whole(DUMP)
-    assert str(hang.find_places(hang.find_main_stack(DUMP))[0]) == "train.py:20 in rest"
-    cuts = [DUMP[:end] for end in range(len(DUMP))]
-    assert not any(map(hang.is_whole, cuts)), "the first blocks are of other threads"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 from elasticjob.agent import events
 from elasticjob.agent.hub_client import Hub
-from elasticjob.channel import control, hang, looks, stillness, work
+from elasticjob.channel import control, hang, looks, stacks, stillness, work
 from elasticjob.channel.place import Place
 from elasticjob.protocol import directives, steps, wire
 
@@ -190,11 +190,11 @@ class LocalWorkers:
         self, workers: dict[int, int], on_change: Callable[[bool], None], is_over: Callable[[], bool]
     ) -> None:
         time.sleep(_REACTION_SECONDS)
-        looks: list[hang.Look] = []
+        seen: list[hang.Look] = []
         told = False
         while not is_over() and (workers := {rank: pid for rank, pid in workers.items() if work.is_alive(pid)}):
-            looks = [*looks[1 - hang.BLOCKED_LOOKS :], hang.look_at(self._server.folder, workers)]
-            if hang.is_blocked(looks) is not told:
+            seen = [*seen[1 - hang.BLOCKED_LOOKS :], looks.take_stacks(self._server.folder, workers)]
+            if hang.is_blocked(seen) is not told:
                 told = not told
                 on_change(told)
             time.sleep(hang.BLOCKED_SECONDS)
@@ -234,8 +234,8 @@ class LocalWorkers:
         quiet_for = self._looks.quiet_seconds()
         workers = self.find_workers()
         self._looks.take(self._server, workers.values(), detailed=True)  # answered while the stacks are collected
-        stacks = hang.collect_stacks(self._server.folder, workers)
-        places = {rank: hang.find_places(hang.find_main_stack(text)) for rank, text in stacks.items()}
+        dumps = stacks.collect(self._server.folder, workers)
+        places = {rank: stacks.find_places(stacks.find_main_stack(text)) for rank, text in dumps.items()}
         self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
         # Prefer a rank that is not blocked in a collective: it holds the others up.
         chosen = min(places, key=lambda rank: (hang.is_waiting(places[rank]), rank), default=None)
@@ -247,7 +247,7 @@ class LocalWorkers:
             rank=None if chosen is None else first_rank + chosen,
             local_rank=chosen,
             message=text if place is None else f"{text}, at {place}",
-            traceback=None if chosen is None else hang.find_main_stack(stacks[chosen]),
+            traceback=None if chosen is None else stacks.find_main_stack(dumps[chosen]),
             kind=wire.HANG,
             waits=None if chosen is None else hang.is_waiting(places[chosen]),
             stalled_seconds=stalled if stalled is not None else quiet_for,
@@ -255,7 +255,7 @@ class LocalWorkers:
         )
         report = "\n".join(
             f"rank {first_rank + rank}:{self._looks.describe(workers[rank])}\n{text}"
-            for rank, text in sorted(stacks.items())
+            for rank, text in sorted(dumps.items())
         )
         logger.error("%s", hang.format_report(generation, failure.message or "", report))
         self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{report}")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticjob import env
-from elasticjob.channel import hang
+from elasticjob.channel import stacks
 
 logger = logging.getLogger("elasticjob")
 
@@ -190,7 +190,7 @@ def connect() -> Client | None:
             try:
                 _client = Client(path)
                 _client.listen(_answer_look)
-                _client.want(LOOK, *([STACKS] if hang.offer_stacks(_client.folder) else []))
+                _client.want(LOOK, *([STACKS] if stacks.offer(_client.folder) else []))
             except OSError as error:
                 logger.debug("no control channel: %s", error)
         return _client

@@ -1,27 +1,22 @@
-"""The hang watch: detects a world that stopped reporting steps, finds where its ranks are, and lets it restart.
+"""The hang watch's decisions: whether a world that reports steps has stopped, and which of its ranks holds it up.
 
-Most ranks of such a world wait in a collective; a rank that is somewhere else blocks them.
+Most ranks of such a world wait in a collective; a rank that is somewhere else blocks them. `stacks` collects what the
+ranks do. Scripts that report no steps are watched by `quiet`.
 
-The watch is active only for scripts that report steps, because otherwise a slow script cannot be told from a stuck one.
 The limit adapts to the observed step time: a step may take many times longer than usual (a checkpoint, an evaluation)
 before it counts as a hang.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import itertools
 import os
-import re
-import signal
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from elasticjob.channel import work
+from elasticjob.channel.stacks import Place, find_places
 
 LEAST_SECONDS = 120.0  # the shortest automatic limit; an explicit limit may be shorter
 FACTOR = 30.0
@@ -35,7 +30,6 @@ class Watch:
     limit: float | None  # seconds; None: derive it from the step time; 0: off
     reports: int = 0
     last: float = 0.0
-    slowest: float = 0.0
     step: int | None = None
     intervals: list[float] = field(default_factory=list)
 
@@ -63,37 +57,6 @@ def is_hung(watch: Watch, now: float) -> bool:
     return limit is not None and now - watch.last > limit
 
 
-def collect_stacks(folder: Path, workers: Mapping[int, int], patience: float = 2.0) -> dict[int, str]:
-    """Request stack dumps from workers (pids by local rank); return the ones received, by local rank.
-
-    Workers that did not install the handler are skipped: the signal would terminate them. `patience` is in seconds.
-    """
-    files = {rank: file for rank, pid in workers.items() if (file := stacks_file(folder, pid)).exists()}
-    sizes = {rank: _size(file) for rank, file in files.items()}
-    for rank in files:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(workers[rank], signal.SIGUSR2)
-    deadline = time.monotonic() + patience
-    found = {rank: _read(file, sizes[rank]) for rank, file in files.items()}
-    while time.monotonic() < deadline and not all(is_whole(text) for text in found.values()):
-        time.sleep(0.05)
-        found = {rank: _read(file, sizes[rank]) for rank, file in files.items()}
-    return {rank: text for rank, text in found.items() if text}
-
-
-def is_whole(stacks: str) -> bool:
-    """Whether a dump has been written to its end: to the module with which the main thread began.
-
-    A dump of more calls than faulthandler writes never looks whole.
-    """
-    main = find_main_stack(stacks).splitlines()
-    return stacks.endswith("\n") and bool(main) and main[-1].endswith(" in <module>")
-
-
-def _read(file: Path, begin: int) -> str:
-    return file.read_text(errors="replace")[begin:]
-
-
 REPORT = "elasticjob: hang report of generation {}: {}"
 REPORT_END = "elasticjob: end of the hang report"
 
@@ -101,34 +64,6 @@ REPORT_END = "elasticjob: end of the hang report"
 def format_report(generation: int, summary: str, text: str) -> str:
     """The lines for the pod's log, between the marks by which `kubectl elasticjob diagnose` finds them."""
     return f"{REPORT.format(generation, summary)}\n{text}\n{REPORT_END}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """The position of a main thread in the code."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line} in {self.function}"
-
-
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-
-
-def find_main_stack(stacks: str) -> str:
-    """The main thread's lines, innermost call first: the last block that faulthandler wrote."""
-    blocks = re.split(r"\n(?=[A-Z].*most recent call first)", stacks)
-    python = [block for block in blocks if "C stack" not in block.partition("\n")[0]]
-    return "\n".join(line for line in python[-1].splitlines() if _FRAME.match(line)) if python else ""
-
-
-def find_places(main_stack: str) -> list[Place]:
-    """The calls of a stack, innermost first."""
-    found = (_FRAME.match(line) for line in main_stack.splitlines())
-    return [Place(match[1], int(match[2]), match[3]) for match in found if match]
 
 
 # Functions that return only once the other ranks have called them too.
@@ -147,16 +82,10 @@ BLOCKED_LOOKS = 4  # An agent takes up to two seconds to withdraw what it said, 
 
 @dataclass(frozen=True)
 class Look:
-    """The workers of a pod at one moment, by local rank."""
+    """The workers of a pod at one moment, by local rank. A worker that did not answer has no stack."""
 
     stacks: Mapping[int, str]  # of the main threads
     done: Mapping[int, work.Work]  # so far, by all threads and children
-
-
-def look_at(folder: Path, workers: Mapping[int, int]) -> Look:
-    """Look at workers (pids by local rank). A worker that does not answer has no stack."""
-    stacks = {rank: find_main_stack(text) for rank, text in collect_stacks(folder, workers, 0.5).items()}
-    return Look(stacks, {rank: work.measure(pid) for rank, pid in workers.items()})
 
 
 def is_blocked(looks: Sequence[Look]) -> bool:
@@ -179,31 +108,3 @@ def find_own_place(places: Sequence[Place]) -> Place | None:
     """The innermost call in the user's code, which is more useful than a position in a library."""
     own = (p for p in places if "/site-packages/" not in p.file and "/lib/python3" not in p.file)
     return next((p for p in own if not p.file.startswith((_OWN, "<"))), places[0] if places else None)
-
-
-def stacks_file(folder: Path, pid: int) -> Path:
-    """The file to which a worker writes its stacks on SIGUSR2."""
-    return folder / f"stacks-{pid}.txt"
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
-
-
-def offer_stacks(folder: Path) -> bool:
-    """In the worker: dump the stacks of all threads on SIGUSR2, even while native code blocks.
-
-    Returns False if the script has its own handler for the signal.
-    """
-    if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
-        return False  # the script has its own handler
-    try:
-        file = stacks_file(folder, os.getpid()).open("w")
-    except OSError:
-        return False
-    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
-    _open_files.append(file)  # faulthandler needs it open
-    return True
-
-
-_open_files: list[IO[str]] = []

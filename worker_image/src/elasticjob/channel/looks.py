@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Final
 
-from elasticjob.channel import control, quiet, work
+from elasticjob.channel import control, hang, quiet, stacks, work
 
 _MOST_CHARACTERS: Final = 512
 
@@ -66,3 +67,9 @@ class Looks:
         """The worker's last answer, to be appended to a line; "" without one."""
         count, last = self._answers.get(pid, (None, ""))
         return ("" if count is None else f" {count} collectives entered") + (f", the last one {last}" if last else "")
+
+
+def take_stacks(folder: Path, workers: Mapping[int, int]) -> hang.Look:
+    """Where workers (pids by local rank) are, and what they have done so far."""
+    found = {rank: stacks.find_main_stack(text) for rank, text in stacks.collect(folder, workers, 0.5).items()}
+    return hang.Look(found, {rank: work.measure(pid) for rank, pid in workers.items()})

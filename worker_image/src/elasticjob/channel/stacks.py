@@ -1,0 +1,109 @@
+"""The stacks of workers: a worker offers them on SIGUSR2, and its agent collects and reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+# In the worker.
+
+
+def _file_of(folder: Path, pid: int) -> Path:
+    """The file to which a worker writes its stacks on SIGUSR2."""
+    return folder / f"stacks-{pid}.txt"
+
+
+def offer(folder: Path) -> bool:
+    """In the worker: dump the stacks of all threads on SIGUSR2, even while native code blocks.
+
+    Returns False if the script has its own handler for the signal.
+    """
+    if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
+        return False  # the script has its own handler
+    try:
+        file = _file_of(folder, os.getpid()).open("w")
+    except OSError:
+        return False
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+    _open_files.append(file)  # faulthandler needs it open
+    return True
+
+
+_open_files: list[IO[str]] = []
+
+
+# In the agent.
+
+
+def collect(folder: Path, workers: Mapping[int, int], patience: float = 2.0) -> dict[int, str]:
+    """Request stack dumps from workers (pids by local rank); return the ones received, by local rank.
+
+    Workers that did not install the handler are skipped: the signal would terminate them. `patience` is in seconds.
+    """
+    files = {rank: file for rank, pid in workers.items() if (file := _file_of(folder, pid)).exists()}
+    sizes = {rank: _size(file) for rank, file in files.items()}
+    for rank in files:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(workers[rank], signal.SIGUSR2)
+    deadline = time.monotonic() + patience
+    found = {rank: _read(file, sizes[rank]) for rank, file in files.items()}
+    while time.monotonic() < deadline and not all(is_whole(text) for text in found.values()):
+        time.sleep(0.05)
+        found = {rank: _read(file, sizes[rank]) for rank, file in files.items()}
+    return {rank: text for rank, text in found.items() if text}
+
+
+def _read(file: Path, begin: int) -> str:
+    return file.read_text(errors="replace")[begin:]
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+# What they say.
+
+
+def is_whole(stacks: str) -> bool:
+    """Whether a dump has been written to its end: to the module with which the main thread began.
+
+    A dump of more calls than faulthandler writes never looks whole.
+    """
+    main = find_main_stack(stacks).splitlines()
+    return stacks.endswith("\n") and bool(main) and main[-1].endswith(" in <module>")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The position of a main thread in the code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+def find_main_stack(stacks: str) -> str:
+    """The main thread's lines, innermost call first: the last block that faulthandler wrote."""
+    blocks = re.split(r"\n(?=[A-Z].*most recent call first)", stacks)
+    python = [block for block in blocks if "C stack" not in block.partition("\n")[0]]
+    return "\n".join(line for line in python[-1].splitlines() if _FRAME.match(line)) if python else ""
+
+
+def find_places(main_stack: str) -> list[Place]:
+    """The calls of a stack, innermost first."""
+    found = (_FRAME.match(line) for line in main_stack.splitlines())
+    return [Place(match[1], int(match[2]), match[3]) for match in found if match]
