@@ -20,8 +20,8 @@ def build_policy(namespace: str) -> dict[str, Any]:
         "kind": "Policy",
         "omitStages": ["RequestReceived"],
         "rules": [
+            {"level": "RequestResponse", "resources": leases, "namespaces": [namespace]},  # reads as well
             {"level": "None", "verbs": list(READS)},
-            {"level": "RequestResponse", "resources": leases, "namespaces": [namespace]},
             {"level": "None", "users": ["system:apiserver", "devcluster-control-plane"]},
             {"level": "Metadata", "userGroups": groups},
             {"level": "None"},

@@ -26,8 +26,15 @@ def lease(at: float, replica: str, holder: str, code: int = 200) -> Audited:
     return dataclasses.replace(LEASE, replica=replica, holder=holder, received=at, done=at + 0.1, code=code)
 
 
+def look(at: float, replica: str) -> Audited:
+    return dataclasses.replace(LEASE, replica=replica, verb="get", holder=None, received=at, done=at + 0.1)
+
+
 def write(at: float, replica: str, verb: str = "patch") -> Audited:
     return dataclasses.replace(WRITE, replica=replica, verb=verb, received=at, done=at + 0.1)
+
+
+STOLEN = (lease(1, "one", "one"), lease(2, "", "x"), lease(3, "one", "", 409))
 
 
 @pytest.mark.parametrize(
@@ -42,9 +49,19 @@ def write(at: float, replica: str, verb: str = "patch") -> Audited:
         pytest.param([lease(1, "one", "one"), lease(2, "one", ""), write(3, "one")], [3], id="after it gave it back"),
         pytest.param([lease(1, "one", "one"), lease(2, "", "x"), write(3, "one")], [], id="stolen and not known"),
         pytest.param(
-            [lease(1, "one", "one"), lease(2, "", "x"), lease(3, "one", "", 409), write(5, "one")],
+            [*STOLEN, write(5, "one")],
             [5],
             id="stolen and known",
+        ),
+        pytest.param(
+            [*STOLEN, write(4.5, "one"), look(5, "one"), write(5.1, "one")],
+            [5.1],
+            id="stolen, and known when it asks again",
+        ),
+        pytest.param(
+            [*STOLEN, lease(4, "two", "two"), write(4.5, "one"), look(5, "one")],
+            [4.5],
+            id="stolen, and another one has it before it asks again",
         ),
         pytest.param([write(1, "")], [], id="somebody else"),
     ],
