@@ -26,6 +26,10 @@ class Served:
     def has(self, kind: str) -> bool:
         return any(version in self.group_versions for version in VERSIONS[kind])
 
+    def list_versions(self, group: str) -> list[str]:
+        """The versions of this group, without its name."""
+        return sorted(v.removeprefix(f"{group}/") for v in self.group_versions if v.startswith(f"{group}/"))
+
     def version_of(self, kind: str) -> str:
         """The version to use for this kind."""
         versions = VERSIONS[kind]

@@ -36,3 +36,5 @@ def test_the_groups_of_an_api_server() -> None:
     found = served.read_groups(listed)
     assert found.version_of("HorizontalPodAutoscaler") == "autoscaling/v2"
     assert not found.has("PodDisruptionBudget")
+    assert found.list_versions("autoscaling") == ["v1", "v2"]
+    assert found.list_versions("auto") == []

@@ -13,6 +13,7 @@ from elasticjob_operator.integrations.kueue.store import Store
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.watch import Watch
+from elasticjob_operator.model.served import read_groups
 from elasticjob_operator.rest.request import path_of
 
 logger = logging.getLogger(__name__)
@@ -49,11 +50,9 @@ class Follower:
             self._on_change()
 
     async def _find_missing(self) -> str:
-        groups = await self._api.request("GET", "/apis")
-        served = next((g["versions"] for g in groups.get("groups", ()) if g["name"] == names.GROUP), None)
-        if served is None:
+        versions = read_groups(await self._api.request("GET", "/apis")).list_versions(names.GROUP)
+        if not versions:
             return f"{names.GROUP} is not served: install Kueue, or take the label {names.LABEL_QUEUE} off"
-        versions = [v["version"] for v in served]
         if names.VERSION not in versions:
             return f"{names.GROUP} is served as {', '.join(versions)}; this operator knows {names.VERSION}"
         return ""

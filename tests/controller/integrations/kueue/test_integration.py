@@ -55,7 +55,7 @@ class Server:
             status = self.refusals[request.path]
             return web.json_response({"reason": "Refused", "message": "no", "code": status}, status=status)
         if request.path == "/apis":
-            return web.json_response({"groups": [{"name": names.GROUP, "versions": [{"version": names.VERSION}]}]})
+            return web.json_response({"groups": [{"versions": [{"groupVersion": names.API_VERSION}]}]})
         if "watch" in request.query:
             out = web.StreamResponse(headers={"Content-Type": "application/json"})
             await out.prepare(request)
