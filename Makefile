@@ -11,7 +11,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench torch-matrix frameworks clean
+.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench first-minutes torch-matrix frameworks clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -112,6 +112,9 @@ e2e: setup ## Build the images and prove the install on a container node (root, 
 
 bench: setup ## Benchmarks against what people use today; QUICK=1 for the short form.
 	@$(PY) -m benchmarks $(if $(QUICK),--quick)
+
+first-minutes: setup ## Time what a newcomer does: first local job, a changed script sent again, the page in a browser.
+	@PYTHONPATH=tests:. timeout 600 $(PY) -m benchmarks.first_minutes
 
 torch-matrix: $(RELEASE)/bin/uv ## The worker's tests under other versions of torch: TORCH="2.6.0 2.15.0". 5 GB of disk each.
 	@UV=$(RELEASE)/bin/uv $(PYTHON) scripts/torch_matrix.py $(TORCH)
