@@ -44,6 +44,7 @@ class Row:
 ROWS = {
     "transformers": Row("transformers_trainer.py", needs=("transformers", "accelerate")),
     "transformers-adapter": Row("transformers_adapter.py", exact=True, needs=("transformers", "accelerate")),
+    "trl-adapter": Row("trl_sft.py", exact=True, needs=("trl",)),
     "accelerate": Row("accelerate_loop.py", needs=("accelerate",)),
     "accelerate-adapter": Row("accelerate_adapter.py", exact=True, needs=("accelerate",)),
     "lightning": Row("lightning_fit.py", needs=("lightning",)),
@@ -51,7 +52,8 @@ ROWS = {
     "deepspeed-zero-1": Row("deepspeed_zero.py", ("1",), exact=True, needs=("deepspeed",)),
     "deepspeed-zero-2": Row("deepspeed_zero.py", ("2",), exact=True, needs=("deepspeed",)),
     "fsdp2": Row("fsdp2_checkpoint.py", exact=True),
-    "snapshot": Row("snapshot_ddp.py"),
+    "dcp-async": Row("dcp_async.py", exact=True),
+    "snapshot": Row("snapshot_ddp.py", exact=True),
     # A process of JAX ends itself when it loses the coordinator, which is rank 0.
     "jax": Row("jax_restart.py", exact=True, charged=1, needs=("jax",)),
 }
@@ -62,6 +64,8 @@ def find_spec(row: Row, out: Path) -> dict[str, Any]:
     variables = {
         "OUT": str(out),
         "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(out / "huggingface"),
         "PATH": f"{BIN}:{os.environ['PATH']}",  # DeepSpeed looks for ninja
     }
     env = [{"name": name, "value": value} for name, value in variables.items()]

@@ -1,4 +1,7 @@
-"""DDP with a snapshot an epoch or so, as most scripts for several nodes are written."""
+"""DDP in a `Trainer` with a snapshot after each epoch, the pattern of torch's examples for several nodes.
+
+Two things differ, since pods share the folder: only rank 0 writes the snapshot, and renames it when it is whole.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +19,62 @@ from torch.utils.data.distributed import DistributedSampler
 STEPS = int(sys.argv[1])
 
 
+class Trainer:
+    def __init__(self, model: torch.nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, path: Path):
+        self.model, self.loader, self.optimizer, self.path = model, loader, optimizer, path
+        self.rank = int(os.environ["RANK"])
+        self.epochs_run = self.steps_run = 0
+        if path.exists():
+            self.load_snapshot()
+        self.model = DistributedDataParallel(self.model)
+        self.record = Record(STEPS)
+
+    def load_snapshot(self) -> None:
+        snapshot = torch.load(self.path, weights_only=True)
+        self.model.load_state_dict(snapshot["MODEL_STATE"])
+        self.epochs_run, self.steps_run = snapshot["EPOCHS_RUN"], snapshot["STEPS_RUN"]
+
+    def save_snapshot(self) -> None:
+        snapshot = {
+            "MODEL_STATE": self.model.module.state_dict(),
+            "EPOCHS_RUN": self.epochs_run,
+            "STEPS_RUN": self.steps_run,
+        }
+        unfinished = self.path.with_suffix(".unfinished")
+        torch.save(snapshot, unfinished)
+        unfinished.rename(self.path)
+
+    def run_batch(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        self.optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def run_epoch(self) -> None:
+        self.loader.sampler.set_epoch(self.epochs_run)
+        for batch in self.loader:
+            loss = self.run_batch(batch["x"], batch["y"])
+            self.steps_run += 1
+            self.record.step(self.steps_run, loss, self.epochs_run, batch["index"].tolist())
+            if self.steps_run == STEPS:
+                return
+        self.epochs_run += 1
+
+    def train(self) -> None:
+        while self.steps_run < STEPS:
+            self.run_epoch()
+            if self.rank == 0:
+                self.save_snapshot()
+
+
 def main() -> None:
     dist.init_process_group(backend="gloo")
-    model = DistributedDataParallel(make_model())
+    model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    data, record = Data(), Record(STEPS)
-    sampler = DistributedSampler(data, shuffle=True)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
-    snapshot = Path(os.environ["OUT"]) / "snapshot.pt"
-    step = epoch = 0
-    if snapshot.exists():
-        saved = torch.load(snapshot, weights_only=True)
-        model.module.load_state_dict(saved["model"])
-        step, epoch = saved["step"], saved["epoch"]
-    while step < STEPS:
-        sampler.set_epoch(epoch)
-        for batch in loader:
-            loss = torch.nn.functional.mse_loss(model(batch["x"]), batch["y"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step += 1
-            record.step(step, float(loss.detach()), epoch, batch["index"].tolist())
-            if step >= STEPS:
-                break
-        epoch += 1
-        if dist.get_rank() == 0:
-            unfinished = snapshot.with_suffix(".unfinished")
-            torch.save({"model": model.module.state_dict(), "step": step, "epoch": epoch}, unfinished)
-            unfinished.rename(snapshot)
+    data = Data()
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    Trainer(model, loader, optimizer, Path(os.environ["OUT"]) / "snapshot.pt").train()
     dist.destroy_process_group()
 
 
