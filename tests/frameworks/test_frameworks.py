@@ -20,7 +20,7 @@ from operator_fixture import ROOT, Jobs, OperatorProcess
 
 BIN = Path(os.environ.get("ELASTICJOB_FRAMEWORKS", ROOT / ".work/frameworks")) / "bin"
 PROGRAMS = Path(__file__).parent / "programs"
-SAMPLES = 960
+SAMPLES, BATCH = 960, 48
 
 pytestmark = [
     pytest.mark.cluster,
@@ -38,6 +38,7 @@ class Row:
     steps: int = 2000
     exact: bool = False  # every whole epoch has every sample once, at any size
     charged: int = 0  # failures that the stack causes by itself
+    processes: int | None = None  # in a session: one of each pod, and the killed pod's successor
     needs: tuple[str, ...] = ("torch",)  # modules that have to be there
 
 
@@ -49,6 +50,7 @@ ROWS = {
     "accelerate-adapter": Row("accelerate_adapter.py", exact=True, needs=("accelerate",)),
     "lightning": Row("lightning_fit.py", needs=("lightning",)),
     "lightning-adapter": Row("lightning_adapter.py", needs=("lightning",)),
+    "lightning-session": Row("lightning_session.py", exact=True, processes=4, needs=("lightning",)),
     "deepspeed-zero-1": Row("deepspeed_zero.py", ("1",), exact=True, needs=("deepspeed",)),
     "deepspeed-zero-2": Row("deepspeed_zero.py", ("2",), exact=True, needs=("deepspeed",)),
     "fsdp2": Row("fsdp2_checkpoint.py", exact=True),
@@ -94,7 +96,12 @@ def test_a_training_stack_goes_through_every_change(
     first, last = story.find_losses(told.steps)
     assert last < 0.5 * first, "it learned"
     uneven = story.find_uneven(told.steps, SAMPLES)
-    if row.exact:
+    if row.processes is not None:
+        assert len(list(tmp_path.glob("*.jsonl"))) == row.processes, "nobody was started again"
+        assert story.count_repeated(told.steps) <= 1, "only the step that the loss broke"
+        unwritten = [one for one in uneven.values() if one[0] <= BATCH / 3 and not one[1]]
+        assert len(uneven) == len(unwritten) <= 1, "the killed pod may have made a step that it did not write down"
+    elif row.exact:
         assert not uneven
     else:
         assert len(uneven) <= 5, "only epochs in which the world changed can be uneven"

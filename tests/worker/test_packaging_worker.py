@@ -52,6 +52,7 @@ FRAMEWORKS = {
     "transformers": {"transformers"},
     "accelerate": {"accelerate"},
     "lightning": {"lightning", "lightning_fabric", "pytorch_lightning"},
+    "lightning_session": {"lightning", "lightning_fabric", "pytorch_lightning"},
 }
 
 

@@ -25,8 +25,6 @@ class Record:
     def __init__(self, total: int, step_seconds: float = 0.04) -> None:
         self.out = Path(os.environ["OUT"])
         self.out.mkdir(parents=True, exist_ok=True)
-        self.rank, self.world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        self._generation = int(os.environ.get("ELASTICJOB_GENERATION", "0"))
         self._total, self._seconds = total, step_seconds
         name = f"{os.environ.get('ELASTICJOB_POD_NAME', 'none')}-{os.getpid()}.jsonl"
         self._lines = (self.out / name).open("a", buffering=1)
@@ -34,7 +32,12 @@ class Record:
 
     def step(self, step: int, loss: float, epoch: int, samples: Sequence[int] = ()) -> None:
         """This rank has made a step, counted from 1, with these samples of the epoch."""
-        place = {"t": time.time(), "rank": self.rank, "world": self.world, "generation": self._generation}
+        variables = {
+            "rank": "RANK",
+            "world": "WORLD_SIZE",
+            "generation": "ELASTICJOB_GENERATION",
+        }  # they change in a session
+        place = {"t": time.time(), **{key: int(os.environ.get(name, "0")) for key, name in variables.items()}}
         made = {"step": step, "loss": loss, "epoch": epoch, "samples": samples, "cpu": time.process_time()}
         self._lines.write(json.dumps({**place, **made}) + "\n")
         if not self._finish.exists():

@@ -22,7 +22,9 @@ class Module(lightning.LightningModule):
         self.noted = (float(loss.detach()), batch["index"].tolist())
         return loss
 
-    def on_train_batch_end(self, *args):
+    def on_train_batch_end(self, outputs, *args):
+        if not outputs:
+            return  # another rank of the session has made this step
         self.record = self.record or Record(STEPS)
         self.record.step(self.trainer.global_step, self.noted[0], self.trainer.current_epoch, self.noted[1])
 
@@ -30,17 +32,15 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.02)
 
 
-def fit(checkpoint, *callbacks, **more):
+def fit(checkpoint, *callbacks, loader=None, **more):
     """Train to STEPS, from this checkpoint if it is not None. `more`: the Trainer's arguments for this world."""
+    loader = loader or torch.utils.data.DataLoader(Data(), batch_size=8, shuffle=True)
     trainer = lightning.Trainer(
-        accelerator="cpu",
-        strategy="ddp",
         max_steps=STEPS,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=list(callbacks),
-        **more,
+        **{"accelerator": "cpu", "strategy": "ddp", **more},
     )
-    loader = torch.utils.data.DataLoader(Data(), batch_size=8, shuffle=True)
     trainer.fit(Module(), loader, ckpt_path=checkpoint)
