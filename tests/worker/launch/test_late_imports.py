@@ -23,6 +23,7 @@ ACCELERATE = Import("accelerate", ("Accelerator",))
         pytest.param([Import("accelerate.utils", ("set_seed",))], "", HUGGING_FACE, id="a module of accelerate"),
         pytest.param([Attempt((ACCELERATE,))], "", HUGGING_FACE, id="in an attempt"),
         pytest.param([Import("transformers", ("Trainer",))], "", HUGGING_FACE, id="the Trainer"),
+        pytest.param([Import("trl", ("SFTConfig", "SFTTrainer"))], "", (DEEPSPEED,), id="a Trainer of TRL"),
         pytest.param([Import("transformers", ("Trainer",)), ACCELERATE], "", HUGGING_FACE, id="once"),
         pytest.param([Import("transformers", ("AutoModel",))], "", (), id="a model"),
         pytest.param([Import("transformers")], "", (), id="nobody knows what"),

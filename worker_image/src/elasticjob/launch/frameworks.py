@@ -68,6 +68,7 @@ LATE_IMPORTS = (
     LateImport("accelerate", "", "deepspeed", "DS_"),
     LateImport("transformers", "Trainer", "datasets", "HF_"),  # its loaders and models are accelerate's
     LateImport("transformers", "Trainer", "deepspeed", "DS_"),
+    LateImport("trl", "Trainer", "deepspeed", "DS_"),  # Trainers of transformers; it imports datasets by itself
     # It calls torch.compile when it is imported, which loads the whole compiler: 700 modules, more than three seconds.
     LateImport("deepspeed", "", "deepspeed.runtime.zero.muon.muon_optimizer", "TORCHINDUCTOR_"),
 )
