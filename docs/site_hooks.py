@@ -22,6 +22,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "manifests/chart/elasticjob/values.yaml": "values.yaml",
+    "worker_image/examples/launch.ipynb": "launch.ipynb",
     **{f"manifests/examples/{path.name}": path.name for path in (ROOT / "manifests/examples").glob("*.yaml")},
 }
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")

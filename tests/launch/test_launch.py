@@ -1,66 +1,22 @@
-"""`launch`: a notebook from the first to the last cell, and what is refused before anything starts."""
+"""`launch`: the handle of a job on a cluster, and what is refused before anything starts."""
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import importlib
-import inspect
-import json
-import linecache
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from controller import client_fixture as given
 from elasticjob_devcluster import Cluster
-from elasticjob_devcluster.system import processes
 from elasticjob_operator.api import InvalidJobError
 from elasticjob_operator.client import ClientError
-from elasticjob_operator.launch import launch, stop_local
+from elasticjob_operator.launch import launch
 from elasticjob_operator.launch import local as local_cluster
-
-NOTEBOOK = Path(__file__).parents[2] / "worker_image/examples/launch.ipynb"
-
-
-async def run_cells(path: Path, main: ModuleType) -> None:
-    """The code cells, as a kernel runs them: in one module, while an event loop runs in this thread."""
-    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
-        if cell["cell_type"] != "code":
-            continue
-        text, name = "".join(cell["source"]), f"<cell {number}>"
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        code = compile(text, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        found = eval(code, main.__dict__)
-        if inspect.iscoroutine(found):
-            await found
-
-
-@pytest.mark.cluster
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("local_programs")
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    main = ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    try:
-        asyncio.run(run_cells(NOTEBOOK, main))
-    finally:
-        stop_local()
-    result, run = main.__dict__["result"], main.__dict__["run"]
-    assert abs(result["slope"] - 3) < 1.5
-    assert result["workers"] in (1, 2)
-    said = capsys.readouterr().out
-    assert f"rank 0 of {result['workers']} is done" in said
-    assert f"{run.name}: Complete" in said
-    assert "elasticjob-result" not in said
-    assert run.name in (tmp_path / "report.html").read_text()
-    assert not processes.find_marked(processes.MARK_CLUSTER, run.cluster.id), "nothing is left"
 
 
 @pytest.fixture
