@@ -48,7 +48,10 @@ def _width(cells: Sequence[object]) -> int | None:
 def _lay_out(console: Console, columns: Sequence[Sequence[object]], widths: list[int]) -> Iterator[Segment]:
     for row in zip(*columns, strict=True):
         for cell, width in zip(row, widths, strict=True):
-            text, style = (cell.plain, console.get_style(cell.style)) if isinstance(cell, Text) else (str(cell), None)
-            yield Segment(text, style)
-            yield Segment(" " * (width - cell_len(text) + _GAP))
+            text = cell.plain if isinstance(cell, Text) else str(cell)
+            gap = " " * (width - cell_len(text) + _GAP)
+            if isinstance(cell, Text) and cell.style:
+                yield from (Segment(text, console.get_style(cell.style)), Segment(gap))
+            else:
+                yield Segment(text + gap)
         yield Segment.line()
