@@ -11,6 +11,7 @@ from elasticjob_operator.membership.member_health import Settings, Situation, Wo
 from elasticjob_operator.model.containers import Exit, PodPhase
 from elasticjob_operator.model.observe import Agent, Job, Node, Pod
 from elasticjob_operator.sizing.legal import Sizes
+from elasticjob_operator.times import format_time
 
 NOW = 1_000_000.0
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "worker", "image": "train:1", "command": ["torchrun"]}]}}
@@ -103,7 +104,6 @@ def make_agent(index: int = 0, phase: str = "ready", generation: int = 0, *, att
 def make_world(generation: int = 1, members: tuple[int, ...] = (0, 1), **fields: Any) -> api.RendezvousStatus:
     """A world of the pods with these indices, in rank order."""
     refuse_if(generation and not members, "a world has members")
-    from elasticjob_operator.model.observe import format_time
 
     return api.RendezvousStatus(
         generation=generation,

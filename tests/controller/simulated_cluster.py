@@ -19,9 +19,10 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.model import reading
 from elasticjob_operator.model.containers import Exit, PodPhase
-from elasticjob_operator.model.observe import Agent, Job, Node, Pod, format_time
+from elasticjob_operator.model.observe import Agent, Job, Node, Pod
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.reporting import Event
+from elasticjob_operator.times import format_time
 
 
 class CrashError(Exception):

@@ -19,8 +19,8 @@ from elasticjob_operator.api import wire
 from elasticjob_operator.membership import decide
 from elasticjob_operator.membership.decide import State
 from elasticjob_operator.membership.member_health import Situation, Worker
-from elasticjob_operator.model.observe import format_time
 from elasticjob_operator.sizing.legal import Sizes
+from elasticjob_operator.times import format_time
 from model.regroup_model import (
     FORMER,
     MUTE,

@@ -12,11 +12,12 @@ from elasticjob_operator import text
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
-from elasticjob_operator.model.observe import Job, format_time
+from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan import event_rate
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
+from elasticjob_operator.times import format_time
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.client.model import Happening, parse_time
+from elasticjob_operator.client.model import Happening
 from elasticjob_operator.client.samples import (
     Sample,
     format_sample,
@@ -25,6 +25,7 @@ from elasticjob_operator.client.samples import (
 from elasticjob_operator.history import timeline
 from elasticjob_operator.history.records import Kind
 from elasticjob_operator.history.timeline import Moment
+from elasticjob_operator.times import parse_time
 
 __all__ = [
     "History",

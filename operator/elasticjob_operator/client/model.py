@@ -7,7 +7,6 @@ invalid spec can be shown too: `spec` is parsed only on access.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -15,16 +14,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.model import reading
 from elasticjob_operator.templates import taking
-
-
-def parse_time(text: str | None) -> float | None:
-    """An RFC 3339 time as seconds since 1970; None if there is none."""
-    if not text:
-        return None
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
+from elasticjob_operator.times import parse_time
 
 
 @dataclass(frozen=True)

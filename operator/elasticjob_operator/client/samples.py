@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.client.model import Job, parse_time
+from elasticjob_operator.client.model import Job
 from elasticjob_operator.history import timeline
 from elasticjob_operator.history.goodput import list_losses
+from elasticjob_operator.times import parse_time
 
 MOST_MEMBERS: Final = 64  # a picture of more ranks cannot be read
 

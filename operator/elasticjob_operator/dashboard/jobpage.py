@@ -10,10 +10,10 @@ from typing import Final
 from elasticjob_operator import api
 from elasticjob_operator.client import Happening, Job, Pod
 from elasticjob_operator.client.history import Sample, build_history
-from elasticjob_operator.client.model import parse_time
 from elasticjob_operator.dashboard import shell
 from elasticjob_operator.dashboard.listpage import job_path, phase
 from elasticjob_operator.html_report import build_picture, build_table, escape
+from elasticjob_operator.times import parse_time
 from elasticjob_operator.view import words
 
 PAGE_MEMBERS: Final = 100

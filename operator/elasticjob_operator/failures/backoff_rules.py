@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from elasticjob_operator import api
 from elasticjob_operator.backoff import find_pause
-from elasticjob_operator.model.observe import format_time, parse_time
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.times import format_time, parse_time
 
 STABLE_SECONDS = 30.0  # after running this long, a failure is not one at the start
 WORKED_SECONDS = 10.0  # the same, if steps were reported

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import format_time, parse_time
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.times import format_time, parse_time
 
 COALESCE_SECONDS = 2.0  # failures within this time, without a world between them, count as one job failure
 

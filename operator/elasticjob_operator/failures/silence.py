@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import Pod, parse_time
+from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.times import parse_time
 
 AGENT_SECONDS = 60.0  # time for the agent to connect after its trainer container has started
 STEP_SECONDS = 600.0  # time for the first step of a world, including loading and compiling

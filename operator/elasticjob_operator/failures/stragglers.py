@@ -12,9 +12,10 @@ from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.model.observe import Agent, format_time, parse_time
+from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.sizing import growth
+from elasticjob_operator.times import format_time, parse_time
 
 WINDOW_SECONDS: Final = 60  # over which the agents take the median
 FACTOR: Final = 1.5  # slower than the median of the others: a straggler ...

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import format_time, parse_time
+from elasticjob_operator.times import format_time, parse_time
 
 HALF_LIFE_SECONDS: Final = 6 * 3600.0
 MOST_OF_A_JOB: Final = 2  # faults of one node that one job can hold against it, so that no tenant can discredit nodes

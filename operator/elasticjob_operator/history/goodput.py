@@ -17,8 +17,8 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.history import worlds
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.model.observe import format_time, parse_time
 from elasticjob_operator.model.revise import GoodputFields, revise
+from elasticjob_operator.times import format_time, parse_time
 
 
 class Loss(StrEnum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elasticjob_operator import api
 from elasticjob_operator.history import goodput
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.model.observe import parse_time
+from elasticjob_operator.times import parse_time
 
 _ENDS = (("Suspended", Kind.SUSPENDED), ("Complete", Kind.COMPLETED), ("Failed", Kind.GAVE_UP))
 

@@ -8,8 +8,8 @@ from typing import Final
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.model.observe import format_time, parse_time
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.times import format_time, parse_time
 
 MOST_WORLDS: Final = 50
 _MOST_NAMES: Final = 3

@@ -27,8 +27,8 @@ from elasticjob_operator.membership.member_health import (
     Worker,
     judge,
 )
-from elasticjob_operator.model.observe import format_time
 from elasticjob_operator.sizing.legal import Sizes
+from elasticjob_operator.times import format_time
 
 
 class State(StrEnum):

@@ -11,7 +11,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.wire import AgentPhase
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, lost_its_store
-from elasticjob_operator.model.observe import parse_time
+from elasticjob_operator.times import parse_time
 
 
 def is_out(verdicts: MemberVerdict, world: api.RendezvousStatus) -> bool:

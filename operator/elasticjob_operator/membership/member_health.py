@@ -13,8 +13,9 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.wire import AgentPhase
 from elasticjob_operator.model.containers import PodPhase
-from elasticjob_operator.model.observe import Agent, Pod, parse_time
+from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.sizing.legal import Sizes
+from elasticjob_operator.times import parse_time
 
 
 @dataclass(frozen=True, slots=True)

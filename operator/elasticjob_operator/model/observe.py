@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from elasticjob_operator import api
@@ -16,23 +15,9 @@ from elasticjob_operator.api import bounds, names, podtemplate, wire
 from elasticjob_operator.model import containers, notices, reading
 from elasticjob_operator.model.containers import Exit, PodPhase
 from elasticjob_operator.templates import taking
+from elasticjob_operator.times import parse_time
 
 Raw = Mapping[str, Any]
-
-
-def parse_time(text: object) -> float | None:
-    """Parse an RFC 3339 timestamp to seconds since the epoch; None if `text` is not a timestamp."""
-    if not isinstance(text, str) or not text:
-        return None
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def format_time(seconds: float) -> str:
-    """Format seconds since the epoch as RFC 3339 with milliseconds."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)

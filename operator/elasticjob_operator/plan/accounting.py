@@ -16,10 +16,11 @@ from elasticjob_operator.failures.classify import Blame, Failure, Verdict
 from elasticjob_operator.history import faulty_nodes, rank_failures
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
 from elasticjob_operator.model.containers import PodPhase
-from elasticjob_operator.model.observe import Pod, parse_time
+from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.values import Seen
+from elasticjob_operator.times import parse_time
 
 NEVER_JOINED_TRIES = 2  # a single case may be a pod that was released by an operator that has since died
 _UNSETTLED = (MemberHealth.RUNNING, MemberHealth.STARTING, MemberHealth.STOPPING, MemberHealth.SUSPECT)

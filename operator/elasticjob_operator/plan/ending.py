@@ -11,11 +11,12 @@ from elasticjob_operator.history import goodput, rank_failures
 from elasticjob_operator.history.records import Kind as What
 from elasticjob_operator.history.records import Record
 from elasticjob_operator.model import errortext
-from elasticjob_operator.model.observe import Pod, format_time, parse_time
+from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import RendezvousFields, revise
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, first
 from elasticjob_operator.templates import taking
+from elasticjob_operator.times import format_time, parse_time
 
 _BY_USER = ("Suspended", "runPolicy.suspend is true; no pod is left")
 _BY_QUEUE = ("Queued", "its queue has not admitted it (see the condition Admitted); no pod is left")

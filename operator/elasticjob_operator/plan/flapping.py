@@ -15,9 +15,9 @@ from elasticjob_operator.api.wire import AgentPhase
 from elasticjob_operator.failures.classify import Failure
 from elasticjob_operator.failures.silence import Finding
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
-from elasticjob_operator.model.observe import format_time, parse_time
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan.values import Seen
+from elasticjob_operator.times import format_time, parse_time
 
 FREE = 5  # cases that are free at once ...
 SECONDS = 60.0  # ... plus one more per this many seconds

@@ -7,8 +7,9 @@ from elasticjob_operator.api.names import Cause
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Worker
 from elasticjob_operator.model.containers import PodPhase
-from elasticjob_operator.model.observe import Pod, format_time, resolve_nproc
+from elasticjob_operator.model.observe import Pod, resolve_nproc
 from elasticjob_operator.plan.values import Seen
+from elasticjob_operator.times import format_time
 
 
 def judge(seen: Seen, status: api.Status) -> tuple[MemberVerdict, ...]:

@@ -6,13 +6,13 @@ from elasticjob_operator import api
 from elasticjob_operator.failures import backoff_rules, copies, silence
 from elasticjob_operator.history import goodput, worlds
 from elasticjob_operator.membership.decide import Decision, State
-from elasticjob_operator.model.observe import parse_time
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, reporting
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Seen
 from elasticjob_operator.sizing import written
 from elasticjob_operator.sizing.values import Size
+from elasticjob_operator.times import parse_time
 
 
 def build_rendezvous(status: api.Status, pods: PodSelection, decision: Decision) -> api.RendezvousStatus:

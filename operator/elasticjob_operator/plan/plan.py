@@ -18,7 +18,7 @@ from elasticjob_operator.membership import decide, directives
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, Worker, judge
 from elasticjob_operator.model import reading
-from elasticjob_operator.model.observe import format_time, parse_time, resolve_nproc
+from elasticjob_operator.model.observe import resolve_nproc
 from elasticjob_operator.model.revise import StatusFields, revise
 from elasticjob_operator.plan import (
     accounting,
@@ -34,6 +34,7 @@ from elasticjob_operator.plan import (
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Child, Config, Deletion, Kind, NewPod, Plan, Seen, first
 from elasticjob_operator.sizing import growth, legal, written
+from elasticjob_operator.times import format_time, parse_time
 
 __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "plan"]
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
-from elasticjob_operator.model.observe import Agent, Node, Pod, parse_time
+from elasticjob_operator.model.observe import Agent, Node, Pod
 from elasticjob_operator.model.quota import Quota
+from elasticjob_operator.times import parse_time
 
 
 @dataclass(frozen=True, slots=True)

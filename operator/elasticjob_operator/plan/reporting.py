@@ -18,8 +18,9 @@ from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
 from elasticjob_operator.model import errortext
-from elasticjob_operator.model.observe import Agent, Pod, format_time, parse_time
+from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.sizing.room import describe_withdrawn
+from elasticjob_operator.times import format_time, parse_time
 
 PROGRESS_SECONDS = 10.0
 

@@ -9,12 +9,13 @@ from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.model.observe import Agent, Job, format_time, parse_time
+from elasticjob_operator.model.observe import Agent, Job
 from elasticjob_operator.pool.allocate import allocate
 from elasticjob_operator.pool.prices import next_lags
 from elasticjob_operator.pool.reasons import describe
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Grant, Limit, Objective, Request, measure
+from elasticjob_operator.times import format_time, parse_time
 
 SETTLE_SECONDS: Final = 5.0  # the first steps of a world are not typical
 PROBE_SECONDS: Final = 60.0  # that a job without reports keeps its size, so that its speed there is known

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from elasticjob_operator import api
 from elasticjob_operator.backoff import find_pause
-from elasticjob_operator.model.observe import Pod, format_time, parse_time
+from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.sizing.values import Answer, View
+from elasticjob_operator.times import format_time, parse_time
 
 PROBE_BACKOFF_SECONDS = 60.0
 MAX_PROBE_SECONDS = 600.0

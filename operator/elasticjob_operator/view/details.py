@@ -13,8 +13,9 @@ from rich.text import Text
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.client.history import History, World, goodput_seconds, list_worlds
-from elasticjob_operator.client.model import Happening, Job, Pod, parse_time
+from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.history.goodput import list_losses
+from elasticjob_operator.times import parse_time
 from elasticjob_operator.view import tables, words
 from elasticjob_operator.view.plain import PlainTable
 from elasticjob_operator.view.sparkline import sparkline

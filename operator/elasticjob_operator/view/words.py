@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from elasticjob_operator import api
-from elasticjob_operator.client.model import Job, parse_time
+from elasticjob_operator.client.model import Job
+from elasticjob_operator.times import parse_time
 
 PHASE_STYLES: Final = {
     "Running": "green",

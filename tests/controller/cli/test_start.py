@@ -33,13 +33,13 @@ OTHER_COMMANDS = (
         pytest.param(["no-such-command"], 200, ("aiohttp", "kubernetes.aio.client", "pydantic"), id="mistake"),
         pytest.param(
             ["list", "--kubeconfig", "/no/such/file"],
-            600,
+            590,
             (*UNUSED, *OTHER_COMMANDS, "elasticjob_operator.launch"),
             id="list",
         ),
         pytest.param(
             ["submit", "-f", "/no/such/file"],
-            600,
+            590,
             (*UNUSED, *OTHER_COMMANDS, "elasticjob_operator.launch.start", "elasticjob_operator.launch.local"),
             id="submit",
         ),

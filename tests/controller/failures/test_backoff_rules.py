@@ -10,7 +10,7 @@ from controller.builders import NOW
 from elasticjob_operator import api
 from elasticjob_operator.failures import backoff_rules
 from elasticjob_operator.failures.backoff_rules import Setback
-from elasticjob_operator.model.observe import format_time
+from elasticjob_operator.times import format_time
 
 NEW = Setback(NOW - 3, 2.0)
 OLD = Setback(NOW - 500, 490.0)

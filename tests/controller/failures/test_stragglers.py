@@ -9,7 +9,8 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.failures import stragglers
 from elasticjob_operator.failures.stragglers import Replaced
-from elasticjob_operator.model.observe import Agent, format_time
+from elasticjob_operator.model.observe import Agent
+from elasticjob_operator.times import format_time
 
 WORLD = make_world(2, (0, 1, 2, 3))
 U1 = frozenset({"u1"})

@@ -7,7 +7,7 @@ import pytest
 from controller.builders import NOW
 from elasticjob_operator import api
 from elasticjob_operator.history import faulty_nodes
-from elasticjob_operator.model.observe import format_time
+from elasticjob_operator.times import format_time
 
 HOUR = 3600.0
 

@@ -15,7 +15,7 @@ from elasticjob_operator.api import names
 from elasticjob_operator.history import goodput, timeline
 from elasticjob_operator.history.goodput import Account, Loss, Reported
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.model.observe import format_time
+from elasticjob_operator.times import format_time
 
 
 def at(seconds: float) -> str:

@@ -10,7 +10,7 @@ from controller.builders import NOW, make_world
 from elasticjob_operator import api
 from elasticjob_operator.history import goodput, rank_failures, worlds
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.model.observe import format_time
+from elasticjob_operator.times import format_time
 
 FAILED = api.FailureStatus(pod="digits-worker-1", node="node1", generation=1, rank=1)
 

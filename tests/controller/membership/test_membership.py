@@ -14,8 +14,8 @@ from elasticjob_operator.membership import directives
 from elasticjob_operator.membership.decide import State, decide
 from elasticjob_operator.membership.member_health import MemberHealth, Situation, Worker, judge
 from elasticjob_operator.model.containers import Exit
-from elasticjob_operator.model.observe import format_time
 from elasticjob_operator.sizing.legal import Sizes
+from elasticjob_operator.times import format_time
 
 FAILED = {"failure": wire.Failure(generation=1, exit_code=1, message="boom")}
 

@@ -12,6 +12,7 @@ from elasticjob_operator.api import podtemplate
 from elasticjob_operator.model import observe
 from elasticjob_operator.model.containers import Exit
 from elasticjob_operator.model.observe import Node
+from elasticjob_operator.times import format_time, parse_time
 
 LABELS = {
     "elasticjob.dev/job-name": "digits",
@@ -34,13 +35,13 @@ def raw_pod(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, 
     }
 
 
-START = observe.parse_time("2026-01-01T00:00:00Z") or 0.0
+START = parse_time("2026-01-01T00:00:00Z") or 0.0
 
 
 def test_times_go_there_and_back() -> None:
-    assert observe.format_time(START + 0.25) == "2026-01-01T00:00:00.250Z"
-    assert observe.parse_time(observe.format_time(START + 0.25)) == START + 0.25
-    assert observe.parse_time(None) is None
+    assert format_time(START + 0.25) == "2026-01-01T00:00:00.250Z"
+    assert parse_time(format_time(START + 0.25)) == START + 0.25
+    assert parse_time(None) is None
 
 
 def test_a_pod_of_somebody_else_is_none_of_ours() -> None:

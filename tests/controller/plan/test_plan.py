@@ -10,9 +10,10 @@ import pytest
 from controller.builders import NOW, TEMPLATE, make_agent, make_job, make_node, make_pod, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
-from elasticjob_operator.model.observe import Job, Pod, format_time
+from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.plan import ending
 from elasticjob_operator.plan.plan import Child, Config, Deletion, Kind, NewPod, Plan, Seen, plan
+from elasticjob_operator.times import format_time
 
 
 def see(job: Job, pods: tuple[Pod, ...] = (), **fields: Any) -> Seen:

@@ -13,9 +13,10 @@ from elasticjob_operator.api import wire
 from elasticjob_operator.failures import budget, classify, nodes
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
 from elasticjob_operator.model.containers import Exit
-from elasticjob_operator.model.observe import Agent, Node, Pod, format_time
+from elasticjob_operator.model.observe import Agent, Node, Pod
 from elasticjob_operator.plan import policy
 from elasticjob_operator.plan.policy import Deadline, Departure
+from elasticjob_operator.times import format_time
 
 
 def ago(seconds: float) -> str:

@@ -13,10 +13,11 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
 from elasticjob_operator.apply import manifests
-from elasticjob_operator.model.observe import Job, Pod, format_time
+from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.model.quota import Placement, Quota, Share
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan.plan import NewPod, Plan, plan
+from elasticjob_operator.times import format_time
 
 BASE = Placement({"queue": "a"}, {"workload": "base"}, {"pool": "on-demand"})
 MORE = Placement(

@@ -13,8 +13,9 @@ from elasticjob_operator.api import wire
 from elasticjob_operator.failures.classify import Failure
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
-from elasticjob_operator.model.observe import Agent, Pod, format_time
+from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.plan import reporting as report
+from elasticjob_operator.times import format_time
 
 
 def at(seconds: float) -> str:

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from controller.builders import NOW, make_spec
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import Job, format_time
+from elasticjob_operator.model.observe import Job
 from elasticjob_operator.pool import rounds
 from elasticjob_operator.pool.rounds import PooledJob
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.sizing import compose, written
 from elasticjob_operator.sizing.values import PoolDecision, View
+from elasticjob_operator.times import format_time
 
 ROUND_SECONDS = 30.0
 

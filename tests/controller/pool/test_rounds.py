@@ -8,11 +8,12 @@ import pytest
 
 from controller.builders import NOW, make_spec
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import Job, format_time
+from elasticjob_operator.model.observe import Job
 from elasticjob_operator.pool import rounds
 from elasticjob_operator.pool.rounds import PooledJob
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Objective
+from elasticjob_operator.times import format_time
 
 TRAINS = api.GoodputStatus(training=True, since=format_time(NOW - 300), training_seconds=300)
 

@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from controller.hub_fixture import eventually, running_hub, seated
 from elasticjob_operator import api
 from elasticjob_operator.history import timeline
-from elasticjob_operator.model.observe import format_time
 from elasticjob_operator.run import file_limits, loop_lag, metrics
 from elasticjob_operator.run.http import HttpServer, parse_address
+from elasticjob_operator.times import format_time
 
 JOB = ("default", "digits")
 START = 1_000_000.0

@@ -6,8 +6,8 @@ from typing import Any
 
 from controller.builders import NOW
 from elasticjob_operator.kube.cache import Cache
-from elasticjob_operator.model.observe import format_time
 from elasticjob_operator.run.node_memory import NodeMemory
+from elasticjob_operator.times import format_time
 
 
 def raw_job(name: str, node: str, count: int) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from controller.builders import NOW, make_spec
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import format_time
 from elasticjob_operator.sizing import bounds, compose, finishing, legal, room, wish
 from elasticjob_operator.sizing.values import Answer, Size, Source, View
+from elasticjob_operator.times import format_time
 
 LATER = format_time(NOW + 60)
 

@@ -8,8 +8,9 @@ import pytest
 
 from controller.builders import NOW, make_pod
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import Pod, parse_time
+from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.sizing import growth, room
+from elasticjob_operator.times import parse_time
 
 
 def waiting(index: int, since: float) -> Pod:

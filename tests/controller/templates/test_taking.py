@@ -12,9 +12,10 @@ from elasticjob_operator import api
 from elasticjob_operator.api import bounds
 from elasticjob_operator.client import Job, build_manifest
 from elasticjob_operator.client import rules as client_rules
-from elasticjob_operator.model.observe import observe_job, parse_time
+from elasticjob_operator.model.observe import observe_job
 from elasticjob_operator.plan.plan import Plan, Seen, plan
 from elasticjob_operator.templates import taking
+from elasticjob_operator.times import parse_time
 
 REF = {"kind": "ElasticJobTemplate", "name": "gpu-8"}
 OF_TEMPLATE = {"elasticPolicy": {"maxReplicas": 4}, "health": {"preflight": "Node"}, "template": TEMPLATE}

@@ -12,8 +12,9 @@ from elasticjob_operator.apply import manifests
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.integrations.kueue.asking import Create, Set
 from elasticjob_operator.integrations.kueue.values import Workload, find_requests, is_enough
-from elasticjob_operator.model.observe import Job, format_time
+from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan.values import NewPod
+from elasticjob_operator.times import format_time
 
 Object = dict[str, Any]
 MOST_TEXT = 32 * 1024  # characters of a condition's message
