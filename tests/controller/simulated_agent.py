@@ -167,6 +167,17 @@ class SimAgent:
         self.say(STOPPING)
         self.later(self.cluster.pace.stop, "become_ready")
 
+    def become_corrupt(self) -> None:
+        """Its replica differs from the others: it gives up."""
+        text = "corrupt state: after step 40, its parameters differ"
+        self.failure = wire.Failure(generation=self.generation, message=text)
+        self.cluster.break_world(self)
+        self.say(FAILED)
+        self.later(0.2, "die_corrupt")
+
+    def die_corrupt(self) -> None:
+        self.exit(1)
+
     def feel_loss(self, generation: int) -> None:
         if self.alive and not self.paused and self.phase in (RUNNING, LEAVING) and self.generation == generation:
             self.fail(secondary=True)

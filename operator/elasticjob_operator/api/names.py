@@ -51,6 +51,7 @@ ENV_HUB_URL: Final = "ELASTICJOB_HUB_URL"  # ws://host:port or wss://host:port
 ENV_TOKEN_FILE: Final = "ELASTICJOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
 ENV_CA_FILE: Final = "ELASTICJOB_CA_FILE"
 ENV_GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
+ENV_COMPARE_EVERY_STEPS: Final = "ELASTICJOB_COMPARE_EVERY_STEPS"  # only if wanted
 ENV_STRAGGLER_SECONDS: Final = "ELASTICJOB_STRAGGLER_SECONDS"  # over which paces are compared; only if wanted
 ENV_HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"  # "auto", "0" (off) or seconds
 ENV_PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"  # Off, Node or Network

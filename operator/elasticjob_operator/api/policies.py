@@ -266,6 +266,13 @@ class Health(Model):
         "status.stragglers. Replace: a spare or a new pod on another node also takes its place, if that pays. Left "
         "out: nothing is measured.",
     )
+    compare_every_steps: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Every how many steps sessions compare their replicas; 0: never. A rank that differs from most "
+        "others is excluded, and all go back to the last step that they agreed on.",
+    )
 
 
 class Network(Model):

@@ -45,7 +45,9 @@ __all__ = [
 _WORLD_EVENT: Final = re.compile(
     r"generation (?P<generation>\d+) (?:from (?P<old>\d+) to|with) (?P<size>\d+) pods?(?:: (?P<why>.*))?"
 )
-_NOTABLE: Final = ("MemberLost", "WorkerFailed", "Straggler", "Failed", "Completed", "Suspended", "Resumed")
+_NOTABLE: Final = frozenset(
+    {"MemberLost", "WorkerFailed", "Straggler", "CorruptState", "Failed", "Completed", "Suspended", "Resumed"}
+)
 
 
 @dataclass(frozen=True)

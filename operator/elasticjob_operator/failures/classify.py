@@ -159,26 +159,32 @@ def never_joined(failure: Failure, *, again: bool) -> Failure:
 
 
 PREFLIGHT = "PreflightFailed"
-_PREFLIGHT_WORDS = "preflight: "
+CORRUPT = "CorruptState"
+# How an agent's last message begins if its node is at fault, with the reason of that failure.
+_OF_NODES = {"preflight: ": PREFLIGHT, "corrupt state: ": CORRUPT}
 
 
-def preflight_of(pod: Pod, agent: Agent | None) -> str:
-    """The preflight problem of this pod, reported by its agent or at the end of its log; "" if there is none."""
+def last_words_of(pod: Pod, agent: Agent | None) -> str:
+    """What the agent of this pod said when it gave up, or the end of the pod's log."""
     failure = agent.state.failure if agent else None
     if failure is not None and agent is not None and agent.state.phase is wire.AgentPhase.FAILED:
-        told = failure.message or ""
-    else:
-        last = (pod.exit.message.strip() if pod.exit else "").rpartition("\n")[2]
-        told = last.removeprefix("elasticjob: error: ")
-    return told.removeprefix(_PREFLIGHT_WORDS) if told.startswith(_PREFLIGHT_WORDS) else ""
+        return failure.message or ""
+    last = (pod.exit.message.strip() if pod.exit else "").rpartition("\n")[2]
+    return last.removeprefix("elasticjob: error: ")
 
 
-def failed_preflight(failure: Failure, found: str) -> Failure:
-    """A failed preflight: the node or its network is unfit. Rules about exit codes do not apply; no program ran."""
+def blame_unfit_node(failure: Failure, told: str) -> Failure:
+    """The same failure, or the node's if that is what was told: the node is unfit, or its replica became wrong.
+
+    Rules about exit codes are for programs.
+    """
+    words = next((words for words in _OF_NODES if told.startswith(words)), None)
+    if words is None:
+        return failure
     return replace(
         failure,
-        reason=PREFLIGHT,
-        message=first_line(found),
+        reason=_OF_NODES[words],
+        message=first_line(told.removeprefix(words)),
         traceback="",
         exit_code=None,
         blame=Blame.INFRASTRUCTURE,

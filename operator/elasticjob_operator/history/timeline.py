@@ -106,7 +106,10 @@ def compare(before: Moment, after: Moment, now: float) -> tuple[Record, ...]:
         count = after.charged - before.charged
         found.append(Record(Kind.FAILED, now, after.generation, reason, ranks, count=count, message=told))
     if after.free > before.free:
-        found.append(Record(Kind.FORGIVEN, now, after.generation, count=after.free - before.free))
+        reason, message, rank = after.failure
+        ranks = () if rank is None else (rank,)
+        count = after.free - before.free
+        found.append(Record(Kind.FORGIVEN, now, after.generation, reason, ranks, count=count, message=message))
     known = {one.pod for one in before.stragglers}
     found += [
         Record(

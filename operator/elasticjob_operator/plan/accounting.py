@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api
+from elasticjob_operator.api import wire
 from elasticjob_operator.failures import backoff_rules, budget, classify, mistakes
 from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
@@ -97,7 +98,7 @@ def _charge(
     )
     faults = status.node_faults
     for node in sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE}):
-        unfit = any(f.node == node and f.reason == classify.PREFLIGHT for f in found)
+        unfit = any(f.node == node and f.reason in (classify.PREFLIGHT, classify.CORRUPT) for f in found)
         faults = faulty_nodes.note(faults, node, seen.now, faulty_nodes.PROOF if unfit else 1)
     record = reporting.failure_status(failure, world.generation, seen.now)
     others = [reporting.failure_status(f, world.generation, seen.now) for f in found if f is not failure]
@@ -218,9 +219,9 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
 
 def _failure_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None) -> Failure:
     failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank)
-    unfit = classify.preflight_of(pod, seen.agents.get(pod.uid))
-    if unfit and rank is None:
-        return classify.failed_preflight(failure, unfit)
+    unfit = classify.blame_unfit_node(failure, classify.last_words_of(pod, seen.agents.get(pod.uid)))
+    if unfit is not failure and (rank is None or unfit.reason == classify.CORRUPT):
+        return unfit
     if pod.phase is PodPhase.SUCCEEDED:
         return classify.never_joined(failure, again=status.restarts.user >= NEVER_JOINED_TRIES)
     # A command that has run before is not broken, so the node is to blame.
@@ -249,6 +250,8 @@ def _failures_of_members(seen: Seen, status: api.Status, verdicts: Sequence[Memb
         agent = j.worker.agent if j.worker else None
         if agent and agent.state.failure and agent.state.failure.generation == status.rendezvous.generation:
             failure = classify.failure_of_agent(agent, j.member.node, agent.state.failure, j.member.rank)
+            if agent.state.phase is wire.AgentPhase.FAILED:
+                failure = classify.blame_unfit_node(failure, agent.state.failure.message or "")
             if j.health is MemberHealth.LOST:  # its pod will fail next, which is the same failure
                 failure = classify.with_pod(failure, agent.pod_uid)
             told.append((agent.state_since, failure))

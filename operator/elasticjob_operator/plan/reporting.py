@@ -12,7 +12,7 @@ from typing import Literal
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.failures.classify import Failure
+from elasticjob_operator.failures.classify import CORRUPT, Failure
 from elasticjob_operator.history import goodput, timeline
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.membership.decide import Decision, State
@@ -246,6 +246,8 @@ def event_of(record: Record) -> Event | None:
         case Kind.FAILED if record.message:
             hung = record.cause in (names.RANK_HUNG, names.WORLD_HUNG)
             return Event(record.cause if hung else "WorkerFailed", record.message, warning=True)
+        case Kind.FORGIVEN if record.cause == CORRUPT:
+            return Event(record.cause, record.message, warning=True)
         case Kind.SUSPENDED:
             return Event("Suspended", record.message or "Suspended")
         case Kind.COMPLETED:

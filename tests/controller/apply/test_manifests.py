@@ -96,7 +96,9 @@ def test_environment_of_the_operators_rendezvous() -> None:
     assert env["ELASTICJOB_POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
     assert env["ELASTICJOB_CA_FILE"] == "/var/run/secrets/elasticjob.dev/ca.crt"
     assert "ELASTICJOB_STRAGGLER_SECONDS" not in env, "nothing is measured unless the job asks for it"
-    compared = environment(build(make_spec(health={"stragglers": "Report"})))
+    assert "ELASTICJOB_COMPARE_EVERY_STEPS" not in env
+    compared = environment(build(make_spec(health={"stragglers": "Report", "compareEverySteps": 100})))
+    assert compared["ELASTICJOB_COMPARE_EVERY_STEPS"] == "100"
     assert compared["ELASTICJOB_STRAGGLER_SECONDS"] == "60"
 
 

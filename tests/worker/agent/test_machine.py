@@ -421,6 +421,16 @@ def test_the_last_word_is_said_once() -> None:
     assert play(state, hub_changed(regroup()))[1] == [], "what succeeded is not disturbed"
 
 
+@pytest.mark.parametrize("stage", [Stage.RUNNING, Stage.PAUSING, Stage.READY])
+def test_a_pod_that_is_not_trusted_any_more_gets_no_further_world(stage: Stage) -> None:
+    failure = wire.Failure(3, message="corrupt state: after step 40, the parameters differ")
+    state, done = play(make_state(stage, sessions=True), events.Ended(wire.FAILED, failure))
+    assert phases(done) == [wire.FAILED]
+    assert state.published.failure == failure
+    end = events.Exit(1, "corrupt state: after step 40, the parameters differ", is_error=True)
+    assert play(state, hub_changed(regroup()), events.Wanted())[1] == [end]
+
+
 # The grace of a world that ends.
 
 

@@ -99,7 +99,8 @@ def test_steps_are_read_from_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "keep", "expired"), [([1, 2, 3], 2, [1]), ([3, 1], 0, []), ([5], 3, []), ([4, 8, 6], 1, [6, 4])]
+    ("steps", "keep", "expired"),
+    [([3, 2, 1], 2, [1]), ([3, 1], 0, []), ([5], 3, []), ([8, 6, 4], 1, [6, 4]), ([20, 10, 40, 30], 1, [10, 40, 30])],
 )
 def test_find_expired(steps: list[int], keep: int, expired: list[int]) -> None:
     assert files.find_expired(steps, keep) == expired

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from elasticjob.data.samplers import ElasticDistributedSampler
+from elasticjob.errors import ConfigurationError
 
 FILES = {
     "lightning-2.6.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: lightning\nVersion: 2.6.0\n",
@@ -48,6 +49,19 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == "lightning" or name.startswith("elasticjob.integrations."):
             del sys.modules[name]
+
+
+def test_a_session_of_lightning_does_not_go_back(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICJOB_COMPARE_EVERY_STEPS", "100")
+    strategy = adapter.SessionStrategy("cpu")
+    strategy._trainer = SimpleNamespace(
+        training=True,
+        accumulate_grad_batches=1,
+        lightning_module=SimpleNamespace(automatic_optimization=True),
+        precision_plugin=SimpleNamespace(),
+    )
+    with pytest.raises(ConfigurationError, match=r"health\.compareEverySteps is not supported.*set it to 0"):
+        strategy.process_dataloader(SimpleNamespace(batch_sampler=make_sampler()))
 
 
 def make_sampler(**more: Any) -> ElasticDistributedSampler:

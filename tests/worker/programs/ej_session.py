@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--before-seconds", type=float, default=0.0, help="between a batch and its step")
     parser.add_argument("--stuck-world", type=int, default=0, help="a world of this size computes for ever in step 1")
     parser.add_argument("--rest-world", type=int, default=0, help="a world of this size rests for ever after step 1")
+    parser.add_argument("--flip-in", type=int, default=0, help="size of the world in which a bit of rank 1 flips")
+    parser.add_argument("--epoch-steps", type=int, default=SAMPLES // GLOBAL_BATCH, help="leave an epoch after these")
     args = parser.parse_args()
     from unpickling import forbid_unpickling  # beside this script: who imports its numbers does not have it
 
@@ -53,9 +55,11 @@ def main() -> None:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1) if "FIXED" not in os.environ else parameter.data.fill_(0.05)
     compiled: Any = torch.compile(model, backend="aot_eager") if "COMPILE" in os.environ else model
+    has_flipped = False
     run = session.Session(model=compiled, optimizer=optimizer, sampler=sampler)
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)
+        first = run.committed
         for inputs, targets in run.batches(loader):
             before = run.committed
             time.sleep(args.before_seconds)
@@ -83,7 +87,13 @@ def main() -> None:
                 os.write(descriptor, (json.dumps(line) + "\n").encode())
             with run.interruptible():
                 time.sleep(600.0 if run.committed > 0 and run.world_size == args.rest_world else 0.0)
+            if run.rank == 1 and run.world_size == args.flip_in and run.committed % 20 == 0 and not has_flipped:
+                has_flipped = True
+                next(model.parameters()).data.view(torch.int32)[0, 0] ^= 1 << 20
+                print(f"a bit flips after step {run.committed}", flush=True)
             time.sleep(args.step_seconds)
+            if run.committed >= first + args.epoch_steps:
+                break
     run.close()
 
 

@@ -23,6 +23,10 @@ class WorldLostError(ElasticJobError, RuntimeError):
     """The world lost a member. A session catches this at the end of the step and continues in the next world."""
 
 
+class ReplicasDifferError(ElasticJobError, RuntimeError):
+    """The ranks of a session have different parameters again and again, and nobody knows which of them are right."""
+
+
 class CollectiveMismatchError(ElasticJobError, RuntimeError):
     """The ranks of a group made different calls. The message names the ranks and their calls."""
 

@@ -83,6 +83,8 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
         {"name": "PET_RDZV_ID", "value": job.uid},
         {"name": "PET_MONITOR_INTERVAL", "value": "0.1"},
     ]
+    if spec.health.compare_every_steps:
+        variables.append({"name": names.ENV_COMPARE_EVERY_STEPS, "value": str(spec.health.compare_every_steps)})
     if spec.health.stragglers is not None:
         variables.append({"name": names.ENV_STRAGGLER_SECONDS, "value": str(stragglers.WINDOW_SECONDS)})
     return variables + _rendezvous_environment(job, spec, index, settings)

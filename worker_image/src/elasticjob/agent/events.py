@@ -157,7 +157,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class Ended(Event):
-    """The agent is about to exit, in this final phase."""
+    """The agent exits soon, in this final phase: it must not get another world."""
 
     phase: str
     failure: wire.Failure | None = None

@@ -245,6 +245,9 @@ class Executor:
         elif kind == "idle":
             error = message.get("error")
             self.post(events.Idle(peer.pid, None if error is None else str(error)))
+        elif kind == control.CORRUPT:
+            failure = wire.Failure(self.state.generation, message=f"corrupt state: {message.get('message')}")
+            self.post(events.Ended(wire.FAILED, failure))
         elif kind == "hello":
             generation = self.state.generation
             made = {one.pid for one in self.workers.server.peers(control.SESSION) if one.generation == generation}

@@ -193,11 +193,13 @@ def _finished(state: State, event: events.Finished, now: float) -> Result:
 
 
 def _ended(state: State, event: events.Ended, now: float) -> Result:
-    state = replace(state, stage=Stage.FINISHED, until=None)
+    failure = event.failure
+    end = events.Exit(1, failure.message or "", is_error=True) if failure is not None else None
+    state = replace(state, stage=Stage.FINISHED, until=None, end=state.end or end)
     return (
         (state, ())
         if event.phase == state.published.phase
-        else stages.publish(state, phase=event.phase, failure=event.failure)
+        else stages.publish(state, phase=event.phase, failure=failure)
     )
 
 

@@ -31,6 +31,7 @@ logger = logging.getLogger("elasticjob")
 CHECKPOINT: Final = "checkpoint"  # handles SIGUSR1 and answers `saved`
 STACKS: Final = "stacks"  # dumps its stacks on SIGUSR2
 LOOK: Final = "look"  # says which collectives it has entered
+CORRUPT: Final = "corrupt"  # a message: the state of this session has become wrong
 SESSION: Final = "session"  # keeps its memory over a regroup
 
 _PREFIX: Final = "elasticjob-agent-"

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from elasticjob.channel import progress, signals
-from elasticjob.checkpoint import files, memory, shelf
+from elasticjob.checkpoint import distrust, files, memory, shelf
 from elasticjob.checkpoint.causes import find_culprit, find_root_cause
 from elasticjob.checkpoint.state import apply, collect, collect_others
 from elasticjob.collectives import messages
@@ -83,6 +83,7 @@ class Checkpointer:
         self._memory_every, self._memory_step = memory_every, -1  # the step that should_save wants in memory ...
         self._wants_file = True  # ... and whether it wants a file of it too
         self._memory = self._open_memory() if memory_every else None
+        distrust.watch(self.directory, self._memory)
         signals.checkpoint_requested()  # installs the signal handler
         self._on_rank_0("prepare the directory", self._prepare)
 
@@ -126,10 +127,8 @@ class Checkpointer:
         return bool(flag.item())
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints on disk, newest first."""
-        if not self.directory.is_dir():
-            return []
-        return files.list_steps(path.name for path in self.directory.iterdir())
+        """The steps of the checkpoints on disk, newest first; those that are not certified come last."""
+        return files.list_steps(path.name for path in self.directory.iterdir()) if self.directory.is_dir() else []
 
     # Saving.
 

@@ -32,14 +32,30 @@ def temporary_name(step: int) -> str:
 
 
 def list_steps(names: Iterable[str]) -> list[int]:
-    """The steps among these names, newest first."""
-    matches = (_NAME.fullmatch(name) for name in names)
-    return sorted((int(match.group(1)) for match in matches if match), reverse=True)
+    """The steps among these names, newest first; those that are not certified come after the others."""
+    found = set(names)
+    matches = (_NAME.fullmatch(name) for name in found)
+    steps = [int(match.group(1)) for match in matches if match]
+    return sorted(steps, key=lambda step: (marker_name(step) in found, -step))
+
+
+def marker_name(step: int) -> str:
+    """The name of the file that says that a step's checkpoint is not certified."""
+    return f"{folder_name(step)}.uncertified"
+
+
+def distrust(directory: Path, after: int) -> list[int]:
+    """Mark all checkpoints after this step as not certified, also those that are being written; return their steps."""
+    names = [path.name.removeprefix(".tmp-") for path in directory.iterdir()] if directory.is_dir() else []
+    steps = sorted(step for step in list_steps(names) if step > after)
+    for step in steps:
+        (directory / marker_name(step)).touch()
+    return steps
 
 
 def find_expired(steps: Sequence[int], keep: int) -> list[int]:
-    """The steps to delete so that the newest `keep` remain; 0 keeps all."""
-    return sorted(steps, reverse=True)[keep:] if keep else []
+    """The steps to delete so that the first `keep` in the order of `list_steps` remain; 0 keeps all."""
+    return list(steps[keep:]) if keep else []
 
 
 def checksum(path: Path) -> tuple[int, int]:
@@ -111,6 +127,7 @@ def find_damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str | None:
 def make_empty(temporary: Path) -> None:
     """The folder of a new save, without the remains of earlier ones."""
     remove_unfinished(temporary.parent)
+    (temporary.parent / f"{temporary.name.removeprefix('.tmp-')}.uncertified").unlink(missing_ok=True)
     temporary.mkdir(parents=True)
 
 
@@ -118,6 +135,7 @@ def delete_expired(directory: Path, steps: Sequence[int], keep: int) -> None:
     """Delete all checkpoints of `steps` but the newest `keep`; 0 keeps all."""
     for step in find_expired(steps, keep):
         shutil.rmtree(directory / folder_name(step), ignore_errors=True)
+        (directory / marker_name(step)).unlink(missing_ok=True)
 
 
 def remove_unfinished(directory: Path) -> list[str]:

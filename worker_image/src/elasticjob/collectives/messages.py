@@ -52,6 +52,14 @@ def all_gather_json(value: Any, group: Any = None) -> list[Any]:
     return [json.loads(to_text(chunk[:count])) for chunk, count in zip(chunks, counts, strict=True)]
 
 
+def all_gather_integers(mine: list[int], group: Any = None) -> list[list[int]]:
+    """The integers (signed, 64 bits) of each rank of a group, in rank order: equally many on each. One collective."""
+    row = torch.tensor(mine, dtype=torch.int64, device=group_device(group))
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, row, group=group)
+    return [one.tolist() for one in rows]
+
+
 def _check(lengths: list[int]) -> None:
     """Raises the same error on every rank, so that none waits for data that another does not send."""
     if not all(0 <= length <= MAX_BYTES for length in lengths):

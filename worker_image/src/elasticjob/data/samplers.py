@@ -218,10 +218,11 @@ class ElasticDistributedSampler(Sampler[list[int]]):
                 "use the same dataset, or start the epoch again without loading the sampler."
             )
         self.epoch, self.used, self._seed = state["epoch"], state["used"], state["seed"]
-        if self._is_over():
+        if self.is_over():
             self.epoch, self.used = self.epoch + 1, 0
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether all samples of this epoch are used."""
         left = self._length - self.used
         return left <= 0 or (self._drop_last and left < self.global_batch_size)
 

@@ -28,6 +28,7 @@ from elasticjob.channel import progress
 from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.errors import ConfigurationError
 from elasticjob.integrations import versions
+from elasticjob.sessions.replicas import read_every
 from elasticjob.sessions.session import Session
 
 if importlib.util.find_spec("lightning") is not None:
@@ -68,8 +69,11 @@ def session_arguments() -> dict[str, Any]:
     }
 
 
-def find_problem(loader: Any, trainer: Any) -> str | None:
-    """Why this Trainer cannot train with this loader in a session, with the remedy; None if it can."""
+def find_problem(loader: Any, trainer: Any, compare_every: int = 0) -> str | None:
+    """Why this Trainer cannot train with this loader in a session, with the remedy; None if it can.
+
+    `compare_every`: the job's `health.compareEverySteps`.
+    """
     sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(sampler, ElasticDistributedSampler):
         return "the training DataLoader needs batch_sampler=ElasticDistributedSampler(...), which divides each batch"
@@ -82,6 +86,10 @@ def find_problem(loader: Any, trainer: Any) -> str | None:
         return f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not supported: a step is one global batch"
     if not trainer.lightning_module.automatic_optimization:
         return "manual optimization is not supported: the session has to repeat a step"
+    if compare_every:
+        return (
+            "health.compareEverySteps is not supported, because Lightning's loop cannot go back by steps: set it to 0"
+        )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         return "a gradient scaler is not supported: use precision='bf16-mixed' or '32-true'"
     return None
@@ -162,7 +170,7 @@ class SessionStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore
     def process_dataloader(self, dataloader: Any) -> Any:
         if not self._trainer.training:
             return dataloader
-        problem = find_problem(dataloader, self._trainer)
+        problem = find_problem(dataloader, self._trainer, read_every(os.environ))
         if problem is not None:
             raise ConfigurationError(problem)
         self._steps = Steps(dataloader, dataloader.batch_sampler)

@@ -6,14 +6,26 @@ On entering a world the ranks compare their state; if it differs, the most advan
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from elasticjob.collectives import messages, skeletons
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.sessions import state, transfer
 from elasticjob.sessions.model_state import ModelState
+
+
+@dataclass
+class Copy:
+    """A rank's training state after a step, which no later step changes."""
+
+    step: int
+    skeleton: Any
+    tensors: list[torch.Tensor]
+    random: torch.Tensor
 
 
 class Memory:
@@ -83,6 +95,24 @@ class Memory:
         for extra in self._extras.values():
             _forget_gradients(extra)
 
+    def copy(self, old: Copy | None = None) -> Copy:
+        """A copy of the state after this step; it reuses the memory of an `old` one."""
+        tensors: list[torch.Tensor] = []
+        skeleton = skeletons.split(self._state(), tensors)
+        slots = list(skeletons.find_slots(skeleton))
+        if old is None or list(skeletons.find_slots(old.skeleton)) != slots:
+            return Copy(self.committed, skeleton, [tensor.clone() for tensor in tensors], self._random)
+        for kept, tensor in zip(old.tensors, tensors, strict=True):
+            kept.copy_(tensor)
+        return Copy(self.committed, skeleton, old.tensors, self._random)
+
+    def go_back(self, copy: Copy) -> None:
+        """Continue from this copy, which stays what it is."""
+        self._take_over(skeletons.join(copy.skeleton, [tensor.clone() for tensor in copy.tensors]))
+        self.committed, self._random = copy.step, copy.random
+        torch.set_rng_state(copy.random)
+        self.model_state.optimizer.zero_grad()
+
     def agree(self, group: Any) -> None:
         """Get the state that all ranks of this world share, and train with it.
 
@@ -98,10 +128,9 @@ class Memory:
 
     def _compare(self, group: Any) -> None:
         inventory = transfer.take_inventory(self._state())
-        mine = torch.tensor([self.committed, int(self._clean), transfer.digest_inventory(inventory)], dtype=torch.int64)
-        everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everybody, mine, group=group)
-        rank_states = [state.RankState(int(a), bool(b), int(c)) for a, b, c in (t.tolist() for t in everybody)]
+        mine = [self.committed, int(self._clean), transfer.digest_inventory(inventory)]
+        rows = messages.all_gather_integers(mine, group)
+        rank_states = [state.RankState(step, bool(clean), digest) for step, clean, digest in rows]
         if state.are_equal(rank_states):
             return
         rank, source = dist.get_rank(), state.choose_source(rank_states)

@@ -33,9 +33,9 @@ from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, WorldLostError
 from elasticjob.sessions.memory import Memory
-from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, StepHooks
 from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
-from elasticjob.sessions.sharded import Build, ShardedModelState
+from elasticjob.sessions.replicas import Replicas, read_every
+from elasticjob.sessions.sharded import Build, make_model_state
 from elasticjob.sessions.worlds import Worlds
 
 logger = logging.getLogger("elasticjob")
@@ -76,7 +76,7 @@ class Session:
     ) -> None:
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
-        self._model_state = _make_model_state(model, optimizer, build, shards, hooks, not self._is_virtual)
+        self._model_state = make_model_state(model, optimizer, build, shards, hooks, not self._is_virtual)
         self._growth = growth
         self._memory = Memory(self._model_state, sampler, extras if growth is None else {**extras, "growth": growth})
         self.sampler = sampler
@@ -88,6 +88,9 @@ class Session:
         groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout)
         client = control.connect() if self._may_keep_memory() else None
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
+        every = 0 if client is None or build is not None else read_every(os.environ)
+        self._replicas = Replicas(self._memory, self._worlds, every)
+        self._went_back = False  # to a step before the last one, in the same world
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)
 
@@ -130,12 +133,12 @@ class Session:
     @property
     def rank(self) -> int:
         """This process's rank in the current world."""
-        return dist.get_rank() if dist.is_initialized() else 0
+        return self._worlds.rank
 
     @property
     def world_size(self) -> int:
         """The number of ranks in the current world."""
-        return dist.get_world_size() if dist.is_initialized() else 1
+        return self._worlds.size
 
     @property
     def scale(self) -> float:
@@ -167,20 +170,25 @@ class Session:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The remaining batches of this epoch, across changes of the world."""
+        self._replicas.keep()
         epoch = getattr(self.sampler, "epoch", None)
         while True:
+            self._went_back = False
             for micro, batch in self._items(loader):
                 if self._worlds.state.is_lost:
                     self._break(WorldLostError("a member was lost"))
                     break
                 self._micro = micro
                 yield batch
-                if not self._worlds.is_running:
+                if not self._worlds.is_running or self._went_back:
                     break
-            if self._worlds.is_running:
+            if self._worlds.is_running and not self._went_back:
                 self._micro = None
                 return
-            self._worlds.change()
+            if not self._worlds.is_running:
+                self._worlds.change()
+            if epoch is not None and self.sampler.epoch < epoch:
+                self.sampler.set_epoch(epoch)  # back to an epoch that the script left before its end: it stays here
             if getattr(self.sampler, "epoch", None) != epoch:
                 return
 
@@ -209,6 +217,7 @@ class Session:
                 virtual.finish()
             if self.ends_step:
                 self._memory.commit()
+                self._went_back = self._replicas.check()
                 self._worlds.end_step()
         except Exception as error:
             self._worlds.interrupter.allowed = False
@@ -271,27 +280,9 @@ class Session:
         if self._is_virtual:
             fixed = not self._worlds.can_change
             self._memory.virtual = VirtualRanks(self.model, self.sampler, growth=self._growth, send=fixed)
-        if self._on_world is None:
-            return
         before = self.committed
-        self._on_world(self)
+        if self._on_world is not None:
+            self._on_world(self)
         if self.committed != before:
             self._memory.keep_place()
-
-
-def _make_model_state(
-    model: torch.nn.Module | None,
-    optimizer: torch.optim.Optimizer | None,
-    build: Build | None,
-    shards: int | None,
-    hooks: StepHooks,
-    reduces: bool,
-) -> ModelState:
-    """Raises ConfigurationError if the arguments of a session do not fit together."""
-    if build is not None and model is None and optimizer is None:
-        if shards is not None and shards < 1:
-            raise ConfigurationError(f"Session(shards={shards}): shards must be at least 1.")
-        return ShardedModelState(build, hooks, shards)
-    if build is None and shards is None and model is not None and optimizer is not None:
-        return ReplicatedModelState(model, optimizer, hooks, reduces)
-    raise ConfigurationError("Session takes either a model and an optimizer, or build= (with shards=).")
+        self._replicas.enter()

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elasticjob.errors import ConfigurationError
 from elasticjob.sessions import shards, transfer
-from elasticjob.sessions.model_state import StepHooks, hook
+from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, StepHooks, hook
 from elasticjob.torchcompat import sharding
 from elasticjob.torchcompat.sharding import DTensor
 
@@ -194,3 +194,21 @@ def _shard_like(pattern: Any, value: Any) -> Any:
     if not isinstance(data, DTensor):
         return value.to(data.device)
     return sharding.distribute_like(value.to(data.device), data)
+
+
+def make_model_state(
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    build: Build | None,
+    shards: int | None,
+    hooks: StepHooks,
+    reduces: bool,
+) -> ModelState:
+    """Raises ConfigurationError if the arguments of a session do not fit together."""
+    if build is not None and model is None and optimizer is None:
+        if shards is not None and shards < 1:
+            raise ConfigurationError(f"Session(shards={shards}): shards must be at least 1.")
+        return ShardedModelState(build, hooks, shards)
+    if build is None and shards is None and model is not None and optimizer is not None:
+        return ReplicatedModelState(model, optimizer, hooks, reduces)
+    raise ConfigurationError("Session takes either a model and an optimizer, or build= (with shards=).")

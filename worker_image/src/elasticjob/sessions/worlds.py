@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from elasticjob.channel import control, place
 from elasticjob.channel.place import Place
+from elasticjob.collectives import messages
 from elasticjob.env import GENERATION
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions import machine, state
@@ -50,6 +51,14 @@ class Worlds:
     @property
     def can_change(self) -> bool:
         return self._client is not None
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
 
     @property
     def is_running(self) -> bool:
@@ -96,6 +105,17 @@ class Worlds:
     def break_off(self, error: Exception) -> None:
         """Record that this world is lost."""
         self._step(machine.Broke(first_line(error)))
+
+    def exchange(self, digest: int) -> list[int]:
+        """The digests of all ranks: one message of eight bytes from each."""
+        return [one for (one,) in messages.all_gather_integers([digest], self.groups.flags)]
+
+    def give_up_corrupt(self, message: str) -> NoReturn:
+        """Tell the agent that the state of this rank is wrong, and exit: another pod takes its place."""
+        if self._client is not None:
+            self._client.send({"type": control.CORRUPT, "message": message})
+        self.groups.leave(broken=True)  # what the script does while it exits reaches no other rank
+        raise SystemExit(1)
 
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step."""
