@@ -231,7 +231,7 @@ def _expressions(dashboard: Object) -> Iterator[str]:
             yield variable["query"]
 
 
-async def test_the_dashboard_asks_for_metrics_and_labels_that_exist() -> None:
+async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist() -> None:
     async def nobody(token: str) -> object:
         raise NotImplementedError
 
@@ -244,6 +244,8 @@ async def test_the_dashboard_asks_for_metrics_and_labels_that_exist() -> None:
     dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
     asked = {name for text in _expressions(dashboard) for name in re.findall(r"\belasticjob_\w+", text)}
     assert asked - series == set()
+    alerts = (CHART / "files" / "alerts.yaml").read_text()
+    assert set(re.findall(r"\belasticjob_\w+", alerts)) - series == set()
     ours = {n for n in known if n.startswith("elasticjob_") and not n.endswith("_created")}
     shown = {n for n in ours if any(a == n or a.startswith(f"{n}_") for a in asked)}
     assert ours - shown <= {"elasticjob_build_info", "elasticjob_generation"}, "a metric without a panel"
