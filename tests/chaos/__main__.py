@@ -20,6 +20,7 @@ from chaos import (
     clustersessions,
     curve,
     fuzz,
+    memory,
     mutants,
     sessions,
     soak,
@@ -36,7 +37,7 @@ from model.replay import compare
 from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "fuzz", "soak")
-SUITES = ("model", "mutants", "sessions", "curve", "tenants", *ON_CLUSTER)
+SUITES = ("model", "mutants", "sessions", "curve", "memory", "tenants", *ON_CLUSTER)
 
 
 def run_model(seed: int) -> Report:
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--session-histories", type=int, default=100)
     parser.add_argument("--curve-histories", type=int, default=200)
     parser.add_argument("--curve-agent-histories", type=int, default=30, help="more, in which agents make the changes")
+    parser.add_argument("--memory-histories", type=int, default=200, help="of checkpoints that peers hold")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
     parser.add_argument("--minutes", type=float, default=5.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
@@ -128,6 +130,8 @@ def main() -> int:
         reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
         if "curve" in suites:
             reports.append(curve.run(args.seed, args.curve_histories, args.curve_agent_histories, directory))
+        if "memory" in suites:
+            reports.append(memory.run(args.seed, args.memory_histories, 10, directory))
         if "tenants" in suites:
             reports.append(tenants.run(tenants.Plan(args.seed, hostile_seconds=args.minutes * 60), directory))
         if set(ON_CLUSTER) & set(suites):

@@ -28,6 +28,8 @@ ORDERS = ("tests/worker/agent/test_machine_orders.py",)
 RULES = ("tests/worker/protocol/test_directives.py",)
 SESSION = ("tests/worker/sessions/test_session_machine.py",)
 SHARDS = ("tests/worker/sessions/test_shards.py",)
+PEERS = ("tests/worker/peers/test_choice.py", "tests/worker/peers/test_lead.py", "tests/worker/peers/test_records.py")
+HELD = ("tests/chaos/test_chaos_memory.py", "-k", "moments")
 INTERRUPT = ("tests/worker/sessions/test_interrupt.py",)
 OPERATOR, RUNTIME = "operator/elasticjob_operator", "worker_image/src/elasticjob"
 DOORS = ("tests/controller/hub/test_doors.py",)
@@ -186,6 +188,15 @@ MUTANTS = (
     Mutant("shards of two worlds make a model", "sessions/shards.py", " and shard_inventory.world == world", "", SHARDS,
            package=RUNTIME),
     Mutant("code of ours is interrupted", "sessions/interrupt.py", " and not _is_own(frame)", "", INTERRUPT, package=RUNTIME),
+    # Checkpoints that peers hold.
+    Mutant("an older report confirms a record", "peers/lead.py", "min(self._rounds.values()) < self.round", "False", PEERS,
+           package=RUNTIME),
+    Mutant("files of one save are finished one by one", "peers/watch.py", "            if not unready.isdisjoint(save):",
+           "            if False:", HELD, package=RUNTIME),
+    Mutant("the part of a lost pod is not missed", "peers/entering.py", "all_there=all_there)", "all_there=True)", HELD,
+           package=RUNTIME),
+    Mutant("who writes a file keeps no copy", "peers/keeper.py", "                self.directory.hold(digest)\n", "                pass\n", HELD,
+           package=RUNTIME),
 )  # fmt: skip
 
 

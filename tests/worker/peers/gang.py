@@ -44,13 +44,14 @@ class FakePod:
     def __init__(self, folder: Path, node: str, *, key: str = "secret", limit: int | None = None, replicas: int = 1):
         self.path = folder / "files"
         self.workers = Workers.RUN
+        self.pids: list[int] = []
         self.kept: list[tuple[int, int]] = []
         settings = env.Checkpoints(self.path, folder / "copies", replicas, limit, node, 1e9)
         self.keeper = Keeper(
             settings,
             "127.0.0.1",
             lambda: key,
-            lambda: (self.workers, []),
+            lambda: (self.workers, list(self.pids)),
             lambda number, copies: self.kept.append((number, copies)),
         )
 

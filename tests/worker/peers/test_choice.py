@@ -74,11 +74,50 @@ def test_an_entry_is_finished_when_nothing_in_it_changes() -> None:
         return Stat(1, mtime, 1)
 
     seen = Watch().look(0.0, {"a/1": stat(1), "b": stat(1), "c.tmp": stat(1)})
-    assert seen.find_finished(QUIET / 2) == frozenset()
+    assert seen.find_unready(QUIET / 2) == {"a", "b"}
     seen = seen.look(0.9, {"a/1": stat(1), "a/2": stat(2), "b": stat(1)})
-    assert seen.find_finished(QUIET) == {"b"}, "the folder has got another file"
-    assert seen.find_finished(0.9, quiet=0.0) == {"a", "b"}, "the workers have ended"
+    assert "a" in seen.find_unready(QUIET), "the folder has got another file"
+    assert seen.find_unready(0.9, ended=True) == frozenset(), "the workers have ended"
     seen = seen.look(2.0, {"a/1": stat(1), "a/2": stat(3), "c": stat(1)})
-    assert seen.find_finished(2.0 + QUIET / 2) == frozenset()
-    assert seen.find_finished(2.0 + QUIET) == {"a", "b", "c"}, "b was removed, c was renamed"
+    assert seen.find_unready(2.0 + QUIET / 2) == {"a", "b", "c"}, "b was removed, c was renamed"
+    assert seen.find_unready(2.0 + QUIET) == frozenset()
     assert seen.entries == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "busy", "now", "unready"),
+    [
+        pytest.param({"a": (0.0,), "b": (0.5,)}, (), 1.2, {"a", "b"}, id="b was written right after a"),
+        pytest.param({"a": (0.0,), "b": (0.5,)}, (), 1.6, set(), id="both rest"),
+        pytest.param({"a": (0.0,), "b": (1.2,)}, (), 1.4, {"b"}, id="b came later"),
+        pytest.param({"a": (0.0,), "b": (0.5, 1.0, 1.5, 2.0)}, (), 2.5, {"a", "b"}, id="b takes long"),
+        pytest.param({"a": (0.0,), "b": (0.9,), "c": (1.8,)}, (), 2.0, {"a", "b", "c"}, id="one after another"),
+        pytest.param({"a": (0.0,), "b": (0.0,)}, ("b",), 9.0, {"a", "b"}, id="b is open"),
+        pytest.param({"a": (0.0,), "b": (5.0,)}, ("b",), 9.0, {"b"}, id="b is open, and was begun later"),
+        pytest.param({"a": (0.0,), "b.tmp": (0.5,)}, (), 1.2, {"a"}, id="the next file is not renamed yet"),
+        pytest.param({"a": (40.0,), "log": tuple(range(42))}, (), 41.2, {"log"}, id="a log never rests"),
+        pytest.param(
+            {str(i): (i / 2,) for i in range(90)}, (), 44.9, {"88", "89"}, id="something is saved all the time"
+        ),
+    ],
+)
+def test_what_changes_together_is_one_save(
+    changes: dict[str, tuple[float, ...]], busy: tuple[str, ...], now: float, unready: set[str]
+) -> None:
+    seen = Watch(quiet=1.0)
+    files: dict[str, Stat] = {}
+    for time, entry in sorted((time, entry) for entry, times in changes.items() for time in times):
+        files[entry] = Stat(1, int(time * 1e9), 1)
+        seen = seen.look(time, dict(files))
+    assert seen.find_unready(now, busy) == unready
+
+
+def test_a_file_that_rests_while_it_is_open_is_of_the_same_save() -> None:
+    files = {"a": Stat(1, 1, 1), "b": Stat(1, 1, 2)}
+    seen = Watch(quiet=1.0).look(0.0, files)
+    assert seen.find_unready(3.0, ("b",)) == {"a", "b"}
+    seen = seen.look(3.0, files, {"a", "b"}).look(3.5, {**files, "b": Stat(2, 2, 2)}, {"a", "b"})
+    assert seen.find_unready(4.0) == {"a", "b"}, "b was finished a moment ago"
+    assert seen.find_unready(4.5) == frozenset()
+    seen = seen.look(4.5, {**files, "b": Stat(2, 2, 2)}).look(9.0, {**files, "b": Stat(3, 3, 2)})
+    assert seen.find_unready(9.0) == {"b"}, "the next save"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -99,6 +100,16 @@ def test_parts_of_all_pods_make_one_checkpoint(gang: Gang) -> None:
     assert pods[0].read() == pods[1].read() == {f"step-1/{rank}.bin": bytes([rank]) for rank in range(3)}
 
 
+def test_parts_of_many_pods_make_one_checkpoint_after_another(gang: Gang) -> None:
+    pods = [gang.pod(), gang.pod(), gang.pod(), gang.pod()]
+    gang.enter(*pods)
+    for number in (1, 2):
+        for rank, pod in enumerate(pods):
+            (pod.path / f"step-{number}").mkdir()
+            (pod.path / f"step-{number}" / f"{rank}.bin").write_bytes(bytes([number, rank]))
+        gang.await_kept(pods[0], number)  # neither rank 0 nor the pod that holds its copies has the part of rank 2
+
+
 def test_a_damaged_copy_is_never_offered(gang: Gang) -> None:
     first, second = gang.pod(), gang.pod()
     gang.enter(first, second)
@@ -129,6 +140,99 @@ def test_a_full_pod_holds_nothing_and_harms_nobody(gang: Gang) -> None:
     assert first.kept[-1][0] == 1
     (first.path / "3.pt").write_bytes(b"z" * 1000)
     gang.await_kept(first, 2, copies=0)
+
+
+def test_a_file_that_is_being_overwritten_survives_the_pod_that_holds_its_copy(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    (first.path / "a.pt").write_bytes(b"old")
+    gang.await_kept(first, 1)
+    first.workers = Workers.BROKEN
+    (first.path / "a.pt").write_bytes(b"new and torn")
+    second.keeper.close()
+    third = gang.pod()
+    gang.enter(first, third)
+    assert first.read() == third.read() == {"a.pt": b"old"}
+
+
+def test_files_of_one_save_are_recorded_together(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    first.pids.append(os.getpid())
+    gang.enter(first, second)
+    (first.path / "model.pt").write_bytes(b"1")
+    (first.path / "optimizer.pt").write_bytes(b"1")
+    gang.await_kept(first, 1)
+    with (first.path / "optimizer.pt").open("wb") as file:
+        file.write(b"2")
+        (first.path / "model.pt").write_bytes(b"2")
+        (second.path / "other.pt").write_bytes(b"of another pod")
+        gang.await_kept(first, 2)  # the model has come to rest as well by now
+        first.workers = Workers.BROKEN
+    gang.enter(first, second)
+    assert second.read() == {"model.pt": b"1", "optimizer.pt": b"1", "other.pt": b"of another pod"}
+
+
+def test_a_deleted_folder_goes_with_the_parts_of_all_pods(gang: Gang) -> None:
+    pods = [gang.pod(), gang.pod()]
+    gang.enter(*pods)
+    for number in (1, 2):
+        for rank, pod in enumerate(pods):
+            (pod.path / f"step-{number}").mkdir()
+            (pod.path / f"step-{number}" / f"{rank}.bin").write_bytes(bytes([rank]))
+        gang.await_kept(pods[0], number)
+    shutil.rmtree(pods[0].path / "step-1")  # rank 0 alone deletes old ones, as on a shared volume
+    gang.await_kept(pods[0], 3)
+    gang.enter(*pods)
+    assert set(pods[0].read()) == set(pods[1].read()) == {"step-2/0.bin", "step-2/1.bin"}
+
+
+def test_a_pod_that_cannot_write_says_nothing_against_a_checkpoint(gang: Gang) -> None:
+    first, broken = gang.pod(), gang.pod()
+    gang.enter(first)
+    (first.path / "a.pt").write_bytes(b"1")
+    gang.await_kept(first, 1, copies=0)
+    broken.path.rmdir()
+    broken.path.write_bytes(b"no directory")
+    over, store = threading.Event(), gangs.FakeStore()
+    entered: list[bool] = []
+    thread = threading.Thread(target=lambda: entered.append(first.keeper.enter(store, Place(2, 0, 2), over.is_set)))
+    thread.start()
+    with pytest.raises(OSError, match="files"):
+        broken.keeper.enter(store, Place(2, 1, 2), over.is_set)
+    over.set()  # it tells the hub, which ends this world
+    thread.join(gangs.PATIENCE)
+    assert entered == [False]
+    assert first.read() == {"a.pt": b"1"}
+
+
+def test_a_holder_that_cannot_be_reached_for_a_moment_is_asked_again(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first)
+    (first.path / "a.pt").write_bytes(b"1")
+    gang.await_kept(first, 1, copies=0)
+    real, failures = transport.Link.call, [0]
+
+    def call(link: Link, op: str, body: bytes = b"", /, **fields: object) -> object:
+        if op in ("get", "record") and failures[0] < 4:
+            failures[0] += 1
+            raise ConnectionResetError
+        return real(link, op, body, **fields)
+
+    monkeypatch.setattr(transport.Link, "call", call)
+    assert gang.enter(first, second) == [True, True]
+    assert second.read() == {"a.pt": b"1"}
+    assert failures == [4]
+
+
+def test_copies_that_no_record_names_any_more_are_dropped(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    for number in range(1, 5):
+        (first.path / "a.pt").write_bytes(bytes([number]))
+        gang.await_kept(first, number)
+    gangs.wait_for(lambda: len(second.chunks) <= 2 and len(first.chunks) <= 2, "the last two are kept")
 
 
 def test_nothing_is_left_where_all_pods_were_lost(gang: Gang) -> None:

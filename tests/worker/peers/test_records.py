@@ -58,6 +58,56 @@ def test_what_is_complete(before: Record | None, reports: list[Report], expected
     assert files == {path: file(content) for path, content in expected.items()}
 
 
+def at(second: int, *paths: str) -> Report:
+    """What a pod wrote at this time."""
+    return Report({path: File(10, 0o644, (f"{2:064x}",), mtime_ns=second * 10**9) for path in paths})
+
+
+BEFORE = record("1/0", "1/1", "latest", shared=True)
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        pytest.param([at(5, "2/0", "latest"), NOTHING], {"1/0": 1, "1/1": 1, "latest": 1}, id="rank 1 has not written"),
+        pytest.param(
+            [at(5, "2/0", "latest"), wrote(unready=("2",))], {"1/0": 1, "1/1": 1, "latest": 1}, id="rank 1 writes"
+        ),
+        pytest.param(
+            [at(5, "2/0", "latest"), at(5, "2/1")],
+            {"1/0": 1, "1/1": 1, "2/0": 2, "2/1": 2, "latest": 2},
+            id="all have written",
+        ),
+        pytest.param(
+            [Report(at(5, "2/0").files, frozenset(("1/0", "1/1"))), NOTHING],
+            {"1/0": 1, "1/1": 1, "latest": 1},
+            id="nothing is deleted before the next one is complete",
+        ),
+        pytest.param(
+            [
+                Report(at(5, "2/0").files, frozenset(("1/0", "1/1"))),
+                Report({**at(5, "2/1").files, **at(1, "1/1").files}),
+            ],
+            {"2/0": 2, "2/1": 2, "latest": 1},
+            id="what one pod deletes goes with all parts",
+        ),
+        pytest.param(
+            [Report({**at(5, "best/0").files, **at(90, "latest").files}), NOTHING],
+            {"1/0": 1, "1/1": 1, "latest": 2},
+            id="a folder that is never complete",
+        ),
+        pytest.param(
+            [Report({**at(5, "2/0").files, **at(3, "a").files}), NOTHING],
+            {"1/0": 1, "1/1": 1, "latest": 1, "a": 2},
+            id="written before that",
+        ),
+    ],
+)
+def test_nothing_names_a_folder_that_is_not_complete(reports: list[Report], expected: dict[str, int]) -> None:
+    files, _ = records.combine(BEFORE, reports)
+    assert files == {path: file(content) for path, content in expected.items()}
+
+
 def test_a_folder_of_all_pods_is_remembered() -> None:
     assert records.combine(None, [wrote("a/0"), wrote("a/1")])[1]
     assert not records.combine(None, [wrote("a/0"), NOTHING])[1]

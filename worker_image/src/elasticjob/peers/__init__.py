@@ -1,5 +1,5 @@
 """Checkpoints that survive without a volume: the agents of a job hold copies of each other's files.
 
-`records`, `watch` and `choice` decide and do no I/O. `folder` reads and writes the script's directory, `chunks` holds
-copies, `transport` is the authenticated connection between two agents, and `keeper` carries out what is decided.
+`records`, `watch`, `choice` and `lead` decide and do no I/O. `folder` reads and writes the script's directory, `chunks`
+holds copies, `transport` is the authenticated connection between two agents, and `keeper` carries out what is decided.
 """

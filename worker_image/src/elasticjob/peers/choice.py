@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+from elasticjob.peers.records import Record, Report
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,29 @@ def choose_record(holdings: Mapping[int, Sequence[Holding]], failed: frozenset[s
         together[held.name] = Holding(held.name, held.order, held.files, have)
     whole = [one for one in together.values() if one.files and one.have == (1 << one.files) - 1]
     return max(whole, key=lambda one: (one.order, one.name), default=None)
+
+
+def add_fresh(
+    holdings: Mapping[int, Sequence[Holding]], before: Record | None, fresh: Record, reports: Mapping[int, Report]
+) -> dict[int, list[Holding]]:
+    """The holdings with a record that was just made of these reports, and follows `before`."""
+    old = {} if before is None else {path: index for index, path in enumerate(sorted(before.files))}
+    found = {}
+    for rank, held in holdings.items():
+        mine = next((one.have for one in held if before is not None and one.name == before.name), 0)
+        have = 0
+        for index, (path, file) in enumerate(sorted(fresh.files.items())):
+            same = before is not None and before.files.get(path) == file and mine >> old[path] & 1
+            if same or reports[rank].files.get(path) == file:
+                have |= 1 << index
+        found[rank] = [*held, Holding(fresh.name, fresh.order, len(fresh.files), have)]
+    return found
+
+
+def are_all_there(worlds: Collection[tuple[int, int]]) -> bool:
+    """Whether all pods of the last world are in the next one. `worlds`: generation and size of the last of each pod."""
+    last = max(worlds, default=(0, 0))
+    return sum(world == last for world in worlds) >= last[1]
 
 
 def find_holders(name: str, index: int, holdings: Mapping[int, Sequence[Holding]], me: int) -> list[int]:

@@ -10,14 +10,14 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from elasticjob.peers import records
 from elasticjob.peers.records import Record
 
-_YOUNG: Final = 600.0  # seconds for which a chunk without a record is kept: it may belong to the next one
+_YOUNG: Final = 600.0  # seconds for which a chunk that no record has named is kept: it may belong to the next one
 
 
 class FullError(Exception):
@@ -38,13 +38,14 @@ class ChunkStore:
         self._records.mkdir(exist_ok=True)
         self._beside = beside
         self._limit = limit
-        self._touched: dict[str, float] = {}
+        self._named = _find_named(self.read_records())  # chunks of the records that are kept
+        self._touched: dict[str, float] = {}  # other chunks: when they were asked for or stored
         self._lock = threading.Lock()
 
     def has(self, digest: str) -> bool:
         """Whether this chunk is there. It is then kept for a while, even if no record names it yet."""
         with self._lock:
-            self._touched[digest] = time.monotonic()
+            self._touch(digest)
             return (self._chunks / digest).exists()
 
     def get(self, digest: str) -> bytes | None:
@@ -65,10 +66,14 @@ class ChunkStore:
         if digest_of(data) != digest:
             raise ValueError("the chunk is damaged")
         with self._lock:
-            self._touched[digest] = time.monotonic()
+            self._touch(digest)
             if not (self._chunks / digest).exists():
                 self._make_room(len(data))
                 self._write(self._chunks / digest, data)
+
+    def _touch(self, digest: str) -> None:
+        if digest not in self._named:
+            self._touched[digest] = time.monotonic()
 
     def _make_room(self, size: int) -> None:
         if self._limit is not None and size + _size_of(self._chunks) + _size_of(self._beside) > self._limit:
@@ -103,15 +108,21 @@ class ChunkStore:
         for path in self._records.iterdir():
             if path.name not in names:
                 path.unlink(missing_ok=True)
-        self._sweep(frozenset().union(*(records.digests_of(one.files) for one in kept)))
+        self._sweep(_find_named(kept))
 
-    def _sweep(self, kept: Collection[str]) -> None:
+    def _sweep(self, named: frozenset[str]) -> None:
         with self._lock:
             young = time.monotonic() - _YOUNG
+            self._touched = {digest: at for digest, at in self._touched.items() if digest not in named}
+            self._named = named
             for path in self._chunks.iterdir():
-                if path.name not in kept and self._touched.get(path.stem, 0.0) < young:
+                if path.name not in named and self._touched.get(path.stem, 0.0) < young:
                     path.unlink(missing_ok=True)
             self._touched = {digest: at for digest, at in self._touched.items() if at >= young}
+
+
+def _find_named(kept: Sequence[Record]) -> frozenset[str]:
+    return frozenset().union(*(records.digests_of(one.files) for one in kept))
 
 
 def _size_of(folder: Path) -> int:

@@ -16,6 +16,7 @@ from elasticjob.peers.transport import ClosedError, Link, PeerError, RefusedErro
 logger = logging.getLogger("elasticjob")
 
 _FULL_SECONDS = 10.0  # before a pod without room is asked again
+_FETCH_SECONDS = 30.0  # for a pod that does not answer: if it is lost, the world ends sooner
 _FAILURES = (OSError, PeerError, ValueError, KeyError, TypeError)
 
 
@@ -112,10 +113,30 @@ class Peers:
             time.sleep(pause)
         self._free_at = max(now, self._free_at) + size / self._rate
 
-    def fetch(self, digest: str, ranks: Sequence[int]) -> bytes | None:
-        """The chunk from the first of these ranks that has it undamaged; None if none has."""
-        for rank in ranks:
-            with contextlib.suppress(*_FAILURES):
-                _, data = self.call(rank, "get", digest=digest)
-                return data
+    def fetch(
+        self, op: str, ranks: Sequence[int], accept: Callable[[bytes], bool], pause: Callable[[], None], **fields: Any
+    ) -> bytes | None:
+        """What the first of these ranks answers that is accepted; None if none of them has it.
+
+        A rank that cannot be reached is asked again for a while, with a call of `pause` before that.
+        """
+        deadline = time.monotonic() + _FETCH_SECONDS
+        while ranks:
+            silent = []
+            for rank in ranks:
+                try:
+                    _, data = self.call(rank, op, **fields)
+                except RefusedError:
+                    continue
+                except _FAILURES as error:
+                    logger.debug("rank %d does not answer: %s", rank, error)
+                    silent.append(rank)
+                else:
+                    if accept(data):
+                        return data
+            if time.monotonic() > deadline:
+                return None
+            ranks = silent
+            if ranks:
+                pause()
         return None

@@ -51,7 +51,8 @@ class Directory:
     def __init__(self, root: Path, chunks: ChunkStore) -> None:
         self.root = root
         self.chunks = chunks
-        self._watch = Watch()
+        self._watch = Watch(quiet=QUIET)
+        self._unready: frozenset[str] = frozenset()  # at the last look, by `_watch`
         self._known: dict[str, Known] = {}
         self._where: dict[str, tuple[str, int]] = {}  # by digest: path and number of the chunk
         self._lock = threading.Lock()
@@ -60,24 +61,35 @@ class Directory:
     def look(self, record: Record | None, workers: Workers, pids: list[int]) -> View:
         """Look at all files, and read those that are finished and not known yet."""
         now = time.monotonic()
-        self._watch = self._watch.look(now, folder.scan(self.root))
-        finished = self._watch.find_finished(now, quiet=0.0 if workers is Workers.DONE else QUIET)
-        unready = self._watch.since.keys() - finished
-        fresh = [path for path in self._watch.files if not self._is_known(path) and entry_of(path) in finished]
-        if fresh and workers is not Workers.BROKEN:
-            unready |= folder.find_open(self.root, list(pids))
+        self._watch = self._watch.look(now, folder.scan(self.root), self._unready)
+        paths, ended = self._watch.finishable, workers is Workers.DONE
+        unready = self._watch.find_unready(now, ended=ended)
+        fresh = [path for path in paths if not self._is_known(path)]
+        if workers is not Workers.BROKEN and any(entry_of(path) not in unready for path in fresh):
+            unready = self._watch.find_unready(now, folder.find_open(self.root, list(pids)), ended=ended)
             self._read([path for path in fresh if entry_of(path) not in unready])
-        unready |= {entry_of(path) for path in self._watch.files if not self._is_known(path)}
-        ready = {p: self._known[p] for p in self._watch.files if entry_of(p) not in unready}
-        there = frozenset() if record is None else record.files.keys() & self._known.keys()
+        self._unready = unready
+        unready |= {entry_of(path) for path in paths if not self._is_known(path)}
+        ready = {path: self._known[path] for path in paths if entry_of(path) not in unready}
         return View(
             written={path: known.file for path, known in ready.items() if not known.restored},
-            gone=frozenset(p for p in there - self._watch.files.keys() if entry_of(p) not in unready),
-            unready=frozenset(unready),
+            gone=frozenset(path for path in self._find_gone(record) if entry_of(path) not in unready),
+            unready=unready,
         )
+
+    def _find_gone(self, record: Record | None) -> set[str]:
+        """What the script has deleted of this record; of an entry that is gone also what other pods wrote into it."""
+        files = frozenset() if record is None else record.files.keys()
+        gone = (files & self._known.keys()) - self._watch.files.keys()
+        entries = set(map(entry_of, gone)) - self._watch.entries
+        return gone | {path for path in files if entry_of(path) in entries}
 
     def _is_known(self, path: str) -> bool:
         return path in self._known and self._known[path].stat == self._watch.files.get(path)
+
+    def find_present(self, files: Files) -> Files:
+        """Those of these files that were in the directory at the last look."""
+        return {path: file for path, file in files.items() if self._is_known(path) and self._known[path].file == file}
 
     def _read(self, paths: list[str]) -> None:
         for path in paths:
@@ -143,4 +155,4 @@ class Directory:
         folder.remove_all_but(self.root, {*files, *given})
         with self._lock:
             self._known = {path: known for path, known in self._known.items() if path in files}
-        self._watch = Watch().look(time.monotonic(), folder.scan(self.root))
+        self._watch = Watch(quiet=QUIET).look(time.monotonic(), folder.scan(self.root))

@@ -60,26 +60,37 @@ class Found:
     peers: tuple[Peer, ...]
 
 
+@dataclass(frozen=True)
+class Joined:
+    """What one agent tells rank 0 before a world starts."""
+
+    holdings: Sequence[Holding]
+    report: Report
+    last: tuple[int, int]  # generation and size of the last world that it was in
+
+
 class Gathering:
     """What the agents of a world tell rank 0 before it starts. Thread-safe."""
 
     def __init__(self, generation: int = 0) -> None:
         self._generation = generation
         self._lock = threading.Lock()
-        self._joined: dict[int, tuple[list[Holding], Report]] = {}
+        self._joined: dict[int, Joined] = {}
 
     def join(self, header: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         """The answer to a `join` request."""
         if header.get("generation") != self._generation:
             return {"error": "another world"}
-        self.add(int(header["rank"]), [_parse_holding(one) for one in header["holdings"]], records.parse_report(body))
+        generation, size = map(int, header["last"])
+        holdings = [_parse_holding(one) for one in header["holdings"]]
+        self.add(int(header["rank"]), Joined(holdings, records.parse_report(body), (generation, size)))
         return {}
 
-    def add(self, rank: int, holdings: list[Holding], report: Report) -> None:
+    def add(self, rank: int, joined: Joined) -> None:
         with self._lock:
-            self._joined[rank] = (holdings, report)
+            self._joined[rank] = joined
 
-    def take(self, size: int) -> dict[int, tuple[list[Holding], Report]] | None:
+    def take(self, size: int) -> dict[int, Joined] | None:
         """What all ranks have told; None while one is missing."""
         with self._lock:
             return dict(self._joined) if self._joined.keys() >= set(range(size)) else None
@@ -111,8 +122,8 @@ class Entry:
         self._gathering = gathering
         self._interrupted = interrupted
 
-    def run(self, report: Report) -> Found | None:
-        """None if the world is over. Raises PeerError or OSError."""
+    def run(self, report: Report, last: tuple[int, int]) -> Found | None:
+        """`last`: generation and size of the world before. None if the world is over. Raises PeerError or OSError."""
         place = self._place
         try:
             self._set(f"peer/{place.rank}", list(self._where))
@@ -120,20 +131,21 @@ class Entry:
             peers = tuple(Peer(rank, *where) for rank, where in enumerate(met))
             connections = Peers(place.rank, peers, self._key, _UNLIMITED)
             try:
-                return self._agree(connections, report, peers)
+                return self._agree(connections, report, last, peers)
             finally:
                 connections.close()
         except InterruptedEntryError:
             return None
 
-    def _agree(self, peers: Peers, report: Report, where: tuple[Peer, ...]) -> Found:
+    def _agree(self, peers: Peers, report: Report, last: tuple[int, int], where: tuple[Peer, ...]) -> Found:
         rank, size = self._place.rank, self._place.size
         holdings = [self._directory.find_holding(record) for record in self._directory.chunks.read_records()]
+        joined = Joined(holdings, report, last)
         if rank == 0:
-            self._gathering.add(0, holdings, report)
+            self._gathering.add(0, joined)
             chosen = self._gather(peers)
         else:
-            self._join(peers, holdings, report)
+            self._join(peers, joined)
             chosen = {}
         failed: frozenset[str] = frozenset()
         attempt = 0
@@ -158,11 +170,12 @@ class Entry:
         """What each rank holds, once all have told; with the files that were finished at the end of the last world."""
         while (joined := self._gathering.take(self._place.size)) is None:
             self._pause()
-        holdings = {rank: list(held) for rank, (held, _) in joined.items()}
+        holdings: dict[int, list[Holding]] = {rank: list(said.holdings) for rank, said in joined.items()}
         newest = choice.choose_record(holdings)
         before = None if newest is None else self._find_record(peers, newest.name, holdings)
-        reports = [joined[rank][1] for rank in range(self._place.size)]
-        files, shared = records.combine(before, reports)
+        reports = {rank: said.report for rank, said in joined.items()}
+        all_there = choice.are_all_there([said.last for said in joined.values()])
+        files, shared = records.combine(before, [reports[rank] for rank in sorted(reports)], all_there=all_there)
         if not files or (before is not None and files == before.files):
             return holdings
         fresh = Record(self._place.generation, 1 if before is None else before.number + 1, files, shared)
@@ -171,16 +184,7 @@ class Entry:
         except FullError:
             logger.warning("There is no room to record the last checkpoint; an older one is used.")
             return holdings
-        old = {} if before is None else {path: i for i, path in enumerate(sorted(before.files))}
-        for rank, held in holdings.items():
-            mine = next((one.have for one in held if newest is not None and one.name == newest.name), 0)
-            have = 0
-            for index, (path, file) in enumerate(sorted(files.items())):
-                same = before is not None and before.files.get(path) == file and mine >> old[path] & 1
-                if same or reports[rank].files.get(path) == file:
-                    have |= 1 << index
-            held.append(Holding(fresh.name, fresh.order, len(files), have))
-        return holdings
+        return choice.add_fresh(holdings, before, fresh, reports)
 
     def _plan(self, holdings: Mapping[int, Sequence[Holding]], failed: frozenset[str]) -> dict[str, Any]:
         chosen = choice.choose_record(holdings, failed)
@@ -191,12 +195,13 @@ class Entry:
 
     # All ranks.
 
-    def _join(self, peers: Peers, holdings: Sequence[Holding], report: Report) -> None:
+    def _join(self, peers: Peers, joined: Joined) -> None:
+        place = self._place
+        said: dict[str, Any] = {"generation": place.generation, "rank": place.rank, "last": joined.last}
+        said["holdings"] = [_dump_holding(one) for one in joined.holdings]
         while True:
             try:
-                said = [_dump_holding(one) for one in holdings]
-                place = self._place
-                peers.call(0, "join", report.dump(), generation=place.generation, rank=place.rank, holdings=said)
+                peers.call(0, "join", joined.report.dump(), **said)
             except (PeerError, OSError) as error:  # rank 0 is not here yet, or has another key for a moment
                 logger.debug("rank 0 does not take what this pod holds: %s", error)
                 self._pause()
@@ -207,20 +212,15 @@ class Entry:
         for record in self._directory.chunks.read_records():
             if record.name == name:
                 return record
-        for rank in [0, *sorted(holdings)]:
-            if rank == self._place.rank:
-                continue
-            try:
-                record = records.parse_record(peers.call(rank, "record", name=name)[1])
-            except (PeerError, OSError, records.RecordError) as error:
-                logger.debug("rank %d does not have the record %s: %s", rank, name, error)
-                continue
-            if record.name == name:
-                return record
-        return None
+        ranks = [rank for rank in dict.fromkeys((0, *sorted(holdings))) if rank != self._place.rank]
+        data = peers.fetch("record", ranks, lambda data: _is_record(data, name), self._pause, name=name)
+        return None if data is None else records.parse_record(data)
 
     def _restore(self, peers: Peers, name: str, holdings: Mapping[int, Sequence[Holding]]) -> Record | None:
-        """Make the directory contain this record. None if that failed, or there is none."""
+        """Make the directory contain this record. None if a part of it is nowhere undamaged, or there is none.
+
+        Raises OSError if this pod cannot write it: that is nothing against the record.
+        """
         record = self._find_record(peers, name, holdings) if name else None
         if name and record is None:
             return None
@@ -234,15 +234,15 @@ class Entry:
             data = self._directory.read_chunk(digest)
             if data is None:
                 ranks = choice.find_holders(name, homes[digest], holdings, self._place.rank)
-                data = peers.fetch(digest, ranks)
-            if data is None or digest_of(data) != digest:
+                data = peers.fetch("get", ranks, lambda data: digest_of(data) == digest, self._pause, digest=digest)
+            if data is None:
                 raise PeerError(f"no undamaged copy of the chunk {digest[:12]} is left")
             return data
 
         if self._place.touches:
             try:
                 self._directory.restore(files, fetch)
-            except (PeerError, OSError) as error:
+            except PeerError as error:
                 logger.warning("Could not restore the checkpoint %s: %s", name, error)
                 return None
         if record is not None:
@@ -281,6 +281,13 @@ class Entry:
             if not hmac.compare_digest(data, self._seal(key, data[64:])):
                 raise PeerError("a value in the store of the world was made with another key")
         return [json.loads(data[64:]) for data in found.values()]
+
+
+def _is_record(data: bytes, name: str) -> bool:
+    try:
+        return records.parse_record(data).name == name
+    except records.RecordError:
+        return False
 
 
 def _dump_holding(held: Holding) -> list[Any]:

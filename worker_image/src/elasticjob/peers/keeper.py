@@ -1,7 +1,8 @@
 """Keeps the job's checkpoints: looks at the directory, has finished files copied, and answers other agents.
 
 In each world, rank 0's agent gathers what all pods report. When the files of all pods are finished and copied, it makes
-a record of them, which the others fetch with their next report. Only what is in a record is ever restored.
+a record of them, which the others fetch with their next report. Only what is in a record is ever restored. Before a
+record is made, all pods look once more: a report may be older than what it is put together with.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from elasticjob import env
@@ -19,13 +20,14 @@ from elasticjob.peers import entering, records
 from elasticjob.peers.chunks import ChunkStore, FullError, digest_of
 from elasticjob.peers.copying import ChangedError, Peers
 from elasticjob.peers.directory import Directory, View, Workers
+from elasticjob.peers.lead import Lead
 from elasticjob.peers.records import Files, Record, Report
 from elasticjob.peers.transport import PeerError, Server
 
 logger = logging.getLogger("elasticjob")
 
 _LOOK_SECONDS = 0.3
-_SPREAD_SECONDS = 10.0  # for the other pods to fetch a record
+_FULL_SECONDS = 10.0  # before this pod tries again to keep copies of its own files
 _REPORT_SECONDS = 1.0  # between two reports that say the same
 
 
@@ -33,21 +35,14 @@ _REPORT_SECONDS = 1.0  # between two reports that say the same
 class _World:
     generation: int
     peers: Peers
-    reports: dict[int, Report] = field(default_factory=dict)  # at rank 0: of each rank ...
-    known: dict[int, str] = field(default_factory=dict)  # ... and the name of the record that it has
-    numbers: dict[str, int] = field(default_factory=dict)  # at rank 0: of the records, by name
-    told: int = 0  # at rank 0: the number of the record that the hub knows of ...
-    told_at: float = 0.0  # ... and when it was the newest, or became known
-    said: Report | None = None
+    lead: Lead | None  # at rank 0
+    round: int = 0  # of rank 0, as far as this pod has heard
+    said: tuple[Report, int] | None = None  # with the round
     said_at: float = 0.0
 
     @property
     def size(self) -> int:
         return len(self.peers.peers)
-
-    @property
-    def leads(self) -> bool:
-        return self.peers.me == 0
 
 
 class Keeper:
@@ -72,10 +67,12 @@ class Keeper:
         self.directory = Directory(settings.path, self.chunks)
         self.record: Record | None = None
         self._world: _World | None = None
+        self._last = (0, 0)  # generation and size of the last world
         self._gathering = entering.Gathering()
         self._lock = threading.Lock()
         self._turning = threading.Lock()
         self._closed = threading.Event()
+        self._full_until = 0.0  # there is no room for own copies
         self._is_cut_off = False  # rank 0 could not be reached
         self._server = Server(address, key, self._handle)
         threading.Thread(target=self._run, name="elasticjob-keeper", daemon=True).start()
@@ -97,13 +94,14 @@ class Keeper:
                 self._gathering = entering.Gathering(place.generation)
             where = (self._address, self._server.port, self._settings.node)
             entry = entering.Entry(self.directory, store, place, self._key, where, self._gathering, interrupted)
-            found = entry.run(report)
+            found = entry.run(report, self._last)
             if found is None:
                 return False
-            self.record = found.record
+            self.record, self._last = found.record, (place.generation, place.size)
             with self._lock:
                 peers = Peers(place.rank, found.peers, self._key, self._settings.bytes_per_second)
-                self._world = _World(place.generation, peers)
+                lead = Lead(place.generation, place.size, self._settings.replicas) if place.rank == 0 else None
+                self._world = _World(place.generation, peers, lead)
             if place.rank == 0:
                 self._on_kept(*((0, 0) if self.record is None else (self.record.number, place.size - 1)))
         return True
@@ -120,14 +118,9 @@ class Keeper:
 
     def _is_known(self) -> bool:
         """At rank 0: whether as many other pods as there should be have the last record."""
-        world = self._world
-        if world is None or not world.leads or self.record is None:
-            return True
-        return self._count_known(world) >= min(self._settings.replicas, world.size - 1)
-
-    def _count_known(self, world: _World) -> int:
         with self._lock:
-            return sum(self.record is not None and name == self.record.name for name in world.known.values())
+            lead = None if self._world is None else self._world.lead
+            return lead is None or self.record is None or lead.is_known(self.record)
 
     def _leave(self) -> None:
         with self._lock:
@@ -160,6 +153,7 @@ class Keeper:
             world = self._world
             if world is None:
                 return None
+            known = world.round
             view = self._look()
             try:
                 copies = self._copy(world, view.written)
@@ -168,65 +162,68 @@ class Keeper:
             report = view.as_report(copies)
             if world.peers.over:
                 return None
-            if report != world.said or time.monotonic() - world.said_at > _REPORT_SECONDS:
-                self._report(world, report)
+            if (report, known) != world.said or time.monotonic() - world.said_at > _REPORT_SECONDS:
+                self._report(world, report, known)
             return report
 
     def _copy(self, world: _World, written: Files) -> int:
-        """Have the files of this pod copied; rank 0 also those of the last record, whoever wrote them."""
-        files = {**self.record.files, **written} if world.leads and self.record is not None else written
+        """Have the files of this pod copied; rank 0 also those of the last record that it has, whoever wrote them.
+
+        This pod keeps a copy too: the script may overwrite its file before the next one is recorded.
+        """
+        files = written
+        if world.lead is not None and self.record is not None:
+            files = {**self.directory.find_present(self.record.files), **written}
         digests = set(records.digests_of(files))
         if not digests:
             return min(self._settings.replicas, world.size - 1)
+        self._hold(digests)
         return world.peers.copy(digests, self._settings.replicas, self.directory.read_chunk)
 
-    def _report(self, world: _World, report: Report) -> None:
-        if world.leads:
+    def _hold(self, digests: set[str]) -> None:
+        if time.monotonic() < self._full_until:
+            return
+        try:
+            for digest in digests:
+                self.directory.hold(digest)
+        except FullError:
+            logger.warning(
+                "There is no room for this pod's own copies of checkpoints: raise spec.checkpoints.sizeLimit."
+            )
+            self._full_until = time.monotonic() + _FULL_SECONDS
+
+    def _report(self, world: _World, report: Report, known: int) -> None:
+        """`known`: the round that this pod knew of when it looked."""
+        if world.lead is not None:
             with self._lock:
-                world.reports[0] = report
-            self._decide(world)
+                world.lead.take(0, report, known)
+            self._decide(world, world.lead)
         else:
-            known = "" if self.record is None else self.record.name
+            name = "" if self.record is None else self.record.name
+            place: dict[str, Any] = {"generation": world.generation, "rank": world.peers.me}
             try:
-                _, body = world.peers.call(
-                    0, "report", report.dump(), generation=world.generation, rank=world.peers.me, known=known
-                )
+                header, body = world.peers.call(0, "report", report.dump(), **place, known=name, round=known)
+                world.round = int(header.get("round", 0))
                 if body:
                     self._save(records.parse_record(body))
             except (PeerError, OSError, records.RecordError) as error:
                 logger.debug("could not report the checkpoints to rank 0: %s", error)
                 self._is_cut_off = True
                 return
-        world.said, world.said_at = report, time.monotonic()
+        world.said, world.said_at = (report, known), time.monotonic()
 
-    def _decide(self, world: _World) -> None:
-        """At rank 0: make a record as soon as the reports of all pods allow it."""
+    def _decide(self, world: _World, lead: Lead) -> None:
+        """At rank 0: make a record as soon as the reports of all pods allow it, and tell how far it has spread."""
         with self._lock:
-            reports = [world.reports[rank] for rank in range(world.size) if rank in world.reports]
-        if len(reports) < world.size:
-            return
-        before = self.record
-        files, shared = records.combine(before, reports)
-        if files and (before is None or files != before.files):
-            number = 1 if before is None else before.number + 1
-            self._save(Record(world.generation, number, files, shared))
+            made = lead.make_record(self.record)
+            world.round = lead.round
+        if made is not None:
+            self._save(made)
         if self.record is not None:
-            world.numbers[self.record.name] = self.record.number
-            self._tell(world, min(report.copies for report in reports))
-
-    def _tell(self, world: _World, copies: int) -> None:
-        """At rank 0: tell of the newest record that enough pods have; of the newest one, if that takes too long."""
-        assert self.record is not None
-        now, newest = time.monotonic(), self.record.number
-        with self._lock:
-            held = [world.numbers.get(name, 0) for name in world.known.values()]
-        number = records.find_held(held, min(self._settings.replicas, world.size - 1), newest)
-        if number > world.told or number == newest:
-            world.told, world.told_at = number, now
-        elif now - world.told_at > _SPREAD_SECONDS:
-            number = newest
-        if number:
-            self._on_kept(number, min(copies, sum(one >= number for one in held)))
+            with self._lock:
+                kept = lead.find_kept(time.monotonic(), self.record)
+            if kept is not None:
+                self._on_kept(*kept)
 
     def _save(self, record: Record) -> None:
         try:
@@ -278,15 +275,15 @@ class Keeper:
         rank = header.get("rank")
         with self._lock:
             world = self._world
-            if world is None or not world.leads or header.get("generation") != world.generation:
+            if world is None or world.lead is None or header.get("generation") != world.generation:
                 return {"error": "another world"}, b""
             if not isinstance(rank, int) or not 0 < rank < world.size:
                 return {"error": "no rank of this world"}, b""
-            world.reports[rank] = report
-            world.known[rank] = str(header.get("known"))
+            world.lead.take(rank, report, int(header.get("round", 0)), str(header.get("known")))
+            round_ = world.lead.round
         record = self.record
         is_new = record is not None and record.name != header.get("known")
-        return {}, record.dump() if record is not None and is_new else b""
+        return {"round": round_}, record.dump() if record is not None and is_new else b""
 
 
 def _digests(body: bytes) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 CHUNK_BYTES: Final = 4 << 20
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _TORCH_PART: Final = ".distcp"  # written by torch.distributed.checkpoint, one or more by each rank ...
+_WAIT_NS: Final = 60 * 10**9  # so long after its part of a folder a pod's other files wait for the parts of others
 _TORCH_END: Final = ".metadata"  # ... and this one by the coordinator, when all ranks have written theirs
 
 
@@ -88,30 +89,74 @@ def digests_of(files: Files) -> frozenset[str]:
     return frozenset(digest for file in files.values() for digest in file.chunks)
 
 
-def combine(before: Record | None, reports: Sequence[Report]) -> tuple[Files, bool]:
+def combine(before: Record | None, reports: Sequence[Report], *, all_there: bool = True) -> tuple[Files, bool]:
     """The files of the directory after these reports, by rank, and whether all pods write into one folder.
 
-    An entry that is not finished in some pod, or of which a part is missing, stays as it was. If several pods wrote the
-    same path, the lowest rank counts.
+    An entry that is not finished in some pod, or of which a part is missing, stays as it was. So do, for a while, the
+    single files that a pod wrote after its part of such a folder, and what it deleted: they may be of the same save. If
+    several pods wrote the same path, the lowest rank counts.
+
+    `all_there`: whether every pod that may have written is among these. Else a part of any new folder may be missing.
     """
-    old: Files = {} if before is None else before.files
-    shared = before is not None and before.shared
     unready = frozenset().union(*(report.unready for report in reports))
     gone = frozenset().union(*(report.gone for report in reports))
+    files, shared, waiting = _merge(before, reports, gone, unready, all_there=all_there)
+    waits = [_find_wait(report, waiting) for report in reports]
+    if all(wait is None for wait in waits):
+        return files, shared
+    old: Files = {} if before is None else before.files
+    gone = frozenset().union(*(report.gone for report, wait in zip(reports, waits, strict=True) if wait is None))
+    files, shared, _ = _merge(before, reports, gone, unready, all_there=all_there)
+    for report, wait in zip(reports, waits, strict=True):
+        for path, file in report.files.items():
+            if wait is not None and "/" not in path and file.mtime_ns >= wait and path in files:
+                del files[path]
+                files.update({path: old[path]} if path in old else {})
+    return files, shared
+
+
+def _merge(
+    before: Record | None,
+    reports: Sequence[Report],
+    gone: Collection[str],
+    unready: Collection[str],
+    *,
+    all_there: bool,
+) -> tuple[dict[str, File], bool, set[str]]:
+    """As `combine`, entry by entry, and the entries that some pods have finished, but not all of their writers."""
+    shared = before is not None and before.shared
     written: dict[str, File] = {}
     writers: dict[str, set[int]] = {}
     for rank in reversed(range(len(reports))):
         written.update(reports[rank].files)
         for path in reports[rank].files:
             writers.setdefault(entry_of(path), set()).add(rank)
+    old: Files = {} if before is None else before.files
     files = {path: file for path, file in old.items() if path not in gone or entry_of(path) in unready}
-    for entry in writers.keys() - unready:
+    waiting = writers.keys() & set(unready)
+    for entry in writers.keys() - set(unready):
         new = {path: file for path, file in written.items() if entry_of(path) == entry}
-        if _is_complete({**files, **new}, new, writers[entry], len(reports), shared=shared):
+        is_folder = any("/" in path for path in new)
+        may_lack = is_folder and not all_there and any(old.get(path) != file for path, file in new.items())
+        if not may_lack and _is_complete({**files, **new}, new, writers[entry], len(reports), shared=shared):
             files.update(new)
-            is_folder = any("/" in path for path in new)
             shared = shared or (is_folder and 1 < len(writers[entry]) == len(reports))
-    return files, shared
+        else:
+            waiting.add(entry)
+    return files, shared, waiting - set(map(entry_of, gone))
+
+
+def _find_wait(report: Report, waiting: Collection[str]) -> int | None:
+    """Since when (mtime) a folder that this pod wrote into waits for the other pods; None if none does.
+
+    Meanwhile what the pod writes beside it may name that folder, and what it deletes may be replaced by it.
+    """
+    newest = max((file.mtime_ns for file in report.files.values()), default=0)
+    parts: dict[str, int] = {}
+    for path, file in report.files.items():
+        if "/" in path and entry_of(path) in waiting:
+            parts[entry_of(path)] = max(parts.get(entry_of(path), 0), file.mtime_ns)
+    return min((time for time in parts.values() if newest - time <= _WAIT_NS), default=None)
 
 
 def _is_complete(files: Files, new: Files, writers: Collection[int], members: int, *, shared: bool) -> bool:

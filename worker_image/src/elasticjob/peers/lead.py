@@ -1,0 +1,76 @@
+"""What rank 0 decides from the reports of all pods: when there is a new record, and which one enough pods have.
+
+No clock, no I/O. A report may be older than those that it is put together with. So a record is proposed first, and made
+when all pods have looked once more and the reports still say the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from elasticjob.peers import records
+from elasticjob.peers.records import Files, Record, Report
+
+SPREAD_SECONDS: Final = 10.0  # for the other pods to fetch a record
+
+
+@dataclass
+class Lead:
+    """The state of one world. Not thread-safe."""
+
+    generation: int
+    size: int
+    replicas: int  # other pods that should have each record
+    round: int = 0  # how often a record has been proposed
+    _proposed: Files = field(default_factory=dict)
+    _reports: dict[int, Report] = field(default_factory=dict)  # of each rank ...
+    _rounds: dict[int, int] = field(default_factory=dict)  # ... the round that it knew of when it looked ...
+    _known: dict[int, str] = field(default_factory=dict)  # ... and the name of the record that it has; not rank 0
+    _numbers: dict[str, int] = field(default_factory=dict)  # of the records, by name
+    _told: int = 0  # the number of the record that the hub knows of ...
+    _told_at: float = 0.0  # ... and when it was the newest, or became known
+
+    def take(self, rank: int, report: Report, round_: int, known: str = "") -> None:
+        """Note what a rank says. `round_`: the round that it knew of when it looked."""
+        self._reports[rank], self._rounds[rank] = report, round_
+        if rank:
+            self._known[rank] = known
+
+    def make_record(self, before: Record | None) -> Record | None:
+        """The next record, once all pods agree on it; None if there is nothing new, or they have to look again."""
+        if len(self._reports) < self.size:
+            return None
+        files, shared = records.combine(before, [self._reports[rank] for rank in range(self.size)])
+        if not files or (before is not None and files == before.files):
+            return None
+        if files != self._proposed:
+            self._proposed, self.round = files, self.round + 1
+        if min(self._rounds.values()) < self.round:
+            return None
+        return Record(self.generation, 1 if before is None else before.number + 1, files, shared)
+
+    def find_kept(self, now: float, record: Record) -> tuple[int, int] | None:
+        """The number of the newest record that enough pods have, and how many; of `record`, if that takes too long.
+
+        `now` is in seconds of a monotonic clock. None before all pods have reported, or if there is nothing to tell.
+        """
+        if len(self._reports) < self.size:
+            return None
+        self._numbers[record.name] = record.number
+        held = [self._numbers.get(name, 0) for name in self._known.values()]
+        number = records.find_held(held, self._wanted, record.number)
+        if number > self._told or number == record.number:
+            self._told, self._told_at = number, now
+        elif now - self._told_at > SPREAD_SECONDS:
+            number = record.number
+        copies = min(report.copies for report in self._reports.values())
+        return (number, min(copies, sum(one >= number for one in held))) if number else None
+
+    def is_known(self, record: Record) -> bool:
+        """Whether as many other pods as there should be have this record."""
+        return sum(name == record.name for name in self._known.values()) >= self._wanted
+
+    @property
+    def _wanted(self) -> int:
+        return min(self.replicas, self.size - 1)
