@@ -23,6 +23,7 @@ class Tuning:
     audit: bool = False  # write every request's metadata (of Leases: all) to audit.log
     apiserver_flags: tuple[str, ...] = ()
     controller_manager_flags: tuple[str, ...] = ()
+    scheduler_flags: tuple[str, ...] = ()
     crash_backoff: tuple[float, float] = (10.0, 300.0)  # the kubelet's: first and longest delay in seconds
     image_backoff: tuple[float, float] = (10.0, 300.0)
     lease_seconds: float = 1.0  # how often a node renews its Lease
@@ -145,7 +146,7 @@ def build_scheduler_argv(layout: Layout) -> list[str]:
     ]
     if layout.version < (1, 24):
         argv.append("--port=0")
-    return argv
+    return [*argv, *layout.tuning.scheduler_flags]
 
 
 def build_scheduler_config(layout: Layout) -> dict[str, object]:

@@ -111,6 +111,11 @@ def main() -> None:
 )
 @click.option("--identity", envvar="POD_NAME", default="", help="Name of this replica in the Lease.")
 @click.option("--runtime-image", default="", help="Image with the injectable runtime.")
+@click.option(
+    "--runtime-as-volume",
+    is_flag=True,
+    help="Mount the runtime image in pods (Kubernetes 1.36, containerd 2.1 or CRI-O 1.33) instead of copying from it.",
+)
 @click.option("--worker-image", default="", help="Worker image with the runtime built in.")
 @click.option("--image-pull-policy", default="IfNotPresent", show_default=True, help="For the runtime image.")
 @click.option(
@@ -138,8 +143,9 @@ def main() -> None:
 @click.option(
     "--integrations",
     multiple=True,
-    type=click.Choice(["kueue"]),
-    help="Work together with another controller; repeatable. kueue: jobs with a queue's label wait for their quota.",
+    type=click.Choice(["kueue", "gangs"]),
+    help="Work together with another controller; repeatable. kueue: jobs with a queue's label wait for their quota. "
+    "gangs: PodGroups for Kubernetes' own scheduler, where they are served.",
 )
 @click.option(
     "--pool",

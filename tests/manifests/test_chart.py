@@ -259,3 +259,30 @@ def test_click_is_what_parses_the_arguments() -> None:
     """The test of the arguments would prove nothing if unknown ones passed."""
     with pytest.raises(click.NoSuchOption):
         __main__.run.make_context("run", ["--no-such-thing"])
+
+
+@pytest.mark.parametrize(
+    ("rbac", "group", "is_given"),
+    [
+        pytest.param({}, "autoscaling", True, id="autoscalers, unless turned off"),
+        pytest.param({"autoscaling": False}, "autoscaling", False, id="no autoscalers"),
+        pytest.param({}, "scheduling.k8s.io", False, id="no gangs, unless turned on"),
+        pytest.param({"gangScheduling": {"kubernetes": True}}, "scheduling.k8s.io", True, id="Kubernetes' gangs"),
+        pytest.param({"gangScheduling": {"kai": True}}, "scheduling.run.ai", True, id="KAI's gangs"),
+    ],
+)
+def test_what_is_off_has_no_permissions(rbac: Object, group: str, is_given: bool) -> None:
+    roles = [o for o in render({"rbac": rbac}) if o["kind"] in ("ClusterRole", "Role")]
+    assert any(group in rule["apiGroups"] for role in roles for rule in role.get("rules") or ()) is is_given
+
+
+@pytest.mark.parametrize(
+    ("values", "argument"),
+    [
+        pytest.param({"rbac": {"gangScheduling": {"kubernetes": True}}}, "--integrations=gangs", id="gangs"),
+        pytest.param({"images": {"runtime": {"asVolume": True}}}, "--runtime-as-volume", id="runtime"),
+    ],
+)
+def test_what_is_off_is_no_argument(values: Object, argument: str) -> None:
+    assert argument in container(render(values))["args"]
+    assert argument not in container(render({}))["args"]

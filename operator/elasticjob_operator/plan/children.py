@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.model.observe import Job
+from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.plan.values import Child, Config, Kind
 
 
@@ -21,10 +21,10 @@ def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ..
         children.append(Child(Kind.NETWORK_POLICY, names.network_policy_name(job.name)))
     if config.ca_pem:
         children.append(Child(Kind.CONFIG_MAP, names.ca_config_map_name(job.name), (("ca.crt", config.ca_pem),)))
-    flavour = gang_flavour(spec)
-    if flavour:
+    gang = find_gang(spec, config)
+    if gang:
         # Queue, class and resources are the template's.
-        values = (("flavour", flavour), ("minMember", spec.min_replicas), ("template", spec.template_hash))
+        values = (("flavour", gang), ("minMember", spec.min_replicas), ("template", spec.template_hash))
         children.append(Child(Kind.POD_GROUP, names.pod_group_name(job.name), values))
     policy = spec.elastic_policy
     if policy.metrics:
@@ -61,9 +61,26 @@ def needs_write(child: Child, existing: Mapping[tuple[str, str], str]) -> bool:
     return existing.get((child.kind.value, child.name)) != child.digest
 
 
-def gang_flavour(spec: api.Spec) -> str:
-    """The PodGroup kind that the template's scheduler supports: "volcano", "kai", "scheduler-plugins" or ""."""
-    scheduler = spec.template["spec"].get("schedulerName", "")
+def choose_gang(spec: api.Spec, config: Config, pods: Iterable[Pod]) -> str:
+    """The scheduler whose PodGroup the new pods of a job join, beside these pods.
+
+    Kubernetes' own scheduler counts only pods of the group. Where pods have a node, which may have joined none, others
+    come one by one.
+    """
+    gang = find_gang(spec, config)
+    has_started = gang == "kubernetes" and any(pod.live and pod.node for pod in pods)
+    return "" if has_started else gang
+
+
+def find_gang(spec: api.Spec, config: Config) -> str:
+    """The scheduler that needs a PodGroup: "kubernetes", "volcano", "kai" or "scheduler-plugins"; "" for any other.
+
+    A template that names a group of its own gets none.
+    """
+    pod = spec.template["spec"]
+    scheduler = pod.get("schedulerName", "")
+    if scheduler in ("", "default-scheduler"):
+        return "kubernetes" if config.has_native_gangs and not pod.get("schedulingGroup") else ""
     if scheduler in ("volcano", "kai-scheduler"):
         return str(scheduler.removesuffix("-scheduler"))
     return "scheduler-plugins" if scheduler.startswith("scheduler-plugins") else ""

@@ -234,7 +234,7 @@ def _write(
     silent = first(next_status.find_agentless(seen, spec, status).at, silence.find_no_progress(status, seen.now).at)
     calm = flapping.find_restless(status, seen.now).at
     existing = {(kind, name): digest for kind, name, digest in seen.children}
-    create = _new_pods(seen, spec, status, pods)
+    create = _new_pods(seen, config, spec, status, pods)
     # Pods created in this pass are counted already, which saves a second write.
     status = revise(status, replicas=status.replicas + len(create))
     wanted = children.wanted_children(seen.job, spec, config)
@@ -263,13 +263,14 @@ def _write(
     )
 
 
-def _new_pods(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection) -> tuple[NewPod, ...]:
+def _new_pods(seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods: PodSelection) -> tuple[NewPod, ...]:
     # What this pass has noted is not in the memory of all jobs yet.
     own = faulty_nodes.names_of(faulty_nodes.remember([(seen.job.name, status.node_faults)], seen.now))
     avoid = tuple(sorted({*own, *seen.faulty_nodes, *stragglers.nodes_of(status.stragglers)}))
     # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
+    gang = children.choose_gang(spec, config, seen.pods)
     if seen.quota is not None:
         indices = [i for i in policy.admitted_indices(seen.pods, seen.quota, spec) if limit is None or i < limit]
-        return tuple(NewPod(i, avoid, seen.quota.placement(i)) for i in indices[: pods.missing])
-    return tuple(NewPod(i, avoid) for i in policy.free_indices(seen.pods, pods.missing, limit=limit))
+        return tuple(NewPod(i, avoid, seen.quota.placement(i), gang) for i in indices[: pods.missing])
+    return tuple(NewPod(i, avoid, gang=gang) for i in policy.free_indices(seen.pods, pods.missing, limit=limit))

@@ -30,6 +30,7 @@ class Config:
     membership: member_health.Settings = field(default_factory=member_health.Settings)
     stable_seconds: float = growth.STABLE_SECONDS
     ca_pem: str = ""
+    has_native_gangs: bool = False  # PodGroups of Kubernetes' own scheduler are served, and wanted
 
 
 class Kind(StrEnum):
@@ -88,6 +89,7 @@ class NewPod:
     index: int
     avoid: tuple[str, ...] = ()  # nodes
     placement: Placement | None = None  # of a job with a queue
+    gang: str = ""  # the scheduler whose PodGroup it joins, as `children.find_gang` names it
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,15 +31,15 @@ from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.jobwatch import JobWatch
 from elasticjob_operator.kube.lease import Election, Timing
-from elasticjob_operator.kube.supervise import insist, keep_going
+from elasticjob_operator.kube.supervise import keep_going
 from elasticjob_operator.kube.watch import Watch
-from elasticjob_operator.model import served
 from elasticjob_operator.plan.plan import Config, Plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.pool import capacity
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run import file_limits, metrics
+from elasticjob_operator.run.cluster import build_watches, discover
 from elasticjob_operator.run.controller import Controller
 from elasticjob_operator.run.http import HttpServer
 from elasticjob_operator.run.loop_lag import Pulse
@@ -47,7 +47,6 @@ from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.pooling import PoolLoop
 from elasticjob_operator.run.serving import Serving
 from elasticjob_operator.run.templates import Templates
-from elasticjob_operator.run.watching import build_watches
 
 __all__ = ["Operator", "Options", "UsageError"]
 
@@ -244,6 +243,7 @@ class Operator:
             tls=bool(self.options.tls_secret),
             runtime_image=self.options.runtime_image,
             worker_image=self.options.worker_image,
+            is_runtime_volume=self.applier.served.has_image_volumes,
             image_pull_policy=self.options.image_pull_policy,
             pools=self.options.pools,
         )
@@ -277,8 +277,9 @@ class Operator:
     # Discovery.
 
     async def _discover(self) -> None:
-        """Find out which versions the cluster serves."""
-        self.applier.served = served.read_groups(await insist(lambda: self.api.request("GET", "/apis")))
+        gangs, volumes = "gangs" in self.options.integrations, self.options.runtime_as_volume
+        served = self.applier.served = await discover(self.api, with_gangs=gangs, with_image_volumes=volumes)
+        self.controller.config = replace(self.controller.config, has_native_gangs=served.has("PodGroup"))
 
     async def _await_crd(self) -> None:
         """Wait for the CRD, since the operator may be installed first."""

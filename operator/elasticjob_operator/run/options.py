@@ -33,6 +33,7 @@ class Options:
     certificate_check_seconds: float = 3600.0
     identity: str = ""
     runtime_image: str = ""
+    runtime_as_volume: bool = False  # mount the runtime image where the cluster can, instead of copying from it
     worker_image: str = ""
     image_pull_policy: str = "IfNotPresent"
     heartbeat_timeout: float = 5.0

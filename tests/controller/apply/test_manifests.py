@@ -14,7 +14,7 @@ from elasticjob_operator.apply import manifests
 from elasticjob_operator.apply.manifests import Settings
 from elasticjob_operator.model.observe import observe_pod
 from elasticjob_operator.model.served import Served
-from elasticjob_operator.plan.children import wanted_children
+from elasticjob_operator.plan.children import find_gang, wanted_children
 from elasticjob_operator.plan.plan import Child, Config, Kind, NewPod
 from elasticjob_operator.pool.capacity import Pool, Rate
 
@@ -248,6 +248,16 @@ def test_a_job_can_refuse_faulty_nodes(given: list[list[Any]] | None, terms: lis
     assert given is not None or "affinity" not in build(spec)["spec"]
 
 
+def test_the_runtime_is_mounted_where_the_cluster_can() -> None:
+    pod = build(settings=replace(SETTINGS, is_runtime_volume=True))["spec"]
+    assert "initContainers" not in pod
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "elasticjob-runtime"]
+    assert volume["image"] == {"reference": "runtime:1", "pullPolicy": "IfNotPresent"}
+    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "elasticjob-runtime"]
+    assert (mount["mountPath"], mount["subPath"], mount["readOnly"]) == ("/opt/elasticjob/runtime", "runtime", True)
+    assert environment({"spec": pod})["PYTHONPATH"] == "/opt/elasticjob/runtime/site-packages"
+
+
 # --- children --------------------------------------------------------------------------------------------
 
 
@@ -318,8 +328,8 @@ def test_a_gang_is_min_replicas(scheduler: str, group_version: str, mark: tuple[
         {"minMember": 2},
     )  # the rest: test_gangs
     kind, key = mark
-    inside = manifests.build_pod(make_job(spec), spec, NewPod(1), SETTINGS)
-    outside = manifests.build_pod(make_job(spec), spec, NewPod(2), SETTINGS)
+    inside = manifests.build_pod(make_job(spec), spec, NewPod(1, gang=find_gang(spec, Config())), SETTINGS)
+    outside = manifests.build_pod(make_job(spec), spec, NewPod(2, gang=find_gang(spec, Config())), SETTINGS)
     assert inside["metadata"][kind][key] == "digits"
     assert key not in outside["metadata"][kind], "extras are scheduled one by one"
 

@@ -24,6 +24,35 @@ def test_every_row_is_a_kind_that_is_written() -> None:
     assert set(served.VERSIONS) <= {kind.value for kind in Kind}
 
 
+@pytest.mark.parametrize(
+    ("kinds", "is_kept"),
+    [
+        pytest.param(["PriorityClass"], False, id="Kubernetes 1.20"),
+        pytest.param(["Workload", "PodGroup"], True, id="1.37"),
+    ],
+)
+def test_a_version_that_once_had_other_kinds_is_looked_into(kinds: list[str], is_kept: bool) -> None:
+    version = "scheduling.k8s.io/v1beta1"
+    listed = {"resources": [{"kind": kind} for kind in kinds]}
+    found = served.keep_listed(Served(frozenset({version, "policy/v1"})), version, listed, "PodGroup")
+    assert found.has("PodGroup") is is_kept
+    assert found.has("PodDisruptionBudget")
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        pytest.param({"major": "1", "minor": "36"}, True, id="1.36"),
+        pytest.param({"major": "1", "minor": "37+"}, True, id="a cloud's 1.37"),
+        pytest.param({"major": "1", "minor": "35"}, False, id="1.35"),
+        pytest.param({"major": "", "minor": ""}, False, id="no version"),
+        pytest.param({}, False, id="nothing"),
+    ],
+)
+def test_image_volumes_are_used_from_1_36_on(told: dict[str, str], expected: bool) -> None:
+    assert Served(version=served.read_version(told)).has_image_volumes is expected
+
+
 def test_the_groups_of_an_api_server() -> None:
     listed = {
         "groups": [

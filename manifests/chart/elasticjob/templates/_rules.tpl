@@ -37,6 +37,11 @@ operator under these rules and fails when one is missing or unused.
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- if .Values.rbac.gangScheduling.kubernetes }}
+- apiGroups: [scheduling.k8s.io]
+  resources: [podgroups]
+  verbs: [get, create, patch]
+{{- end }}
 {{- if .Values.rbac.gangScheduling.volcano }}
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]

@@ -19,20 +19,24 @@ _EVERYWHERE = {
     Kind.CONFIG_MAP: Resource("v1", "configmaps"),
     Kind.NETWORK_POLICY: Resource("networking.k8s.io/v1", "networkpolicies"),
 }
-_BY_CLUSTER = {Kind.DISRUPTION_BUDGET: "poddisruptionbudgets", Kind.AUTOSCALER: "horizontalpodautoscalers"}
+_BY_CLUSTER = {
+    Kind.DISRUPTION_BUDGET: "poddisruptionbudgets",
+    Kind.AUTOSCALER: "horizontalpodautoscalers",
+    Kind.POD_GROUP: "podgroups",  # of Kubernetes' own scheduler
+}
 
 
 def resource_of_kind(kind: Kind, served: Served) -> Resource:
-    """Where objects of this kind, which is not PodGroup, live in this cluster."""
+    """Where objects of this kind live in this cluster, but for PodGroups of schedulers that bring their own."""
     if kind in _BY_CLUSTER:
         return Resource(served.version_of(kind.value), _BY_CLUSTER[kind])
     return _EVERYWHERE[kind]
 
 
 def resource_of(child: Child, served: Served) -> Resource:
-    if child.kind is Kind.POD_GROUP:
-        return gangs.RESOURCES[str(dict(child.values).get("flavour"))]
-    return resource_of_kind(child.kind, served)
+    """Where this object lives in this cluster."""
+    of_scheduler = gangs.RESOURCES.get(str(dict(child.values).get("flavour")))
+    return of_scheduler or resource_of_kind(child.kind, served)
 
 
 def build_child(job: Job, child: Child, served: Served = Served()) -> Object:
@@ -80,6 +84,9 @@ def correct_child(kind: Kind, found: Mapping[str, Any], wanted: Object) -> Objec
     """
     before: Object = {key: found.get(key) or {} for key in ("spec", "data") if key in wanted}
     after: Object = {key: wanted[key] for key in before}
+    changeable = gangs.CHANGEABLE.get(wanted["apiVersion"])
+    if changeable is not None:
+        after = {"spec": {key: wanted["spec"][key] for key in changeable}}
     change = merge_patch(before, after, is_whole=kind not in (Kind.SERVICE, Kind.POD_GROUP, Kind.AUTOSCALER))
     annotations = wanted["metadata"].get("annotations", {})
     if merge_patch(found["metadata"].get("annotations") or {}, annotations, is_whole=False):

@@ -20,6 +20,7 @@ class Settings:
     hub_url: str
     tls: bool = False
     runtime_image: str = ""  # image with the injectable runtime
+    is_runtime_volume: bool = False  # it is mounted, and not copied by an init container
     worker_image: str = ""  # the project's worker image, with the runtime built in
     image_pull_policy: str = "IfNotPresent"
     token_seconds: int = 3600

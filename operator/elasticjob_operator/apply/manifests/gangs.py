@@ -13,6 +13,7 @@ from typing import Any, Final
 from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.model.observe import Job
+from elasticjob_operator.plan.values import NewPod
 
 Object = dict[str, Any]
 
@@ -30,6 +31,8 @@ RESOURCES: Final = {
     "scheduler-plugins": Resource("scheduling.x-k8s.io/v1alpha1", "podgroups"),
     "kai": Resource("scheduling.run.ai/v2alpha2", "podgroups"),
 }
+# Of a spec that exists: the parts that may be changed, where not all may.
+CHANGEABLE: Final = {"scheduling.k8s.io/v1beta1": ("schedulingPolicy",), "scheduling.k8s.io/v1alpha2": ()}
 _VOLCANO_QUEUE: Final = "scheduling.volcano.sh/queue-name"  # annotation
 _KAI_QUEUE: Final = "kai.scheduler/queue"  # label
 
@@ -37,6 +40,10 @@ _KAI_QUEUE: Final = "kai.scheduler/queue"  # label
 def build_group(spec: api.Spec, flavour: str) -> Object:
     """The spec of the PodGroup that this scheduler knows."""
     described = spec.template.get("metadata") or {}
+    priority = spec.template["spec"].get("priorityClassName")
+    if flavour == "kubernetes":
+        policy: Object = {"schedulingPolicy": {"gang": {"minCount": spec.min_replicas}}}
+        return {**policy, "priorityClassName": priority} if priority else policy
     group: Object = {"minMember": spec.min_replicas}
     if flavour in ("volcano", "scheduler-plugins"):
         least = find_least(spec)
@@ -49,22 +56,23 @@ def build_group(spec: api.Spec, flavour: str) -> Object:
         queue = (described.get("labels") or {}).get(_KAI_QUEUE, "")
     if queue:
         group["queue"] = queue
-    priority = spec.template["spec"].get("priorityClassName")
     if priority and flavour in ("volcano", "kai"):
         group["priorityClassName"] = priority
     return group
 
 
-def tie(pod: Object, job: Job, spec: api.Spec, flavour: str, index: int) -> None:
-    """Lets a pod belong to the job's group. KAI takes the pods above the minimum in it too, one by one."""
+def tie(pod: Object, job: Job, spec: api.Spec, new: NewPod) -> None:
+    """Let a pod belong to the job's group. Kubernetes and KAI take the pods above the minimum in it too."""
     name, described = names.pod_group_name(job.name), pod["metadata"]
-    if flavour == "kai":
+    if new.gang == "kubernetes":
+        pod["spec"]["schedulingGroup"] = {"podGroupName": name}
+    elif new.gang == "kai":
         described["annotations"] |= {"pod-group-name": name, "kai.scheduler/skip-podgrouper": "true"}
-    elif index >= spec.min_replicas:
+    elif new.index >= spec.min_replicas:
         return  # extras are scheduled one by one
-    elif flavour == "volcano":
+    elif new.gang == "volcano":
         described["annotations"]["scheduling.k8s.io/group-name"] = name
-    elif flavour == "scheduler-plugins":
+    elif new.gang == "scheduler-plugins":
         described["labels"]["scheduling.x-k8s.io/pod-group"] = name
 
 

@@ -10,7 +10,6 @@ from elasticjob_operator.apply.manifests.common import Object, Settings, metadat
 from elasticjob_operator.failures import stragglers
 from elasticjob_operator.model.observe import Job, resolve_nproc
 from elasticjob_operator.model.quota import Placement
-from elasticjob_operator.plan.children import gang_flavour
 from elasticjob_operator.plan.values import NewPod
 from elasticjob_operator.pool.capacity import find_pool
 
@@ -56,7 +55,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
         _add_runtime(body, trainer, settings)
     if new.placement is not None:
         _place(described, body, new.placement)
-    gangs.tie(pod, job, spec, gang_flavour(spec), new.index)
+    gangs.tie(pod, job, spec, new)
     return pod
 
 
@@ -207,7 +206,25 @@ def wants_runtime(spec: api.Spec, trainer: Object, settings: Settings) -> bool:
 
 
 def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
-    init: Object = {
+    mount: Object = {"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH, "readOnly": True}
+    if settings.is_runtime_volume:
+        image = {"reference": settings.runtime_image, "pullPolicy": settings.image_pull_policy}
+        _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "image": image}, {**mount, "subPath": "runtime"})
+    else:
+        body["initContainers"] = [_build_installer(settings), *(body.get("initContainers") or [])]
+        _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
+    packages = f"{names.RUNTIME_PATH}/site-packages"
+    theirs = next((v for v in trainer["env"] if v["name"] == "PYTHONPATH" and "value" in v), None)
+    if theirs is None:
+        trainer["env"].append({"name": "PYTHONPATH", "value": packages})
+    else:
+        both = {**theirs, "value": f"{theirs['value']}:{packages}"}
+        trainer["env"] = [both if v is theirs else v for v in trainer["env"]]
+
+
+def _build_installer(settings: Settings) -> Object:
+    """The init container that copies the runtime into the pod's volume."""
+    return {
         "name": "elasticjob-runtime",
         "image": settings.runtime_image,
         "imagePullPolicy": settings.image_pull_policy,
@@ -226,16 +243,6 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    body["initContainers"] = [init, *(body.get("initContainers") or [])]
-    mount = {"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH, "readOnly": True}
-    _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
-    packages = f"{names.RUNTIME_PATH}/site-packages"
-    theirs = next((v for v in trainer["env"] if v["name"] == "PYTHONPATH" and "value" in v), None)
-    if theirs is None:
-        trainer["env"].append({"name": "PYTHONPATH", "value": packages})
-    else:
-        both = {**theirs, "value": f"{theirs['value']}:{packages}"}
-        trainer["env"] = [both if v is theirs else v for v in trainer["env"]]
 
 
 def _place(described: Object, body: Object, placement: Placement) -> None:

@@ -1,28 +1,54 @@
-"""Builds the watches other than that of the jobs: pods, nodes and child objects."""
+"""What the operator reads of the cluster beside the jobs: what it serves, and then pods, nodes and child objects."""
 
 from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import replace
 
 from elasticjob_operator.api import names
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.supervise import insist
 from elasticjob_operator.kube.watch import Watch
+from elasticjob_operator.model import served
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Kind
 from elasticjob_operator.rest.request import path_of
 
+logger = logging.getLogger(__name__)
+
 SELECTOR = f"{names.LABEL_APP}={names.LABEL_APP_VALUE}"
 
 
-def build_watches(api: Api, cache: Cache, intake: Intake, namespaces: tuple[str, ...], served: Served) -> list[Watch]:
+async def discover(api: Api, *, with_gangs: bool, with_image_volumes: bool) -> Served:
+    """What the cluster serves. The scheduler's own PodGroups and images as volumes count only where they are wanted."""
+    found = served.read_groups(await insist(lambda: api.request("GET", "/apis")))
+    for version in served.VERSIONS[Kind.POD_GROUP]:
+        listed = {}
+        if with_gangs and version in found.group_versions:
+            listed = await insist(functools.partial(api.request, "GET", f"/apis/{version}"))
+        found = served.keep_listed(found, version, listed, Kind.POD_GROUP)
+    if with_gangs and not found.has(Kind.POD_GROUP):
+        wanted = " or ".join(served.VERSIONS[Kind.POD_GROUP])
+        logger.warning("the cluster serves no PodGroup in %s: the default scheduler places pods one by one", wanted)
+    if with_image_volumes:
+        found = replace(found, version=served.read_version(await insist(lambda: api.request("GET", "/version"))))
+        if not found.has_image_volumes:
+            logger.warning("the cluster has no image volumes: an init container copies the runtime")
+    return found
+
+
+def build_watches(api: Api, cache: Cache, intake: Intake, namespaces: tuple[str, ...], found: Served) -> list[Watch]:
     """A watch for each kind and namespace, and one for nodes. No namespaces means the whole cluster."""
     kinds = [Kind.SERVICE, Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.DISRUPTION_BUDGET]
-    kinds += [Kind.AUTOSCALER] if served.has(Kind.AUTOSCALER) else []
+    kinds += [Kind.AUTOSCALER] if found.has(Kind.AUTOSCALER) else []
     watches: list[Watch] = []
     for namespace in namespaces or ("",):
         watches.append(_watch_pods(api, cache, intake, namespace))
-        watches += [_watch_children(api, cache, intake, namespace, kind, served) for kind in kinds]
+        watches += [_watch_children(api, cache, intake, namespace, kind, found) for kind in kinds]
     nodes = Watch(
         api,
         path_of("v1", "nodes"),
@@ -45,8 +71,8 @@ def _watch_pods(api: Api, cache: Cache, intake: Intake, namespace: str) -> Watch
     )
 
 
-def _watch_children(api: Api, cache: Cache, intake: Intake, namespace: str, kind: Kind, served: Served) -> Watch:
-    resource = manifests.resource_of_kind(kind, served)
+def _watch_children(api: Api, cache: Cache, intake: Intake, namespace: str, kind: Kind, found: Served) -> Watch:
+    resource = manifests.resource_of_kind(kind, found)
     # An autoscaler's version changes with its status, and it has no generation: what others write to it stays.
     is_sound = kind is Kind.AUTOSCALER
     return Watch(
