@@ -1,6 +1,6 @@
 """What the operator uses of a recent Kubernetes where it is served: PodGroups of its own scheduler, images as volumes.
 
-Every control plane plays the first class. `KUBEBUILDER_ASSETS` has to name one of Kubernetes 1.36 for the second.
+The gangs need the control plane of Kubernetes 1.36: `KUBEBUILDER_ASSETS` has to name it.
 """
 
 from __future__ import annotations
@@ -41,31 +41,27 @@ def lasting_operator(operator_factory: Callable[..., OperatorProcess]) -> Iterat
     operator.stop()
 
 
-class TestACluster:
-    """Without gates that are off by default."""
+def test_groups_that_are_not_served_are_not_written(operator: OperatorProcess, jobs: Jobs) -> None:
+    """Kubernetes 1.20 serves other kinds in the version that has them in 1.37."""
+    jobs.create("job", build_spec())
+    jobs.await_world("job", 2)
+    assert all("schedulingGroup" not in pod["spec"] for pod in jobs.pods("job"))
+    assert jobs.condition("job", "Degraded").get("status") != "True"
+    assert "the cluster serves no PodGroup in scheduling.k8s.io/v1beta1 or" in operator.log
 
-    def test_groups_that_are_not_served_are_not_written(self, operator: OperatorProcess, jobs: Jobs) -> None:
-        """Kubernetes 1.20 serves other kinds in the version that has them in 1.37."""
-        jobs.create("job", build_spec())
-        jobs.await_world("job", 2)
-        assert all("schedulingGroup" not in pod["spec"] for pod in jobs.pods("job"))
-        assert jobs.condition("job", "Degraded").get("status") != "True"
-        assert "the cluster serves no PodGroup in scheduling.k8s.io/v1beta1 or" in operator.log
 
-    def test_the_runtime_comes_as_the_cluster_can(
-        self, operator: OperatorProcess, jobs: Jobs, cluster: Cluster
-    ) -> None:
-        """The pods have no node: whether one can mount an image is its own matter."""
-        spec = build_spec(runtimeInjection="Always")
-        spec["template"]["spec"]["nodeSelector"] = {"there-is": "none"}
-        jobs.create("job", spec)
-        pod = wait_for(lambda: jobs.pods("job"), "it has pods")[0]["spec"]
-        (volume,) = [v for v in pod["volumes"] if v["name"] == "elasticjob-runtime"]
-        is_recent = parse_version(cluster.version) >= (1, 36)
-        image = {"reference": "elasticjob/runtime:1", "pullPolicy": "IfNotPresent"}
-        assert volume == {"name": "elasticjob-runtime", **({"image": image} if is_recent else {"emptyDir": {}})}
-        assert [c["name"] for c in pod.get("initContainers", ())] == ([] if is_recent else ["elasticjob-runtime"])
-        assert ("the cluster has no image volumes" in operator.log) is not is_recent
+def test_the_runtime_comes_as_the_cluster_can(operator: OperatorProcess, jobs: Jobs, cluster: Cluster) -> None:
+    """The pods have no node: whether one can mount an image is its own matter."""
+    spec = build_spec(runtimeInjection="Always")
+    spec["template"]["spec"]["nodeSelector"] = {"there-is": "none"}
+    jobs.create("job", spec)
+    pod = wait_for(lambda: jobs.pods("job"), "it has pods")[0]["spec"]
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "elasticjob-runtime"]
+    is_recent = parse_version(cluster.version) >= (1, 36)
+    image = {"reference": "elasticjob/runtime:1", "pullPolicy": "IfNotPresent"}
+    assert volume == {"name": "elasticjob-runtime", **({"image": image} if is_recent else {"emptyDir": {}})}
+    assert [c["name"] for c in pod.get("initContainers", ())] == ([] if is_recent else ["elasticjob-runtime"])
+    assert ("the cluster has no image volumes" in operator.log) is not is_recent
 
 
 def has_gates() -> bool:
@@ -77,48 +73,44 @@ def has_gates() -> bool:
     return parse_version(told) == (1, 36)
 
 
-class TestGangs:
-    """With the gates of Kubernetes 1.36."""
+@pytest.fixture(scope="module")
+def gangs(cluster_factory: Callable[..., Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """Jobs on a cluster with the gates of Kubernetes 1.36, and room for three pods of 10 thousandths of a CPU."""
+    if not has_gates():
+        pytest.skip("set KUBEBUILDER_ASSETS to the control plane of Kubernetes 1.36 to try its gangs")
+    tuning = Tuning(
+        apiserver_flags=(GATES, f"--runtime-config={API}=true"),
+        controller_manager_flags=(GATES,),
+        scheduler_flags=(GATES,),
+    )
+    cluster = cluster_factory(nodes=[NodeSpec("node-0", cpu="30m")], tuning=tuning)
+    install_crd(cluster)
+    operator = OperatorProcess(cluster, tmp_path_factory.mktemp("operator"), *FLAGS)
+    operator.start()
+    cluster.make_namespace("gangs")
+    yield Jobs(cluster, "gangs")
+    operator.stop()
+    print(f"the operator said:\n{operator.log[-8000:]}")  # pytest shows it where a test failed
 
-    @pytest.fixture(scope="class")
-    def gangs(
-        self, cluster_factory: Callable[..., Cluster], tmp_path_factory: pytest.TempPathFactory
-    ) -> Iterator[Jobs]:
-        """Jobs on a cluster with room for three pods of 10 thousandths of a CPU."""
-        if not has_gates():
-            pytest.skip("set KUBEBUILDER_ASSETS to the control plane of Kubernetes 1.36 to try its gangs")
-        tuning = Tuning(
-            apiserver_flags=(GATES, f"--runtime-config={API}=true"),
-            controller_manager_flags=(GATES,),
-            scheduler_flags=(GATES,),
-        )
-        cluster = cluster_factory(nodes=[NodeSpec("node-0", cpu="30m")], tuning=tuning)
-        install_crd(cluster)
-        operator = OperatorProcess(cluster, tmp_path_factory.mktemp("operator"), *FLAGS)
-        operator.start()
-        cluster.make_namespace("gangs")
-        yield Jobs(cluster, "gangs")
-        operator.stop()
-        print(f"the operator said:\n{operator.log[-8000:]}")  # pytest shows it where a test failed
 
-    def test_a_gang_is_placed_whole_or_not_at_all(self, gangs: Jobs) -> None:
-        jobs = gangs
-        jobs.create("first", build_spec())
-        before = jobs.await_world("first", 2, timeout=150)
-        path = f"/apis/{API}/namespaces/{jobs.namespace}/podgroups/first"
-        group = wait_for(lambda: jobs.kube.get(path), "it has a group")
-        assert group["spec"]["schedulingPolicy"]["gang"] == {"minCount": 2}
-        jobs.create("second", build_spec())
-        wait_for(lambda: len(find_unscheduled(jobs, "second")) == 2, "the scheduler has looked at both")
-        assert [p["spec"].get("nodeName") for p in jobs.pods("second")] == [None, None], "although one has room"
-        jobs.scale("first", 3)
-        grown = jobs.await_world("first", 3, above=before["rendezvous"]["generation"])
-        assert sorted("schedulingGroup" in pod["spec"] for pod in jobs.pods("first")) == [False, True, True]
-        jobs.patch("first", {"elasticPolicy": {"minReplicas": 1}})
-        jobs.scale("first", 1)
-        jobs.await_world("first", 1, above=grown["rendezvous"]["generation"])
-        jobs.await_world("second", 2)
-        assert jobs.condition("first", "Degraded").get("status") != "True", "a group that cannot change is no problem"
+def test_a_gang_is_placed_whole_or_not_at_all(gangs: Jobs) -> None:
+    jobs = gangs
+    jobs.create("first", build_spec())
+    before = jobs.await_world("first", 2, timeout=150)
+    path = f"/apis/{API}/namespaces/{jobs.namespace}/podgroups/first"
+    group = wait_for(lambda: jobs.kube.get(path), "it has a group")
+    assert group["spec"]["schedulingPolicy"]["gang"] == {"minCount": 2}
+    jobs.create("second", build_spec())
+    wait_for(lambda: len(find_unscheduled(jobs, "second")) == 2, "the scheduler has looked at both")
+    assert [p["spec"].get("nodeName") for p in jobs.pods("second")] == [None, None], "although one has room"
+    jobs.scale("first", 3)
+    grown = jobs.await_world("first", 3, above=before["rendezvous"]["generation"])
+    assert sorted("schedulingGroup" in pod["spec"] for pod in jobs.pods("first")) == [False, True, True]
+    jobs.patch("first", {"elasticPolicy": {"minReplicas": 1}})
+    jobs.scale("first", 1)
+    jobs.await_world("first", 1, above=grown["rendezvous"]["generation"])
+    jobs.await_world("second", 2)
+    assert jobs.condition("first", "Degraded").get("status") != "True", "a group that cannot change is no problem"
 
 
 def find_unscheduled(jobs: Jobs, name: str) -> list[str]:

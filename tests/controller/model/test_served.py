@@ -7,6 +7,7 @@ import pytest
 from elasticjob_operator.model import served
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.values import Kind
+from operator_fixture import ROOT
 
 
 @pytest.mark.parametrize("kind", list(served.VERSIONS))
@@ -18,6 +19,11 @@ def test_each_row_uses_the_best_version_that_is_served(kind: str) -> None:
     assert Served().version_of(kind) == best, "nothing is known: the API server's answer tells"
     assert Served(frozenset({best})).has(kind)
     assert not Served(frozenset({"apps/v1"})).has(kind)
+
+
+def test_the_documentation_shows_every_row() -> None:
+    page = (ROOT / "docs/install.md").read_text()
+    assert [v for versions in served.VERSIONS.values() for v in versions if f"`{v}`" not in page] == []
 
 
 def test_every_row_is_a_kind_that_is_written() -> None:
