@@ -48,6 +48,7 @@ while progress.step < STEPS:
         optimizer.step()
         optimizer.zero_grad()
         progress.step, progress.batch = progress.step + 1, progress.batch + 1
+        record.step(progress.step, float(loss.detach()), progress.epoch, batch["index"].tolist())
         if progress.step % 10 == 0:
             unfinished = folder / "unfinished"
             accelerator.save_state(str(unfinished))
@@ -56,7 +57,6 @@ while progress.step < STEPS:
                 unfinished.rename(folder / f"step-{progress.step:06d}")
                 for old in sorted(folder.glob("step-??????"))[:-3]:
                     shutil.rmtree(old)
-        record.step(progress.step, float(loss.detach()), progress.epoch, batch["index"].tolist())
         if progress.step >= STEPS:
             break
     else:

@@ -57,12 +57,12 @@ while training.step < STEPS:
     training.optimizer.step()
     training.optimizer.zero_grad()
     training.step += 1
+    record.step(training.step, float(loss.detach()), epoch, mine.tolist())
     if training.step % 20 == 0:
         if saving is not None:
             saving.result()
         place = folder / f"step-{training.step:06d}"
         saving = dcp.async_save({"training": training}, checkpoint_id=place, process_group=saving_group)
-    record.step(training.step, float(loss.detach()), epoch, mine.tolist())
 if saving is not None:
     saving.result()
 dist.destroy_process_group()

@@ -47,10 +47,10 @@ while step < STEPS:
     engine.backward(loss)
     engine.step()
     step += 1
+    record.step(step, float(loss.detach()), epoch, mine.tolist())
     if step % 10 == 0:
         if rank == 0:
             # One file a checkpoint: a rank that is killed here leaves `latest` as it is.
             folder.mkdir(exist_ok=True)
             (folder / f"size-of-step{step}").write_text(str(SIZE))
         engine.save_checkpoint(str(folder), tag=f"step{step}", client_state={"step": step})
-    record.step(step, float(loss.detach()), epoch, mine.tolist())

@@ -44,11 +44,11 @@ while step < STEPS:
     optimizer.step()
     optimizer.zero_grad()
     step += 1
+    record.step(step, float(loss.detach()), epoch, mine.tolist())
     if step % 10 == 0:
         weights, moments = get_state_dict(model, optimizer)
         state = {"model": weights, "optimizer": moments, "step": torch.tensor(step)}
         dcp.save(state, checkpoint_id=folder / "unfinished")
         if rank == 0:
             (folder / "unfinished").rename(folder / f"step-{step:06d}")
-    record.step(step, float(loss.detach()), epoch, mine.tolist())
 dist.destroy_process_group()

@@ -41,8 +41,8 @@ while step < STEPS:
     loss, mine_gradient = gradient(weights, x[mine], y[mine])
     weights = weights - 0.02 * np.asarray(multihost_utils.process_allgather(mine_gradient)).mean(axis=0)
     step += 1
+    record.step(step, float(loss), epoch, mine.tolist())
     if step % 10 == 0 and rank == 0:
         unfinished = snapshot.with_name("unfinished.npz")
         np.savez(unfinished, weights=weights, step=step)
         unfinished.rename(snapshot)
-    record.step(step, float(loss), epoch, mine.tolist())

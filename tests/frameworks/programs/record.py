@@ -31,7 +31,10 @@ class Record:
         self._finish = self.out / "finish"
 
     def step(self, step: int, loss: float, epoch: int, samples: Sequence[int] = ()) -> None:
-        """This rank has made a step, counted from 1, with these samples of the epoch."""
+        """This rank has made a step, counted from 1, with these samples of the epoch.
+
+        Call it before a checkpoint of the step: nobody makes a step again that is saved and not written down.
+        """
         variables = {
             "rank": "RANK",
             "world": "WORLD_SIZE",
