@@ -58,6 +58,14 @@ class Pod:
     def find_chunks(self) -> list[Path]:
         return sorted(path for path in (self.folder / "copies/chunks").iterdir() if not path.suffix)
 
+    def find_intact(self) -> set[str]:
+        found = set()
+        for path in self.find_chunks():
+            with contextlib.suppress(FileNotFoundError):  # dropped meanwhile
+                if digest_of(path.read_bytes()) == path.name:
+                    found.add(path.name)
+        return found
+
 
 class Job:
     """Pods by rank, which form one world after another, and what was seen of them."""
@@ -188,9 +196,7 @@ class Job:
     def _find_held(self) -> int:
         """The newest save that the pods hold whole: of each file, one pod has all bytes and a record that names it."""
         directories = [read(pod.path) for pod in self.pods]
-        intact = [
-            {path.name for path in pod.find_chunks() if digest_of(path.read_bytes()) == path.name} for pod in self.pods
-        ]
+        intact = [pod.find_intact() for pod in self.pods]
         known = [{one.name: one for one in pod.keeper.chunks.read_records()} for pod in self.pods]
         made = {name: record for names in known for name, record in names.items()}
         for name, record in sorted(made.items(), key=lambda one: (one[1].order, one[0]), reverse=True):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from elasticjob.peers import folder
+from elasticjob.peers.chunks import ChunkStore
+from elasticjob.peers.directory import Directory, Workers
 from elasticjob.peers.records import CHUNK_BYTES
 
 
@@ -80,3 +82,12 @@ def test_a_link_out_of_the_directory_is_not_copied(tmp_path: Path) -> None:
     inside = folder.read_file(tmp_path / "in", tmp_path)
     assert inside is not None
     assert inside.link == "step-1"
+
+
+def test_what_is_read_while_a_worker_dies_is_not_finished(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    seen = Directory(tmp_path / "files", ChunkStore(tmp_path / "copies", tmp_path / "files", None))
+    (tmp_path / "files" / "a.bin").write_bytes(b"half of it")
+    assert not seen.look(None, Workers.DONE, [], lambda: False).written
+    assert not seen.look(None, Workers.BROKEN, []).written
+    assert set(seen.look(None, Workers.DONE, []).written) == {"a.bin"}

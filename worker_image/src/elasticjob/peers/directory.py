@@ -58,8 +58,14 @@ class Directory:
         self._lock = threading.Lock()
         self._given = folder.scan(root)  # before any worker ran: by an init container
 
-    def look(self, record: Record | None, workers: Workers, pids: list[int]) -> View:
-        """Look at all files, and read those that are finished and not known yet."""
+    def look(
+        self, record: Record | None, workers: Workers, pids: list[int], is_same: Callable[[], bool] = lambda: True
+    ) -> View:
+        """Look at all files, and read those that are finished and not known yet.
+
+        `is_same`: whether the workers still are as `workers` says. If not, one may have been killed while it wrote what
+        was read.
+        """
         now = time.monotonic()
         self._watch = self._watch.look(now, folder.scan(self.root), self._unready)
         paths, ended = self._watch.finishable, workers is Workers.DONE
@@ -67,7 +73,9 @@ class Directory:
         fresh = [path for path in paths if not self._is_known(path)]
         if workers is not Workers.BROKEN and any(entry_of(path) not in unready for path in fresh):
             unready = self._watch.find_unready(now, folder.find_open(self.root, list(pids)), ended=ended)
-            self._read([path for path in fresh if entry_of(path) not in unready])
+            read = self._read([path for path in fresh if entry_of(path) not in unready])
+            for path, known in read.items() if is_same() else ():
+                self._note(path, known)
         self._unready = unready
         unready |= {entry_of(path) for path in paths if not self._is_known(path)}
         ready = {path: self._known[path] for path in paths if entry_of(path) not in unready}
@@ -91,14 +99,16 @@ class Directory:
         """Those of these files that were in the directory at the last look."""
         return {path: file for path, file in files.items() if self._is_known(path) and self._known[path].file == file}
 
-    def _read(self, paths: list[str]) -> None:
+    def _read(self, paths: list[str]) -> dict[str, Known]:
+        found = {}
         for path in paths:
             stat, place = self._watch.files[path], self.root / path
             if folder.is_cut_off(place):
                 continue
             file = folder.read_file(place, self.root)
             if file is not None and folder.scan_one(place) == stat:
-                self._note(path, Known(stat, file, restored=False))
+                found[path] = Known(stat, file, restored=False)
+        return found
 
     def _note(self, path: str, known: Known) -> None:
         with self._lock:

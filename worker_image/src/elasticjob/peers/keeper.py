@@ -142,7 +142,7 @@ class Keeper:
 
     def _look(self) -> View:
         workers, pids = self._look_at_workers()
-        view = self.directory.look(self.record, workers, pids)
+        view = self.directory.look(self.record, workers, pids, lambda: self._look_at_workers()[0] is workers)
         after, _ = self._look_at_workers()
         # A worker that died meanwhile may have been writing.
         return view if workers is after else View(unready=view.unready | {records.entry_of(p) for p in view.written})
