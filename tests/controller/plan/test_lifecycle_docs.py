@@ -29,7 +29,7 @@ SPEAKERS = (
 )  # fmt: skip
 NOT_REASONS = {
     *("ContainerCreating", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"),  # Kubernetes'
-    *("ContainerStatusUnknown", "NodeAffinity", "NodeLost", "NodeShutdown", "PodInitializing"),
+    *("ContainerStatusUnknown", "NodeAffinity", "NodeLost", "NodeShutdown", "PodGroup", "PodInitializing"),
     *("DistBackendError", "DistNetworkError", "DistStoreError"),  # torch's exceptions
     *("ElasticJob", "ElasticJobTemplate", "FailJob", "RestartIgnoreBudget", "NewPod", "UsageError"),  # ours
 }
