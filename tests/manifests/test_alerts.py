@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from chart_fixture import CHART, find, render
+from elasticjob_operator.cli.root import COMMANDS
 from operator_fixture import ROOT
 
 ALERTS = CHART / "files" / "alerts.yaml"
@@ -78,6 +79,12 @@ def test_each_is_documented_and_has_a_case() -> None:
     names = [rule["alert"] for rule in RULES]
     assert re.findall(r"^\| `(ElasticJob\w+)` \|", text, re.MULTILINE) == names
     assert {name for _, firing in CASES.values() for name in firing} == set(names)
+
+
+def test_the_commands_that_they_name_exist() -> None:
+    named = re.findall(r"kubectl elasticjob (\S+)", ALERTS.read_text())
+    assert named
+    assert set(named) <= COMMANDS.keys()
 
 
 @needs_promtool
