@@ -46,6 +46,7 @@ class SimAgent:
     waits: bool = False  # its workers wait for a peer
     deaf: bool = False  # connected, and does not do what it is told
     world: wire.World | None = None
+    check: wire.Preflight | None = None
     inbox: list[wire.Directive] = field(default_factory=list)
     epoch: int = 0  # timers of an older epoch are void
 
@@ -60,6 +61,7 @@ class SimAgent:
             address=self.pod.ip,
             failure=self.failure,
             blocked=self.waits and self.phase is RUNNING,
+            preflight=self.check,
         )
 
     def say(self, phase: AgentPhase) -> None:
@@ -90,7 +92,39 @@ class SimAgent:
             self.say(FAILED)
             self.exit(1)
             return
+        if self.cluster.bad_links is not None:
+            self.check = wire.Preflight(port=self.pod.record.index + 1)
+            self.say(AgentPhase.STARTING)
+            return
         self.become_ready()
+
+    def follow(self, told: wire.Probe) -> None:
+        """Measure the links that the hub wants, and join or give up when it says so."""
+        check, bad = self.check, self.cluster.bad_links or set()
+        if check is None or check.over:
+            return
+        if told.passed is False:
+            self.failure = wire.Failure(message=f"preflight: network: {told.reason}")
+            self.say(FAILED)
+            self.exit(1)
+        elif told.passed:
+            self.check = check.model_copy(update={"over": True})
+            self.become_ready()
+        else:
+            known = {link.uid for link in check.links}
+            nodes = {pod.uid: pod.record.node for pod in self.cluster.pods.values()}
+            fresh = tuple(
+                wire.Link(
+                    uid=peer.uid,
+                    seconds=0.0002,
+                    bytes_per_second=1e6 if bad & {self.pod.record.node, nodes.get(peer.uid)} else 4e8,
+                )
+                for peer in told.peers
+                if peer.uid not in known
+            )
+            if fresh:
+                self.check = check.model_copy(update={"links": (*check.links, *fresh)})
+                self.say(AgentPhase.STARTING)
 
     def become_ready(self) -> None:
         if self.wants_out:
@@ -114,7 +148,9 @@ class SimAgent:
         if not self.inbox or self.deaf:
             return
         directive = self.inbox[0]
-        if isinstance(directive, wire.World):
+        if isinstance(directive, wire.Probe):
+            self.follow(directive)
+        elif isinstance(directive, wire.World):
             mine = directive.rank != 0 or directive.store.port == self.port
             if self.phase is READY and directive.generation > self.generation and mine:
                 self.world = directive

@@ -82,6 +82,7 @@ class Cluster:
         self.stale_pods: tuple[Pod, ...] | None = None  # what a first pass after a restart sees
         self.behaviours: dict[int, str] = {}  # by index: what the next container with it does
         self.unfit: set[str] = set()  # nodes on which the preflight fails
+        self.bad_links: set[str] | None = None  # nodes with a slow network; None: agents do not check the network
         self.step_seconds: dict[str, float] = {}  # by node: the own time of a step that its agents report
         self.default_behaviour = ""
         self.ports = 40_000

@@ -30,6 +30,8 @@ QUIET = {"elasticjob_background_restarts", "elasticjob_objects_skipped"}
 # Light agents are all as fast; what makes this one move is in tests/controller/run/test_metrics.py::
 # test_a_slow_rank_has_a_series_as_long_as_it_is_slow.
 QUIET |= {"elasticjob_straggler_slowdown_ratio"}
+# Nor do they check the network: tests/controller/run/test_metrics.py::test_the_links_of_a_checked_node_have_series.
+QUIET |= {"elasticjob_preflight_bytes_per_second", "elasticjob_preflight_round_trip_seconds"}
 Series = dict[str, list[tuple[dict[str, str], float]]]
 
 

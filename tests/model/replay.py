@@ -90,7 +90,7 @@ def compare(view: View, decided: Decided) -> str:
 
 
 def _short(directive: wire.Directive) -> tuple[str, int]:
-    generation = 0 if isinstance(directive, wire.Stop) else directive.generation
+    generation = 0 if isinstance(directive, wire.Stop | wire.Probe) else directive.generation
     return directive.action, generation
 
 

@@ -70,6 +70,7 @@ class FakeHub:
         self.generation = 0
         self.restarts = 0
         self.in_process: bool | None = None  # what to tell newcomers; None: what the others say of themselves
+        self.probe: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what to tell a pod in its preflight
         self.agents: dict[str, Agent] = {}
         self.world: World | None = None
         self.stop_reason: tuple[str, bool] | None = None
@@ -251,6 +252,7 @@ class FakeHub:
                     "heartbeatSeconds": self.heartbeat,
                     "timeoutSeconds": self.timeout,
                     "inProcess": self._is_in_process(),
+                    "probes": self.probe is not None,
                     "training": any(a.phase == "running" for a in self.agents.values()),
                 },
             )
@@ -322,6 +324,8 @@ class FakeHub:
                 self._tell(agent, {"action": "stop", "reason": self.stop_reason[0], "ok": self.stop_reason[1]})
             elif self._is_stale(agent):
                 self._tell(agent, self._regroup_directive(agent.generation, "fenced", checkpoint=False))
+            elif self.probe is not None and not agent.state.get("preflight", {"over": True})["over"]:
+                self._tell(agent, {"action": "probe", **self.probe(agent.state["preflight"])})
             elif self._may_go(agent):
                 self._tell(agent, {"action": "stop", "reason": "not wanted", "ok": True})
         with self.changed:

@@ -15,6 +15,7 @@ from elasticjob_operator.api.past import (
     LostSeconds,
     Measured,
     NodeFault,
+    PreflightStatus,
     StragglerStatus,
     WorldStatus,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "Path",
     "Phase",
     "Preflight",
+    "PreflightStatus",
     "Problem",
     "ProgressStatus",
     "Rendezvous",

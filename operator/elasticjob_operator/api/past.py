@@ -115,6 +115,17 @@ class StragglerStatus(StatusModel):
         return self.own_seconds / max(self.others_seconds, 1e-9)
 
 
+class PreflightStatus(StatusModel):
+    """What the check of the network measured at a node; see health.preflight."""
+
+    node: str
+    passed: bool = True
+    round_trip_seconds: float | None = Field(default=None, description="The shortest one to another node.")
+    bytes_per_second: int | None = Field(default=None, description="To and from the other node with the best link.")
+    message: str | None = Field(default=None, description="Why it has not passed.")
+    time: str | None = None
+
+
 class NodeFault(StatusModel):
     node: str
     count: int

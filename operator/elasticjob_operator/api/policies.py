@@ -247,8 +247,15 @@ _HANG_TIMEOUT = number_or("auto", least=0, otherwise="must be 'auto' or a number
 class Health(Model):
     preflight: Preflight = Field(
         default=Preflight.OFF,
-        description="Checks before a pod joins its first world: Off, Node (versions, devices, shared memory, names, "
-        "ports, clock) or Network (and every collective, between two processes of the pod).",
+        description="Checks before a pod joins its first world: Off, Node (versions, devices, memory, disk, names, "
+        "ports, clock) or Network (and every collective, in the pod, and the links to pods on other nodes).",
+    )
+    preflight_timeout_seconds: int = Field(
+        default=180,
+        ge=10,
+        le=3600,
+        description="The limit of the preflight. A pod whose own checks take longer fails; one that waits for others "
+        "goes on.",
     )
     hang_timeout_seconds: Annotated[int | str, _HANG_TIMEOUT] = Field(
         default="auto",

@@ -16,6 +16,7 @@ from elasticjob_operator.api.past import (
     GoodputStatus,
     LostSeconds,
     NodeFault,
+    PreflightStatus,
     StragglerStatus,
     WorldStatus,
 )
@@ -226,6 +227,9 @@ class Status(StatusModel):
         default_factory=list, description="Slow members, the slowest first, at most 8; see health.stragglers."
     )
     node_faults: list[NodeFault] = Field(default_factory=list)
+    preflight: list[PreflightStatus] = Field(
+        default_factory=list, description="What health.preflight: Network measured, by node, at most 32; failed first."
+    )
     capacity: CapacityStatus | None = None
     scaling: ScalingStatus | None = None
     template_hash: str | None = None

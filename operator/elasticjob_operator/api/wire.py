@@ -88,6 +88,24 @@ class Checkpoint(_Wire):
     restoring: bool = False  # the agent gets it before it starts its workers in the announced world
 
 
+class Link(_Wire):
+    """What an agent has measured between its pod and another one; without numbers if there is a problem."""
+
+    uid: Short  # of the other pod
+    seconds: float | None = Field(default=None, ge=0, le=2**31)  # a round trip
+    bytes_per_second: float | None = Field(default=None, ge=0, le=2**53)  # both directions together
+    clock_seconds: float | None = Field(default=None, ge=-(2**53), le=2**53)  # by which the other clock is ahead
+    problem: Annotated[str, Field(max_length=256)] | None = None
+
+
+class Preflight(_Wire):
+    """The check of the network before the agent's first world."""
+
+    port: Port  # where it answers probes
+    links: Annotated[tuple[Link, ...], Field(max_length=64)] = ()
+    over: bool = False  # it has passed, or its time is up
+
+
 class AgentState(_Wire):
     """The complete state of an agent, sent in `hello` and after every change."""
 
@@ -102,6 +120,7 @@ class AgentState(_Wire):
     blocked: bool = False  # all its workers wait (`running`), or are blocked in a collective (`stopping`)
     quiet: Count = 0  # the generation in which its workers neither compute nor communicate, for longer than ever
     checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints
+    preflight: Preflight | None = None  # of a job with health.preflight: Network
 
 
 class Hello(_Wire):
@@ -203,7 +222,28 @@ class Stop(_Wire):
     grace_seconds: float = 30.0
 
 
-Directive = World | Regroup | Stop
+class Peer(_Wire):
+    """A pod of the job that answers probes."""
+
+    uid: Short
+    address: Short
+    port: Port
+
+
+class Probe(_Wire):
+    """To an agent in its preflight: measure the links to these pods, each once, and report them.
+
+    `passed` is left out while results of this agent or of others are missing. With false, the agent gives up with
+    `reason`; with true, it becomes ready.
+    """
+
+    action: Literal["probe"] = "probe"
+    peers: tuple[Peer, ...] = ()
+    passed: bool | None = None
+    reason: Text = ""
+
+
+Directive = World | Regroup | Stop | Probe
 
 
 class Welcome(_Wire):
@@ -213,6 +253,7 @@ class Welcome(_Wire):
     timeout_seconds: float  # after this much silence the hub considers the connection lost
     in_process: bool = False  # the other members' workers keep their memory: start the script before a world exists
     training: bool = False  # a world is training and must stop for a joiner: finish all imports before becoming ready
+    probes: bool = True  # this hub sends `probe` to an agent whose state has a `preflight`
     peer_key: Short | None = None  # for an agent that asked for it: secret, the same for all agents of the job
 
 

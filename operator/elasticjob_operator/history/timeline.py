@@ -47,6 +47,7 @@ class Moment:
     budget: int = 0  # failures that count against maxRestarts now
     failure: tuple[str, str, int | None] = ("", "", None)  # reason, message and rank of the last one
     stragglers: tuple[Straggler, ...] = ()
+    links: tuple[tuple[str, float, float], ...] = ()  # (node, seconds of a round trip, bytes per second)
     conditions: tuple[tuple[str, str, str], ...] = ()  # (type, reason, message) of those that are true
 
     def seconds_until(self, now: float) -> tuple[float, float]:
@@ -81,6 +82,7 @@ def read(status: api.Status) -> Moment:
         budget=status.restarts.user,
         failure=(last.reason or "", last.message or "", last.rank) if last else ("", "", None),
         stragglers=tuple(Straggler(s.rank, s.pod, s.node or "", s.slowdown) for s in status.stragglers),
+        links=tuple((p.node, p.round_trip_seconds or 0.0, float(p.bytes_per_second or 0)) for p in status.preflight),
         conditions=tuple((c.type, c.reason, c.message) for c in status.conditions if c.status == "True"),
     )
 

@@ -44,10 +44,11 @@ def count_coming(situation: Situation, verdicts: Sequence[MemberVerdict]) -> int
     """How many more pods may be ready soon, without those waiting for capacity, an image or a corrected command."""
     members = {j.member.uid for j in verdicts}
     others = [w for w in situation.workers if w.pod.uid not in members and w.pod.live and not w.leaving]
-    return situation.missing + sum(1 for w in others if not is_ready(w) and _is_on_its_way(w.pod, situation))
+    return situation.missing + sum(1 for w in others if not is_ready(w) and is_on_its_way(w.pod, situation))
 
 
-def _is_on_its_way(pod: Pod, situation: Situation) -> bool:
+def is_on_its_way(pod: Pod, situation: Situation) -> bool:
+    """Whether this pod waits for nothing that may take long."""
     if pod.unschedulable is not None:
         return False
     if pod.waiting in ("ContainerCreating", "PodInitializing") or (

@@ -110,6 +110,7 @@ class StatusFields(TypedDict, total=False):
     diagnosis: api.DiagnosisStatus | None
     stragglers: list[api.StragglerStatus]
     node_faults: list[api.NodeFault]
+    preflight: list[api.PreflightStatus]
     capacity: api.CapacityStatus | None
     scaling: api.ScalingStatus | None
     template_hash: str | None

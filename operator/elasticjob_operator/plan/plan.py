@@ -14,7 +14,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.failures import backoff_rules, budget, silence, stragglers
 from elasticjob_operator.history import faulty_nodes
-from elasticjob_operator.membership import decide, directives
+from elasticjob_operator.membership import decide, directives, probing
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, Worker, judge
 from elasticjob_operator.model import reading
@@ -158,6 +158,14 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
             restarts=status.restarts.total,
         )
         decision = decide.decide(situation, verdicts)
+    checks = probing.decide(situation)
+    if decision.world is not None or checks.accuses:
+        status = revise(status, preflight=probing.record(status.preflight, situation))
+    decision = replace(
+        decision,
+        directives={**decision.directives, **checks.directives},
+        wake_at=first(decision.wake_at, checks.wake_at),
+    )
     return _write(seen, config, spec, status, pods, decision)
 
 

@@ -73,6 +73,16 @@ _PART_SERIES: Final[tuple[tuple[str, str, _Parts], ...]] = (
             for s in one.stragglers
         ),
     ),
+    (
+        "preflight_round_trip_seconds",
+        "The shortest round trip from a node to another one, when its pod was checked.",
+        lambda one: ((f'node="{_escaped(node)}"', seconds) for node, seconds, _ in one.links),
+    ),
+    (
+        "preflight_bytes_per_second",
+        "To and from the other node with the best link, when its pod was checked; 0 if there was none.",
+        lambda one: ((f'node="{_escaped(node)}"', rate) for node, _, rate in one.links),
+    ),
 )
 
 

@@ -33,6 +33,8 @@ def describe(job: Job, pods: Sequence[Pod], events: Sequence[Happening], now: fl
         parts += _section("Last hang", diagnosis(job.status.diagnosis, now))
     if job.status.stragglers:
         parts += _section("Slow ranks", stragglers(job.status.stragglers, now))
+    if job.status.preflight:
+        parts += _section("Preflight", preflight(job.status.preflight[:16]))
     if len(job.status.failures) > 1:
         parts += _section("Last failure of each rank", failures(job.status.failures[:16], now))
     parts += _section("Events", tables.list_events(events[-12:], now) if events else None)
@@ -164,6 +166,17 @@ def stragglers(found: Sequence[api.StragglerStatus], now: float) -> Table:
             words.age(parse_time(one.since), now),
             words.age(parse_time(one.replace_time), now) if one.replace_time else "-",
         )
+    return table
+
+
+def preflight(found: Sequence[api.PreflightStatus]) -> Table:
+    """One line for each node: its best link to another one."""
+    table = PlainTable("NODE", "ROUND TRIP", "BANDWIDTH", "RESULT")
+    table.columns[-1].no_wrap = False
+    for one in found:
+        trip = "-" if one.round_trip_seconds is None else f"{one.round_trip_seconds * 1e3:.1f} ms"
+        rate = "-" if one.bytes_per_second is None else f"{one.bytes_per_second / 2**20:.0f} MiB/s"
+        table.add_row(one.node, trip, rate, "passed" if one.passed else f"failed: {one.message}")
     return table
 
 

@@ -155,6 +155,16 @@ def test_describe_names_slow_ranks() -> None:
     assert "Slow ranks:" not in text_of(details.describe(given.job(given.running_status()), [pod(1)], [], NOW))
 
 
+def test_describe_has_the_links_of_each_node() -> None:
+    checked = [
+        {"node": "node-2", "passed": False, "message": "no connection to 10.0.0.2"},
+        {"node": "node-1", "passed": True, "roundTripSeconds": 0.0012, "bytesPerSecond": 80 << 20},
+    ]
+    text = text_of(details.describe(given.job(given.running_status() | {"preflight": checked}), [pod(1)], [], NOW))
+    assert re.search(r"node-2 +- +- +failed: no connection to 10.0.0.2", text)
+    assert re.search(r"node-1 +1.2 ms +80 MiB/s +passed", text)
+
+
 def test_the_live_view_has_progress_loss_members_and_generations() -> None:
     worlds = history(
         World(2, NOW - 60, 4, "new pods are ready to join", 0.8),

@@ -176,6 +176,16 @@ def test_a_slow_rank_has_a_series_as_long_as_it_is_slow() -> None:
     assert key not in scraped(collected.expose(START).decode())
 
 
+def test_the_links_of_a_checked_node_have_series() -> None:
+    collected = metrics.Metrics()
+    links = api.PreflightStatus(node="n2", round_trip_seconds=0.002, bytes_per_second=80_000_000)
+    collected.update_job(JOB, RUNNING.model_copy(update={"preflight": [links]}))
+    found = scraped(collected.expose(START).decode())
+    labels = (("job", "digits"), ("namespace", "default"), ("node", "n2"))
+    assert found["elasticjob_preflight_bytes_per_second", labels] == 80_000_000
+    assert found["elasticjob_preflight_round_trip_seconds", labels] == 0.002
+
+
 def test_what_one_operator_counts_another_in_the_same_process_does_not() -> None:
     one, other = metrics.Metrics(version="1"), metrics.Metrics(version="2")
     one.pass_errors.inc()

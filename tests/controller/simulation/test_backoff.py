@@ -237,6 +237,30 @@ def test_a_node_that_fails_the_preflight_costs_nothing_and_is_left_alone() -> No
     assert len(cluster.created) == 5
 
 
+def test_a_node_with_a_bad_network_is_found_and_the_others_start() -> None:
+    cluster = make_cluster(nodes=5)
+    cluster.bad_links = {"node1"}
+    assert cluster.run_until(lambda: cluster.size == 4) < 30
+    status = cluster.status
+    assert "node1" not in {member.node for member in status.rendezvous.members}
+    assert (status.restarts.user, status.restarts.infrastructure) == (0, 1)
+    assert [(f.node, f.count) for f in status.node_faults] == [("node1", 2)]
+    assert status.last_failure is not None and status.last_failure.reason == "PreflightFailed"
+    assert "network: 1.0 MiB/s between" in (status.last_failure.message or "")
+    assert [(one.node, one.passed) for one in status.preflight if not one.passed] == [("node1", False)]
+    cluster.run(600)
+    assert len(cluster.created) == 5
+
+
+def test_a_network_that_is_slow_everywhere_accuses_nobody() -> None:
+    cluster = make_cluster(nodes=5)
+    cluster.bad_links = set(cluster.nodes)
+    assert cluster.run_until(lambda: cluster.size == 4) < 15
+    assert all(one.passed for one in cluster.status.preflight) and len(cluster.status.preflight) == 4
+    cluster.run(600)
+    assert len(cluster.created) == 4 and not cluster.status.node_faults
+
+
 def test_a_preflight_that_fails_everywhere_is_told() -> None:
     cluster = make_cluster(nodes=4)
     cluster.unfit = set(cluster.nodes)

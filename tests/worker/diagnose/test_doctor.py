@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import http.server
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import elasticjob
-from elasticjob.diagnose import checks, cli, doctor, selftest
+from elasticjob.diagnose import checks, cli, doctor, hardware, selftest
 from elasticjob.diagnose.findings import (
     FAIL,
     OK,
@@ -158,6 +160,42 @@ def test_a_failure_is_an_exit_code_and_a_remedy() -> None:
     assert "203.0.113.7" in done.stdout
     assert "-> " in done.stdout
     assert "all_reduce" not in done.stdout  # no self-test where the checks fail already
+
+
+def test_memory_that_holds_what_was_written_is_good() -> None:
+    assert hardware.check_memory({}) == Finding("memory", OK, "64 MiB hold what was written")
+
+
+def test_a_disk_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"TMPDIR": str(tmp_path)}
+    assert hardware.check_disk(here).status == OK
+    assert not list(tmp_path.iterdir())
+    assert hardware.check_disk({"TMPDIR": str(tmp_path / "missing")}).status == WARN, "the pod has no such folder"
+
+    def fail(number: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    broken = hardware.check_disk(here)
+    assert broken.status == FAIL and "Input/output error" in broken.detail and "drain the node" in broken.remedy
+
+
+def test_a_disk_that_returns_something_else_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"something else")
+    assert hardware.check_disk({"TMPDIR": str(tmp_path)}).status == FAIL
+
+
+def test_a_check_that_does_not_end_fails_the_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def hang(environ: object) -> Finding:
+        released.wait(60)
+        return Finding("hang", OK, "")
+
+    monkeypatch.setattr(doctor, "PREFLIGHT_CHECKS", (hang,))
+    problem = doctor.find_problem(doctor.preflight("Node", {}, seconds=0.1))
+    released.set()
+    assert problem is not None and problem.startswith("time limit: the checks did not end within 0.1 s -- ")
 
 
 def test_preflight_levels() -> None:

@@ -8,13 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from elasticjob.launch import fork_server
+from elasticjob.peers import probe
 from elasticjob.torchcompat import forking
 from worker.fake_hub import FakeHub
 from worker.fake_pods import BIN, STEPS, Pod, Pods, Steps
@@ -73,13 +76,47 @@ def test_a_failed_preflight_is_reported_and_ends_the_pod(hub: FakeHub, pods: Pod
     assert "Traceback" not in pod.log
 
 
-@pytest.mark.parametrize("level", ["Node", "Network"])
+# With Network, this hub is that of an older operator, which has no probes.
+@pytest.mark.parametrize("level", ["Node", pytest.param("Network", marks=pytest.mark.long)])
 def test_a_good_preflight_is_silent(hub: FakeHub, pods: Pods, tmp_path: Path, level: str) -> None:
     hub.set_size(1)
     env: dict[str, str | None] = {"ELASTICJOB_PREFLIGHT": level}
     command = [str(STEPS), "--out", str(tmp_path / "out"), "--steps", "2"]
     assert pods.start("pod-0", *command, launcher="elasticjob-run", env=env).wait(120) == 0
     assert hub.phases("pod-0")[:3] == ["starting", "ready", "running"]
+
+
+@pytest.fixture
+def measured_pod() -> Iterator[dict[str, Any]]:
+    """Another pod, as the hub names it."""
+    responder = probe.Responder("127.0.0.1", lambda: "secret")
+    yield {"uid": "u2", "address": "127.0.0.1", "port": responder.port}
+    responder.close()
+
+
+def test_the_links_are_measured_before_the_pod_joins(
+    hub: FakeHub, pods: Pods, tmp_path: Path, measured_pod: dict[str, Any]
+) -> None:
+    hub.set_size(1)
+    hub.probe = lambda check: {"passed": True} if check["links"] else {"peers": [measured_pod]}
+    command = [str(STEPS), "--out", str(tmp_path / "out"), "--steps", "2"]
+    env: dict[str, str | None] = {"ELASTICJOB_PREFLIGHT": "Network"}
+    assert pods.start("pod-0", *command, launcher="elasticjob-run", env=env).wait(120) == 0
+    said = [message["state"] for message in hub.messages("state")]
+    assert [state["phase"] for state in said[:4]] == ["starting", "starting", "starting", "ready"]
+    checks = [state["preflight"] for state in said[:3]]
+    assert [(len(check["links"]), check["over"]) for check in checks] == [(0, False), (1, False), (1, True)]
+    (link,) = checks[1]["links"]
+    assert link["uid"] == "u2" and link["bytesPerSecond"] > 0 and "problem" not in link
+
+
+def test_a_pod_whose_network_is_at_fault_gives_up(hub: FakeHub, pods: Pods) -> None:
+    hub.probe = lambda check: {"passed": False, "reason": "1.0 MiB/s between a and b, 90.0 MiB/s elsewhere"}
+    pod = pods.start("pod-0", str(STEPS), launcher="elasticjob-run", env={"ELASTICJOB_PREFLIGHT": "Network"})
+    assert pod.wait(120) == 1
+    (failure,) = hub.failures()
+    assert failure["message"] == "preflight: network: 1.0 MiB/s between a and b, 90.0 MiB/s elsewhere"
+    assert "ready" not in hub.phases("pod-0") and "Traceback" not in pod.log
 
 
 def test_an_unknown_preflight_level_is_one_clear_error(pods: Pods) -> None:
@@ -238,6 +275,7 @@ def test_orphans_are_taken_care_of_without_a_standby_too() -> None:
     code = """
 import os, sys, time
 from elasticjob.launch import fork_server
+from elasticjob.peers import probe
 server = fork_server.ForkServer()
 server.fork()
 server.close()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from elasticjob.protocol import wire
+from elasticjob.protocol.preflight import Link, Peer, Preflight, Probe
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 OF_THE_HUB = sorted((GOLDEN / "from_hub").glob("*.json"))
@@ -45,6 +46,11 @@ STATE = wire.AgentState(
     blocked=True,
     quiet=6,
     checkpoint=wire.Checkpoint(number=4, copies=2, restoring=True),
+    preflight=Preflight(
+        port=30100,
+        links=(Link("uid-2", 0.0002, 4e8, -0.5), Link("uid-3", problem="no connection to 10.0.0.5: timed out")),
+        over=True,
+    ),
 )
 PROGRESS = wire.Progress(
     generation=7,
@@ -65,11 +71,12 @@ SAID = {
 }
 WORLD = wire.World(generation=7, rank=1, nprocs=(4, 4, 8), store=STORE, restarts=3)
 HEARD = {
-    "welcome": wire.Welcome(1.5, 7.5, in_process=True, training=True, peer_key="secret"),
+    "welcome": wire.Welcome(1.5, 7.5, in_process=True, training=True, probes=True, peer_key="secret"),
     "world_with_sizes": WORLD,
     "world_with_members": dataclasses.replace(WORLD, nprocs=(4, 8)),
     "regroup": wire.Regroup(7, "drain", checkpoint=True, grace_seconds=12.5),
     "stop": wire.Stop("suspended", ok=False, checkpoint=True, grace_seconds=12.5),
+    "probe": Probe((Peer("uid-2", "10.0.0.4", 30101),), passed=False, reason="1.0 MiB/s between a and b"),
     "error": wire.Refusal("version", "v: this hub speaks version 1, not 2"),
 }
 # What the hub says and an agent has no use for: which pods the others are.

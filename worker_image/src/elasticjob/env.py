@@ -30,6 +30,7 @@ STRAGGLER_SECONDS: Final = "ELASTICJOB_STRAGGLER_SECONDS"
 COMPARE_EVERY_STEPS: Final = "ELASTICJOB_COMPARE_EVERY_STEPS"
 HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"
 PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"
+PREFLIGHT_SECONDS: Final = "ELASTICJOB_PREFLIGHT_TIMEOUT_SECONDS"
 CHECKPOINTS: Final = "ELASTICJOB_CHECKPOINTS"  # the directory whose files other pods hold copies of
 CHECKPOINT_COPIES: Final = "ELASTICJOB_CHECKPOINT_COPIES"  # the folder for copies of other pods' files
 CHECKPOINT_REPLICAS: Final = "ELASTICJOB_CHECKPOINT_REPLICAS"
@@ -89,6 +90,7 @@ class Settings:
     grace_seconds: float = 30.0
     hang_timeout: float | None = None  # seconds; None: derive it from the step time; 0: off
     preflight: str = "Off"
+    preflight_seconds: float = 180.0  # its limit
     in_process: bool | None = None  # None: determined by the script and the hub
     checkpoints: Checkpoints | None = None
 
@@ -200,6 +202,7 @@ def load(environ: Mapping[str, str], local_addr: str | None = None) -> Settings:
         grace_seconds=_number(environ, GRACE_SECONDS, 30.0),
         hang_timeout=None if hang == "auto" else _number(environ, HANG_TIMEOUT, 0.0),
         preflight=_preflight(environ),
+        preflight_seconds=_number(environ, PREFLIGHT_SECONDS, 180.0),
         in_process=is_in_process(environ),
         checkpoints=_checkpoints(environ),
     )

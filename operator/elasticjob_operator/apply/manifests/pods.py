@@ -82,6 +82,9 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
         {"name": "PET_RDZV_ID", "value": job.uid},
         {"name": "PET_MONITOR_INTERVAL", "value": "0.1"},
     ]
+    if spec.health.preflight is not api.Preflight.OFF:
+        seconds = str(spec.health.preflight_timeout_seconds)
+        variables.append({"name": names.ENV_PREFLIGHT_SECONDS, "value": seconds})
     if spec.health.compare_every_steps:
         variables.append({"name": names.ENV_COMPARE_EVERY_STEPS, "value": str(spec.health.compare_every_steps)})
     if spec.health.stragglers is not None:

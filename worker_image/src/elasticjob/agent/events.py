@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob.protocol import wire
+from elasticjob.protocol.preflight import Preflight
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,13 @@ class Sized(Event):
     """torch's agent has set the number of workers in this pod."""
 
     nproc: int
+
+
+@dataclass(frozen=True)
+class Checked(Event):
+    """The preflight goes on: where this pod answers probes, and what it has measured."""
+
+    found: Preflight
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ import os
 import signal
 import sys
 import threading
+import time
+from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -29,7 +32,9 @@ from elasticjob.agent.executor import Executor, JoinError
 from elasticjob.channel import shared_memory
 from elasticjob.diagnose import doctor
 from elasticjob.launch import fork_server
+from elasticjob.peers import probe
 from elasticjob.protocol import wire
+from elasticjob.protocol.preflight import Preflight, Probe
 from elasticjob.protocol.store import PodStore
 from elasticjob.torchcompat import elastic_agent, elastic_store
 
@@ -74,6 +79,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._closed = False
         self._checked = False
+        self._responder: probe.Responder | None = None
         self._server = fork_server.ForkServer()
         os.environ[env.CONTROL] = executor.workers.path  # the workers inherit it
         memory = shared_memory.claim()
@@ -133,11 +139,45 @@ class ElasticJobRendezvous(RendezvousHandler):
         end = rules.find_end(self.executor.state)
         if end is not None:
             _exit(end)
-        problem = doctor.find_problem(doctor.preflight(self.executor.settings.preflight, os.environ))
+        settings = self.executor.settings
+        deadline = time.monotonic() + settings.preflight_seconds
+        found = doctor.preflight(settings.preflight, os.environ, settings.preflight_seconds)
+        problem = doctor.find_problem(found)
+        if problem is None and settings.preflight == "Network":
+            problem = self._check_network(deadline)
         if problem is not None:
             message = f"preflight: {problem}"
             self.executor.publish_end(wire.FAILED, wire.Failure(0, message=message))
             fail(message)
+
+    def _check_network(self, deadline: float) -> str | None:
+        """Measure the links to the pods that the hub names, until it knows whether this pod's node is at fault."""
+        executor = self.executor
+        welcome = executor.state.hub.welcome
+        if welcome is None or not welcome.probes:
+            return None  # an older operator
+        try:
+            self._responder = probe.Responder(executor.settings.pod_ip, lambda: executor.state.peer_key)
+        except OSError as error:
+            return f"network: cannot listen at {executor.settings.pod_ip}: {error}"
+        found = Preflight(self._responder.port)
+        while time.monotonic() < deadline:
+            executor.post(events.Checked(found))
+            executor.wait(partial(rules.is_told_of_links, found=found), deadline - time.monotonic())
+            state = executor.state
+            end, directive = rules.find_end(state), state.hub.directive
+            if end is not None:
+                _exit(end)
+            if isinstance(directive, Probe) and directive.passed is not None:
+                if not directive.passed:
+                    return f"network: {directive.reason}"
+                break
+            links = [probe.measure(peer, executor.state.peer_key) for peer in rules.find_unmeasured(state, found)]
+            found = replace(found, links=(*found.links, *links))
+        else:
+            logger.warning("The hub named no result of the network's check in time; this pod goes on without one.")
+        executor.post(events.Checked(replace(found, over=True)))
+        return None
 
     def _start_workers(self, world: wire.World) -> RendezvousInfo:
         """Let torch start the workers in this world."""

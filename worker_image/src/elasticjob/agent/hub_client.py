@@ -22,6 +22,7 @@ from elasticjob.agent.events import HubView
 from elasticjob.agent.hub_socket import OPEN_SECONDS, HubError, explain, open_socket, parse
 from elasticjob.env import Settings
 from elasticjob.protocol import directives, wire
+from elasticjob.protocol.preflight import Probe
 
 logger = logging.getLogger("elasticjob")
 
@@ -192,7 +193,7 @@ class Hub:
     async def _exchange_hello(self, socket: Any) -> wire.Welcome:
         with self._changed:
             published, state = self._published, self._state
-        peers = self._settings.checkpoints is not None
+        peers = self._settings.checkpoints is not None or self._settings.preflight == "Network"
         await socket.send(wire.hello(self._agent, self._runtime, state, peers=peers))
         message = parse(await asyncio.wait_for(socket.recv(), OPEN_SECONDS))
         if isinstance(message, wire.Refusal):
@@ -227,7 +228,7 @@ class Hub:
             message = parse(text)
             if isinstance(message, wire.Refusal):
                 self._refused(message)
-            elif isinstance(message, wire.World | wire.Regroup | wire.Stop):
+            elif isinstance(message, wire.World | wire.Regroup | wire.Stop | Probe):
                 self._update_view(directive=message)
 
     async def _send_changes(self, socket: Any) -> None:

@@ -56,6 +56,10 @@ def _sized(state: State, event: events.Sized, now: float) -> Result:
     return (state, ()) if event.nproc == state.published.nproc else stages.publish(state, nproc=event.nproc)
 
 
+def _checked(state: State, event: events.Checked, now: float) -> Result:
+    return stages.publish(state, preflight=event.found)
+
+
 def _wanted(state: State, event: events.Wanted, now: float) -> Result:
     if state.end is not None:
         return state, (state.end,)
@@ -207,6 +211,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     events.HubChanged: _hub_changed,
     events.Terminated: _terminated,
     events.Sized: _sized,
+    events.Checked: _checked,
     events.Wanted: _wanted,
     events.Listening: _listening,
     events.Entered: _entered,

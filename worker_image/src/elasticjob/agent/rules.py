@@ -9,6 +9,7 @@ from __future__ import annotations
 from elasticjob.agent import events
 from elasticjob.agent.state import Stage, State
 from elasticjob.protocol import directives, wire
+from elasticjob.protocol.preflight import Peer, Preflight, Probe
 
 LOOK_EVERY = 0.02  # seconds between two checks of workers that were signalled to stop
 HURRY_EVERY = 0.1  # ... or to save a checkpoint
@@ -57,6 +58,22 @@ def find_end(state: State) -> events.Exit | None:
     if state.leave_at is not None:
         return events.Exit(0, "this pod was terminated; the job continues without it")
     return None
+
+
+def find_unmeasured(state: State, found: Preflight) -> tuple[Peer, ...]:
+    """The pods that the hub wants to be measured, and have not been."""
+    directive = state.hub.directive
+    if not isinstance(directive, Probe):
+        return ()
+    measured = {link.uid for link in found.links}
+    return tuple(peer for peer in directive.peers if peer.uid not in measured)
+
+
+def is_told_of_links(state: State, found: Preflight) -> bool:
+    """Whether the check of the network goes on: there is something to measure, a result, or the pod has to end."""
+    directive = state.hub.directive
+    has_result = isinstance(directive, Probe) and directive.passed is not None
+    return has_result or bool(find_unmeasured(state, found)) or find_end(state) is not None
 
 
 def must_hurry(state: State, now: float) -> bool:

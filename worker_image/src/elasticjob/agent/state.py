@@ -62,5 +62,10 @@ class State:
         return self.published.in_process
 
     @property
+    def peer_key(self) -> str:
+        """By which the agents of the job know each other; "" before the hub has given it."""
+        return "" if self.hub.welcome is None else self.hub.welcome.peer_key
+
+    @property
     def all_idle(self) -> bool:
         return len(self.idle) >= self.published.nproc

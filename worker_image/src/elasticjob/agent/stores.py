@@ -47,7 +47,7 @@ class Stores:
         if settings.checkpoints is not None:
             try:
                 self._keeper = Keeper(
-                    settings.checkpoints, self._address, self._find_key, look_at_workers, self._on_kept
+                    settings.checkpoints, self._address, lambda: self._look().peer_key, look_at_workers, self._on_kept
                 )
             except OSError as error:
                 remedy = "Run the container as a user who may write there."
@@ -122,10 +122,6 @@ class Stores:
     def _use(self, inner: TCPStore, world: wire.World) -> None:
         self._stores[world.generation] = store.GenerationStore(inner, world, self._finish)
         self._post(events.Entered(world.generation))
-
-    def _find_key(self) -> str:
-        welcome = self._look().hub.welcome
-        return "" if welcome is None else welcome.peer_key
 
     def _on_kept(self, number: int, copies: int) -> None:
         self._post(events.Kept(wire.Checkpoint(number, copies)))

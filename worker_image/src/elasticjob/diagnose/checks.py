@@ -6,27 +6,23 @@ import base64
 import email.utils
 import http.client
 import json
-import os
-import shutil
 import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from elasticjob import __version__, env
 from elasticjob.context import backends, context, network
-from elasticjob.diagnose import frameworks
+from elasticjob.diagnose import frameworks, hardware
 from elasticjob.diagnose.findings import FAIL, OK, SKIP, WARN, Finding
+from elasticjob.diagnose.hardware import Environment
 from elasticjob.errors import ElasticJobError
 
-Environment = Mapping[str, str]
 _PATIENCE = 3.0  # seconds for one attempt to connect
 _LEAST_TORCH = (2, 4)
-_LEAST_SHM = 1 << 30
-_SHM = "/dev/shm"  # noqa: S108 - the path to check
 
 
 def check_versions(environ: Environment) -> Finding:
@@ -138,42 +134,6 @@ def check_master(environ: Environment) -> Finding:
         return Finding("store", FAIL, f"{address}:{port}: {error}", remedy)
 
 
-def check_shared_memory(environ: Environment) -> Finding:
-    """NCCL and DataLoader workers need /dev/shm; a container gets 64 MiB by default."""
-    path = Path(_SHM)
-    if not path.is_dir():
-        return Finding(_SHM, WARN, "it does not exist", "mount an emptyDir with medium Memory at /dev/shm")
-    free = shutil.disk_usage(path).free
-    detail = f"{free / 2**20:.0f} MiB free"
-    if free < _LEAST_SHM:
-        remedy = "mount an emptyDir with medium Memory at /dev/shm: DataLoader workers and NCCL need it"
-        return Finding(_SHM, WARN, detail, remedy)
-    return Finding(_SHM, OK, detail)
-
-
-def check_devices(environ: Environment) -> Finding:
-    """CUDA devices, and whether each can compute."""
-    import torch
-
-    if not torch.cuda.is_available():
-        if environ.get("NVIDIA_VISIBLE_DEVICES") not in (None, "", "void", "none"):
-            remedy = "the pod has a GPU, but this torch cannot use it: check the CUDA build and the driver"
-            return Finding("devices", WARN, f"no CUDA device; {os.cpu_count()} CPU cores", remedy)
-        return Finding("devices", OK, f"no CUDA device; {os.cpu_count()} CPU cores")
-    names = []
-    for index in range(torch.cuda.device_count()):
-        try:
-            value = torch.ones(1024, device=f"cuda:{index}").sum().item()
-        except RuntimeError as error:
-            return Finding(
-                "devices", FAIL, f"cuda:{index}: {str(error).splitlines()[0]}", "drain the node: the device is broken"
-            )
-        if value != 1024:
-            return Finding("devices", FAIL, f"cuda:{index} computes {value} for 1024", "drain the node")
-        names.append(torch.cuda.get_device_name(index))
-    return Finding("devices", OK, ", ".join(names))
-
-
 def check_backends(environ: Environment) -> Finding:
     """The backends that torch has, and the one that `init()` would choose."""
     facts = backends.observe_backends()
@@ -259,8 +219,10 @@ CHECKS: tuple[Check, ...] = (
     check_ports,
     check_master,
     check_clock,
-    check_shared_memory,
-    check_devices,
+    hardware.check_shared_memory,
+    hardware.check_memory,
+    hardware.check_disk,
+    hardware.check_devices,
     check_backends,
     frameworks.check_launcher,
     frameworks.check_frameworks,

@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -112,11 +113,25 @@ def examine_job(environ: Mapping[str, str], timeout: float = 60.0) -> list[Findi
     return [finding for some in everyone for finding in some]
 
 
-def preflight(level: str, environ: Mapping[str, str]) -> list[Finding]:
-    """The checks before the first world: none for `Off`, this node for `Node`, also the self-test for `Network`."""
+def preflight(level: str, environ: Mapping[str, str], seconds: float = 180.0) -> list[Finding]:
+    """The checks before the first world: none for `Off`, this node for `Node`, also the self-test for `Network`.
+
+    A check that has not ended after `seconds`, such as one of a device that does not answer, is a failure.
+    """
     if level == "Off":
         return []
-    return examine(environ, quick=level == "Node", checks=PREFLIGHT_CHECKS)
+    found: list[Finding] = []
+
+    def run() -> None:
+        found.extend(examine(environ, quick=level == "Node", checks=PREFLIGHT_CHECKS))
+
+    thread = threading.Thread(target=run, name="elasticjob-preflight", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not thread.is_alive():
+        return found
+    remedy = "look at the node's devices and disks, or raise health.preflightTimeoutSeconds"
+    return [Finding("time limit", FAIL, f"the checks did not end within {seconds:g} s", remedy)]
 
 
 def find_problem(found: Sequence[Finding]) -> str | None:

@@ -10,6 +10,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from elasticjob.protocol import fields
+from elasticjob.protocol.preflight import Preflight, Probe, parse_probe
+
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_HUB_MESSAGE_BYTES: Final = 16 * 1024 * 1024  # an older hub lists all members: 70 KiB for a thousand
@@ -29,9 +32,7 @@ FAILED: Final = "failed"
 HANG: Final = "hang"  # a kind of failure
 HUNG: Final = "hung"  # the reason of a regroup before which all agents send their stacks
 
-
-class WireError(ValueError):
-    """The peer sent a message that this version cannot parse."""
+WireError = fields.WireError
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Stop:
     grace_seconds: float = 30.0
 
 
-Directive = World | Regroup | Stop
+Directive = World | Regroup | Stop | Probe
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Welcome:
     timeout_seconds: float
     in_process: bool = False  # the other members run sessions
     training: bool = False  # other members are training, and will stop for a joiner
+    probes: bool = False  # the hub sends `probe` to an agent whose state has a `preflight`
     peer_key: str = ""  # by which the agents of the job know each other, if this one asked for it
 
 
@@ -102,7 +104,7 @@ class Failure:
     collectives: int | None = None  # in a hang: that this rank has entered
 
     def dump(self) -> dict[str, Any]:
-        return _drop_none(
+        return fields.drop_none(
             generation=self.generation,
             rank=self.rank,
             localRank=self.local_rank,
@@ -141,9 +143,10 @@ class AgentState:
     blocked: bool = False  # all workers wait (`running`), or are blocked in a collective (`stopping`)
     quiet: int = 0  # the generation in which its workers neither compute nor communicate
     checkpoint: Checkpoint | None = None  # of a job with `spec.checkpoints`
+    preflight: Preflight | None = None  # of a job with `health.preflight: Network`
 
     def dump(self) -> dict[str, Any]:
-        return _drop_none(
+        return fields.drop_none(
             phase=self.phase,
             generation=self.generation,
             store=None if self.store is None else {"address": self.store.address, "port": self.store.port},
@@ -155,6 +158,7 @@ class AgentState:
             blocked=self.blocked or None,
             quiet=self.quiet or None,
             checkpoint=None if self.checkpoint is None else asdict(self.checkpoint),
+            preflight=None if self.preflight is None else self.preflight.dump(),
         )
 
 
@@ -173,7 +177,7 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
-        return _drop_none(
+        return fields.drop_none(
             generation=self.generation,
             rank=self.rank,
             step=self.step,
@@ -184,10 +188,6 @@ class Progress:
             slowestRank=self.slowest_rank,
             metrics=dict(list(self.metrics.items())[:32]),
         )
-
-
-def _drop_none(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def hello(agent: str, runtime: dict[str, str], state: AgentState, *, peers: bool = False) -> str:
@@ -221,11 +221,11 @@ def parse(text: str | bytes) -> Welcome | Directive | Refusal:
         raise WireError("the hub speaks another version; use a runtime of the operator's version")
     kind = message.get("type")
     if kind == "welcome":
-        heartbeat, timeout = (_number(message, name) for name in ("heartbeatSeconds", "timeoutSeconds"))
-        in_process, training = (message.get(name) is True for name in ("inProcess", "training"))
-        return Welcome(heartbeat, timeout, in_process, training, str(message.get("peerKey", "")))
+        heartbeat, timeout = (fields.read_number(message, name) for name in ("heartbeatSeconds", "timeoutSeconds"))
+        in_process, training, probes = (message.get(name) is True for name in ("inProcess", "training", "probes"))
+        return Welcome(heartbeat, timeout, in_process, training, probes, str(message.get("peerKey", "")))
     if kind == "error":
-        return Refusal(_text(message, "code"), _text(message, "message"))
+        return Refusal(fields.read_text(message, "code"), fields.read_text(message, "message"))
     if kind == "directive":
         directive = message.get("directive")
         if isinstance(directive, dict):
@@ -237,24 +237,26 @@ def _parse_directive(value: dict[str, Any]) -> Directive:
     action = value.get("action")
     if action == "world":
         return _parse_world(value)
+    if action == "probe":
+        return parse_probe(value)
     checkpoint = value.get("checkpoint", False) is True
-    grace = _number(value, "graceSeconds", 30.0)
+    grace = fields.read_number(value, "graceSeconds", 30.0)
     if action == "regroup":
-        return Regroup(_count(value, "generation"), _text(value, "reason"), checkpoint, grace)
+        return Regroup(fields.read_count(value, "generation"), fields.read_text(value, "reason"), checkpoint, grace)
     if action == "stop":
-        return Stop(_text(value, "reason"), value.get("ok", True) is True, checkpoint, grace)
+        return Stop(fields.read_text(value, "reason"), value.get("ok", True) is True, checkpoint, grace)
     raise WireError(f"the hub sent a directive with unknown action {action!r}")
 
 
 def _parse_world(value: dict[str, Any]) -> World:
-    raw_store, rank = value.get("store"), _count(value, "rank")
+    raw_store, rank = value.get("store"), fields.read_count(value, "rank")
     nprocs = _parse_sizes(value["sizes"]) if "sizes" in value else _parse_members(value.get("members"))
     if rank >= len(nprocs):
         raise WireError("the rank is not in the world")
     if not isinstance(raw_store, dict):
         raise WireError("a world needs a store")
-    store = Store(_text(raw_store, "address"), _count(raw_store, "port"))
-    return World(_count(value, "generation"), rank, nprocs, store, _count(value, "restarts", 0))
+    store = Store(fields.read_text(raw_store, "address"), fields.read_count(raw_store, "port"))
+    return World(fields.read_count(value, "generation"), rank, nprocs, store, fields.read_count(value, "restarts", 0))
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...]:
@@ -273,28 +275,7 @@ def _parse_members(value: Any) -> tuple[int, ...]:
     """One object for each member: the form that every hub of this protocol version can send."""
     if not isinstance(value, list) or not all(isinstance(raw, dict) for raw in value):
         raise WireError("a world needs members")
-    found = sorted((_count(raw, "rank"), _count(raw, "nproc", 1)) for raw in value)
+    found = sorted((fields.read_count(raw, "rank"), fields.read_count(raw, "nproc", 1)) for raw in value)
     if [rank for rank, _ in found] != list(range(len(found))):
         raise WireError("the ranks of a world do not count from 0")
     return tuple(nproc for _, nproc in found)
-
-
-def _text(value: dict[str, Any], key: str) -> str:
-    found = value.get(key)
-    if not isinstance(found, str):
-        raise WireError(f"{key} is no text")
-    return found
-
-
-def _count(value: dict[str, Any], key: str, default: int | None = None) -> int:
-    found = value.get(key, default)
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise WireError(f"{key} is no count")
-    return found
-
-
-def _number(value: dict[str, Any], key: str, default: float | None = None) -> float:
-    found = value.get(key, default)
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < float("inf"):
-        raise WireError(f"{key} is no number")
-    return float(found)
