@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pytest
@@ -35,16 +35,18 @@ class Queues:
         self.made: list[str] = []
         self.workloads_path = f"{ROOT}/namespaces/{jobs.namespace}/workloads"
 
-    def make(self, name: str, pods: int) -> None:
+    def make(self, name: str, pods: int, checks: Sequence[str] = ()) -> None:
         """A LocalQueue of this name with quota for so many pods, in a ClusterQueue of its own."""
         own = f"{self.jobs.namespace}-{name}"
         flavor = {"name": "default", "resources": [{"name": "cpu", "nominalQuota": f"{pods * MILLI}m"}]}
-        spec = {
+        spec: dict[str, Any] = {
             "namespaceSelector": {},
             "queueingStrategy": "BestEffortFIFO",
             "preemption": {"withinClusterQueue": "LowerPriority"},
             "resourceGroups": [{"coveredResources": ["cpu"], "flavors": [flavor]}],
         }
+        if checks:
+            spec["admissionChecksStrategy"] = {"admissionChecks": [{"name": check} for check in checks]}
         self._post(f"{ROOT}/clusterqueues", "ClusterQueue", own, {"spec": spec})
         local = {"spec": {"clusterQueue": own}}
         self._post(f"{ROOT}/namespaces/{self.jobs.namespace}/localqueues", "LocalQueue", name, local)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from elasticjob_devcluster import Cluster, KubeError
-from operator_fixture import wait_for
+from operator_fixture import is_served, wait_for
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ROOT = "/apis/kueue.x-k8s.io/v1beta2"
@@ -113,12 +113,12 @@ def install(cluster: Cluster, definitions: list[dict[str, Any]]) -> None:
         except KubeError as error:
             if error.status != 409:
                 raise
-    wait_for(lambda: all(is_served(cluster, d) for d in definitions), "Kueue's kinds are served")
+    wait_for(lambda: all(is_served(cluster, _path_of(d)) for d in definitions), "Kueue's kinds are served")
 
 
-def is_served(cluster: Cluster, definition: dict[str, Any]) -> bool:
+def _path_of(definition: dict[str, Any]) -> str:
     version, plural = definition["spec"]["versions"][-1]["name"], definition["spec"]["names"]["plural"]
-    return cluster.kube.get(f"/apis/kueue.x-k8s.io/{version}/{plural}") is not None
+    return f"/apis/kueue.x-k8s.io/{version}/{plural}"
 
 
 def remove(cluster: Cluster, definitions: list[dict[str, Any]]) -> None:

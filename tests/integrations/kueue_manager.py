@@ -19,6 +19,7 @@ from elasticjob_devcluster import Cluster, KubeError
 from elasticjob_devcluster.system.addresses import free_port
 from operator_fixture import stop_process, wait_for
 
+KIND = "ElasticJob.v1alpha1.elasticjob.dev"
 WANTED = ("ELASTICJOB_KUEUE_MANAGER", "ELASTICJOB_KUEUE_CRDS")
 
 
@@ -50,10 +51,8 @@ class Manager:
             "featureGates": {"VisibilityOnDemand": False},
             "clientConnection": {"qps": 300, "burst": 500},
             "waitForPodsReady": {"timeout": "10m", "blockAdmission": False},
-            "integrations": {
-                "frameworks": ["batch/job"],
-                "externalFrameworks": ["ElasticJob.v1alpha1.elasticjob.dev"],
-            },
+            "integrations": {"frameworks": ["batch/job"], "externalFrameworks": [KIND]},
+            "multiKueue": {"externalFrameworks": [{"name": KIND}], "origin": "here"},
         }
         path = self.directory / "kueue.yaml"
         path.write_text(yaml.safe_dump(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import helm_python
 import pytest
@@ -86,4 +87,21 @@ def live(queues: Queues) -> None:
     spec["template"]["spec"]["priorityClassName"] = "of-pods"
     queues.submit("second", "gpus", **spec)
     queues.jobs.await_world("second", 1)
+    receive(queues, "third", queues.workloads("second")[0], spec)
+    queues.jobs.await_world("third", 1)
+    assert [w["metadata"]["name"] for w in queues.workloads("third")] == ["third-0123abcd-0"]
     queues.clean()
+
+
+def receive(queues: Queues, name: str, like: dict[str, Any], spec: dict[str, Any]) -> None:
+    """What MultiKueue makes in the cluster that it sends a job to: first the Workload, then the job."""
+    origin = {"kueue.x-k8s.io/multikueue-origin": "elsewhere"}
+    made = f"{name}-0123abcd-0"
+    theirs = like["metadata"]
+    labels = theirs["labels"] | {"elasticjob.dev/job-name": name} | origin
+    described = {"name": made, "labels": labels, "annotations": theirs["annotations"]}
+    head = {"apiVersion": like["apiVersion"], "kind": "Workload"}
+    queues.kube.request("POST", queues.workloads_path, {**head, "metadata": described, "spec": like["spec"]})
+    labels = {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/prebuilt-workload-name": made} | origin
+    job = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "spec": spec}
+    queues.kube.request("POST", queues.jobs.path, {**job, "metadata": {"name": name, "labels": labels}})

@@ -31,6 +31,10 @@ LABEL_INDEX: Final = f"{GROUP}/replica-index"
 LABEL_APP: Final = "app.kubernetes.io/managed-by"
 LABEL_APP_VALUE: Final = "elasticjob-operator"
 
+# What Kueue writes on a job that MultiKueue has sent here from another cluster.
+KUEUE: Final = "kueue.x-k8s.io"
+LABEL_ORIGIN: Final = f"{KUEUE}/multikueue-origin"
+
 # Annotations.
 ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: which container trains
 ANNOTATION_DIGEST: Final = f"{GROUP}/digest"  # on every object except pods: a digest of its inputs

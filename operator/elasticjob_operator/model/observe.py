@@ -116,7 +116,7 @@ class Job:
     status_raw: Raw = field(default_factory=dict, compare=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
     labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)  # only those with our prefix
+    annotations: Mapping[str, str] = field(default_factory=dict)  # only those with our prefix, and Kueue's
     notices: tuple[reading.Notice, ...] = ()  # warnings for the user that do not stop the job
 
     @property
@@ -141,6 +141,7 @@ class Job:
 
 
 LONGEST_INDEX = 9  # digits
+_KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # prefixes of a job's annotations
 
 
 def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
@@ -236,7 +237,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         status_raw=said.raw,
         unread=unread,
         labels={k: str(v) for k, v in _object(metadata.get("labels")).items()},
-        annotations={k: str(v) for k, v in annotations.items() if k.startswith(f"{names.GROUP}/")},
+        annotations={k: str(v) for k, v in annotations.items() if k.startswith(_KEPT)},
         notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *extra),
     )
 

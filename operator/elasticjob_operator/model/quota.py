@@ -42,6 +42,7 @@ class Quota:
     reason: str
     message: str
     shares: tuple[Share, ...] = ()
+    is_sent_on: bool = False  # once it is admitted, the job runs in another cluster, which says how it is
 
     @property
     def pods(self) -> int:

@@ -27,6 +27,13 @@ def wait_for_quota(seen: Seen, spec: api.Spec) -> Plan:
     return replace(suspend(seen, spec, _BY_QUEUE), asks=spec.min_replicas)
 
 
+def leave_to_another(seen: Seen, spec: api.Spec) -> Plan:
+    """A job of another manager. One that its queue sends on is suspended here until another cluster runs it."""
+    if seen.quota is None or seen.quota.is_admitted or not seen.quota.is_sent_on:
+        return give_back(seen, Plan(seen.job.status, f"managed by {spec.manager}"))
+    return replace(suspend(seen, spec, _BY_USER if spec.run_policy.suspend else _BY_QUEUE), set_replicas=None)
+
+
 def give_back(seen: Seen, made: Plan) -> Plan:
     """The plan of a job that is otherwise left alone: the pods whose quota was taken back are deleted all the same.
 
@@ -230,6 +237,8 @@ def after_end(seen: Seen) -> Plan:
     elif clean is api.CleanPodPolicy.RUNNING:
         doomed = running
     forced, force_at = _force(seen, spec) if spec else ((), None)
+    if names.LABEL_ORIGIN in job.labels:
+        ttl = None  # whoever has sent the job here copies its end, and deletes it
     expired = ttl is not None and now >= ended + ttl
     live = sum(1 for p in present if not p.terminal)
     useless = (Kind.DISRUPTION_BUDGET, Kind.AUTOSCALER)  # to a job that runs no more

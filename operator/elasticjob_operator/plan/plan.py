@@ -62,7 +62,7 @@ def _plan(seen: Seen, config: Config) -> Plan:
     if job.spec is None:
         return ending.give_back(seen, ending.refuse(seen, "InvalidSpec", job.problems_text))
     if not job.spec.is_ours:
-        return ending.give_back(seen, Plan(status, f"managed by {job.spec.manager}"))
+        return ending.leave_to_another(seen, job.spec)
     if job.spec.run_policy.suspend:
         return ending.suspend(seen, job.spec)
     if seen.quota is not None and not seen.quota.is_admitted:

@@ -60,7 +60,7 @@ operator under these rules and fails when one is missing or unused.
 {{- if .Values.integrations.kueue }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs: [patch]

@@ -8,7 +8,7 @@ pods that used it are gone, and not before: others may use it at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elasticjob_operator import api
 from elasticjob_operator.integrations.kueue.quota import find_base
@@ -27,6 +27,7 @@ class Wish:
     asks: int | None = None  # pods that it wants now; 0 where it is suspended, None where it is left alone
     ended: tuple[bool, str] | None = None  # (whether it has succeeded, the message) of a job that has finished
     classes: tuple[str, str] = ("", "")  # names of the priority classes of its base and of its increments
+    prebuilt: str = ""  # the name of its base, where MultiKueue has made that
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class Create:
 
     first: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Become the owner of the Workload of this name, which MultiKueue has made for the job."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,16 @@ class Set:
     is_released: bool = False  # the reservation is given up
 
 
-Write = Create | Delete | LetGo | Set
+Ask = Create | Adopt
+Write = Ask | Delete | LetGo | Set
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What the status of a job says that MultiKueue has sent to another cluster."""
+
+    has_pods: bool = False  # it may have some there, as far as that can be known
+    ready: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +101,34 @@ def decide(wish: Wish, workloads: Sequence[Workload], pods: Sequence[Pod]) -> tu
         return tuple(_end(scene, *wish.ended))
     if wish.asks is None:
         return (*_let_go(scene), *_keep_what_is_used(scene))
+    return _decide(scene)
+
+
+def _decide(scene: _Scene) -> tuple[Write, ...]:
     base = find_base(scene.workloads)
     may_run = base is not None and base.may_run
     return (*_let_go(scene), *_give_back(scene, base, may_run=may_run), *_ask(scene, may_run=may_run))
+
+
+def decide_sent_on(
+    wish: Wish, workloads: Sequence[Workload], pods: Sequence[Pod], elsewhere: Elsewhere
+) -> tuple[Write, ...]:
+    """The same for a job that MultiKueue sends to another cluster, where it asks for its growth.
+
+    Here it has one Workload, for minReplicas. MultiKueue deletes the job in the other cluster when that Workload gives
+    its quota back, so an evicted one waits until the job has saved and its pods are gone. Finished is Kueue's to write.
+    """
+    if wish.ended is not None:
+        return tuple(LetGo(w) for w in workloads if w.is_held and (w.is_finished or w.is_deleting))
+    here = frozenset(p.index for p in pods if p.holds_resources)
+    base = find_base(workloads)
+    asks = wish.asks
+    if asks and base is not None and base.reserves:
+        asks = base.count  # what it was sent with
+    is_ending = base is not None and base.evicted and asks and elsewhere.has_pods
+    used = here | frozenset(base.covered) if base is not None and is_ending else here
+    scene = _Scene(replace(wish, asks=asks), workloads, used, frozenset(range(elsewhere.ready)))
+    return _decide(scene)
 
 
 def drop(workloads: Sequence[Workload]) -> Iterator[Write]:
@@ -194,7 +236,7 @@ def _ask(scene: _Scene, *, may_run: bool) -> Iterator[Write]:
     if spec is None or not asks:
         return
     if not any(w.first == 0 for w in scene.workloads):
-        yield Create(0, spec.min_replicas)
+        yield Adopt(scene.wish.prebuilt) if scene.wish.prebuilt else Create(0, spec.min_replicas)
     if not may_run:
         return
     taken = [range(w.first, w.first + w.count) if w.is_deleting else w.covered for w in scene.workloads]

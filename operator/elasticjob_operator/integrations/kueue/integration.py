@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import manifests as objects
 from elasticjob_operator.integrations.kueue import asking, manifests, names
-from elasticjob_operator.integrations.kueue.asking import Create, LetGo, Wish
+from elasticjob_operator.integrations.kueue.asking import Ask, Elsewhere, LetGo, Wish
 from elasticjob_operator.integrations.kueue.following import Follower
-from elasticjob_operator.integrations.kueue.quota import find_base, keep_what_runs, read_quota
+from elasticjob_operator.integrations.kueue.quota import find_base, keep_what_runs, read_dispatch, read_quota
 from elasticjob_operator.integrations.kueue.store import Store
 from elasticjob_operator.integrations.kueue.values import Workload
 from elasticjob_operator.integrations.kueue.writing import Writer
@@ -18,9 +18,11 @@ from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.model.quota import Quota
-from elasticjob_operator.plan.values import Plan
+from elasticjob_operator.plan.values import Plan, first
+from elasticjob_operator.times import parse_time
 
 RETRY_SECONDS = 10.0  # after the API server has refused a Workload
+LEAVING_SECONDS = 60.0  # beyond all grace periods: when pods of another cluster are taken for gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class Kueue:
         if job.status.finished:
             return None
         workloads, _ = self._workloads(job)
+        if manifests.is_sent_on(job.spec):
+            queue = self._queue_of(job, workloads)
+            return read_dispatch(workloads, queue) if queue and not self.follower.missing else None
         is_run = job.spec is not None and job.spec.is_ours
         queue = self._queue_of(job, workloads) if is_run or workloads else ""
         if not queue:
@@ -106,25 +111,31 @@ class Kueue:
         if not (queue or workloads or forged):
             return None
         ours_now = [p for p in pods if p.job_uid == job.uid]
-        writes = (*asking.drop(forged), *asking.decide(_wish(job, queue, made), workloads, ours_now))
-        if not any(isinstance(write, Create) for write in writes):
+        wish, again_at = _wish(job, queue, made), None
+        if manifests.is_sent_on(job.spec):
+            elsewhere, again_at = look_elsewhere(job, find_base(workloads), now)
+            decided = asking.decide_sent_on(wish, workloads, ours_now, elsewhere)
+        else:
+            decided = asking.decide(wish, workloads, ours_now)
+        writes = (*asking.drop(forged), *decided)
+        if not any(isinstance(write, Ask) for write in writes):
             self._refused.pop(job.key, None)  # what was refused is not wanted any more
         refused = self._refused.get(job.key)
         is_held = refused is not None and refused.uid == job.uid and now < refused.until
         for write in writes:
-            if is_held and isinstance(write, Create):
+            if is_held and isinstance(write, Ask):
                 continue
-            if not isinstance(write, Create):
+            if not isinstance(write, Ask):
                 await self._writer.change(job.namespace, write, now)
                 continue
             assert job.spec is not None, "quota is asked for valid jobs only"
-            problem = await self._writer.create(job, job.spec, write, queue, self.settings())
+            problem = await self._writer.ask(job, job.spec, write, queue, self.settings())
             if problem is not None:
                 is_new = refused is None or refused.why != problem
                 self._refused[job.key] = _Refused(job.uid, problem, now + RETRY_SECONDS)
                 return now if is_new else now + RETRY_SECONDS
             self._refused.pop(job.key, None)
-        return refused.until if is_held and refused is not None else None
+        return first(again_at, refused.until if is_held and refused is not None else None)
 
     async def forget(self, key: JobKey, pods: Sequence[Pod]) -> None:
         """A job that is gone: its Workloads go when its pods have."""
@@ -143,8 +154,32 @@ class Kueue:
 def _wish(job: Job, queue: str, made: Plan) -> Wish:
     status = made.status
     if not status.finished:
-        is_another = job.spec is not None and not job.spec.is_ours
         classes = [manifests.find_class(job, job.spec, is_base=is_base)[1] for is_base in (True, False)]
-        return Wish(job.spec, queue, made.asks if queue and not is_another else 0, classes=(classes[0], classes[1]))
+        prebuilt = manifests.find_prebuilt(job)
+        return Wish(job.spec, queue, _find_asks(job, made) if queue else 0, None, (classes[0], classes[1]), prebuilt)
     last = status.condition("Complete") if status.is_true("Complete") else status.condition("Failed")
     return Wish(job.spec, queue, ended=(status.is_true("Complete"), last.message if last else ""))
+
+
+def _find_asks(job: Job, made: Plan) -> int | None:
+    spec = job.spec
+    if spec is None or spec.is_ours:
+        return made.asks
+    return spec.min_replicas if manifests.is_sent_on(spec) and not spec.run_policy.suspend else 0
+
+
+def look_elsewhere(job: Job, base: Workload | None, now: float) -> tuple[Elsewhere, float | None]:
+    """What is known of a job that runs in another cluster, and when its silence there has lasted too long.
+
+    Whoever has evicted it may have lost that cluster: nobody says then that its pods are gone.
+    """
+    status, spec = job.status, job.spec
+    elsewhere = Elsewhere(has_pods=not status.is_fresh, ready=status.ready_replicas)
+    if base is None or spec is None or not (base.evicted and base.reserves):
+        return elsewhere, None
+    of_pod = spec.template["spec"].get("terminationGracePeriodSeconds", 30)
+    grace = spec.elastic_policy.graceful_shutdown_timeout_seconds + of_pod + LEAVING_SECONDS
+    until = (parse_time(base.condition("Evicted").get("lastTransitionTime")) or 0.0) + grace
+    if now >= until:
+        return replace(elsewhere, has_pods=False), None
+    return elsewhere, until

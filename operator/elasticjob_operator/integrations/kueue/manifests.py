@@ -34,12 +34,43 @@ def workload_name(job: Job, first: int) -> str:
     return f"{job.name}-{job.uid[:8]}-{first}"
 
 
+def is_sent_on(spec: api.Spec | None) -> bool:
+    """Whether MultiKueue sends a job to another cluster. It leaves `managedBy` out of what it sends."""
+    return spec is not None and spec.managed_by == names.MULTIKUEUE and spec.run_policy.managed_by is None
+
+
+def find_prebuilt(job: Job) -> str:
+    """The name of the Workload that MultiKueue has made for a job that it has sent here; "" for any other job."""
+    if ours.LABEL_ORIGIN not in job.labels:
+        return ""
+    return job.labels.get(names.PREBUILT, "") or job.annotations.get(names.PREBUILT, "")
+
+
+def build_adoption(raw: Mapping[str, Any], job: Job) -> Object | None:
+    """A merge patch that makes a job the owner of a Workload that MultiKueue has made for it; None if it is not its."""
+    metadata = raw["metadata"]
+    labels = metadata.get("labels") or {}
+    owners = [o for o in metadata.get("ownerReferences") or () if o.get("uid") != job.uid]
+    origin = labels.get(ours.LABEL_ORIGIN)
+    if not origin or origin != job.labels.get(ours.LABEL_ORIGIN) or any(o.get("controller") for o in owners):
+        return None
+    mine = manifests.metadata(job, metadata["name"])["ownerReferences"]
+    described = {
+        "uid": metadata["uid"],
+        "resourceVersion": metadata["resourceVersion"],
+        "labels": {names.LABEL_JOB_UID: job.uid},
+        "ownerReferences": [*owners, *mine],
+        "finalizers": sorted({*(metadata.get("finalizers") or ()), names.FINALIZER}),
+    }
+    return {"metadata": described}
+
+
 def is_genuine(workload: Workload, job: Job) -> bool:
     """Whether a Workload is one that we would make: whoever may write Workloads can name any job as the owner.
 
     One of another template may be what the pods that exist were admitted with, so it has no new ones anyway.
     """
-    if workload.name != workload_name(job, workload.first):
+    if workload.name != workload_name(job, workload.first) and (workload.first or workload.name != find_prebuilt(job)):
         return False
     spec = job.spec
     if spec is None or workload.template_hash != spec.template_hash:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-GROUP: Final = "kueue.x-k8s.io"
+from elasticjob_operator.api import names as ours
+
+GROUP: Final = ours.KUEUE
 VERSION: Final = "v1beta2"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 MULTIKUEUE: Final = f"{GROUP}/multikueue"
@@ -13,6 +15,7 @@ MULTIKUEUE: Final = f"{GROUP}/multikueue"
 LABEL_QUEUE: Final = f"{GROUP}/queue-name"
 LABEL_PRIORITY: Final = f"{GROUP}/priority-class"
 ANNOTATION_GROWTH_PRIORITY: Final = "elasticjob.dev/growth-priority-class"  # ours: of what is above minReplicas
+PREBUILT: Final = f"{GROUP}/prebuilt-workload-name"  # a label, or an annotation where the name is too long for one
 
 # Of a Workload.
 FINALIZER: Final = f"{GROUP}/resource-in-use"
@@ -25,6 +28,7 @@ POD_SET: Final = "workers"
 LABEL_POD_SET: Final = f"{GROUP}/podset"
 LABEL_CLUSTER_QUEUE: Final = f"{GROUP}/cluster-queue-name"
 LABEL_LOCAL_QUEUE: Final = f"{GROUP}/local-queue-name"
+LABEL_SENT: Final = f"{GROUP}/multikueue-worker-workload-pod"
 ANNOTATION_WORKLOAD: Final = f"{GROUP}/workload"
 ANNOTATION_OFFSET: Final = f"{GROUP}/pod-index-offset"
 ANNOTATION_UNCONSTRAINED: Final = f"{GROUP}/podset-unconstrained-topology"

@@ -34,6 +34,22 @@ def read_quota(workloads: Iterable[Workload], flavors: Mapping[str, Flavor], tem
     return Quota(True, "Admitted", _tell_admitted(of_job, admitted), shares)
 
 
+def read_dispatch(workloads: Sequence[Workload], queue: str) -> Quota:
+    """The quota of a job that MultiKueue sends to another cluster: no pod of it may run in this one."""
+    base = find_base(workloads)
+    if base is None:
+        return Quota(False, "Pending", f"LocalQueue {queue}: {WAITING}", is_sent_on=True)
+    if not base.reserves:
+        return Quota(False, *_tell_waiting(base), is_sent_on=True)
+    cluster_queue = base.grant.cluster_queue if base.grant else ""
+    if base.cluster or base.evicted:  # until it has given its quota back, the other cluster says how it ends there
+        return Quota(True, "Admitted", "it runs in another cluster", is_sent_on=True)
+    if base.is_admitted:
+        remedy = f"give ClusterQueue {cluster_queue} an admission check of MultiKueue, or leave spec.managedBy out"
+        return Quota(False, "NotDispatched", f"its queue sends no jobs to other clusters: {remedy}", is_sent_on=True)
+    return Quota(False, "Pending", f"ClusterQueue {cluster_queue} waits for a cluster that admits it", is_sent_on=True)
+
+
 def keep_what_runs(why: str, pods: Iterable[Pod]) -> Quota:
     """The quota of a job while its Workloads cannot be read: the pods that are there stay, and no others are made."""
     shares = tuple(Share(pod.index, 1) for pod in pods if pod.deleting is None)
@@ -80,6 +96,8 @@ def _find_placement(workload: Workload, flavors: Mapping[str, Flavor]) -> Placem
         names.LABEL_LOCAL_QUEUE: workload.queue,
         names.LABEL_CLUSTER_QUEUE: grant.cluster_queue,
     }
+    if workload.is_sent:
+        labels[names.LABEL_SENT] = "true"
     annotations = {names.ANNOTATION_WORKLOAD: workload.name}
     selector: dict[str, str] = {}
     tolerations: list[Mapping[str, object]] = []

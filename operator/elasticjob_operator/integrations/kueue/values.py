@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from elasticjob_operator import quantity
+from elasticjob_operator.api import names as ours
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.model import ownership
 
@@ -57,6 +58,8 @@ class Workload:
     is_deleting: bool = False
     finalizers: tuple[str, ...] = ()
     message: str = ""  # what Kueue says about it
+    cluster: str = ""  # the one that MultiKueue has sent the job to
+    is_sent: bool = False  # MultiKueue has made it, from another cluster's
     grant: Grant | None = None
     topology: Raw | None = None  # its request
     requests: Mapping[str, Raw] = field(default_factory=dict)  # by container: resource → quantity
@@ -145,6 +148,8 @@ def observe_workload(raw: Raw) -> Workload | None:
         is_deleting=metadata.get("deletionTimestamp") is not None,
         finalizers=tuple(metadata.get("finalizers") or ()),
         message=str((said["Evicted"] if "Evicted" in true else said.get("QuotaReserved", {})).get("message", "")),
+        cluster=str(status.get("clusterName") or ""),
+        is_sent=ours.LABEL_ORIGIN in (metadata.get("labels") or {}),
         grant=_observe_grant(status),
         topology=pod_set.get("topologyRequest"),
         requests=find_requests(pod_set.get("template") or {}),

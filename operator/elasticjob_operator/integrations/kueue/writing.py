@@ -9,7 +9,7 @@ from elasticjob_operator import api
 from elasticjob_operator.apply import manifests as objects
 from elasticjob_operator.apply import refusals
 from elasticjob_operator.integrations.kueue import manifests, names
-from elasticjob_operator.integrations.kueue.asking import Create, Delete, LetGo, Set, Write
+from elasticjob_operator.integrations.kueue.asking import Adopt, Ask, Create, Delete, LetGo, Set, Write
 from elasticjob_operator.integrations.kueue.manifests import Priority
 from elasticjob_operator.integrations.kueue.store import Store
 from elasticjob_operator.integrations.kueue.values import Workload
@@ -27,10 +27,12 @@ class Writer:
         self._api = api
         self._store = store
 
-    async def create(
-        self, job: Job, spec: api.Spec, new: Create, queue: str, settings: objects.Settings
+    async def ask(
+        self, job: Job, spec: api.Spec, new: Ask, queue: str, settings: objects.Settings
     ) -> tuple[str, str] | None:
         """Ask for quota; (reason, message) where the API server will not have it."""
+        if isinstance(new, Adopt):
+            return await self._adopt(job, new.name)
         try:
             priority = await self._find_priority(job, spec, new)
             body = manifests.build_workload(job, spec, new, queue, settings, priority)
@@ -41,6 +43,22 @@ class Writer:
                 raise
             return "WorkloadRefused", f"no quota can be asked for: {error}"
         self._store.put_workload(raw)
+        return None
+
+    async def _adopt(self, job: Job, name: str) -> tuple[str, str] | None:
+        path = path_of(names.API_VERSION, "workloads", job.namespace, name)
+        try:
+            found = await self._api.request("GET", path, job=job.name)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return "Pending", f"Workload {name}, which MultiKueue makes for this job, does not exist"
+        patch = manifests.build_adoption(found, job)
+        if patch is None:
+            return "WorkloadRefused", f"Workload {name} is another's: it has an owner, or MultiKueue has not made it"
+        self._store.put_workload(
+            await self._api.request("PATCH", path, patch, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
+        )
         return None
 
     async def change(self, namespace: str, write: Write, now: float) -> None:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from controller.builders import make_pod, make_spec
 from elasticjob_operator.integrations.kueue.asking import (
     MOST_INCREMENTS,
+    Adopt,
+    Ask,
     Create,
     Delete,
     Set,
@@ -67,6 +69,8 @@ def say(writes: Sequence[Write]) -> list[str]:
     for write in writes:
         if isinstance(write, Create):
             told.append(f"create {write.first}+{write.count}")
+        elif isinstance(write, Adopt):
+            told.append(f"adopt {write.name}")
         elif isinstance(write, Set):
             what = [f"{type}={truth}" for type, truth, _, _ in write.conditions]
             what += [f"reclaim {write.reclaimed}"] if write.reclaimed is not None else []
@@ -234,7 +238,7 @@ def test_nothing_that_is_used_is_given_back(
         workloads.append(make_workload(first, count + reclaimed, state, is_deleting=is_deleting, reclaimed=reclaimed))
         first += count
     writes = decide(Wish(SPEC, "gpus", asks), workloads, run(*sorted(pods)))
-    told = {write.workload.name for write in writes if not isinstance(write, Create)}
+    told = {write.workload.name for write in writes if not isinstance(write, Ask)}
     for workload in workloads:
         if workload.evicted and workload.reserves and not pods & set(workload.covered):
             assert workload.name in told, "what nobody uses is given back"
@@ -243,6 +247,7 @@ def test_nothing_that_is_used_is_given_back(
             assert not any(i in w.covered for w in workloads for i in range(write.first, write.first + write.count))
             assert write.first + write.count <= max(asks, 2)
             continue
+        assert not isinstance(write, Adopt), "no Workload was made for it by others"
         kept = range(0)
         if isinstance(write, Set) and write.reclaimed is not None:
             kept = range(write.workload.first, write.workload.first + write.workload.count - write.reclaimed)
