@@ -47,25 +47,32 @@ def judge(ranks: list[dict[str, str]], nproc: int) -> None:
         assert len({env[name] for env in ranks}) == 1, f"all ranks agree on {name}"
 
 
+def find_processes(ranks: list[dict[str, str]]) -> set[str]:
+    return {env["pid"] for env in ranks}
+
+
 @pytest.mark.parametrize("program", ["variables.py", "variables_in_session.py"])
 def test_the_variables_are_right_in_every_world(hub: FakeHub, pods: Pods, tmp_path: Path, program: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
     command = (str(PROGRAMS / program), str(out))
     env: dict[str, str | None] = {"PET_NPROC_PER_NODE": "2"}
-    for number in range(2):
-        pods.start(f"pod-{number}", *command, env=env)
+    members = {f"pod-{number}": pods.start(f"pod-{number}", *command, env=env) for number in range(2)}
     first = hub.wait_for_world(2, timeout=120)
     before = read_world(out, first.generation, 4, hub)
     judge(before, 2)
     hub.set_size(3)
-    pods.start("pod-2", *command, env=env)
+    members["pod-2"] = pods.start("pod-2", *command, env=env)
     second = hub.wait_for_world(3, newer_than=first.generation, timeout=150)
     after = read_world(out, second.generation, 6, hub)
     judge(after, 2)
     assert before[0]["MASTER_PORT"] != after[0]["MASTER_PORT"], "the store of a world is its own"
     hub.set_size(1)
-    for pod in second.pods[1:]:
-        hub.remove(pod)
+    hub.remove(second.pods[1])
+    members[second.pods[2]].kill()
     third = hub.wait_for_world(1, newer_than=second.generation, timeout=150)
-    judge(read_world(out, third.generation, 2, hub), 2)
+    last = read_world(out, third.generation, 2, hub)
+    judge(last, 2)
+    stays = program == "variables_in_session.py"
+    assert (find_processes(before) < find_processes(after)) == stays, "a session keeps its processes, others restart"
+    assert (find_processes(last) < find_processes(after)) == stays

@@ -15,7 +15,7 @@ def write() -> None:
     name = f"{os.environ['ELASTICJOB_GENERATION']}-{dist.get_world_size()}-{dist.get_rank()}"
     file = Path(sys.argv[1], f"{name}.json")
     if not file.exists():
-        file.with_suffix(".part").write_text(json.dumps(dict(os.environ)))
+        file.with_suffix(".part").write_text(json.dumps({"pid": str(os.getpid()), **os.environ}))
         file.with_suffix(".part").rename(file)
 
 

@@ -6,6 +6,7 @@ On entering a world the ranks compare their state; if it differs, the most advan
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,10 @@ class Memory:
         """Make the sampler distribute samples over the ranks of this world."""
         if hasattr(self.sampler, "world_size"):
             self.sampler.rank, self.sampler.world_size = rank, world_size
+
+    def read_batches(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """The loader's batches, each with its part in a global batch; None where the sampler does not tell it."""
+        return self.sampler.steps(loader) if hasattr(self.sampler, "steps") else ((None, batch) for batch in loader)
 
     def keep_place(self) -> None:
         """Save the position to which a broken step rolls back."""

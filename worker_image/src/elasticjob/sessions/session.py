@@ -82,6 +82,7 @@ class Session:
         self.sampler = sampler
         self._on_world = on_world
         self._micro: Any = None
+        self._in_batches = False
         self._closed = False
         self._ready = False  # this rank has all gradients of the step, and waits for the other ranks
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
@@ -170,11 +171,18 @@ class Session:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The remaining batches of this epoch, across changes of the world."""
+        self._in_batches = True
+        try:
+            yield from self._remaining(loader)
+        finally:
+            self._in_batches = False
+
+    def _remaining(self, loader: Iterable[Any]) -> Iterator[Any]:
         self._replicas.keep()
         epoch = getattr(self.sampler, "epoch", None)
         while True:
             self._went_back = False
-            for micro, batch in self._items(loader):
+            for micro, batch in self._memory.read_batches(loader):
                 if self._worlds.state.is_lost:
                     self._break(WorldLostError("a member was lost"))
                     break
@@ -192,16 +200,14 @@ class Session:
             if getattr(self.sampler, "epoch", None) != epoch:
                 return
 
-    def _items(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        if hasattr(self.sampler, "steps"):
-            yield from self.sampler.steps(loader)
-        else:
-            for batch in loader:
-                yield None, batch
-
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """One forward and backward pass, and the optimizer's step. Recovers afterwards if the world is lost."""
+        """One forward and backward pass, and the optimizer's step. Recovers afterwards if the world is lost.
+
+        In a loop without `batches`, the next world is entered here, before the block.
+        """
+        if not self._in_batches:
+            self._change_between_steps()
         self._memory.begin()
         virtual = self._memory.virtual
         if virtual is not None:
@@ -267,6 +273,12 @@ class Session:
 
     def _end_apply(self, *_: Any) -> None:
         self._memory.note_applied()
+
+    def _change_between_steps(self) -> None:
+        if self._worlds.state.is_lost:
+            self._break(WorldLostError("a member was lost"))
+        if not self._worlds.is_running:
+            self._worlds.change()
 
     def _break(self, error: Exception) -> None:
         """The world was lost during a step: roll the step back."""
