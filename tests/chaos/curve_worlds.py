@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.curve import MODELS, PROGRAM, State, check
+from chaos.curve import MODELS, PROGRAM, WRONG, State, check
 from chaos.sessions import Event, make_schedule
 from elasticjob.diagnose.verify import start_server
 from elasticjob.diagnose.verify_worlds import Lines, WorldFailedError, Worlds
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed = failed or bool(found["violations"])
             sys.stdout.write(json.dumps({"seed": seed} | found) + "\n")
             sys.stdout.flush()
-    return int(failed)
+    return WRONG if failed else 0
 
 
 if __name__ == "__main__":

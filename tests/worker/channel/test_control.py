@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from elasticjob.channel.control import Server
 from worker.gang_helper import clean_environment
 
 pytestmark = pytest.mark.timeout(60)
@@ -76,3 +80,19 @@ def test_what_is_not_an_agents_is_left_alone(short_path: Path) -> None:
     end(process)
     assert not folder.exists()
     assert (short_path / "elasticjob-agent-notes" / "control").exists()
+
+
+def test_a_closed_server_leaves_no_thread() -> None:
+    before = threading.enumerate()
+    server = Server(lambda peer, message: None)
+    (waiting,) = [one for one in threading.enumerate() if one not in before]
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(server.path))
+        deadline = time.monotonic() + 30
+        while not server.peers():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    time.sleep(0.1)  # it waits for the next one
+    server.close()
+    waiting.join(30)
+    assert not waiting.is_alive()

@@ -103,7 +103,8 @@ class Server:
             return [peer for peer in self._peers if want is None or want in peer.wants]
 
     def close(self) -> None:
-        self._listener.close()
+        """Hang up on all peers, and end the thread that waits for new ones."""
+        _hang_up(self._listener)  # its shutdown wakes the thread; closing alone would not
         for peer in self.peers():
             _hang_up(peer.connection)
         shutil.rmtree(self.folder, ignore_errors=True)
