@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument(
         "--reference-batch", type=int, help="the batch for which the learning rate was chosen, if not 32"
     )
+    parser.add_argument("--batch-per-rank", type=int, help="samples of a rank: the batch grows with the world")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -81,10 +82,15 @@ def main() -> None:
     sampler = elasticjob.ElasticDistributedSampler(data, global_batch_size=32, virtual_ranks=args.virtual_ranks)
     loader = DataLoader(data, batch_sampler=sampler)
     growth = None
-    if args.reference_batch:  # multiply the learning rate by what the batch of 32 is measured to gain
+    if args.reference_batch:  # multiply the learning rate by what the batch is measured to gain
         reference = args.reference_batch
         growth = elasticjob.BatchGrowth(optimizer, sampler, reference_batch_size=reference, rule="adascale")
-    session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler, growth=growth)
+
+    def grow(session: elasticjob.Session) -> None:  # then worlds of other sizes have another curve
+        sampler.global_batch_size = args.batch_per_rank * session.world_size
+
+    on_world = grow if args.batch_per_rank else None
+    session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler, growth=growth, on_world=on_world)
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)
         for images, labels in session.batches(loader):

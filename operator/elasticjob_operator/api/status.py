@@ -122,6 +122,9 @@ class SizeSpeed(StatusModel):
 
     size: int
     step_seconds: float
+    batch_size: int | None = Field(
+        default=None, description="Samples of a step, of a job whose batch grows; its steps are those of the optimizer."
+    )
     reports: float = Field(default=1, description="How many reports that is the mean of, old ones counting less.")
     time: str | None = Field(default=None, description="Of the last report.")
 
@@ -150,6 +153,11 @@ class ScalingStatus(StatusModel):
     previous_size: int | None = Field(default=None, description="Pods before the pool changed them the last time.")
     expected_gain_percent: int | None = Field(default=None, description="In speed, by the model, of that change.")
     speeds: list[SizeSpeed] = Field(default_factory=list, description="Ordered by size.")
+    noise_scale: float | None = Field(
+        default=None,
+        description="Of the gradients: the batch, in samples, at which they are noise by half. Known of a job whose"
+        " batch grows by AdaScale.",
+    )
     cost: CostStatus | None = Field(default=None, description=CostStatus.__doc__)
 
 

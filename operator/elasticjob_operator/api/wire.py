@@ -153,6 +153,9 @@ class Progress(_Wire):
     # The median, over the last minute, of what its slowest local rank needs for a step without waiting for other ranks.
     own_seconds: float | None = Field(default=None, gt=0, le=2**31)
     slowest_rank: Count | None = None
+    batch_size: Count | None = None  # samples of a step of the optimizer, if the script lets the batch grow; then also:
+    batch_seconds: float | None = Field(default=None, ge=0)  # of a step of the optimizer
+    noise_scale: float | None = Field(default=None, ge=0)  # the batch, in samples, whose gradient is noise by half
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
 
 

@@ -146,7 +146,7 @@ def _pool(job: Job, pool: Sequence[Job]) -> str:
     for other in pool:
         mine = other.status.scaling or api.ScalingStatus()
         here = ' aria-current="true"' if other.uid == job.uid else ""
-        speeds = ", ".join(f"{one.size}: {1 / one.step_seconds:.3g}/s" for one in mine.speeds if one.step_seconds > 0)
+        speeds = ", ".join(one.replace(":", ": ") for one in words.speeds_by_size(mine))
         rows.append(
             f'<tr{here}><td><a href="{escape(job_path(other.namespace, other.name))}">{escape(other.name)}</a></td>'
             f'<td class="n">{mine.size}</td><td class="n">{mine.wanted}</td><td>{escape(speeds or "-")}</td>'

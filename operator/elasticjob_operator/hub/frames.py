@@ -42,12 +42,12 @@ def decode(data: str | bytes) -> Message | Problem:
 def finite(progress: wire.Progress) -> wire.Progress:
     """Replace NaN and infinities: a loss may be NaN, but JSON, and so the API server, cannot represent it."""
     metrics = {name: value for name, value in progress.metrics.items() if math.isfinite(value)}
-    seconds = progress.step_seconds
-    if seconds is not None and not math.isfinite(seconds):
-        seconds = None
-    if len(metrics) == len(progress.metrics) and seconds == progress.step_seconds:
-        return progress
-    return progress.model_copy(update={"metrics": metrics, "step_seconds": seconds})
+    changes: dict[str, object] = {} if len(metrics) == len(progress.metrics) else {"metrics": metrics}
+    for name in ("step_seconds", "batch_seconds", "noise_scale"):
+        value = getattr(progress, name)
+        if value is not None and not math.isfinite(value):
+            changes[name] = None
+    return progress.model_copy(update=changes) if changes else progress
 
 
 def _explain(data: str | bytes, error: pydantic.ValidationError) -> Problem:

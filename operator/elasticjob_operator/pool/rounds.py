@@ -112,27 +112,33 @@ def _why_held(one: PooledJob, grant: Grant) -> str:
 def _request(one: PooledJob, now: float) -> Request:
     status, sizes = one.job.status, find_sizes(one, now)
     curve = measure(one.model, sizes, one.devices)
-    unit = one.model.fit.seconds(sizes[0]) * sizes[0] * one.devices
-    progress = status.progress
-    rest = None
-    if progress is not None and progress.total_steps and progress.step is not None and one.model.points:
-        rest = max(0, progress.total_steps - progress.step) * unit
     cost = status.goodput.last_recovery_seconds
     started, deadline = parse_time(status.start_time), one.spec.run_policy.active_deadline_seconds
-    return Request(
+    request = Request(
         one.job.key,
         curve,
         size=one.size,
         model=one.model,
         weight=float(one.spec.scaling.weight),
         order=one.job.created,
-        remaining_seconds=rest,
         served_seconds=status.goodput.training_seconds * curve.speeds[0],
         change_seconds=DEFAULT_CHANGE_SECONDS if cost is None else min(cost, MAX_CHANGE_SECONDS),
         behind_seconds=one.behind,
         due_seconds=started + deadline - now if deadline is not None and started is not None else None,
         is_paid=one.is_paid,
     )
+    return replace(request, remaining_seconds=_find_rest(one, request))
+
+
+def _find_rest(one: PooledJob, request: Request) -> float | None:
+    """Seconds until the last step on one device, or rather at the rate of one; None where that is not known."""
+    progress, sizes = one.job.status.progress, request.sizes
+    if progress is None or not progress.total_steps or progress.step is None or not one.model.points:
+        return None
+    if one.model.grows:  # its script may count other steps than those of the optimizer
+        left = progress.estimated_remaining_seconds
+        return None if left is None else left * request.speed
+    return max(0, progress.total_steps - progress.step) * sizes[0] * request.curve.devices / one.model.speed(sizes[0])
 
 
 def find_sizes(one: PooledJob, now: float) -> tuple[int, ...]:
@@ -173,7 +179,15 @@ class Report:
 
     size: int  # pods
     step: int
-    step_seconds: float
+    step_seconds: float | None  # of the optimizer, where the batch grows; None: not known yet
+    batch: int = 0  # 0: it does not grow
+    noise_scale: float | None = None
+
+    def teach(self, model: Model, now: float) -> Model:
+        """What the model is with it."""
+        if self.step_seconds is not None:
+            model = model.learn(self.size, self.step_seconds, now, batch=self.batch)
+        return model.hear_noise(self.noise_scale)
 
 
 def find_report(status: api.Status, agents: Mapping[str, Agent], now: float) -> Report | None:
@@ -183,8 +197,13 @@ def find_report(status: api.Status, agents: Mapping[str, Agent], now: float) -> 
     if not status.goodput.training or formed is None or now - formed < SETTLE_SECONDS:
         return None
     reports = [a.progress for a in agents.values() if a.progress and a.progress.generation == world.generation]
-    found = [(r.step, r.step_seconds) for r in reports if r.step is not None and r.step_seconds]
-    return Report(world.world_size, *max(found)) if found else None
+    found = [(r.step, r.step_seconds, r) for r in reports if r.step is not None and r.step_seconds]
+    if not found:
+        return None
+    step, seconds, furthest = max(found, key=lambda one: one[:2])
+    if furthest.batch_size:
+        return Report(world.world_size, step, furthest.batch_seconds, furthest.batch_size, furthest.noise_scale)
+    return Report(world.world_size, step, seconds)
 
 
 # --- models across restarts of the operator ---------------------------------------------------------------
@@ -192,10 +211,10 @@ def find_report(status: api.Status, agents: Mapping[str, Agent], now: float) -> 
 
 def recall(status: api.Status) -> Model:
     """The model of what the status has kept."""
-    model = Model()
-    for one in status.scaling.speeds if status.scaling is not None else ():
-        model = model.learn(one.size, one.step_seconds, parse_time(one.time) or 0.0, one.reports)
-    return model
+    model, scaling = Model(), status.scaling or api.ScalingStatus()
+    for one in scaling.speeds:
+        model = model.learn(one.size, one.step_seconds, parse_time(one.time) or 0.0, one.reports, one.batch_size or 0)
+    return model.hear_noise(scaling.noise_scale)
 
 
 def recall_spent(status: api.Status) -> float:
@@ -208,10 +227,19 @@ def keep(model: Model, most: int = 16) -> tuple[api.SizeSpeed, ...]:
     latest = sorted(model.points.items(), key=lambda pair: -pair[1].at)[:most]
     return tuple(
         api.SizeSpeed(
-            size=size, step_seconds=_short(point.seconds), reports=round(point.weight, 1), time=format_time(point.at)
+            size=size,
+            step_seconds=_short(point.seconds),
+            batch_size=point.batch or None,
+            reports=round(point.weight, 1),
+            time=format_time(point.at),
         )
         for size, point in sorted(latest)
     )
+
+
+def keep_noise(model: Model) -> float | None:
+    """What the status keeps."""
+    return None if model.noise is None or not model.grows else _short(model.noise)
 
 
 def keep_cost(cost: api.CostStatus) -> api.CostStatus:

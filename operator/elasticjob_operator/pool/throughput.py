@@ -4,13 +4,18 @@ A step of n pods takes `a/n + b + c(n - 1)` seconds: work that is shared, work t
 (the form of Optimus, EuroSys 2018). None of the three is ever negative, so no model, whatever a job reports, promises
 more than twice the speed for twice the pods. Before anything is measured a prior stands for them; each measurement
 moves the estimate by ridge regression, and old measurements count ever less.
+
+Where the batch of a job grows with its size, its speed is counted in samples, and a sample of a larger batch is worth
+less: that which the larger batch averages away is only the noise of the gradient. With the noise scale p (the batch
+that is noise by half), a sample in a batch B is worth (p + A) / (p + B) of one in a batch A: the statistical efficiency
+of Pollux (OSDI 2021), and AdaScale's gain over the ratio of the batches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final
@@ -19,6 +24,7 @@ HALF_LIFE_SECONDS: Final = 1800.0  # after which a measurement counts half
 MOST_WEIGHT: Final = 60.0  # of the measurements of one size, in reports
 NOISE: Final = 0.1  # relative error of one report
 FASTEST, SLOWEST = 1e-7, 1e6  # seconds of a step; what lies beyond is not believed
+LARGEST: Final = 2**31  # samples of a batch, and so of the noise scale
 
 # Of a job that takes one second on one pod: (shared, not shared, growth), and how far each may be off.
 PRIOR: Final = (0.95, 0.05, 0.003)
@@ -34,6 +40,7 @@ class Point:
     seconds: float  # of a step, a mean
     weight: float  # in reports
     at: float  # of the last report, seconds since the epoch
+    batch: int = 0  # samples of a step; 0: the batch does not grow, and a step is worth the same at every size
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +73,36 @@ class Model:
     """The throughput of one job. `learn` gives the next one."""
 
     points: Mapping[int, Point] = field(default_factory=lambda: MappingProxyType({}))  # by size in pods
+    noise: float | None = None  # the noise scale, in samples; None: not measured, so every sample is worth the same
 
-    def learn(self, size: int, seconds: float, now: float, weight: float = 1.0) -> Model:
-        """With one more report of the seconds that a step takes at this size; nonsense teaches nothing."""
+    def learn(self, size: int, seconds: float, now: float, weight: float = 1.0, batch: int = 0) -> Model:
+        """With one more report of the seconds that a step takes at this size; nonsense teaches nothing.
+
+        Steps of a batch that grows say nothing of steps that are worth the same at every size, and the other way round.
+        """
         if size < 1 or not math.isfinite(seconds) or not FASTEST <= seconds <= SLOWEST or not weight > 0:
             return self
-        known = self.points.get(size)
-        point = Point(seconds, min(weight, MOST_WEIGHT), now)
-        if known is not None:
+        if not 0 <= batch <= LARGEST:
+            return self
+        points = {n: point for n, point in self.points.items() if bool(point.batch) == bool(batch)}
+        known = points.get(size)
+        points[size] = Point(seconds, min(weight, MOST_WEIGHT), now, batch)
+        if known is not None and known.batch == batch:
             kept = known.weight * _decay(now - known.at)
             mean = (kept * known.seconds + weight * seconds) / (kept + weight)
-            point = Point(mean, min(kept + weight, MOST_WEIGHT), max(now, known.at))
-        return Model(MappingProxyType({**self.points, size: point}))
+            points[size] = Point(mean, min(kept + weight, MOST_WEIGHT), max(now, known.at), batch)
+        return replace(self, points=MappingProxyType(points))
+
+    def hear_noise(self, scale: float | None) -> Model:
+        """With the noise scale that was reported last, in samples; nonsense is ignored."""
+        if scale is None or scale == self.noise or not 0 <= scale <= LARGEST:
+            return self
+        return replace(self, noise=scale)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the batch of the job grows with its size, so that the points are of steps of the optimizer."""
+        return self._least_batch > 0
 
     @property
     def latest(self) -> float:
@@ -87,12 +112,45 @@ class Model:
     @cached_property
     def fit(self) -> Fit:
         """As of the last report: a job that says nothing (it waits, it is suspended) forgets nothing."""
-        weighted = [(n, p.seconds, p.weight * _decay(self.latest - p.at)) for n, p in self.points.items()]
-        return _fit([point for point in weighted if point[2] > 1e-3])
+        weighted = [(n, self._seconds(p), p.weight * _decay(self.latest - p.at)) for n, p in self.points.items()]
+        return _fit([one for one in weighted if one[2] > 1e-3 and FASTEST <= one[1] <= SLOWEST])
+
+    def _seconds(self, point: Point) -> float:
+        """Of a step, or where the batch grows, of as many samples as the smallest known batch has."""
+        return point.seconds * self._least_batch / point.batch if point.batch else point.seconds
+
+    @cached_property
+    def _least_batch(self) -> int:
+        return min((point.batch for point in self.points.values()), default=0)
 
     def speed(self, size: int) -> float:
-        """Steps a second."""
-        return 1.0 / self.fit.seconds(size)
+        return self.speeds_of((size,))[0]
+
+    def speeds_of(self, sizes: Sequence[int]) -> list[float]:
+        """Steps a second at each size; where the batch grows, those of the smallest known batch that teach as much."""
+        seconds = self.fit.seconds_of(sizes)
+        if self.noise is None or not self._least_batch:
+            return [1.0 / one for one in seconds]
+        fixed, each = self._batch_line
+        worths = (find_worth(self.noise, fixed + each * size, self._least_batch) for size in sizes)
+        return [worth / one for worth, one in zip(worths, seconds, strict=True)]
+
+    @cached_property
+    def _batch_line(self) -> tuple[float, float]:
+        """The batch as a part that stays and one that comes with each pod: by the smallest and the largest known size.
+
+        If only one size is known, all of it comes with the pods.
+        """
+        low, high = min(self.points), max(self.points)
+        small, large = self.points[low].batch, self.points[high].batch
+        each = max(0.0, (large - small) / (high - low)) if high > low else large / high
+        fixed = large - each * high
+        return (fixed, each) if fixed >= 0 else (0.0, large / high)
+
+
+def find_worth(noise: float, batch: float, than: float) -> float:
+    """What a sample in this batch teaches, compared with one in a batch of `than`, which is above 0."""
+    return (noise + than) / (noise + batch)
 
 
 def _decay(seconds: float) -> float:

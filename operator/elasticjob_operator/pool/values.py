@@ -34,9 +34,9 @@ class Curve:
 
 def measure(model: Model, sizes: tuple[int, ...], devices: int) -> Curve:
     """The curve of a job whose pods have so many devices."""
-    first, fit = sizes[0], model.fit
-    unit = fit.seconds(first) * first * devices
-    return Curve(sizes, tuple(unit / seconds for seconds in fit.seconds_of(sizes)), devices)
+    speeds = model.speeds_of(sizes)
+    unit = sizes[0] * devices / speeds[0]
+    return Curve(sizes, tuple(unit * speed for speed in speeds), devices)
 
 
 @dataclass(frozen=True)

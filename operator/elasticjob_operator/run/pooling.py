@@ -159,8 +159,9 @@ class PoolLoop:
             if verdict.cost is not None:
                 memory.spent, cost = verdict.cost.spent, rounds.keep_cost(verdict.cost)
             gain = verdict.gain if verdict.size not in (0, one.size) else memory.decision.expected_gain
-            speeds = rounds.keep(memory.model)
-            self._decide_job(one.job.key, PoolDecision(verdict.size, verdict.reason, pool.name, gain, speeds, cost))
+            speeds, noise = rounds.keep(memory.model), rounds.keep_noise(memory.model)
+            decision = PoolDecision(verdict.size, verdict.reason, pool.name, gain, speeds, cost, noise)
+            self._decide_job(one.job.key, decision)
 
     def _decide_job(self, key: JobKey, decision: PoolDecision) -> None:
         """Keep the decision, and wake the job unless only its measurements have changed."""
@@ -182,7 +183,7 @@ class PoolLoop:
         report = rounds.find_report(job.status, self._hub.agents(job.key), now)
         if report is not None and report.step != memory.step:
             memory.step = report.step
-            memory.model = memory.model.learn(report.size, report.step_seconds, now)
+            memory.model = report.teach(memory.model, now)
         return memory
 
     def _observe(self, job: Job, spec: api.Spec, pool: Pool, memory: _Memory) -> rounds.PooledJob:

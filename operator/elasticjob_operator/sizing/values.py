@@ -18,6 +18,7 @@ class PoolDecision:
     expected_gain: float = 0.0  # relative gain in speed from the change to this size
     speeds: tuple[api.SizeSpeed, ...] = ()  # the measured ones
     cost: api.CostStatus | None = None
+    noise_scale: float | None = None  # of the gradients, in samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ def build_status(
         if not size.limited_by:
             return None
         return api.ScalingStatus(size=size.world, wanted=size.wanted, limited_by=size.limited_by, reason=size.reason)
-    decision = pool or PoolDecision(pool=before.pool or "", speeds=tuple(before.speeds), cost=before.cost)
+    decision = pool or PoolDecision(
+        pool=before.pool or "", speeds=tuple(before.speeds), cost=before.cost, noise_scale=before.noise_scale
+    )
     is_pinned = job.is_pinned
     moved = not is_pinned and pool is not None and before.size not in (0, size.world)
     reason = _PINNED.format(spec.replicas, job.name) if is_pinned else size.reason or decision.reason
@@ -45,6 +47,7 @@ def build_status(
         previous_size=before.size if moved else before.previous_size,
         expected_gain_percent=round(100 * decision.expected_gain) if moved else before.expected_gain_percent,
         speeds=list(decision.speeds) if reported or _sizes(decision.speeds) != _sizes(before.speeds) else before.speeds,
+        noise_scale=decision.noise_scale if reported or before.noise_scale is None else before.noise_scale,
         cost=decision.cost if reported or _rate(decision.cost) != _rate(before.cost) else before.cost,
     )
 

@@ -144,7 +144,7 @@ def _course(job: Job, sizes: Mapping[str, Sequence[Point]], now: float) -> str:
 def _pool_cells(job: Job, *, paid: bool) -> list[str]:
     """The pool, the speeds that its model rests on, what the last change was to bring and has brought, and the cost."""
     scaling = job.status.scaling or api.ScalingStatus()
-    model = " ".join(f"{one.size}:{1 / one.step_seconds:.3g}/s" for one in scaling.speeds if one.step_seconds > 0)
+    model = " ".join(words.speeds_by_size(scaling))
     expected = scaling.expected_gain_percent
     seen = words.gain_seen(scaling)
     return [

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from elasticjob_operator import api
 from elasticjob_operator.client.model import Job
+from elasticjob_operator.pool.throughput import find_worth
 from elasticjob_operator.times import parse_time
 
 PHASE_STYLES: Final = {
@@ -143,11 +144,28 @@ def costs(cost: api.CostStatus | None) -> tuple[str, str, str]:
     return f"{cost.per_hour:.4g}", f"{cost.spent:.4g}", "-" if cost.expected is None else f"{cost.expected:.4g}"
 
 
+def speeds_seen(scaling: api.ScalingStatus) -> dict[int, tuple[float, float]]:
+    """By size: steps a second, and what one is worth. Where the batch grows: samples, worth less in larger batches."""
+    seen = {one.size: (one.step_seconds, max(0, one.batch_size or 0)) for one in scaling.speeds if one.step_seconds > 0}
+    least, noise = min((batch for _, batch in seen.values()), default=0), scaling.noise_scale
+    if least == 0 or noise is None or noise < 0:
+        return {size: (max(1, batch) / seconds, 1.0) for size, (seconds, batch) in seen.items()}
+    return {size: (batch / seconds, find_worth(noise, batch, least)) for size, (seconds, batch) in seen.items()}
+
+
+def speeds_by_size(scaling: api.ScalingStatus) -> list[str]:
+    """`4:52/s` each; with what a step is worth, if that is not all: `4:52/s*81%`."""
+    seen = speeds_seen(scaling)
+    return [
+        f"{size}:{speed:.3g}/s" + (f"*{worth:.0%}" if worth < 0.995 else "") for size, (speed, worth) in seen.items()
+    ]
+
+
 def gain_seen(scaling: api.ScalingStatus) -> float | None:
     """What the pool's last change of size brought to the speed, in percent; None where a size was not measured."""
-    speeds = {one.size: one.step_seconds for one in scaling.speeds if one.step_seconds > 0}
+    speeds = {size: speed * worth for size, (speed, worth) in speeds_seen(scaling).items()}
     before, after = speeds.get(scaling.previous_size or 0), speeds.get(scaling.size)
-    return 100 * (before / after - 1) if before and after else None
+    return 100 * (after / before - 1) if before and after else None
 
 
 def failure_head(last: api.FailureStatus, now: float) -> str:

@@ -201,6 +201,28 @@ def test_top_shows_costs_where_devices_have_prices() -> None:
     assert row.split()[-6:-3] == ["5.6", "1.25", "11"]
 
 
+@pytest.mark.parametrize(
+    ("noise", "model", "seen"),
+    [
+        pytest.param(None, ["1:64/s", "4:240/s"], "+275", id="not measured"),
+        pytest.param(128.0, ["1:64/s", "4:240/s*50%"], "+88", id="half of it is noise"),
+        pytest.param(-1.0, ["1:64/s", "4:240/s"], "+275", id="nonsense"),
+    ],
+)
+def test_top_shows_what_the_samples_of_a_larger_batch_are_worth(
+    noise: float | None, model: list[str], seen: str
+) -> None:
+    speeds = [
+        {"size": 1, "stepSeconds": 1.0, "batchSize": 64},
+        {"size": 4, "stepSeconds": 1.0666, "batchSize": 256},
+    ]
+    scaling = {"pool": "gpu", "size": 4, "previousSize": 1, "speeds": speeds, "noiseScale": noise}
+    shown = text_of(tables.list_top([given.job(given.running_status() | {"scaling": scaling})], NOW), 250)
+    words = shown.splitlines()[1].split()
+    assert [word for word in words if "/s" in word and ":" in word] == model
+    assert seen in words
+
+
 def test_goodput_without_reported_steps_is_a_bound() -> None:
     raw = given.running_status()
     for measured, shown in (("Steps", " 90.0%"), ("Formation", "≤90.0%")):

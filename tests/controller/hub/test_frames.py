@@ -60,6 +60,9 @@ FROM_AGENT: st.SearchStrategy[frames.Message] = st.one_of(
         step=maybe(COUNT),
         total_steps=maybe(COUNT),
         step_seconds=maybe(POSITIVE),
+        batch_size=maybe(COUNT),
+        batch_seconds=maybe(POSITIVE),
+        noise_scale=maybe(POSITIVE),
         metrics=st.dictionaries(TEXT, FLOAT, max_size=32),
     ),
     st.builds(wire.Diagnosis, generation=COUNT, kind=TEXT, text=TEXT),
@@ -117,6 +120,8 @@ def test_a_loss_that_is_nan_is_left_out_and_the_rest_is_kept() -> None:
     text = json.dumps({"v": 1, "type": "progress", "step": 7, "metrics": {"loss": float("nan"), "lr": 0.1}})
     assert "NaN" in text
     assert frames.decode(text) == wire.Progress(step=7, metrics={"lr": 0.1})
+    learned = {"type": "progress", "step": 7, "batchSize": 64, "batchSeconds": 1e999, "noiseScale": float("inf")}
+    assert frames.decode(json.dumps({"v": 1} | learned)) == wire.Progress(step=7, batch_size=64)
     endless = json.dumps({"type": "progress", "step": 7, "stepSeconds": float("inf"), "metrics": {"a": 1e999}})
     assert frames.decode(endless) == wire.Progress(step=7)
 

@@ -32,8 +32,10 @@ def models(draw: st.DrawFn) -> Model:
     """Of honest jobs, of liars and of those that talk nonsense."""
     model = Model()
     for _ in range(draw(st.integers(0, 5))):
-        model = model.learn(draw(st.integers(1, 40)), draw(nonsense), draw(st.floats(0, 1e5)), draw(st.floats(-1, 50)))
-    return model
+        batch = draw(st.just(0) | st.integers(-1, 2**33))
+        size, seconds, now, weight = draw(st.tuples(st.integers(1, 40), nonsense, st.floats(0, 1e5), st.floats(-1, 50)))
+        model = model.learn(size, seconds, now, weight, batch)
+    return model.hear_noise(draw(st.none() | nonsense))
 
 
 @st.composite

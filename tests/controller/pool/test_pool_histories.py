@@ -37,6 +37,8 @@ class Trainee:
     step: int
     shared: float
     lies: float | None
+    batch: int  # of a pod, if the batch grows; otherwise 0
+    noise: float | None
     order: float
     replicas: int | None = None
     annotation: int | None = None
@@ -59,7 +61,8 @@ class Trainee:
         if self.trains:
             self.members = self.placed
             seconds = self.shared / self.placed + 1 - self.shared if self.lies is None else self.lies
-            self.model = self.model.learn(self.placed, seconds, now)
+            self.model = self.model.learn(self.placed, seconds, now, batch=self.batch * self.placed)
+            self.model = self.model.hear_noise(self.noise)
 
     def observe(self, now: float) -> PooledJob:
         spec = make_spec(
@@ -106,7 +109,8 @@ class Pool:
         for one in self.trainees:
             verdict = verdicts["ns", one.name]
             one.behind = verdict.behind
-            decision = PoolDecision(verdict.size, verdict.reason, "pool", verdict.gain, rounds.keep(one.model))
+            speeds, noise = rounds.keep(one.model), rounds.keep_noise(one.model)
+            decision = PoolDecision(verdict.size, verdict.reason, "pool", verdict.gain, speeds, noise_scale=noise)
             job, spec = seen[one.name].job, seen[one.name].spec
             size = compose.compose(View(spec, members=one.placed, pool=decision, is_pinned=job.is_pinned))
             number = written.find_replicas(job, spec, size)
@@ -149,12 +153,16 @@ class Pool:
 
 
 trainees = st.builds(
-    lambda low, steps, step, shared, lies: Trainee("", low, low + steps * step, step, shared, lies, 0.0),
+    lambda low, steps, step, shared, lies, batch, noise: Trainee(
+        "", low, low + steps * step, step, shared, lies, batch, noise, 0.0
+    ),
     st.integers(1, 3),
     st.integers(0, 6),
     st.integers(1, 2),
     st.floats(0.2, 0.99),
     st.none() | st.none() | st.sampled_from([0.0, -1.0, math.nan, math.inf, 1e-7, 1e6, 2.0]),
+    st.sampled_from([0, 0, 1, 32, 2**32]),
+    st.none() | st.sampled_from([0.0, 100.0, 1e9, -1.0, math.nan, math.inf]),
 )
 events = st.one_of(
     st.tuples(st.just("capacity"), st.integers(0, 24)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from controller.builders import NOW, make_spec
+from controller.builders import NOW, make_agent, make_spec
 from elasticjob_operator import api
+from elasticjob_operator.api import wire
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.pool import rounds
 from elasticjob_operator.pool.rounds import PooledJob
@@ -170,6 +172,72 @@ def test_what_was_measured_survives_in_the_status() -> None:
     again = rounds.recall(status)
     assert again.speed(8) == pytest.approx(model.speed(8), rel=0.01)
     assert rounds.recall(api.Status()) == Model()
+
+
+def grow(noise: float | None) -> Model:
+    """Of a job whose batch is 64 for each pod, and whose steps take as long at every size."""
+    model = Model()
+    for size in (1, 2) * 20:
+        model = model.learn(size, 1.0, NOW, batch=64 * size)
+    return model.hear_noise(noise)
+
+
+def test_a_job_that_learns_nothing_from_a_larger_batch_leaves_the_devices_to_others() -> None:
+    for noise, size in ((0.0, 1), (1e6, 7)):
+        found = rounds.share(
+            [sharer("grows", 2, model=grow(noise)), sharer("stays", 2, shared=0.2)], 8, Objective.GOODPUT,
+            seconds=1.0, now=NOW,
+        )  # fmt: skip
+        assert found["ns", "grows"].size == size
+
+
+def test_what_is_left_of_a_job_with_a_growing_batch_is_what_its_script_estimates() -> None:
+    """Whatever it counts as a step. 450 s at two pods are 675 s at one, in time for 800 s; 510 s are not."""
+    started: dict[str, Any] = {
+        "start_time": format_time(NOW), "spec": {"runPolicy": {"activeDeadlineSeconds": 800}},
+        "model": grow(128.0), "is_paid": True,
+    }  # fmt: skip
+    for seconds, size in ((450, 1), (510, 2)):
+        progress = api.ProgressStatus(step=10, total_steps=10**9, estimated_remaining_seconds=seconds)
+        assert sizes(sharer("a", 2, progress=progress, **started)) == [size]
+    unknown = api.ProgressStatus(step=10, total_steps=10**9)
+    assert sizes(sharer("a", 2, progress=unknown, **started)) == sizes(sharer("a", 2, model=grow(128.0))) > [2]
+
+
+def test_what_was_measured_of_the_batch_survives_in_the_status() -> None:
+    model = grow(128.0)
+    scaling = api.ScalingStatus(speeds=list(rounds.keep(model)), noise_scale=rounds.keep_noise(model))
+    again = rounds.recall(api.Status(scaling=scaling))
+    assert again.noise == 128.0
+    assert again.speed(4) / again.speed(1) == pytest.approx(model.speed(4) / model.speed(1), rel=0.01)
+    assert rounds.keep_noise(sharer("a", 4).model) is None
+
+
+def report_of(*reports: wire.Progress, size: int = 2) -> rounds.Report | None:
+    """What is learned from these, of a world of this size."""
+    world = api.RendezvousStatus(generation=3, world_size=size, formed_time=format_time(NOW - 60))
+    agents = {
+        str(rank): replace(make_agent(rank, "running", 3), progress=one.model_copy(update={"generation": 3}))
+        for rank, one in enumerate(reports)
+    }
+    return rounds.find_report(api.Status(rendezvous=world, goodput=TRAINS), agents, NOW)
+
+
+def test_the_furthest_rank_is_believed() -> None:
+    slow, fast = wire.Progress(step=7, step_seconds=2.0), wire.Progress(step=8, step_seconds=1.0)
+    assert report_of(slow, fast) == rounds.Report(2, 8, 1.0)
+    assert report_of(wire.Progress(step=8)) is None
+
+
+def test_a_report_of_a_batch_that_grows_is_of_the_steps_of_the_optimizer() -> None:
+    said = wire.Progress(step=8, step_seconds=1.0, batch_size=128)
+    new = report_of(said)
+    assert new is not None
+    assert new.teach(Model(), NOW) == Model(), "the time of a step with this batch is not known yet"
+    timed = report_of(said.model_copy(update={"batch_seconds": 4.0, "noise_scale": 300.0}))
+    assert timed is not None
+    model = timed.teach(Model(), NOW)
+    assert (model.points[2].seconds, model.points[2].batch, model.noise) == (4.0, 128, 300.0)
 
 
 def test_the_status_keeps_the_sizes_that_were_reported_last() -> None:

@@ -100,6 +100,21 @@ def test_speeds_are_written_with_the_progress_only() -> None:
     assert later.speeds[0].step_seconds == 1.1
 
 
+def test_the_noise_scale_is_written_with_the_progress_only_and_stays() -> None:
+    def says(noise: float) -> PoolDecision:
+        return PoolDecision(4, "x", "gpu", noise_scale=noise)
+
+    first = status_of(pooled(4, 4), says(100.0))
+    assert first is not None
+    assert first.noise_scale == 100.0
+    job = pooled(4, 4, scaling=first)
+    assert status_of(job, says(101.0)) == first
+    later, undecided = status_of(job, says(101.0), reported=True), status_of(job, None, reported=True)
+    assert later is not None
+    assert undecided is not None
+    assert (later.noise_scale, undecided.noise_scale) == (101.0, 100.0)
+
+
 def test_costs_are_written_with_the_progress_only_and_stay() -> None:
     def says(spent: float) -> PoolDecision:
         return PoolDecision(4, "x", "gpu", cost=api.CostStatus(per_hour=3.6, spent=spent))

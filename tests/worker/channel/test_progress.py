@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -95,6 +96,81 @@ def test_the_bar_is_drawn_on_a_terminal() -> None:
         assert process.wait(timeout=60) == 0
     os.close(primary)
     assert "100%  5000/5000" in shown.decode()
+
+
+@dataclass
+class Grown:
+    """What a script has done with its batch."""
+
+    steps: int
+    batch_size: int | None
+    noise_scale: float | None = None
+
+
+def test_the_steps_of_a_batch_that_grows_are_timed_whatever_the_script_counts() -> None:
+    times = progress.BatchTimes()
+    times.report(0.0)
+    assert times.as_message() == {}, "no batch grows"
+    growth = times.growth = Grown(0, None)
+    times.report(1.0)
+    assert times.as_message() == {}, "this one does not either"
+    growth.steps, growth.batch_size = 1, 64
+    times.report(2.0)
+    assert times.as_message() == {"batchSize": 64}
+    growth.steps, growth.noise_scale = 3, 123.456
+    times.report(3.0)
+    times.report(30.0)  # the script has reported something else
+    assert times.as_message() == {"batchSize": 64, "batchSeconds": 0.5, "noiseScale": 123.5}
+    growth.steps, growth.batch_size = 4, 128
+    times.report(40.0)
+    assert times.as_message() == {"batchSize": 128, "noiseScale": 123.5}, "a world of another size was formed"
+    growth.steps = 5
+    times.report(42.0)
+    assert times.as_message()["batchSeconds"] == 2.0
+
+
+GROWS = """
+import torch
+from elasticjob import BatchGrowth, ElasticDistributedSampler, Session, report
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+sampler = ElasticDistributedSampler(64, global_batch_size=4, virtual_ranks=4)
+growth = BatchGrowth(optimizer, sampler, reference_batch_size=4, rule="adascale")
+def on_world(session):
+    sampler.global_batch_size = 8 * session.world_size
+session = Session(model=model, optimizer=optimizer, sampler=sampler, growth=growth, on_world=on_world)
+data = torch.randn(64, 3)
+for indices in session.batches([data[batch] for batch in sampler]):
+    with session.step():
+        session.backward((session.model(indices) - 1).square().mean())
+        if session.ends_step:
+            optimizer.step()
+            optimizer.zero_grad()
+    if session.ends_step:
+        report(step=session.committed + 1, total=8)
+session.close()
+"""
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_session_says_what_a_batch_that_grows_is_worth(
+    agent: tuple[str, queue.Queue[dict[str, Any]]], grows: bool
+) -> None:
+    path, heard = agent
+    script = GROWS if grows else GROWS.replace("growth=growth, on_world=on_world", "growth=growth")
+    env = clean_environment(ELASTICJOB_CONTROL=path, ELASTICJOB_IN_PROCESS="0")
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=120)
+    last: dict[str, Any] = {}
+    while (message := heard.get(timeout=30))["type"] != "hung up":
+        last = message if message["type"] == "progress" else last
+    assert last["step"] == (8 if grows else 16)
+    told = {name: last[name] for name in ("batchSize", "batchSeconds", "noiseScale") if name in last}
+    if not grows:
+        assert not told
+    else:
+        assert told.pop("batchSize") == 8
+        assert told["batchSeconds"] > 0
+        assert told["noiseScale"] >= 0
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,29 @@ def test_adascale_measures_what_a_batch_gains() -> None:
     assert train(100.0, 6).gain == pytest.approx(4.0, rel=0.05)
 
 
+def test_what_is_known_of_a_batch_that_grows() -> None:
+    for spread in (1.0, 4.0):  # of the noise, 200 * spread^2, and the signal, 200
+        assert train(spread, 6).noise_scale == pytest.approx(spread**2, rel=0.1)
+    sampler = ElasticDistributedSampler(640, global_batch_size=64, virtual_ranks=8)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    measured = BatchGrowth(optimizer, sampler, reference_batch_size=16, rule="adascale")
+    assumed = BatchGrowth(optimizer, sampler, reference_batch_size=16, rule="linear")
+    assert (measured.batch_size, measured.noise_scale) == (None, None), "the script has left it as it was"
+    sampler.global_batch_size = 64  # as large as before in this world
+    assert (measured.batch_size, assumed.batch_size) == (64, None)
+    sampler.global_batch_size = 128
+    assert measured.batch_size == 128
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "scale"), [(2.0, 6.0, 3.0), (2.0, -1.0, 0.0), (0.0, 6.0, None), (-1.0, 6.0, None)]
+)
+def test_a_noise_scale_needs_a_signal(signal: float, noise: float, scale: float | None) -> None:
+    growth, _ = make_growth("adascale", torch.nn.Parameter(torch.zeros(1)))
+    growth.load_state_dict({"progress": 0.0, "signal": signal, "noise": noise})
+    assert growth.noise_scale == scale
+
+
 def test_a_restart_continues_the_measurement() -> None:
     half = train(4.0, 3)
     assert half.progress == pytest.approx(3 * half.gain, rel=0.1)

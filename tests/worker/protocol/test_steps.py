@@ -55,3 +55,15 @@ def test_a_report_is_read_and_what_is_malformed_left_out() -> None:
         generation=2, rank=9, step=3, step_seconds=0.5, own_seconds=0.4, slowest_rank=9, metrics={"loss": 1.0}
     )
     assert read_progress({"metrics": [1]}, 2, None) == wire.Progress(generation=2)
+
+
+@pytest.mark.parametrize("broken", [None, -1, "1", float("nan"), float("inf"), []])
+def test_what_a_worker_says_of_its_batch(broken: object) -> None:
+    told = {"batchSize": 128, "batchSeconds": 0.5, "noiseScale": 300.0}
+    assert read_progress(told, 2, None) == wire.Progress(
+        generation=2, batch_size=128, batch_seconds=0.5, noise_scale=300.0
+    )
+    for name in told:
+        left = read_progress(told | {name: broken}, 2, None)
+        assert None in (left.batch_size, left.batch_seconds, left.noise_scale)
+    assert read_progress({"batchSize": 0}, 2, None) == wire.Progress(generation=2)

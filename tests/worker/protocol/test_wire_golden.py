@@ -61,6 +61,9 @@ PROGRESS = wire.Progress(
     checkpoint_seconds=1.5,
     own_seconds=0.2,
     slowest_rank=3,
+    batch_size=128,
+    batch_seconds=0.3,
+    noise_scale=512.5,
     metrics={"loss": 0.5},
 )
 SAID = {

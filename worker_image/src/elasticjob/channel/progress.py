@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from elasticjob import env
 from elasticjob.channel import pace
@@ -79,13 +79,15 @@ def build_message(
     metrics: Mapping[str, float],
     checkpoint_seconds: float = 0.0,
     own_seconds: float | None = None,
+    batch: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The message to the agent, without numbers that JSON cannot represent."""
+    """The message to the agent, without numbers that JSON cannot represent. `batch`: what `BatchTimes` says."""
     saved = {"checkpointSeconds": round(checkpoint_seconds, 3)} if checkpoint_seconds else {}
     own = {"ownSeconds": float(f"{own_seconds:.4g}")} if own_seconds else {}
     return {
         **saved,
         **own,
+        **(batch or {}),
         "type": "progress",
         "rank": rank,
         "step": step,
@@ -117,6 +119,51 @@ class Waiting(contextlib.ContextDecorator):
 saving = Waiting()  # for checkpoints
 
 
+class Growth(Protocol):
+    """What is known of a batch that grows: `elasticjob.data.batch_growth` has it."""
+
+    steps: int  # of the optimizer so far
+
+    @property
+    def batch_size(self) -> int | None: ...
+    @property
+    def noise_scale(self) -> float | None: ...
+
+
+class BatchTimes:
+    """Measures the steps of the optimizer, whatever the script counts as a step, while its batch grows."""
+
+    def __init__(self) -> None:
+        self.growth: Growth | None = None  # of the session of this process
+        self._batch: int | None = None  # all that follows is of this batch
+        self._steps, self._at = 0, 0.0
+        self._seconds: float | None = None
+
+    def report(self, now: float) -> None:
+        """The script has reported a step."""
+        if self.growth is None:
+            return
+        batch, steps = self.growth.batch_size, self.growth.steps
+        if batch != self._batch:
+            self._batch, self._seconds = batch, None  # the time so far was that of a change
+        elif steps > self._steps:
+            self._seconds = smooth_step_time(self._seconds, now - self._at, steps - self._steps)
+        else:
+            return
+        self._steps, self._at = steps, now
+
+    def as_message(self) -> dict[str, float]:
+        """What the agent is to know; nothing unless the batch grows."""
+        if self.growth is None or self._batch is None:
+            return {}
+        noise = self.growth.noise_scale
+        found = {"batchSeconds": self._seconds, "noiseScale": None if noise is None else float(f"{noise:.4g}")}
+        return {"batchSize": self._batch} | {name: value for name, value in found.items() if value is not None}
+
+
+batches = BatchTimes()
+
+
 class Reporter:
     """Records reports and sends the latest one at intervals. One per process; `report` uses it."""
 
@@ -140,6 +187,7 @@ class Reporter:
         if self._step is not None:
             self._step_seconds = smooth_step_time(self._step_seconds, now - self._at, step - self._step)
         self._step, self._at = step, now
+        batches.report(now)
         if env.TRACE in os.environ and "loss" in metrics:
             _trace(step, float(metrics["loss"]))
         self._latest = (step, total, metrics)
@@ -153,7 +201,8 @@ class Reporter:
         metrics = {name: float(value) for name, value in raw.items()}  # the only place that synchronises with the GPU
         if self._client is not None and now >= self._next_send:
             own = None if self._samples is None else self._samples.median(now)
-            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, saving.seconds, own))
+            waited, batch = saving.seconds, batches.as_message()
+            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited, own, batch))
             self._next_send = now + INTERVAL
             self._latest = None if self._terminal is None else self._latest
         elif self._client is None:

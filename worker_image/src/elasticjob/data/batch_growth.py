@@ -93,6 +93,7 @@ class BatchGrowth:
         self.rule, self.gain, self.progress = rule, 1.0, 0.0
         self._reference, self._sampler = reference_batch_size, sampler
         self._averages = self._next = Averages()
+        self.steps = 0  # of the optimizer, in this process
         self._rates: list[Any] = []  # while the optimizer steps: the learning rates that it had
         optimizer.register_step_pre_hook(self._scale)
         optimizer.register_step_post_hook(self._restore)
@@ -102,6 +103,20 @@ class BatchGrowth:
     def measures(self) -> bool:
         """Whether it wants to `observe` gradients."""
         return self.rule == "adascale"
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a step, if what a larger batch gains is measured and the script has set the batch of the sampler.
+
+        None otherwise: then nobody needs to know what another batch would gain.
+        """
+        return self._sampler.global_batch_size if self.measures and self._sampler.batch_was_set else None
+
+    @property
+    def noise_scale(self) -> float | None:
+        """The batch, in samples, whose gradient consists of noise by half; None as long as that cannot be told."""
+        signal, noise = self._averages.signal, max(0.0, self._averages.noise)
+        return noise / signal if signal > 0.0 else None
 
     def observe(self, small: float, large: float, small_batch: float, large_batch: float) -> None:
         """The gradients of a step; see `measure`. They count once the optimizer has stepped, and if they are finite."""
@@ -142,4 +157,5 @@ class BatchGrowth:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
         self._averages = self._next
+        self.steps += 1
         self.progress += self.gain if self.measures else self._ratio

@@ -97,7 +97,8 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         here = current()
         self.rank = here.rank if rank is None else rank
         self.world_size = here.world_size if world_size is None else world_size
-        self.global_batch_size = global_batch_size
+        self._global_batch_size = global_batch_size
+        self.batch_was_set = False  # since: the script lets it grow
         self.virtual_ranks = virtual_ranks
         parts = self.world_size if virtual_ranks is None else max(1, virtual_ranks)
         self.micro_batch_size = micro_batch_size or max(1, -(-global_batch_size // parts))
@@ -107,6 +108,16 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         self.epoch = 0
         self.used = 0
         self._check()
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step of the optimizer, over all ranks. A script may set it in each world."""
+        return self._global_batch_size
+
+    @global_batch_size.setter
+    def global_batch_size(self, samples: int) -> None:
+        self._global_batch_size = samples
+        self.batch_was_set = True
 
     def _check(self) -> None:
         if self.global_batch_size < 1 or self.micro_batch_size < 1:

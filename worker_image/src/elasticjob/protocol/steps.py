@@ -49,7 +49,7 @@ class OwnTimes:
 
     def report(self, local_rank: int, message: Mapping[str, Any]) -> None:
         """Note a worker's report, if it says so much."""
-        own = _seconds(message.get("ownSeconds"))
+        own = _number(message.get("ownSeconds"))
         if own:
             self._seconds[local_rank] = own
 
@@ -67,10 +67,13 @@ def read_progress(message: Mapping[str, Any], generation: int, slowest: tuple[in
         rank=_count(message.get("rank")) or 0,
         step=_count(message.get("step")),
         total_steps=_count(message.get("total")),
-        step_seconds=_seconds(message.get("stepSeconds")),
-        checkpoint_seconds=_seconds(message.get("checkpointSeconds")),
+        step_seconds=_number(message.get("stepSeconds")),
+        checkpoint_seconds=_number(message.get("checkpointSeconds")),
         own_seconds=None if slowest is None else slowest[1],
         slowest_rank=None if slowest is None else slowest[0],
+        batch_size=_count(message.get("batchSize")) or None,
+        batch_seconds=_number(message.get("batchSeconds")),
+        noise_scale=_number(message.get("noiseScale")),
         metrics={
             str(name)[:253]: float(value)
             for name, value in (metrics.items() if isinstance(metrics, dict) else ())
@@ -83,5 +86,5 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _seconds(value: object) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 <= value < 2**31 else None

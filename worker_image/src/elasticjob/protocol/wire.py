@@ -174,6 +174,9 @@ class Progress:
     checkpoint_seconds: float | None = None  # that its steps have waited for saves, since the process started
     own_seconds: float | None = None  # of a step of this pod's slowest rank, without waiting for other ranks
     slowest_rank: int | None = None
+    batch_size: int | None = None  # samples of a step of the optimizer, if the script lets the batch grow; then also:
+    batch_seconds: float | None = None  # of a step of the optimizer
+    noise_scale: float | None = None  # in samples: the batch in whose gradient the noise is as strong as the signal
     metrics: dict[str, float] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
@@ -186,6 +189,9 @@ class Progress:
             checkpointSeconds=self.checkpoint_seconds,
             ownSeconds=self.own_seconds,
             slowestRank=self.slowest_rank,
+            batchSize=self.batch_size,
+            batchSeconds=self.batch_seconds,
+            noiseScale=self.noise_scale,
             metrics=dict(list(self.metrics.items())[:32]),
         )
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.channel import control
+from elasticjob.channel import control, progress
 from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
@@ -77,7 +77,7 @@ class Session:
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
         self._model_state = make_model_state(model, optimizer, build, shards, hooks, not self._is_virtual)
-        self._growth = growth
+        self._growth = progress.batches.growth = growth
         self._memory = Memory(self._model_state, sampler, extras if growth is None else {**extras, "growth": growth})
         self.sampler = sampler
         self._on_world = on_world
