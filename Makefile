@@ -101,8 +101,8 @@ dist: setup ## Build what a release has into dist/: wheels, sdists, chart, manif
 chaos-short: setup ## Fault injection, the short form: a few minutes.
 	@$(PY) -m pytest tests/chaos tests/model -m chaos -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-mutants: setup ## Random small mistakes in the source: do the tests notice? SEED=n COUNT=k ONLY=path
-	@$(PY) scripts/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),20) --only "$(ONLY)"
+mutants: setup ## Random small mistakes in the source: do the tests notice? SEED=n COUNT=k ONLY=path TESTS=folders
+	@$(PY) -m scripts.mutants --seed $(or $(SEED),1) --count $(or $(COUNT),20) $(if $(ONLY),--only $(ONLY)) $(if $(TESTS),--tests $(TESTS))
 
 chaos: setup ## Fault injection, all of it: hours. CHAOS_ARGS="--seed N --only crash" repeats a part.
 	@PYTHONPATH=tests:. $(PY) -m chaos $(CHAOS_ARGS)
