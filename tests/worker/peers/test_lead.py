@@ -21,8 +21,10 @@ def test_a_record_is_made_when_all_have_looked_once_more() -> None:
     lead.take(0, wrote("a"), 0)
     assert lead.make_record(None) is None, "rank 1 has said nothing yet"
     lead.take(1, NOTHING, 0)
+    assert not lead.is_proposing()
     assert lead.make_record(None) is None
     assert lead.round == 1
+    assert lead.is_proposing(), "the pods should report at once"
     lead.take(0, wrote("a"), 1)
     assert lead.make_record(None) is None, "what rank 1 said may be older than the file"
     lead.take(1, NOTHING, 1)
@@ -30,6 +32,11 @@ def test_a_record_is_made_when_all_have_looked_once_more() -> None:
     assert made is not None
     assert (made.order, set(made.files), lead.round) == ((3, 1), {"a"}, 1)
     assert lead.make_record(made) is None, "nothing is new"
+    assert not lead.is_proposing()
+    lead.take(1, NOTHING, 1)
+    assert not lead.has_news, "it says the same"
+    lead.take(1, NOTHING, 1, made.name)
+    assert lead.has_news, "it has the record"
 
 
 def test_a_part_that_is_still_written_is_seen_before_a_record_is_made() -> None:

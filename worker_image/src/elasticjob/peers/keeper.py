@@ -37,7 +37,8 @@ class _World:
     peers: Peers
     lead: Lead | None  # at rank 0
     round: int = 0  # of rank 0, as far as this pod has heard
-    said: tuple[Report, int] | None = None  # with the round
+    is_urgent: bool = False  # rank 0 waits for what this pod says next
+    said: tuple[Report, int, str] | None = None  # with the round, and the name of the last record
     said_at: float = 0.0
 
     @property
@@ -162,7 +163,9 @@ class Keeper:
             report = view.as_report(copies)
             if world.peers.over:
                 return None
-            if (report, known) != world.said or time.monotonic() - world.said_at > _REPORT_SECONDS:
+            urgent = world.is_urgent if world.lead is None else world.lead.has_news
+            news = (report, known, records.name_of(self.record)) != world.said
+            if urgent or news or time.monotonic() - world.said_at > _REPORT_SECONDS:
                 self._report(world, report, known)
             return report
 
@@ -194,23 +197,23 @@ class Keeper:
 
     def _report(self, world: _World, report: Report, known: int) -> None:
         """`known`: the round that this pod knew of when it looked."""
+        name = records.name_of(self.record)
         if world.lead is not None:
             with self._lock:
                 world.lead.take(0, report, known)
             self._decide(world, world.lead)
         else:
-            name = "" if self.record is None else self.record.name
             place: dict[str, Any] = {"generation": world.generation, "rank": world.peers.me}
             try:
                 header, body = world.peers.call(0, "report", report.dump(), **place, known=name, round=known)
-                world.round = int(header.get("round", 0))
+                world.round, world.is_urgent = int(header.get("round", 0)), header.get("urgent") is True
                 if body:
                     self._save(records.parse_record(body))
             except (PeerError, OSError, records.RecordError) as error:
                 logger.debug("could not report the checkpoints to rank 0: %s", error)
                 self._is_cut_off = True
                 return
-        world.said, world.said_at = (report, known), time.monotonic()
+        world.said, world.said_at = (report, known, name), time.monotonic()
 
     def _decide(self, world: _World, lead: Lead) -> None:
         """At rank 0: make a record as soon as the reports of all pods allow it, and tell how far it has spread."""
@@ -280,10 +283,10 @@ class Keeper:
             if not isinstance(rank, int) or not 0 < rank < world.size:
                 return {"error": "no rank of this world"}, b""
             world.lead.take(rank, report, int(header.get("round", 0)), str(header.get("known")))
-            round_ = world.lead.round
+            answer = {"round": world.lead.round, "urgent": world.lead.is_proposing()}
         record = self.record
         is_new = record is not None and record.name != header.get("known")
-        return {"round": round_}, record.dump() if record is not None and is_new else b""
+        return answer, record.dump() if record is not None and is_new else b""
 
 
 def _digests(body: bytes) -> list[str]:

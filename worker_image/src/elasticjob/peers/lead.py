@@ -23,6 +23,7 @@ class Lead:
     size: int
     replicas: int  # other pods that should have each record
     round: int = 0  # how often a record has been proposed
+    has_news: bool = False  # a pod says something else than before: `make_record` may have another answer
     _proposed: Files = field(default_factory=dict)
     _reports: dict[int, Report] = field(default_factory=dict)  # of each rank ...
     _rounds: dict[int, int] = field(default_factory=dict)  # ... the round that it knew of when it looked ...
@@ -33,22 +34,30 @@ class Lead:
 
     def take(self, rank: int, report: Report, round_: int, known: str = "") -> None:
         """Note what a rank says. `round_`: the round that it knew of when it looked."""
+        before = self._reports.get(rank), self._rounds.get(rank), self._known.get(rank, "")
+        self.has_news |= before != (report, round_, known)
         self._reports[rank], self._rounds[rank] = report, round_
         if rank:
             self._known[rank] = known
 
     def make_record(self, before: Record | None) -> Record | None:
         """The next record, once all pods agree on it; None if there is nothing new, or they have to look again."""
+        self.has_news = False
         if len(self._reports) < self.size:
             return None
         files, shared = records.combine(before, [self._reports[rank] for rank in range(self.size)])
         if not files or (before is not None and files == before.files):
+            self._proposed = {}
             return None
         if files != self._proposed:
             self._proposed, self.round = files, self.round + 1
         if min(self._rounds.values()) < self.round:
             return None
         return Record(self.generation, 1 if before is None else before.number + 1, files, shared)
+
+    def is_proposing(self) -> bool:
+        """Whether a record waits for all pods to look once more."""
+        return bool(self._proposed)
 
     def find_kept(self, now: float, record: Record) -> tuple[int, int] | None:
         """The number of the newest record that enough pods have, and how many; of `record`, if that takes too long.

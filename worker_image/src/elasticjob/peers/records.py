@@ -169,6 +169,11 @@ def _is_complete(files: Files, new: Files, writers: Collection[int], members: in
     return len(writers) == members or (len(writers) == 1 and not shared)
 
 
+def name_of(record: Record | None) -> str:
+    """The name of a record; empty if there is none."""
+    return "" if record is None else record.name
+
+
 def covers(record: Record | None, report: Report) -> bool:
     """Whether everything in this report is in the record."""
     if report.unready:
