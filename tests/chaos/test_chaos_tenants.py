@@ -10,7 +10,7 @@ import pytest
 from chaos import tenants
 from elasticjob_devcluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]  # not `chaos`: `make test` runs it too
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
 def test_tenants_harm_nobody_else(cluster_factory: Callable[..., Cluster], tmp_path: Path) -> None:

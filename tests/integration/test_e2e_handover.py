@@ -18,7 +18,7 @@ from integration.test_training import await_step, read_steps, torchrun_spec
 from operator_fixture import Jobs, OperatorProcess, wait_for
 from replicas_fixture import Service
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(300)]
 
 LEASE_SECONDS = 4
 

@@ -53,7 +53,7 @@ def lose(jobs: Jobs, cluster: Cluster, name: str, index: int) -> None:
     ("backend", "index"),
     [
         pytest.param("c10d", 1, id="c10d-follower", marks=pytest.mark.long),
-        pytest.param("c10d", 0, id="c10d-host"),
+        pytest.param("c10d", 0, id="c10d-host", marks=pytest.mark.long),  # `make e2e` has it too
         pytest.param("static", 1, id="static-follower", marks=pytest.mark.long),
         pytest.param("static", 0, id="static-host"),
     ],

@@ -121,6 +121,7 @@ def test_without_a_pool_the_reason_is_told_and_manual_jobs_are_left_alone(
     assert "scaling" not in jobs.status("manual")
 
 
+@pytest.mark.long
 def test_sizes_come_to_rest(jobs: Jobs) -> None:
     for name, shared in (("a", 0.95), ("b", 0.9), ("c", 0.6)):
         jobs.create(name, pooled(shared))

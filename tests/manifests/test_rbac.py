@@ -253,7 +253,7 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     operator.await_request("poddisruptionbudgets", "delete")
 
 
-@pytest.mark.parametrize("mode", ["cluster-wide", "namespaced"])
+@pytest.mark.parametrize("mode", ["cluster-wide", pytest.param("namespaced", marks=pytest.mark.long)])
 def test_every_rule_is_used_and_none_is_missing(audited: Cluster, work: str, mode: str, tmp_path: Path) -> None:
     values: Object = {
         "replicas": 0,

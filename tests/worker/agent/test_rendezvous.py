@@ -44,7 +44,9 @@ def test_success_ends_every_agent_at_once(hub: FakeHub, pods: Pods, steps: Steps
     assert {hub.phases(f"pod-{i}")[-1] for i in range(2)} == {"succeeded"}
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, id="rank 0"), pytest.param(-1, id="follower")])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(0, id="rank 0"), pytest.param(-1, id="follower", marks=pytest.mark.long)]
+)
 def test_a_killed_pod_is_lost_and_replaced(hub: FakeHub, pods: Pods, steps: Steps, victim: int) -> None:
     members = {f"pod-{i}": pods.start(f"pod-{i}", *command(steps)) for i in range(2)}
     world = hub.wait_for_world(2)

@@ -8,7 +8,7 @@ from elasticjob.torchcompat import sharding
 from worker.fake_pods import Steps
 from worker.gang_helper import PROGRAMS, run_gang
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # `make chaos-short` compares more of such worlds
 
 Curve = dict[int, set[tuple[str, float]]]  # by step: what the ranks wrote
 
