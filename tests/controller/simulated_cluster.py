@@ -340,7 +340,7 @@ class Cluster:
     # Pods and nodes.
 
     def add_node(self, name: str, slots: int = 1) -> None:
-        self.nodes[name] = SimNode(name, slots, record=Node(name))
+        self.nodes[name] = SimNode(name, slots, record=Node(name, place=(name,)))
 
     def _create(self, index: int, avoid: tuple[str, ...]) -> None:
         name = names.pod_name("digits", index)

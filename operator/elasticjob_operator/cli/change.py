@@ -84,7 +84,7 @@ class _Size(click.ParamType[int]):
 @target_options
 @output_option("json", "yaml", "name")
 def scale(name: str, replicas: int | None, option: int | None, output: str | None) -> None:
-    """Set the number of pods. Training continues while pods join, or those with the highest index leave.
+    """Set the number of pods. Training continues while pods join or leave.
 
     A job that shares a pool (scaling.mode Goodput) keeps this number until `scale NAME auto` gives it back to the pool.
     """

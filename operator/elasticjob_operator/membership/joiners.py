@@ -6,17 +6,19 @@ from collections.abc import Sequence
 
 from elasticjob_operator.api.wire import AgentPhase
 from elasticjob_operator.membership.member_health import MemberVerdict, Situation, Worker
+from elasticjob_operator.model import topology
 from elasticjob_operator.model.observe import Pod
 
 
 def find_joiners(situation: Situation, verdicts: Sequence[MemberVerdict]) -> list[Worker]:
-    """Ready agents outside the world that may join, ordered by replica index."""
+    """Ready agents outside the world that may join, ordered by replica index, those of one place together."""
     members = {j.member.uid for j in verdicts}
-    return [
+    found = [
         w
         for w in sorted(situation.workers, key=lambda w: w.pod.index)
         if w.pod.uid not in members and w.pod.live and not w.leaving and is_ready(w)
     ]
+    return topology.sort_by_place(found, lambda w: w.place)
 
 
 def choose(survivors: Sequence[Worker], coming: Sequence[Worker], size: int) -> list[Worker]:

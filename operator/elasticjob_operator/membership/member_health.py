@@ -14,6 +14,7 @@ from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.wire import AgentPhase
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Agent, Pod
+from elasticjob_operator.model.topology import Place
 from elasticjob_operator.sizing.legal import Sizes
 from elasticjob_operator.times import parse_time
 
@@ -40,6 +41,7 @@ class Worker:
     leaving: str = ""  # why it has to leave the world: scale-down, drain, ...; "" if it may stay
     patient: bool = False  # it leaves only if at least minReplicas remain without it
     replaced: bool = False  # another pod takes its place as soon as one is ready
+    place: Place = ()  # of its node
     held_until: float = 0.0  # a joiner is not admitted to a running world before this
 
 

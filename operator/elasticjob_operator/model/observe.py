@@ -12,8 +12,9 @@ from typing import Any
 
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, names, podtemplate, wire
-from elasticjob_operator.model import containers, notices, reading
+from elasticjob_operator.model import containers, notices, reading, topology
 from elasticjob_operator.model.containers import Exit, PodPhase
+from elasticjob_operator.model.topology import Place
 from elasticjob_operator.templates import taking
 from elasticjob_operator.times import parse_time
 
@@ -81,6 +82,7 @@ class Node:
     leaving: str = ""  # key of the taint that announces its removal
     problem: str = ""  # the condition that says that it is broken
     share: PoolShare = PoolShare()
+    place: Place = ()  # in the network
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
         leaving=notices.find_removal(spec.get("taints") or ()),
         problem=notices.find_problem(status.get("conditions") or ()),
         share=share,
+        place=topology.find_place(raw["metadata"]["name"], raw["metadata"].get("labels") or {}),
     )
 
 

@@ -199,7 +199,11 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
             hold = max(hold, seen.now + 60)
         patient, replaced = bool(gone and gone.patient), pod.uid in pods.replaced
         agent = seen.agents.get(pod.uid)
-        workers.append(Worker(pod, agent, pods.leaving(pod), patient=patient, replaced=replaced, held_until=hold))
+        node = seen.nodes.get(pod.node)
+        place = node.place if node is not None else ()
+        workers.append(
+            Worker(pod, agent, pods.leaving(pod), patient=patient, replaced=replaced, place=place, held_until=hold)
+        )
     return Situation(
         world=status.rendezvous,
         workers=tuple(workers),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
+from elasticjob_operator.model import topology
 from elasticjob_operator.model.observe import Agent, Node, Pod
 from elasticjob_operator.model.quota import Quota
 from elasticjob_operator.times import parse_time
@@ -112,17 +113,27 @@ def find_unresponsive(
     return frozenset(uid for uid, at in found.items() if now >= at), min(later, default=None)
 
 
-def choose_kept(pods: Sequence[Pod], keep: int, *, ranks: Mapping[str, int]) -> frozenset[str]:
+def choose_kept(
+    pods: Sequence[Pod], keep: int, *, ranks: Mapping[str, int], nodes: Mapping[str, Node] | None = None
+) -> frozenset[str]:
     """UIDs of the pods to keep. Pods outside the world without a node go first, then those with the highest index.
 
-    Rank 0 goes last: it hosts the store, and users look at its log.
+    Rank 0 goes last: it hosts the store, and users look at its log. With `nodes`, members go in an order that frees
+    whole nodes, racks and zones.
     """
 
     def worth(pod: Pod) -> tuple[bool, bool, bool, int]:
         rank = ranks.get(pod.uid)
         return (rank is None, pod.unschedulable is not None, rank != 0, pod.index)
 
-    return frozenset(p.uid for p in sorted(pods, key=worth)[: max(0, keep)])
+    ordered = sorted(pods, key=worth)
+    if nodes is not None and keep < len(pods):
+        members = sorted((p for p in pods if p.uid in ranks), key=lambda p: p.index)
+        leaving = topology.sort_to_leave(
+            members, lambda p: nodes[p.node].place if p.node in nodes else (), lambda p: ranks[p.uid] == 0
+        )
+        ordered = [*reversed(leaving), *(p for p in ordered if p.uid not in ranks)]
+    return frozenset(p.uid for p in ordered[: max(0, keep)])
 
 
 def admitted_indices(pods: Iterable[Pod], quota: Quota, spec: api.Spec) -> tuple[int, ...]:

@@ -86,7 +86,9 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     view = replace(view, room=capacity)
     size = compose(view)
     needed = members | done
-    kept = policy.choose_kept(staying, size.pods, ranks=ranks)
+    # torch's own rendezvous identifies pods by index, and so does a queue.
+    by_index = spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR or seen.quota is not None
+    kept = policy.choose_kept(staying, size.pods, ranks=ranks, nodes=None if by_index else seen.nodes)
     answering = {uid for uid, a in seen.agents.items() if a.connected}
     forced, force_at = nodes.overdue_deletions(
         seen.pods, seen.nodes, answering, timeout=elastic.faulty_pod_timeout_seconds, now=now

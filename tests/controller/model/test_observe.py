@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from controller.builders import TEMPLATE
 from elasticjob_operator import api
 from elasticjob_operator.api import podtemplate
-from elasticjob_operator.model import observe
+from elasticjob_operator.model import observe, topology
 from elasticjob_operator.model.containers import Exit
 from elasticjob_operator.model.observe import Node
 from elasticjob_operator.times import format_time, parse_time
@@ -254,7 +255,7 @@ def test_the_annotated_container_trains() -> None:
 )
 def test_nodes(spec: dict[str, Any], conditions: list[dict[str, Any]], expected: Node) -> None:
     raw = {"metadata": {"name": "n"}, "spec": spec, "status": {"conditions": conditions}}
-    assert observe.observe_node(raw) == expected
+    assert observe.observe_node(raw) == replace(expected, place=topology.find_place("n", {}))
 
 
 def raw_job(spec: Any) -> dict[str, Any]:

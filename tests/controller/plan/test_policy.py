@@ -152,6 +152,41 @@ def test_victims(keep: int, ranks: dict[str, int], expected: set[int]) -> None:
     assert kept == {f"u{i}" for i in expected}
 
 
+ZONES = {0: ("a", "", "n0"), 1: ("b", "", "n1"), 2: ("a", "", "n0"), 3: ("b", "", "n3"), 4: ("a", "", "n4")}
+
+
+@pytest.mark.parametrize(
+    ("keep", "rank_0", "expected"),
+    [
+        pytest.param(5, 0, {0, 1, 2, 3, 4}, id="all"),
+        pytest.param(4, 0, {0, 1, 2, 4}, id="of-the-smaller-zone-the-latest"),
+        pytest.param(3, 0, {0, 2, 4}, id="a-whole-zone"),
+        pytest.param(2, 0, {0, 2}, id="a-whole-zone-and-a-node"),
+        pytest.param(3, 3, {0, 1, 3}, id="not-that-of-rank-0"),
+        pytest.param(1, 2, {2}, id="rank-0-goes-last"),
+    ],
+)
+def test_victims_free_whole_places(keep: int, rank_0: int, expected: set[int]) -> None:
+    pods = [make_pod(i, node=place[-1]) for i, place in ZONES.items()]
+    nodes = {place[-1]: make_node(place[-1], place=place) for place in ZONES.values()}
+    ranks = {"u0": rank_0, f"u{rank_0}": 0} | {f"u{i}": i for i in range(1, 5) if i != rank_0}
+    kept = policy.choose_kept(pods, keep, ranks=ranks, nodes=nodes)
+    assert kept == {f"u{i}" for i in expected}
+    one_by_one = pods
+    for size in range(4, keep - 1, -1):
+        left = policy.choose_kept(one_by_one, size, ranks=ranks, nodes=nodes)
+        one_by_one = [pod for pod in one_by_one if pod.uid in left]
+    assert {pod.uid for pod in one_by_one} == kept, "it does not matter in how many steps"
+
+
+def test_who_is_outside_the_world_goes_before_any_place_is_freed() -> None:
+    pods = [make_pod(i, node=place[-1]) for i, place in ZONES.items()]
+    nodes = {place[-1]: make_node(place[-1], place=place) for place in ZONES.values()}
+    ranks = {"u0": 0, "u1": 1, "u3": 2}
+    assert policy.choose_kept(pods, 4, ranks=ranks, nodes=nodes) == {"u0", "u1", "u2", "u3"}
+    assert policy.choose_kept(pods, 2, ranks=ranks, nodes=nodes) == {"u0", "u1"}
+
+
 def test_a_pod_without_room_goes_before_one_that_runs() -> None:
     pods = [make_pod(0), make_pod(1, "Pending", unschedulable=NOW), make_pod(2)]
     assert policy.choose_kept(pods, 2, ranks={}) == {"u0", "u2"}

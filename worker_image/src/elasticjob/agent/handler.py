@@ -34,7 +34,7 @@ from elasticjob.diagnose import doctor
 from elasticjob.launch import fork_server
 from elasticjob.peers import probe
 from elasticjob.protocol import wire
-from elasticjob.protocol.preflight import Preflight, Probe
+from elasticjob.protocol.preflight import MOST_LINKS, Preflight, Probe
 from elasticjob.protocol.store import PodStore
 from elasticjob.torchcompat import elastic_agent, elastic_store
 
@@ -173,7 +173,7 @@ class ElasticJobRendezvous(RendezvousHandler):
                     return f"network: {directive.reason}"
                 break
             links = [probe.measure(peer, executor.state.peer_key) for peer in rules.find_unmeasured(state, found)]
-            found = replace(found, links=(*found.links, *links))
+            found = replace(found, links=(*found.links, *links)[-MOST_LINKS:])
         else:
             logger.warning("The hub named no result of the network's check in time; this pod goes on without one.")
         executor.post(events.Checked(replace(found, over=True)))

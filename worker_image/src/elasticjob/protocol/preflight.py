@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from elasticjob.protocol import fields
+
+MOST_LINKS: Final = 64  # in a message
 
 
 @dataclass(frozen=True)
