@@ -22,6 +22,7 @@ from typing import Final
 
 HALF_LIFE_SECONDS: Final = 1800.0  # after which a measurement counts half
 MOST_WEIGHT: Final = 60.0  # of the measurements of one size, in reports
+LEAST_WEIGHT: Final = 10.0  # of the measurements of a size, however old
 NOISE: Final = 0.1  # relative error of one report
 FASTEST, SLOWEST = 1e-7, 1e6  # seconds of a step; what lies beyond is not believed
 LARGEST: Final = 2**31  # samples of a batch, and so of the noise scale
@@ -112,8 +113,12 @@ class Model:
     @cached_property
     def fit(self) -> Fit:
         """As of the last report: a job that says nothing (it waits, it is suspended) forgets nothing."""
-        weighted = [(n, self._seconds(p), p.weight * _decay(self.latest - p.at)) for n, p in self.points.items()]
+        weighted = [(n, self._seconds(p), self._weigh(p)) for n, p in self.points.items()]
         return _fit([one for one in weighted if one[2] > 1e-3 and FASTEST <= one[1] <= SLOWEST])
+
+    def _weigh(self, point: Point) -> float:
+        """Old measurements never count for nothing: what a size was once measured to be says more than the prior."""
+        return max(point.weight * _decay(self.latest - point.at), min(point.weight, LEAST_WEIGHT))
 
     def _seconds(self, point: Point) -> float:
         """Of a step, or where the batch grows, of as many samples as the smallest known batch has."""

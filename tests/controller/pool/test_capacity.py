@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticjob_operator.model.observe import Node, PoolShare
 from elasticjob_operator.pool.capacity import (
@@ -79,6 +81,20 @@ def test_a_node_belongs_to_the_first_pool_that_it_matches() -> None:
     assert find_share(pools, node({"nvidia.com/gpu": "4"})) == PoolShare("rest", 4, 0.0)
     assert find_share((GPU,), node({"nvidia.com/gpu": "4"})) == PoolShare("", 0, 0.0)
     assert find_share((CPU,), {"metadata": {"name": "n"}}) == PoolShare("cpu", 0, 0.0)
+
+
+SELECTORS = st.dictionaries(st.sampled_from(["class", "zone"]), st.sampled_from(["x", "y"]))
+
+
+@given(st.lists(SELECTORS, max_size=4), st.lists(st.tuples(SELECTORS, st.integers(0, 8)), max_size=6))
+def test_however_pools_overlap_every_device_counts_once(
+    selectors: list[dict[str, str]], machines: list[tuple[dict[str, str], int]]
+) -> None:
+    pools = [Pool(str(number), "nvidia.com/gpu", selector) for number, selector in enumerate(selectors)]
+    shares = [find_share(pools, node({"nvidia.com/gpu": str(devices)}, **labels)) for labels, devices in machines]
+    nodes = [Node(str(number), share=share) for number, share in enumerate(shares)]
+    covered = [devices for labels, devices in machines if any(pool.matches(labels) for pool in pools)]
+    assert sum(count_capacity(pool, nodes, {}) for pool in pools) == sum(covered)
 
 
 SPOT = {"karpenter.sh/capacity-type": "spot"}

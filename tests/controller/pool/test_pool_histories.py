@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.builders import NOW, make_spec
@@ -164,6 +164,10 @@ trainees = st.builds(
     st.sampled_from([0, 0, 1, 32, 2**32]),
     st.none() | st.sampled_from([0.0, 100.0, 1e9, -1.0, math.nan, math.inf]),
 )
+
+# Three jobs that gain as little from the two pods that only one of them can have.
+alike = [Trainee("", 2, 4, 2, 0.25, None, 0, None, 0.0)] * 3
+
 events = st.one_of(
     st.tuples(st.just("capacity"), st.integers(0, 24)),
     st.tuples(st.just("scale"), st.integers(0, 9)),
@@ -200,6 +204,7 @@ def disturb(pool: Pool, event: str, number: int) -> None:
     st.tuples(st.integers(1, 8), st.integers(8, 24)),
     st.sampled_from(Objective),
 )
+@example(alike, [], (1, 8), Objective.GOODPUT)
 def test_whatever_happens_sizes_are_legal_and_the_pool_comes_to_rest(
     jobs: list[Trainee], happened: list[tuple[str, int]], capacities: tuple[int, int], objective: Objective
 ) -> None:

@@ -57,6 +57,16 @@ def test_old_reports_are_forgotten() -> None:
     assert 1 / old.learn(4, 2.0, 1.0).speed(4) == pytest.approx(1.05, rel=0.05)
 
 
+def test_a_job_that_has_long_had_one_size_remembers_how_it_scaled() -> None:
+    """Otherwise the prior would say that its size is the best one, and nobody would try a larger one again."""
+    model = learned((1, 1.0), (4, 1 / 4), (16, 1 / 16))
+    for hour in range(20):
+        model = model.learn(16, 1 / 16, 3600.0 * hour, weight=60)
+    assert model.speed(48) > 1.5 * model.speed(16)
+    new = Model().learn(16, 1 / 16, 0.0, weight=60)
+    assert new.speed(48) < new.speed(16), "without the other sizes there is only the prior"
+
+
 def test_silence_forgets_nothing() -> None:
     assert learned((4, 1.0), now=0.0).speed(4) == learned((4, 1.0), now=1e9).speed(4)
 
