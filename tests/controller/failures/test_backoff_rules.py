@@ -85,6 +85,7 @@ def test_forget(before: Any, kept: bool) -> None:
     [
         pytest.param(known(5, ago=1, wait=4, held=2), 3, 2, id="two-of-three"),
         pytest.param(known(5, ago=1, wait=4, held=0), 3, 3, id="the-whole-job"),
+        pytest.param(known(5, ago=4, wait=4, held=2), 3, 0, id="just-over"),
         pytest.param(known(5, ago=9, wait=4, held=2), 3, 0, id="over"),
         pytest.param(known(5, ago=-3600, wait=4, held=2), 3, 0, id="the-clock-was-set-back"),
     ],

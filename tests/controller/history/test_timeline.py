@@ -32,8 +32,8 @@ WORLD = Moment(generation=1, size=3, members=3, cause="start", training=True)
         ),
         pytest.param(WORLD, replace(WORLD, training=False), (Record(Kind.BROKE, NOW, 1, "start"),), id="it breaks"),
         pytest.param(
-            replace(WORLD, training=False),
-            Moment(generation=3, size=2, members=2, cause="lost", training=True, recovery_seconds=0.5, free=1),
+            replace(WORLD, training=False, free=1),
+            Moment(generation=3, size=2, members=2, cause="lost", training=True, recovery_seconds=0.5, free=2),
             (
                 Record(Kind.FORMED, NOW, 3, "lost", (0, 1), 2, 3, count=2),
                 Record(Kind.TRAINS, NOW, 3, "lost", size=2, seconds=0.5),
@@ -57,8 +57,8 @@ WORLD = Moment(generation=1, size=3, members=3, cause="start", training=True)
             id="another rank is slow",
         ),
         pytest.param(
-            WORLD,
-            replace(WORLD, charged=2, budget=1, failure=("RankHung", "it hangs", 1)),
+            replace(WORLD, charged=1),
+            replace(WORLD, charged=3, budget=1, failure=("RankHung", "it hangs", 1)),
             (Record(Kind.FAILED, NOW, 1, "RankHung", (1,), count=2, message="restart 1 charged: it hangs"),),
             id="failures are charged",
         ),
@@ -78,6 +78,20 @@ WORLD = Moment(generation=1, size=3, members=3, cause="start", training=True)
 )
 def test_what_happened_between(before: Moment, after: Moment, expected: tuple[Record, ...]) -> None:
     assert timeline.compare(before, after, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("last", "failure"),
+    [
+        pytest.param(None, ("", "", None), id="none"),
+        pytest.param(
+            api.FailureStatus(reason="RankHung", message="it hangs", rank=1), ("RankHung", "it hangs", 1), id="all"
+        ),
+        pytest.param(api.FailureStatus(pod="p0"), ("", "", None), id="unknown"),
+    ],
+)
+def test_the_last_failure_is_read(last: api.FailureStatus | None, failure: tuple[str, str, int | None]) -> None:
+    assert timeline.read(api.Status(last_failure=last)).failure == failure
 
 
 def test_a_finished_job_has_no_open_stretch() -> None:
