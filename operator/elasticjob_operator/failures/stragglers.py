@@ -119,8 +119,6 @@ def choose_replacement(spec: api.Spec, status: api.Status, now: float) -> list[a
         return found
     members = {member.uid for member in status.rendezvous.members}
     worst = next((one for one in found if one.uid in members and pays(one, status)), None)
-    if worst is None:
-        return found
     return [revise(one, replace_time=format_time(now)) if one is worst else one for one in found]
 
 

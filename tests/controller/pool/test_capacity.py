@@ -104,6 +104,7 @@ SPOT = {"karpenter.sh/capacity-type": "spot"}
     ("pool", "labels", "expected"),
     [
         pytest.param("gpu", SPOT, 0.9, id="the first that suits"),
+        pytest.param("gpu", {"zone": "own"}, 0.0, id="free"),
         pytest.param("gpu", {}, 2.8, id="all others"),
         pytest.param("cpu", SPOT, 0.05 / 1000, id="of a CPU, for a thousandth of it"),
         pytest.param("cpu", {}, 0.0, id="no price is known"),
@@ -115,6 +116,7 @@ def test_what_a_device_costs_an_hour(pool: str, labels: dict[str, str], expected
         for text in (
             "gpu=0.9,karpenter.sh/capacity-type=spot",
             "cpu=0.05,karpenter.sh/capacity-type=spot",
+            "gpu=0,zone=own",
             "gpu=2.8",
         )
     ]
