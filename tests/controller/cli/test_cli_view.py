@@ -55,9 +55,27 @@ def test_a_list_reads_as_kubectl_writes_it() -> None:
 
 def test_wide_says_rate_goodput_and_reason() -> None:
     raw = given.running_status() | {"conditions": [given.condition("Degraded", reason="Unschedulable")]}
-    line = text_of(tables.list_jobs([given.job(raw)], NOW, namespaces=True, wide=True)).splitlines()[1]
+    head, line = text_of(tables.list_jobs([given.job(raw)], NOW, namespaces=True, wide=True)).splitlines()
     expected = "team digits Running 2 4 1-4 40% 1 90s 3 0.5/s 2m ≤90.0% 1.25s Degraded: Unschedulable"
     assert " ".join(line.split()) == expected
+    assert head.split()[-6:] == ["GENERATION", "RATE", "ETA", "GOODPUT", "RECOVERY", "REASON"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        pytest.param([], "", id="nothing is known"),
+        pytest.param([given.condition("Running", reason="Training")], "", id="it runs"),
+        pytest.param([given.condition("Running", "False", reason="TooFewPods")], "TooFewPods", id="it does not run"),
+        pytest.param(
+            [given.condition("Running", "False", reason="JobFailed"), given.condition("Failed", reason="RankHung")],
+            "Failed: RankHung",
+            id="the most important first",
+        ),
+    ],
+)
+def test_the_reason_of_a_job(conditions: list[dict[str, Any]], reason: str) -> None:
+    assert tables.reason_of(given.job(given.running_status() | {"conditions": conditions})) == reason
 
 
 def test_an_invalid_spec_is_listed_with_what_it_says() -> None:
@@ -178,6 +196,16 @@ def test_the_live_view_has_progress_loss_members_and_generations() -> None:
     assert any(line.split() == ["1", "digits-worker-1", "node-1", "Running"] for line in lines)
 
 
+@pytest.mark.parametrize(("type", "colour"), [("Failed", "31"), ("Degraded", "33")])
+def test_the_live_view_shows_a_failure_in_red(type: str, colour: str) -> None:
+    raw = given.running_status() | {"conditions": [given.condition(type, reason="RankHung", message="rank 1 hung")]}
+    console = Console(width=100, force_terminal=True, color_system="standard")
+    with console.capture() as captured:
+        console.print(details.live(given.job(raw), [], history(), NOW))
+    [line] = [line for line in captured.get().splitlines() if "rank 1 hung" in line]
+    assert line.startswith(f"\x1b[{colour}m")
+
+
 def test_lines_of_a_watch_without_a_terminal() -> None:
     first, second = given.job(given.running_status(step=40)), given.job(given.running_status(step=50))
     assert details.change_line(first, None) == (
@@ -237,6 +265,8 @@ def test_a_total_that_is_wrong_is_not_shown() -> None:
     assert "999" in text_of(tables.list_jobs([given.job(raw)], NOW))
     described = text_of(details.describe(given.job(raw), [], [], NOW))
     assert "step 999," in described and "600" not in described
+    raw["progress"] |= {"step": 5, "percentage": None}
+    assert "step 5" in text_of(tables.list_jobs([given.job(raw)], NOW)), "no percentage is known"
     complete = given.running_status(step=95) | {"conditions": [given.condition("Complete")]}
     assert "done" in text_of(tables.list_jobs([given.job(complete)], NOW))
     assert "(last report)" in text_of(details.describe(given.job(complete), [], [], NOW))
@@ -345,3 +375,8 @@ def test_victims() -> None:
 
 def test_failure_without_details() -> None:
     assert "a worker: failed" in text_of(details.failure(api.FailureStatus(), NOW))
+
+
+def test_the_signal_that_killed_a_worker_is_shown() -> None:
+    killed = api.FailureStatus(pod="p", rank=1, exit_code=137, signal="SIGKILL")
+    assert "rank 1 in p: exit code 137 (SIGKILL)," in text_of(details.failure(killed, NOW))

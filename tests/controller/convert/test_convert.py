@@ -81,7 +81,9 @@ spec:
   - targetJobs: [{name: node}]
     spec:
       nodeSelector: {pool: a100}
-      containers: [{name: node, volumeMounts: [{name: data, mountPath: /data}]}]
+      containers:
+      - {name: node, volumeMounts: [{name: data, mountPath: /data}]}
+      - {name: sidecar, volumeMounts: [{name: logs, mountPath: /logs}]}
       volumes: [{name: data, emptyDir: {}}]
   - targetJobs: [{name: dataset-initializer}]
     spec: {serviceAccountName: loader}
@@ -245,7 +247,12 @@ def test_trainjob() -> None:
         "nodeSelector": {"pool": "a100"},
         "volumes": [{"name": "data", "emptyDir": {}}],
     }
-    assert set(warnings) == {"spec.runtimeRef", "spec.initializer.dataset", "spec.podTemplateOverrides[1]"}
+    assert set(warnings) == {
+        "spec.runtimeRef",
+        "spec.initializer.dataset",
+        "spec.podTemplateOverrides[0].spec.containers",
+        "spec.podTemplateOverrides[1]",
+    }
 
 
 def test_another_controller_is_named_at_the_top() -> None:

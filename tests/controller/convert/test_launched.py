@@ -63,6 +63,7 @@ def test_mpijob() -> None:
         "-x PATH",
     ]
     assert "mpirun became torchrun" in told[0]
+    assert told[1].endswith("decide it") and all(text.endswith("was dropped") for text in told[2:-1])
     assert set(warnings) == {
         command,
         "spec.mpiReplicaSpecs.Launcher.template.spec.containers[].env",
@@ -101,6 +102,15 @@ def test_rayjob() -> None:
         "spec.rayClusterSpec.workerGroupSpecs[0].rayStartParams",
         "spec.rayClusterSpec.workerGroupSpecs[1]",
     }
+
+
+@pytest.mark.parametrize(
+    ("named", "kept"), [("kueue.x-k8s.io/multikueue", "kueue.x-k8s.io/multikueue"), ("ray.io/kuberay-operator", None)]
+)
+def test_another_controller_of_a_rayjob_is_kept(named: str, kept: str | None) -> None:
+    document = read("rayjob.yaml")
+    document["spec"]["managedBy"] = named
+    assert converted(document)[0]["spec"].get("managedBy") == kept
 
 
 def test_the_head_is_the_worker_of_a_rayjob_without_workers() -> None:
@@ -240,6 +250,11 @@ def test_slurm_script() -> None:
             ["#SBATCH --mem-per-cpu=2G -c4", "srun torchrun a.py"],
             {"command": ["torchrun", "a.py"], "resources": {"requests": {"cpu": "4", "memory": "8Gi"}}},
             id="mem",
+        ),
+        pytest.param(
+            ["#SBATCH --mem=999999999K", "srun torchrun a.py"],
+            {"command": ["torchrun", "a.py"], "resources": {"requests": {"memory": "999999999Ki"}}},
+            id="the longest number",
         ),
         pytest.param(
             ["srun torchrun --rdzv_endpoint=$(hostname):1 --nproc-per-node=$N a.py $1"],
