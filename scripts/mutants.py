@@ -260,7 +260,7 @@ def main() -> int:
         return 0
     reach = measure(folders_of(args.tests), args.marks, lambda text: print(text, flush=True))
     for test in sorted(reach.failed):
-        print(f"left out, it fails without a mistake: {test}")
+        print(f"left out, it fails without a mistake (or because it is measured): {test}")
     began = time.monotonic()
     survivors: list[Mistake] = []
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(args.jobs) as pool:

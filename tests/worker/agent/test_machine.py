@@ -153,6 +153,11 @@ def test_a_late_answer_of_a_store_starts_nobody() -> None:
     assert (state.stage, done) == (Stage.PREPARING, [])
 
 
+@pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.PREPARING])
+def test_a_store_that_opens_late_makes_nobody_ready(stage: Stage) -> None:
+    assert wire.READY not in phases(play(make_state(stage), events.Listening(OTHER))[1])
+
+
 def test_a_late_answer_brings_no_world_to_sessions_that_died_meanwhile() -> None:
     state, _ = play(make_state(Stage.READY, sessions=True), hub_changed(world(4)), events.Wanted(FAILURE))
     state, done = play(state, events.Entered(4))
@@ -396,6 +401,10 @@ def test_sigterm_trains_on_until_the_others_go_on() -> None:
     for event, now in ((hub_changed(regroup()), NOW), (hub_changed(rejected=True), NOW), (events.Tick(), NOW + 25.0)):
         assert phases(play(state, event, now=now)[1]) == [wire.STOPPING]
     assert play(state, events.Terminated()) == (state, [])
+
+
+def test_a_hub_that_refuses_the_pod_ends_its_workers() -> None:
+    assert phases(play(make_state(Stage.RUNNING), hub_changed(fatal="no such pod"))[1]) == [wire.STOPPING]
 
 
 @pytest.mark.parametrize(
