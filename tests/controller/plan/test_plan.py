@@ -273,6 +273,18 @@ def test_a_quiet_plan_says_the_same_again() -> None:
     assert second.wake_at == NOW + 600, "when the world should have made its first step"
 
 
+def test_waits_for_checkpoints_are_written_with_the_next_progress() -> None:
+    pods = (make_pod(0), make_pod(1))
+    job = make_job(make_spec(2, 2), started(rendezvous=make_world()))
+    written = []
+    for later, step, waited in ((0, 5, 3.0), (1, 6, 4.0), (20, 9, 4.0)):
+        progress = wire.Progress(rank=0, generation=1, step=step, checkpoint_seconds=waited)
+        agents = {f"u{i}": replace(make_agent(i, "running", 1), progress=progress) for i in range(2)}
+        job = replace(job, status=plan(replace(see(job, pods, agents=agents), now=NOW + later)).status)
+        written.append(job.status.goodput.checkpoint_seconds)
+    assert written == [3.0, 3.0, 4.0], "a wait alone writes no status"
+
+
 @pytest.mark.parametrize("ended", [pytest.param(True, id="they have ended"), pytest.param(False, id="they end yet")])
 def test_members_that_were_sent_home_have_not_finished_the_job(ended: bool) -> None:
     """The job is resumed before its pods are gone: they end with code 0, as they were told to."""

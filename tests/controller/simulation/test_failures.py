@@ -38,6 +38,7 @@ def test_a_failed_worker_restarts_the_world_once_and_charges_once() -> None:
     assert "ValueError: bad batch" in (last.message or "")
     assert last.traceback == "Traceback (most recent call last)\nValueError: bad batch"
     assert cluster.told_events().count("WorkerFailed") == 1
+    assert not cluster.status.node_faults, "an error of the script says nothing about its node"
 
 
 def test_a_failed_agent_is_charged_once_though_its_pod_fails_too() -> None:

@@ -36,6 +36,18 @@ def test_choose_backend(
 
 
 @pytest.mark.parametrize(
+    ("facts", "local_ranks", "reason"),
+    [
+        pytest.param(CPU, 3, "no CUDA device", id="no GPU"),
+        pytest.param(BackendFacts(cuda_devices=2, cuda_built=True), 3, "this torch has no NCCL", id="no NCCL"),
+        pytest.param(GPU, 3, "3 processes share 2 CUDA devices", id="too few GPUs"),
+    ],
+)
+def test_why_gloo_is_chosen(facts: BackendFacts, local_ranks: int, reason: str) -> None:
+    assert reason in choose_backend(facts, None, local_ranks).reason
+
+
+@pytest.mark.parametrize(
     ("facts", "requested", "local_ranks", "words"),
     [
         (CPU, "nccl", 1, ["is_nccl_available() is false", "CUDA build of torch"]),
