@@ -241,6 +241,9 @@ class Cluster:
             self._write()
             self.removed.append((deletion.name, deletion.why, deletion.force))
             self.delete_pod(deletion.uid, force=deletion.force)
+        for resize in made.resize:
+            self._write()
+            self.pods[resize.uid].update(sizes=resize.sizes)
         for child in made.remove:
             self._write()
             self.children = {c for c in self.children if c[:2] != (child.kind.value, child.name)}
@@ -354,6 +357,8 @@ class Cluster:
             index=index,
             created=self.now,
             template_hash=self.spec.template_hash,
+            template_shape=self.spec.shape.hash,
+            sizes=self.spec.shape.sizes,
         )
         behaviour = self.behaviours.pop(index, self.default_behaviour)
         self.pods[record.uid] = SimPod(record, avoid, behaviour=behaviour)

@@ -258,6 +258,16 @@ def test_condition_keeps_its_transition_time() -> None:
     assert changed[0]["lastTransitionTime"] == "1970-01-01T00:00:00Z"
 
 
+def test_what_runs_has_what_its_pod_asks_for() -> None:
+    asked = {"requests": {"cpu": "1"}}
+    pod = {
+        "spec": {"containers": [{"name": "a", "resources": asked}, {"name": "b"}, {"name": "c", "resources": asked}]}
+    }
+    main = [make_state("a", RUN), make_state("b", RUN), make_state("c", WAIT)]
+    told = status.compute_status(pod, [], main, pod_ip="", host_ip="", start_time=0.0, now=0.0)
+    assert [c.get("resources") for c in told["containerStatuses"]] == [asked, {}, None]
+
+
 def test_probe_thresholds() -> None:
     limits = probes.Thresholds(success=2, failure=3)
     tally, verdicts = probes.Tally(healthy=False), []

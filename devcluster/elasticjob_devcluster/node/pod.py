@@ -66,6 +66,8 @@ class PodWorker:
 
     def update(self, pod: Raw) -> None:
         """The pod object changed."""
+        if pod["spec"]["containers"] != self.pod["spec"]["containers"]:  # it was resized
+            self._dirty.set()
         self.pod = pod
         self.volumes.pod = pod
         if pod["metadata"].get("deletionTimestamp"):

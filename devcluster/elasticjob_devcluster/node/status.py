@@ -195,7 +195,7 @@ def compute_status(
         "conditions": merge_conditions(before.get("conditions") or (), wanted, now),
         "hostIP": host_ip,
         "startTime": before.get("startTime") or timestamp(start_time),
-        "containerStatuses": [c.dump() for c in main],
+        "containerStatuses": [_with_resources(c, spec) for c in main],
     }
     if pod_ip:
         status["podIP"] = pod_ip
@@ -205,6 +205,14 @@ def compute_status(
     if failure:
         status["reason"], status["message"] = failure
     return status
+
+
+def _with_resources(container: ContainerState, spec: Raw) -> dict[str, Any]:
+    """A running process has what its pod asks for. The API server resizes no pod whose status lacks this."""
+    if not isinstance(container.state, Running):
+        return container.dump()
+    asked = next((c.get("resources") for c in spec["containers"] if c["name"] == container.name), None)
+    return {**container.dump(), "resources": asked or {}}
 
 
 def parse_time(text: str | None) -> float:

@@ -40,6 +40,7 @@ ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: whi
 ANNOTATION_DIGEST: Final = f"{GROUP}/digest"  # on every object except pods: a digest of its inputs
 ANNOTATION_POOL: Final = f"{GROUP}/pool-replicas"  # the number that the pool last wrote to spec.replicas
 ANNOTATION_TEMPLATE_HASH: Final = f"{GROUP}/template-hash"
+ANNOTATION_TEMPLATE_SHAPE: Final = f"{GROUP}/template-shape"  # without the amounts of CPU and memory
 ANNOTATION_CODE: Final = f"{GROUP}/code-digest"  # on a job, its pods and its ConfigMap: the code that was sent with it
 
 # Environment of the trainer container.

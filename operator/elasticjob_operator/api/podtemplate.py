@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from elasticjob_operator import quantity
 from elasticjob_operator.api import names
 
 # The types of the template fields that the operator reads or extends.
@@ -87,6 +88,51 @@ def template_hash(template: Mapping[str, Any]) -> str:
     """A short hash of the pod template, independent of the order of keys."""
     text = json.dumps(template, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+_SIZES = ("cpu", "memory")  # what can change in a pod that runs
+Size = tuple[str, str, str, str]  # container, "requests" or "limits", resource, amount
+
+
+class Shape(NamedTuple):
+    """The amounts of CPU and memory of the containers, and the hash of everything else."""
+
+    hash: str
+    sizes: tuple[Size, ...]
+
+
+def find_shape(template: Mapping[str, Any]) -> Shape:
+    """The two parts of a template."""
+    containers = template["spec"]["containers"]
+    rest = [{**c, "resources": _without_amounts(c)} for c in containers]
+    hashed = template_hash({**template, "spec": {**template["spec"], "containers": rest}})
+    return Shape(hashed, find_sizes(containers))
+
+
+def _without_amounts(container: Mapping[str, Any]) -> dict[str, Any]:
+    resources = container.get("resources") or {}
+    masked = {
+        kind: {name: "" if name in _SIZES else value for name, value in (resources.get(kind) or {}).items()}
+        for kind in ("requests", "limits")
+    }
+    return {**resources, **masked}
+
+
+def find_sizes(containers: Sequence[Mapping[str, Any]]) -> tuple[Size, ...]:
+    """The CPU and memory of containers; a limit is the request if none is set, as the API server completes it."""
+    found: list[Size] = []
+    for container in containers:
+        limits = (container.get("resources") or {}).get("limits") or {}
+        for kind, amounts in (("requests", quantity.find_requests(container)), ("limits", limits)):
+            found += [(container["name"], kind, r, _normalize(amounts[r])) for r in _SIZES if r in amounts]
+    return tuple(found)
+
+
+def _normalize(amount: object) -> str:
+    try:
+        return f"{quantity.parse(amount).normalize():f}"
+    except ValueError:
+        return str(amount)  # the API server accepts no such pod
 
 
 # What the init container that installs a job's requirements has in common with the trainer.

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from elasticjob_operator import quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.api.base import Model, Replicas, number_or
-from elasticjob_operator.api.podtemplate import check_template, find_mount, template_hash
+from elasticjob_operator.api.podtemplate import Shape, check_template, find_mount, find_shape, template_hash
 from elasticjob_operator.api.policies import (
     ElasticPolicy,
     FailurePolicy,
@@ -253,6 +253,11 @@ class Spec(Model):
             )
         ),
     )
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The template in two parts, of which one can change in running pods."""
+        return find_shape(self.template)
 
     @cached_property
     def template_hash(self) -> str:

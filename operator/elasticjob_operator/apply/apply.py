@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.apply import batches, manifests, refusals
+from elasticjob_operator.apply import batches, manifests, refusals, resizing
 from elasticjob_operator.apply.events import EventRecorder
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
@@ -50,6 +50,7 @@ class Outcome:
     problem: tuple[str, str] | None = None
     is_blocking: bool = True  # the problem is one of pods, or of what they need
     is_held: bool = False  # a pod's name is still taken by a terminating pod
+    unresized: tuple[str, str] = ("", "")  # the template that the API server does not resize a pod to, and why
 
 
 class Applier:
@@ -77,10 +78,11 @@ class Applier:
             self._hub.direct(job.key, plan.directives)
         gone = [self._delete_pod(job, d) for d in plan.delete] + [self._remove(job, c) for c in plan.remove]
         await _gather(gone)
+        unresized = await resizing.resize_all(self._api, self._cache, job, plan.resize)
         self.recorder.record(job, plan.events, now)
         if plan.delete_job:
             await self._delete_job(job)
-        return Outcome(problem, refusals.is_blocking(refused), job.key in self._held)
+        return Outcome(problem, refusals.is_blocking(refused), job.key in self._held, unresized)
 
     async def _write(self, job: Job, version: str, plan: Plan) -> list[ApiError]:
         """Write the objects and the job concurrently; return the rejected writes once all have completed."""

@@ -26,6 +26,17 @@ def is_unserved(error: ApiError) -> bool:
     return error.status == 404 and not error.message.startswith("namespaces ")
 
 
+def explain_resize(pod: str, error: ApiError) -> str | None:
+    """Why a pod keeps its CPU and memory; "" where it is gone or has changed, None for an error to try again."""
+    if error.status == 409 or (error.status == 404 and f'"{pod}"' in error.message):
+        return ""
+    if error.status in (404, 405):
+        return "the API server cannot resize pods, which Kubernetes can from 1.33 on"
+    if error.status == 403:
+        return f"{error.message}: the operator's role needs patch pods/resize"
+    return error.message if is_refusal(error) else None
+
+
 def name_unserved(kind: Kind, version: str) -> ApiError | None:
     """What a job is told whose objects of this kind the cluster does not serve; None if it does without them."""
     if kind is Kind.POD_GROUP:

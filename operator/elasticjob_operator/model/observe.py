@@ -6,6 +6,7 @@ Times are in seconds since the epoch. This module makes no decisions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,9 @@ class Pod:
     message: str = ""
     conditions: tuple[tuple[str, str], ...] = ()
     template_hash: str = ""
+    template_shape: str = ""
+    sizes: tuple[podtemplate.Size, ...] = ()  # CPU and memory that its spec asks for
+    resize_problem: str = ""  # why the node has not given it these
     resource_version: str = ""
 
     @property
@@ -166,6 +170,18 @@ def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
     )
 
 
+def _find_resize_problem(condition: Raw) -> str:
+    if condition.get("status") != "True":
+        return ""
+    return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _share(sizes: tuple[podtemplate.Size, ...]) -> tuple[podtemplate.Size, ...]:
+    """One value for all pods of a job."""
+    return sizes
+
+
 def observe_pod(raw: Raw) -> Pod | None:
     """The snapshot of a core/v1 Pod; None if it is not a worker of an ElasticJob."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
@@ -207,6 +223,9 @@ def observe_pod(raw: Raw) -> Pod | None:
         message=status.get("message") or "",
         conditions=tuple(sorted((t, c.get("status", "")) for t, c in conditions.items())),
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, ""),
+        sizes=_share(podtemplate.find_sizes(spec.get("containers") or ())),
+        resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),
     )
 

@@ -7,7 +7,7 @@ from elasticjob_operator.failures import backoff_rules, copies, silence
 from elasticjob_operator.history import goodput, worlds
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.model.revise import revise
-from elasticjob_operator.plan import flapping, reporting
+from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Seen
 from elasticjob_operator.sizing import written
@@ -53,6 +53,9 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
         reported=reporting.read_reports(reports, status.goodput, world.generation, saves=saves),
     )
     status = goodput.update(status, (*formed, *happened))
+    live = [p for p in seen.pods if p.live]
+    if live and all(policy.is_current(p, spec) for p in live):
+        status = revise(status, template_hash=spec.template_hash)
     room = pods.capacity
     if training and len(world.members) >= pods.size.world:
         room = api.CapacityStatus()
@@ -120,6 +123,16 @@ def _find_problem(
     if found is not None and found[0] == "BelowWanted":
         queued = (found[0], f"{found[1]}: {size.reason}") if size.limited_by == "queue" else found
         return backoff_rules.describe(status) or queued
-    if found is None and status.template_hash != spec.template_hash:
-        return "TemplateChanged", "spec.template has changed: suspend and resume the job to recreate all its pods"
-    return found
+    return found or _find_difference(seen, spec, status)
+
+
+def _find_difference(seen: Seen, spec: api.Spec, status: api.Status) -> tuple[str, str] | None:
+    """How the pods differ from the template."""
+    held = next((p for p in seen.pods if p.live and p.resize_problem), None)
+    if held is not None:
+        return "ResizePending", f"{held.name} keeps its CPU and memory: {held.resize_problem}"
+    if status.template_hash == spec.template_hash:
+        return None
+    message = "spec.template has changed: suspend and resume the job to recreate all its pods"
+    why = seen.why_unresized
+    return "TemplateChanged", f"{message}. They cannot be resized in place: {why}" if why else message

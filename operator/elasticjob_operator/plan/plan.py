@@ -265,6 +265,7 @@ def _write(
         ),
         ensure=tuple(c for c in wanted if children.needs_write(c, existing)),
         remove=children.unwanted_children(wanted, existing, seen.job),
+        resize=policy.find_resizes(seen.pods, spec, seen.quota, seen.why_unresized),
         directives={**decision.directives, **selection.dismiss(seen, status, pods)},
         events=reporting.describe_changes(seen.job.status, status, decision, seen.now),
         announces=decision.world is not None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
+from elasticjob_operator.api.podtemplate import Size
 from elasticjob_operator.model import topology
 from elasticjob_operator.model.observe import Agent, Node, Pod
 from elasticjob_operator.model.quota import Quota
@@ -55,6 +56,34 @@ class Departure:
 
     reason: str
     patient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Give the containers of a running pod these amounts of CPU and memory."""
+
+    name: str
+    uid: str
+    sizes: tuple[Size, ...]
+
+
+def is_current(pod: Pod, spec: api.Spec) -> bool:
+    """Whether a pod is what the template says: it was made from it, or has its CPU and memory by now."""
+    if pod.template_hash == spec.template_hash:
+        return True
+    return pod.template_shape == spec.shape.hash and set(spec.shape.sizes) <= set(pod.sizes)
+
+
+def find_resizes(pods: Iterable[Pod], spec: api.Spec, quota: Quota | None, refused: str) -> tuple[Resize, ...]:
+    """The running pods that differ from the template in amounts of CPU and memory only.
+
+    Not those of a queue, whose quota is for other amounts, and none once the API server has `refused` one.
+    """
+    if quota is not None or refused:
+        return ()
+    differ = (p for p in pods if p.live and p.node and not is_current(p, spec))
+    shape = spec.shape
+    return tuple(Resize(p.name, p.uid, shape.sizes) for p in differ if p.template_shape == shape.hash)
 
 
 SENT_AWAY = frozenset({Cause.POD_DELETED, Cause.DISRUPTION, Cause.POD_LEAVING})  # departures that cannot be postponed

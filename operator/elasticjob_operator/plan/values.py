@@ -18,6 +18,7 @@ from elasticjob_operator.membership import member_health
 from elasticjob_operator.model.observe import Agent, Job, Node, Pod
 from elasticjob_operator.model.quota import Placement, Quota
 from elasticjob_operator.plan import reporting
+from elasticjob_operator.plan.policy import Resize
 from elasticjob_operator.sizing import growth
 from elasticjob_operator.sizing.values import PoolDecision
 from elasticjob_operator.templates import taking
@@ -76,6 +77,13 @@ class Seen:
     pool: PoolDecision | None = None  # for a job that shares a pool
     template: taking.Found | taking.Refusal | None = None  # for a job that waits for it; None: nobody looked
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
+    unresized: tuple[str, str] = ("", "")  # the template that the API server did not resize pods to, and why
+
+    @property
+    def why_unresized(self) -> str:
+        """Why the API server does not resize pods to the template of the job; "" if it may do so."""
+        spec, (template, why) = self.job.spec, self.unresized
+        return why if spec is not None and spec.template_hash == template else ""
 
     @property
     def step(self) -> int | None:
@@ -109,6 +117,7 @@ class Plan:
     delete: tuple[Deletion, ...] = ()
     ensure: tuple[Child, ...] = ()
     remove: tuple[Child, ...] = ()
+    resize: tuple[Resize, ...] = ()
     directives: Mapping[str, wire.Directive] = field(default_factory=dict)
     events: tuple[reporting.Event, ...] = ()
     announces: bool = False  # send the directives only after the status is persisted
@@ -122,7 +131,8 @@ class Plan:
     @property
     def is_idle(self) -> bool:
         """Whether the plan writes nothing except possibly the status."""
-        return not (self.create or self.delete or self.ensure or self.remove or self.delete_job or self.set_replicas)
+        writes = (self.create, self.delete, self.ensure, self.remove, self.resize, self.delete_job, self.set_replicas)
+        return not any(writes)
 
     def held_back(self, until: float, *, pods: bool) -> Plan:
         """The same plan without what was just rejected, before `until`. `pods`: new pods wait as well."""

@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply.apply import Applier
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.hub import server as hubs
+from elasticjob_operator.integrations.queue import Queue
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Slots
 from elasticjob_operator.membership import directives
 from elasticjob_operator.model.observe import Job, Pod
-from elasticjob_operator.model.quota import Quota
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.rest.errors import ApiError
@@ -58,19 +57,8 @@ class _Loop:
     reason: str = ""
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
+    unresized: tuple[str, str] = ("", "")  # see `Seen`
     look_at: float = 0.0  # the next check of overdue pods (monotonic)
-
-
-class Queue(Protocol):
-    """Whoever admits jobs, as far as a pass needs it."""
-
-    def keys(self) -> Iterable[JobKey]: ...
-
-    def see(self, job: Job, pods: Sequence[Pod]) -> Quota | None: ...
-
-    async def settle(self, job: Job, pods: Sequence[Pod], made: Plan, now: float) -> float | None: ...
-
-    async def forget(self, key: JobKey, pods: Sequence[Pod]) -> None: ...
 
 
 class Controller:
@@ -221,6 +209,7 @@ class Controller:
             pool=self._find_pool_decision(key),
             template=await self._find_template(job) if job.awaited and self._find_template else None,
             problem=loop.problem,
+            unresized=loop.unresized,
         )
         made = plan(seen, self.config)
         # Agents may wake a job every second; a rejected write must not be retried more often because of that.
@@ -234,6 +223,8 @@ class Controller:
         outcome = await self._applier.apply(job, version, made, now)
         settled = await self._queue.settle(job, self._cache.pods(key), made, now) if self._queue is not None else None
         self.observer(key, made, time.monotonic() - started)
+        if outcome.unresized[1]:
+            loop.unresized, loop.dirty, loop.woken = outcome.unresized, True, time.monotonic()
         if outcome.problem is not None or (not is_held and (made.create or made.ensure)):
             changed, is_new = outcome.problem != loop.problem, loop.problem is None
             loop.problem, loop.is_blocked = outcome.problem, outcome.is_blocking

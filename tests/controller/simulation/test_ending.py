@@ -325,3 +325,21 @@ def test_template_change_takes_effect_at_resume() -> None:
     cluster.run(60)
     assert cluster.condition("Degraded")[0] == "False"
     assert len({p.record.template_hash for p in cluster.pods.values()}) == 1
+
+
+def test_amounts_of_cpu_and_memory_reach_the_pods_that_run() -> None:
+    def ask(cpu: str, image: str = "train:1") -> dict[str, Any]:
+        return {"spec": {"containers": [{"name": "worker", "image": image, "resources": {"requests": {"cpu": cpu}}}]}}
+
+    cluster = started(spec=make_spec(2, 4, template=ask("1")))
+    uids, generation = set(cluster.pods), cluster.status.rendezvous.generation
+    cluster.edit(template=ask("2"))
+    cluster.run(30)
+    amount = ("worker", "requests", "cpu", "2")
+    assert {p.record.sizes for p in cluster.pods.values()} == {(amount,)}
+    assert (set(cluster.pods), cluster.status.rendezvous.generation) == (uids, generation), "nobody is disturbed"
+    assert cluster.condition("Degraded")[0] != "True"
+    cluster.edit(template=ask("3", image="train:2"))
+    cluster.run(30)
+    assert {p.record.sizes for p in cluster.pods.values()} == {(amount,)}, "not a part of another change"
+    assert cluster.condition("Degraded") == ("True", "TemplateChanged")

@@ -17,6 +17,10 @@ operator under these rules and fails when one is missing or unused.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
+# CPU and memory of pods that run. Older API servers than 1.33 do not serve it.
+- apiGroups: [""]
+  resources: [pods/resize]
+  verbs: [patch]
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch]

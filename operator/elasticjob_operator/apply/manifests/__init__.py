@@ -8,7 +8,7 @@ from elasticjob_operator.apply.manifests.children import build_child, correct_ch
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata, owner_reference
 from elasticjob_operator.apply.manifests.events import build_event
 from elasticjob_operator.apply.manifests.gangs import Resource
-from elasticjob_operator.apply.manifests.patches import merge_patch, status_patch
+from elasticjob_operator.apply.manifests.patches import build_resize, merge_patch, status_patch
 from elasticjob_operator.apply.manifests.pods import build_pod, environment, wants_runtime
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "build_child",
     "build_event",
     "build_pod",
+    "build_resize",
     "correct_child",
     "environment",
     "merge_patch",

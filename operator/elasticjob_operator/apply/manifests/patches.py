@@ -8,12 +8,22 @@ from typing import Any
 from elasticjob_operator import api
 from elasticjob_operator.apply.manifests.common import Object
 from elasticjob_operator.model.observe import Job
+from elasticjob_operator.plan.policy import Resize
 
 
 def status_patch(job: Job, status: api.Status, keep: Sequence[str] = ()) -> Object:
     """The merge patch to this status. Fields in `keep` are not changed."""
     patch = merge_patch(job.status_raw, status.dump())
     return {name: value for name, value in patch.items() if name not in keep}
+
+
+def build_resize(resize: Resize) -> Object:
+    """The strategic merge patch that gives the containers of this very pod their CPU and memory."""
+    found: dict[str, Object] = {}
+    for container, kind, resource, amount in resize.sizes:
+        found.setdefault(container, {}).setdefault(kind, {})[resource] = amount
+    containers = [{"name": name, "resources": resources} for name, resources in found.items()]
+    return {"metadata": {"uid": resize.uid}, "spec": {"containers": containers}}
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any], *, is_whole: bool = True) -> Object:

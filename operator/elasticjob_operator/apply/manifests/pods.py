@@ -30,6 +30,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
         "karpenter.sh/do-not-disrupt": "true",
         **(theirs.get("annotations") or {}),
         names.ANNOTATION_TEMPLATE_HASH: spec.template_hash,
+        names.ANNOTATION_TEMPLATE_SHAPE: spec.shape.hash,
     }
     body: Object = {**spec.template["spec"]}
     pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": described, "spec": body}
