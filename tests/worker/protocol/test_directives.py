@@ -114,7 +114,7 @@ def test_back_off_starts_at_once_and_ends_at_five_seconds() -> None:
                     "action": "world",
                     "generation": 1,
                     "rank": 1,
-                    "members": [{"pod": "a", "rank": 1}],
+                    "members": [{"pod": "a", "rank": 1}, {"pod": "b", "rank": 2}],
                     "store": {"address": "x", "port": 1},
                 },
             },
