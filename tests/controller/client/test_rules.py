@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from controller import client_fixture as given
+from elasticjob_operator.api import names
 from elasticjob_operator.client import Happening, Job, JobFailedError, NotFoundError, Pod, errors, rules
 from elasticjob_operator.client import history as past
 from elasticjob_operator.client.connection import find_kubeconfig
@@ -313,3 +314,45 @@ def test_a_new_list_tells_what_was_missed_also_deletions() -> None:
     assert [(c.type, c.job.name) for c in second] == [("DELETED", "a"), ("MODIFIED", "b"), ("ADDED", "c")]
     assert rules.find_differences(known, [listed("b", "2"), listed("c", "3")]) == []
     assert set(known) == {"b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("containers", "trainer", "phase", "started"),
+    [
+        pytest.param([], None, "Running", False, id="nothing is reported"),
+        pytest.param(
+            [("worker", {"waiting": {"reason": "ImagePullBackOff"}})], None, "ImagePullBackOff", False, id="waits"
+        ),
+        pytest.param([("worker", {"running": {}})], None, "Running", True, id="runs"),
+        pytest.param([("worker", {"terminated": {}})], None, "Running", True, id="has ended"),
+        pytest.param([("worker", {}), ("sidecar", {"running": {}})], None, "Running", False, id="only a sidecar runs"),
+        pytest.param([("worker", {"running": {}})], "sidecar", "Running", False, id="another container trains"),
+    ],
+)
+def test_what_the_containers_of_a_pod_do(
+    containers: list[tuple[str, dict[str, Any]]], trainer: str | None, phase: str, started: bool
+) -> None:
+    raw: dict[str, Any] = given.pod_object("digits", 0, "true")
+    if trainer:
+        raw["metadata"]["annotations"] = {names.ANNOTATION_TRAINER: trainer}
+    statuses = [{"name": name, "state": state} for name, state in containers]
+    pod = Pod(raw | {"status": {"phase": "Running", "containerStatuses": statuses}})
+    assert (pod.phase, pod.started) == (phase, started)
+
+
+@pytest.mark.parametrize(("raw", "type"), [({}, "Normal"), ({"type": "Warning"}, "Warning")])
+def test_the_type_of_an_event(raw: dict[str, Any], type: str) -> None:
+    assert Happening.parse(raw).type == type
+
+
+@pytest.mark.parametrize(
+    ("metadata", "accepted"),
+    [({"name": "digits"}, True), ({"generateName": "digits-"}, True), ({}, False), (None, False)],
+)
+def test_a_manifest_needs_a_name_or_the_beginning_of_one(metadata: dict[str, str] | None, accepted: bool) -> None:
+    body = given.manifest("digits") | {"metadata": metadata}
+    if accepted:
+        rules.check_manifest(body)
+    else:
+        with pytest.raises(errors.InvalidError, match=r"metadata\.name: is required"):
+            rules.check_manifest(body)
