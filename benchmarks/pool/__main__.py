@@ -28,6 +28,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot", type=Path, help="write the sizes over time of a small day as SVG, and do nothing else"
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="in which the real jobs arrive")
+    parser.add_argument("--load", type=float, default=1.0, help="the work of the real jobs, times so much")
     parser.add_argument("--real-only", action="store_true", help="skip the simulator")
 
 

@@ -5,7 +5,9 @@ first served: the next job is created as soon as all of its pods have room), equ
 server, scheduler, operator, agents and sessions are real, and so is the training of handwritten digits. How the jobs
 scale is not: what an accelerator would compute is time asleep, on a declared curve, so that six pods on a small machine
 scale as six accelerators would. Run it on an idle machine: `python -m benchmarks.pool --real-only` takes about an hour,
-`--minutes 2` shortens everything alike.
+`--minutes 2` shortens everything alike, and `--load 2` makes each job twice as long, so that more of them are there at
+a time. The first line is of the simulator: what the oracle would make of these jobs if changes, starts and
+communication took no time. The real ratios can only be worse.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any, Final
 
 from benchmarks import harness
 from benchmarks.harness import Options, Result, say
+from benchmarks.pool import cases, engine, policies
+from benchmarks.pool.workload import Arrival
 from benchmarks.system import JOBS, System
 from elasticjob_devcluster import NodeSpec
 
@@ -66,27 +70,56 @@ class Outcome:
 
 def run(options: Options) -> Iterator[Result]:
     """Ours against fixed sizes and equal shares."""
-    minutes: float = options.extra.minutes
-    fixed = play("fixed", None, minutes)
-    equal = play("equal", "equal", minutes)
+    minutes, load = options.extra.minutes, options.extra.load
+    yield simulate(60.0 * minutes, load)
+    fixed = play("fixed", None, minutes, load)
+    equal = play("equal", "equal", minutes, load)
     for objective in ("completion", "goodput"):
-        ours = play(objective, objective, minutes)
+        ours = play(objective, objective, minutes, load)
         for name, peer in (("fixed sizes", fixed), ("equal shares", equal)):
             yield Result("pool", f"real: mean completion, {objective}", [ours.mean], name, [peer.mean])
         wasted = [1 - one.slot_seconds / one.offered for one in (ours, fixed)]
         yield Result("pool", f"real: wasted share of the slots, {objective}", wasted[:1], "fixed sizes", wasted[1:])
 
 
-def play(name: str, objective: str | None, minutes: float) -> Outcome:
+@dataclass(frozen=True)
+class Declared(Arrival):
+    """A small job as the simulator sees it."""
+
+    shared: float
+
+    @property
+    def most(self) -> int:
+        return SLOT_COUNT
+
+    def speed(self, devices: int) -> float:
+        return 1.0 / (self.shared / devices + 1.0 - self.shared) if devices else 0.0
+
+
+def simulate(seconds: float, load: float) -> Result:
+    """The oracle against fixed sizes, of the same jobs, with nothing but their declared curves."""
+    arrivals = [
+        Declared(one.name, "", one.at * seconds, one.work * load * seconds, one.fixed, one.shared) for one in SMALL
+    ]
+    pool = engine.steady(SLOT_COUNT)
+    oracle, fixed = (
+        engine.simulate(arrivals, policy, pool, engine.FREE) for policy in (cases.ORACLE[0].make(), policies.Fixed())
+    )
+    return Result(
+        "pool", "real jobs, simulated: mean completion, oracle completion", [oracle.mean], "fixed sizes", [fixed.mean]
+    )
+
+
+def play(name: str, objective: str | None, minutes: float, load: float) -> Outcome:
     """One day on a cluster of its own; `objective` None leaves every job at its fixed size."""
     flags = ("--pool-objective", objective) if objective else ()
     with tempfile.TemporaryDirectory(prefix="elasticjob-bench-pool-") as folder:
         nodes = tuple(NodeSpec(f"node-{number}", gpus=2) for number in range(SLOT_COUNT // 2))
         with System(Path(folder), nodes=nodes, operator_flags=("--stable-seconds", "1", *flags)) as system:
-            return _play(system, name, pooled=objective is not None, seconds=60.0 * minutes)
+            return _play(system, name, pooled=objective is not None, seconds=60.0 * minutes, load=load)
 
 
-def _play(system: System, name: str, *, pooled: bool, seconds: float) -> Outcome:
+def _play(system: System, name: str, *, pooled: bool, seconds: float, load: float) -> Outcome:
     kube, namespace = system.cluster.kube, system.make_namespace()
     path = f"{JOBS}/namespaces/{namespace}/elasticjobs"
     began, before = time.monotonic(), 0.0
@@ -94,13 +127,13 @@ def _play(system: System, name: str, *, pooled: bool, seconds: float) -> Outcome
     running: dict[str, Small] = {}
     while waiting or len(outcome.completions) < len(SMALL):
         now = time.monotonic() - began
-        if now > LONGEST * seconds:
+        if now > LONGEST * seconds * max(1.0, load):
             raise RuntimeError(f"{name}: {sorted(running)} did not complete in time")
         while waiting and waiting[0].at * seconds <= now:
             if not pooled and sum(one.fixed for one in running.values()) + waiting[0].fixed > SLOT_COUNT:
                 break
             job = waiting.pop(0)
-            kube.request("POST", path, manifest(job, seconds, pooled=pooled))
+            kube.request("POST", path, manifest(job, load * seconds, pooled=pooled))
             running[job.name] = job
         sizes = {}
         for item in kube.request("GET", path)["items"]:
