@@ -20,6 +20,7 @@ from chaos import (
     clustersessions,
     curve,
     fuzz,
+    health,
     memory,
     mutants,
     sessions,
@@ -36,7 +37,7 @@ from model.regroup_model import Rules, decide
 from model.replay import compare
 from operator_fixture import install_crd
 
-ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "fuzz", "soak")
+ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "health", "fuzz", "soak")
 SUITES = ("model", "mutants", "sessions", "curve", "memory", "tenants", *ON_CLUSTER)
 
 
@@ -93,6 +94,13 @@ def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path)
         if "clustersessions" in suites:
             trials = clustersessions.make_trials(args.seed, args.session_histories // 5)
             reports.append(run_trials("clustersessions", args.seed, lanes[:1], trials))
+        if "health" in suites:
+            score = health.Score()
+            # One lane: a rank that waits for a core is as slow as one with a fault.
+            found = run_trials(
+                "health", args.seed, lanes[:1], health.make_trials(args.seed, args.health_faults, score), score.more
+            )
+            reports.append(found)
         if "fuzz" in suites:
             reports.append(fuzz.run(lanes[0], args.seed, 300))
         if "soak" in suites:
@@ -115,6 +123,7 @@ def main() -> int:
     parser.add_argument("--curve-histories", type=int, default=200)
     parser.add_argument("--curve-agent-histories", type=int, default=30, help="more, in which agents make the changes")
     parser.add_argument("--memory-histories", type=int, default=200, help="of checkpoints that peers hold")
+    parser.add_argument("--health-faults", type=int, default=50, help="of ranks and nodes, to be located")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
     parser.add_argument("--minutes", type=float, default=5.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)

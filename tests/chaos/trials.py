@@ -41,8 +41,13 @@ class Report:
         return json.dumps(said | self.more)
 
 
-def run_trials(suite: str, seed: int, lanes: Sequence[Lane], trials: Sequence[Trial]) -> Report:
-    """Every trial once, each on the next free lane. A failed trial is a violation, and the others continue."""
+def run_trials(
+    suite: str, seed: int, lanes: Sequence[Lane], trials: Sequence[Trial], score: Callable[[], dict[str, Any]] = dict
+) -> Report:
+    """Every trial once, each on the next free lane. A failed trial is a violation, and the others continue.
+
+    `score`: what else the trials have found, asked at the end.
+    """
     report, todo, lock = Report(suite, seed), queue.SimpleQueue[Trial](), threading.Lock()
     for trial in trials:
         todo.put(trial)
@@ -69,6 +74,7 @@ def run_trials(suite: str, seed: int, lanes: Sequence[Lane], trials: Sequence[Tr
     for thread in threads:
         thread.join()
     report.seconds = time.monotonic() - began
+    report.more = score()
     for wrong in report.violations:
         print(wrong, flush=True)
     print(report.line(), flush=True)
