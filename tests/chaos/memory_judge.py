@@ -60,7 +60,8 @@ def judge(saves: Sequence[Save], happened: Sequence[Happened], replicas: int) ->
     world = 0
     for one in happened:
         match one:
-            case Told(save, copies):
+            case Told(save, copies):  # what was told last counts
+                promises = [one for one in promises if one[0] != save]
                 promises.append((save, min(copies, replicas)))
             case Lost():
                 promises = [(save, left - 1) for save, left in promises if left]

@@ -22,6 +22,7 @@ from elasticjob.peers.records import CHUNK_BYTES
 from worker.peers.gang import FakeStore
 
 PATIENCE = 120.0  # seconds, on a busy machine
+QUIET = 0.2  # seconds without a change after which a file is finished, here
 LAYOUTS = ("file", "pair", "folder", "parts", "torch")
 _KEPT_FOLDERS = 2
 
@@ -77,6 +78,8 @@ class Job:
         self.happened: list[Happened] = []
         self._lock = threading.Lock()
         self._told: set[Told] = set()  # in this world
+        self._tells = 0  # in this world: by rank 0, also of what it has told before
+        self.is_stalled = False  # the machine stood still while the script wrote what it writes at once
         self._is_whole = True  # no pod was lost in this world
         self._steps: dict[int, int] = {}  # by save
         self._step = 0
@@ -94,6 +97,7 @@ class Job:
         made = next((one for one in reversed(pod.keeper.chunks.read_records()) if one.number == number), None)
         if made is None:
             return
+        self._tells += 1
         newest = find_whole({path: file.chunks for path, file in made.files.items()}, self.saves)
         told = Told(newest, copies)
         with self._lock:
@@ -162,6 +166,7 @@ class Job:
         with self._lock:
             self._is_whole = True
             self._told.clear()
+            self._tells = 0
         held, store, pods = self._find_held(), FakeStore(), list(self.pods)
         entered = [False] * len(pods)
 
@@ -191,6 +196,10 @@ class Job:
         self._step = self._steps.get(find_whole(directories[0], self.saves), 0)
         for pod in pods:
             pod.workers = Workers.RUN
+        # A script takes longer to start than its agent to look at the directory and to tell.
+        deadline = time.monotonic() + PATIENCE
+        while any(directories) and self._tells < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
         return True
 
     def _find_held(self) -> int:
@@ -258,7 +267,7 @@ class Job:
 
     def _write(self, contents: dict[tuple[int, str], bytes], *, tear: bool) -> None:
         """Begin to write all files at once. The first one is open until all others have been finished for a while."""
-        opened = []
+        opened, began = [], time.monotonic()
         with contextlib.ExitStack() as files:
             for (rank, path), data in contents.items():
                 place = self.pods[rank].path / path
@@ -266,6 +275,7 @@ class Job:
                 file = files.enter_context(place.open("wb", buffering=0))
                 file.write(data[: len(data) // 2])
                 opened.append((file, data[len(data) // 2 :]))
+            self.is_stalled |= time.monotonic() - began > QUIET / 2
             for file, rest in opened[1:]:
                 file.write(rest)
                 file.close()

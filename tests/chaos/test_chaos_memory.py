@@ -84,6 +84,7 @@ FIRST, SECOND = save(1, "1/", pointer=True), save(2, "2/", pointer=True)
         pytest.param([ONE, TWO], [Told(2, 1), Lost(1), Lost(2), restored(ONE)], None, id="two may not"),
         pytest.param([ONE, TWO], [Told(2, 3), Lost(1), Lost(2), restored(ONE)], None, id="more copies than asked for"),
         pytest.param([ONE, TWO], [Told(2, 0), Lost(1), restored(ONE)], None, id="there was no copy"),
+        pytest.param([ONE, TWO], [Told(2, 1), Told(2, 0), Lost(1), restored(ONE)], None, id="no copy any more"),
         pytest.param(
             [ONE, TWO], [Told(2, 1), Lost(1), Told(2, 1), Lost(2), restored(ONE)], "promised", id="told again"
         ),

@@ -127,6 +127,28 @@ def test_a_damaged_copy_is_never_offered(gang: Gang) -> None:
     assert second.read() == third.read() == {"1.pt": b"first"}, "the one before is whole"
 
 
+def test_a_copy_that_nobody_has_is_not_told_while_the_script_saves_again(gang: Gang) -> None:
+    first, full = gang.pod(), gang.pod(limit=100)
+    gang.enter(first, full)
+    (first.path / "1.pt").write_bytes(b"x" * 1000)
+    gang.await_kept(first, 1, copies=0)
+    first.pids = [os.getpid()]
+    told = len(first.kept)
+    with (first.path / "1.pt").open("wb", buffering=0) as file:
+        file.write(b"y")
+        gangs.wait_for(lambda: len(first.kept) > told + 2, "it is told again")
+    assert set(first.kept[told:]) == {(1, 0)}
+
+
+def test_the_copy_of_a_pod_without_room_for_its_own_may_not_be_lost(gang: Gang) -> None:
+    first, second = gang.pod(limit=1800), gang.pod()
+    gang.enter(first, second)
+    (first.path / "1.pt").write_bytes(b"x" * 1000)
+    gangs.wait_for(lambda: len([number for number, _ in first.kept if number]) > 4, "it is told again and again")
+    assert max(copies for _, copies in first.kept) == 0
+    assert second.chunks, "it holds what the script may overwrite"
+
+
 def test_a_full_pod_holds_nothing_and_harms_nobody(gang: Gang) -> None:
     first, full, third = gang.pod(), gang.pod(limit=100), gang.pod()
     gang.enter(first, full, third)

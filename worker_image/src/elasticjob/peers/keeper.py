@@ -36,6 +36,7 @@ class _World:
     generation: int
     peers: Peers
     lead: Lead | None  # at rank 0
+    spare: int  # pods that may be lost with what this pod has written, as far as it knows
     round: int = 0  # of rank 0, as far as this pod has heard
     is_urgent: bool = False  # rank 0 waits for what this pod says next
     said: tuple[Report, int, str] | None = None  # with the round, and the name of the last record
@@ -102,7 +103,8 @@ class Keeper:
             with self._lock:
                 peers = Peers(place.rank, found.peers, self._key, self._settings.bytes_per_second)
                 lead = Lead(place.generation, place.size, self._settings.replicas) if place.rank == 0 else None
-                self._world = _World(place.generation, peers, lead)
+                spare = min(self._settings.replicas, place.size - 1)
+                self._world = _World(place.generation, peers, lead, spare)
             if place.rank == 0:
                 self._on_kept(*((0, 0) if self.record is None else (self.record.number, place.size - 1)))
         return True
@@ -172,20 +174,25 @@ class Keeper:
     def _copy(self, world: _World, written: Files) -> int:
         """Have the files of this pod copied; rank 0 also those of the last record that it has, whoever wrote them.
 
-        This pod keeps a copy too: the script may overwrite its file before the next one is recorded.
+        This pod keeps a copy too: the script may overwrite its file before the next one is recorded. Returns how many
+        pods may be lost; while the script overwrites what was copied, that is what it was.
         """
-        files = written
+        files, is_all = written, bool(written)
         if world.lead is not None and self.record is not None:
-            files = {**self.directory.find_present(self.record.files), **written}
+            present = self.directory.find_present(self.record.files)
+            files, is_all = {**present, **written}, is_all or len(present) == len(self.record.files)
         digests = set(records.digests_of(files))
-        if not digests:
-            return min(self._settings.replicas, world.size - 1)
-        self._hold(digests)
-        return world.peers.copy(digests, self._settings.replicas, self.directory.read_chunk)
+        if digests:
+            mine = self._hold(digests)
+            others = world.peers.copy(digests, self._settings.replicas, self.directory.read_chunk)
+            spare = others if mine else max(0, others - 1)
+            world.spare = spare if is_all else min(spare, world.spare)
+        return world.spare
 
-    def _hold(self, digests: set[str]) -> None:
+    def _hold(self, digests: set[str]) -> bool:
+        """Whether this pod has copies of its own."""
         if time.monotonic() < self._full_until:
-            return
+            return False
         try:
             for digest in digests:
                 self.directory.hold(digest)
@@ -194,6 +201,8 @@ class Keeper:
                 "There is no room for this pod's own copies of checkpoints: raise spec.checkpoints.sizeLimit."
             )
             self._full_until = time.monotonic() + _FULL_SECONDS
+            return False
+        return True
 
     def _report(self, world: _World, report: Report, known: int) -> None:
         """`known`: the round that this pod knew of when it looked."""
@@ -241,12 +250,12 @@ class Keeper:
     def _handle(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         match header.get("op"):
             case "get":
-                data = self.directory.read_chunk(_checked(header.get("digest")))
+                data = self.directory.read_chunk(records.check_digest(header.get("digest")))
                 return ({"error": "not here"}, b"") if data is None else ({}, data)
             case "missing":
-                return {}, json.dumps([one for one in _digests(body) if not self._holds(one)]).encode()
+                return {}, json.dumps([one for one in records.parse_digests(body) if not self._holds(one)]).encode()
             case "put":
-                return self._put(_checked(header.get("digest")), body), b""
+                return self._put(records.check_digest(header.get("digest")), body), b""
             case "record":
                 found = [one for one in self.chunks.read_records() if one.name == header.get("name")]
                 return ({}, found[0].dump()) if found else ({"error": "not here"}, b"")
@@ -287,13 +296,3 @@ class Keeper:
         record = self.record
         is_new = record is not None and record.name != header.get("known")
         return answer, record.dump() if record is not None and is_new else b""
-
-
-def _digests(body: bytes) -> list[str]:
-    return [_checked(one) for one in json.loads(body)]
-
-
-def _checked(digest: Any) -> str:
-    if not isinstance(digest, str) or not records.is_digest(digest):
-        raise ValueError("no digest")
-    return digest

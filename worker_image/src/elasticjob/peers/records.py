@@ -169,6 +169,18 @@ def _is_complete(files: Files, new: Files, writers: Collection[int], members: in
     return len(writers) == members or (len(writers) == 1 and not shared)
 
 
+def check_digest(said: Any) -> str:
+    """The digest that another agent names. Raises ValueError if it is none."""
+    if not isinstance(said, str) or not is_digest(said):
+        raise ValueError("no digest")
+    return said
+
+
+def parse_digests(body: bytes) -> list[str]:
+    """Those that another agent names. Raises ValueError."""
+    return [check_digest(one) for one in json.loads(body)]
+
+
 def name_of(record: Record | None) -> str:
     """The name of a record; empty if there is none."""
     return "" if record is None else record.name
