@@ -154,6 +154,28 @@ class TestTemplate:
         assert {p["metadata"]["labels"].get("edition") for p in jobs.pods("edit")} == {"second"}
         wait_for(lambda: jobs.condition("edit", "Degraded").get("status") != "True", "all is well again")
 
+    def test_more_cpu_is_given_to_pods_that_run(self, jobs: Jobs) -> None:
+        spec = light_spec()
+        jobs.create("richer", spec)
+        status = jobs.await_world("richer", 2)
+        before = pod_uids(jobs, "richer")
+        spec["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "20m"
+        jobs.patch("richer", {"template": spec["template"]})
+        listed = jobs.kube.request("GET", "/api/v1")["resources"]
+        if any(resource["name"] == "pods/resize" for resource in listed):
+            wait_for(lambda: find_cpus(jobs, "richer") == {"20m"}, "all pods have more")
+            wait_for(lambda: jobs.condition("richer", "Degraded").get("status") != "True", "nothing is left to do")
+        else:
+            why = "They cannot be resized in place: the API server cannot resize pods"
+            wait_for(lambda: why in jobs.condition("richer", "Degraded").get("message", ""), "the user is told")
+            assert find_cpus(jobs, "richer") == {"10m"}
+        assert pod_uids(jobs, "richer") == before
+        assert jobs.status("richer")["rendezvous"]["generation"] == status["rendezvous"]["generation"]
+
+
+def find_cpus(jobs: Jobs, name: str) -> set[str]:
+    return {p["spec"]["containers"][0]["resources"]["requests"]["cpu"] for p in jobs.pods(name)}
+
 
 @contextlib.contextmanager
 def served_pod_groups(cluster: Cluster) -> Iterator[None]:
