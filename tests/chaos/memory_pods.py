@@ -95,7 +95,8 @@ class Job:
 
     def _on_kept(self, pod: Pod, number: int, copies: int) -> None:
         made = next((one for one in reversed(pod.keeper.chunks.read_records()) if one.number == number), None)
-        if made is None:
+        world = pod.keeper._world
+        if made is None or world is None or world.generation != self._generation:  # the last word of an older world
             return
         self._tells += 1
         newest = find_whole({path: file.chunks for path, file in made.files.items()}, self.saves)
