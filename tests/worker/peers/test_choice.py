@@ -95,7 +95,7 @@ def test_an_entry_is_finished_when_nothing_in_it_changes() -> None:
         pytest.param({"a": (0.0,), "b": (0.0,)}, ("b",), 9.0, {"a", "b"}, id="b is open"),
         pytest.param({"a": (0.0,), "b": (5.0,)}, ("b",), 9.0, {"b"}, id="b is open, and was begun later"),
         pytest.param({"a": (0.0,), "b.tmp": (0.5,)}, (), 1.2, {"a"}, id="the next file is not renamed yet"),
-        pytest.param({"a": (40.0,), "log": tuple(range(42))}, (), 41.2, {"log"}, id="a log never rests"),
+        pytest.param({"a": (40.0,), "log": tuple(i / 2 for i in range(83))}, (), 41.2, {"log"}, id="a log never rests"),
         pytest.param(
             {str(i): (i / 2,) for i in range(90)}, (), 44.9, {"88", "89"}, id="something is saved all the time"
         ),
@@ -104,12 +104,31 @@ def test_an_entry_is_finished_when_nothing_in_it_changes() -> None:
 def test_what_changes_together_is_one_save(
     changes: dict[str, tuple[float, ...]], busy: tuple[str, ...], now: float, unready: set[str]
 ) -> None:
-    seen = Watch(quiet=1.0)
+    seen, looked = Watch(quiet=1.0), 0.0
     files: dict[str, Stat] = {}
     for time, entry in sorted((time, entry) for entry, times in changes.items() for time in times):
+        while time - looked > 0.1:
+            looked += 0.1
+            seen = seen.look(looked, dict(files))
         files[entry] = Stat(1, int(time * 1e9), 1)
-        seen = seen.look(time, dict(files))
+        seen, looked = seen.look(time, dict(files)), time
     assert seen.find_unready(now, busy) == unready
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param(0.3, id="the next look is soon"),
+        pytest.param(5.0, id="copies took long: b may have been begun right after the first look"),
+        pytest.param(100.0, id="they took very long"),
+    ],
+)
+def test_what_may_have_changed_together_is_one_save(late: float) -> None:
+    a, b = Stat(1, 1, 1), Stat(1, 1, 2)
+    seen = Watch(quiet=1.0).look(0.0, {}).look(0.2, {"a": a}).look(0.2 + late, {"a": a, "b": b})
+    assert seen.find_unready(0.2 + late + 2.0, ("b",)) == {"a", "b"}
+    later = Watch(quiet=1.0).look(0.0, {"a": a}).look(1.5, {"a": a}).look(1.5 + late, {"a": a, "b": b})
+    assert later.find_unready(1.5 + late + 2.0, ("b",)) == {"b"}, "there was a look at which b had not begun"
 
 
 def test_a_file_that_rests_while_it_is_open_is_of_the_same_save() -> None:

@@ -41,6 +41,8 @@ class Watch:
     files: Mapping[str, Stat] = field(default_factory=dict)  # at the last look
     since: Mapping[str, float] = field(default_factory=dict)  # by entry: time of its last change; also of removed ones
     began: Mapping[str, float] = field(default_factory=dict)  # ... and of the first one since it was finished last
+    earliest: Mapping[str, float] = field(default_factory=dict)  # when that was at the earliest: at the look before
+    looked: float | None = None  # when the last look was
     quiet: float = QUIET
 
     def look(self, now: float, files: Mapping[str, Stat], unready: Collection[str] = ()) -> Watch:
@@ -52,10 +54,13 @@ class Watch:
         changed = {entry_of(path) for path in paths if files.get(path) != self.files.get(path)}
         moving = {entry for entry, time in self.since.items() if now - time < self.quiet or entry in unready}
         began = {**self.began, **dict.fromkeys(changed - moving, now)}
+        before = now if self.looked is None else self.looked
+        earliest = {**self.earliest, **dict.fromkeys(changed - moving, before)}
         since = {**self.since, **dict.fromkeys(changed, now)}
         there = set(map(entry_of, files))
         since = {entry: time for entry, time in since.items() if entry in there or now - time <= _LONGEST}
-        return Watch(files, since, {entry: began[entry] for entry in since}, self.quiet)
+        began, earliest = ({entry: times[entry] for entry in since} for times in (began, earliest))
+        return Watch(files, since, began, earliest, now, self.quiet)
 
     def find_unready(self, now: float, busy: Collection[str] = (), *, ended: bool = False) -> frozenset[str]:
         """The entries that are not finished, also those that were removed a moment ago.
@@ -69,19 +74,23 @@ class Watch:
         return frozenset(entry for entry in unready if not is_ignored(entry))
 
     def _find_saves(self) -> Iterator[set[str]]:
-        """The entries that changed together: with less than `quiet` seconds between one and the next."""
-        begin = end = 0.0
+        """The entries that may have changed together: with less than `quiet` seconds between one and the next.
+
+        A look may come long after the last one, because what is copied in between takes its time.
+        """
+        begin = end = last = 0.0
         save: set[str] = set()
-        for entry in sorted(self.since, key=self.began.__getitem__):
+        for entry in sorted(self.since, key=self.earliest.__getitem__):
             if self.since[entry] - self.began[entry] > _LONGEST:
                 continue
-            if save and self.began[entry] - end >= self.quiet:
-                yield save if end - begin <= _LONGEST else set()
+            if save and self.earliest[entry] - end >= self.quiet:
+                yield save if last - begin <= _LONGEST else set()
                 save = set()
-            begin = begin if save else self.began[entry]
+            begin = min(begin, self.began[entry]) if save else self.began[entry]
             end = max(end, self.since[entry]) if save else self.since[entry]
+            last = self.earliest[entry]  # the latest of the save: they are sorted
             save.add(entry)
-        yield save if end - begin <= _LONGEST else set()
+        yield save if last - begin <= _LONGEST else set()
 
     @property
     def entries(self) -> frozenset[str]:
