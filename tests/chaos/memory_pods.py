@@ -204,15 +204,15 @@ class Job:
         return True
 
     def _find_held(self) -> int:
-        """The newest save that the pods hold whole: of each file, one pod has all bytes and a record that names it."""
+        """The newest save that the pods hold whole: one of them has the record, and of each file one has all bytes."""
         directories = [read(pod.path) for pod in self.pods]
         intact = [pod.find_intact() for pod in self.pods]
         known = [{one.name: one for one in pod.keeper.chunks.read_records()} for pod in self.pods]
         made = {name: record for names in known for name, record in names.items()}
-        for name, record in sorted(made.items(), key=lambda one: (one[1].order, one[0]), reverse=True):
-            holders = [index for index in range(len(self.pods)) if name in known[index]]
+        for record in sorted(made.values(), key=lambda one: (one.order, one.name), reverse=True):
             if all(
-                any(directories[one].get(path) == file.chunks or intact[one] >= set(file.chunks) for one in holders)
+                any(directory.get(path) == file.chunks for directory in directories)
+                or any(chunks >= set(file.chunks) for chunks in intact)
                 for path, file in record.files.items()
             ):
                 return find_whole({path: file.chunks for path, file in record.files.items()}, self.saves)

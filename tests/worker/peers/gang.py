@@ -59,6 +59,10 @@ class FakePod:
     def chunks(self) -> list[Path]:
         return list((self.path.parent / "copies" / "chunks").iterdir())
 
+    @property
+    def records(self) -> list[Path]:
+        return list((self.path.parent / "copies" / "records").iterdir())
+
     def read(self) -> dict[str, bytes]:
         return {p.relative_to(self.path).as_posix(): p.read_bytes() for p in self.path.rglob("*") if p.is_file()}
 

@@ -100,6 +100,22 @@ def test_parts_of_all_pods_make_one_checkpoint(gang: Gang) -> None:
     assert pods[0].read() == pods[1].read() == {f"step-1/{rank}.bin": bytes([rank]) for rank in range(3)}
 
 
+def test_a_pod_that_has_not_heard_of_a_checkpoint_gives_its_part(gang: Gang) -> None:
+    pods = [gang.pod(), gang.pod(), gang.pod()]
+    gang.enter(*pods)
+    for rank, pod in enumerate(pods):
+        (pod.path / "step-1").mkdir()
+        (pod.path / "step-1" / f"{rank}.bin").write_bytes(bytes([rank]))
+    gang.await_kept(pods[0], 1, copies=1)
+    for record in pods[2].records:  # as if rank 0 had been lost before this pod's next report
+        record.unlink()
+    pods[0].keeper.close()  # with the only other copy of rank 2's part
+    newcomer = gang.pod()
+    assert gang.enter(pods[1], pods[2], newcomer) == [True] * 3
+    whole = {f"step-1/{rank}.bin": bytes([rank]) for rank in range(3)}
+    assert [pod.read() for pod in (pods[1], pods[2], newcomer)] == [whole] * 3
+
+
 def test_parts_of_many_pods_make_one_checkpoint_after_another(gang: Gang) -> None:
     pods = [gang.pod(), gang.pod(), gang.pod(), gang.pod()]
     gang.enter(*pods)

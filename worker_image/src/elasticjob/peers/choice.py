@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from elasticjob.peers.records import Record, Report
 
@@ -26,6 +27,15 @@ class Holding:
     order: tuple[int, int]
     files: int
     have: int
+
+    def dump(self) -> list[Any]:
+        return [self.name, *self.order, self.files, f"{self.have:x}"]
+
+
+def parse_holding(said: Any) -> Holding:
+    """What another agent has dumped. Raises ValueError or TypeError."""
+    name, generation, number, files, have = said
+    return Holding(str(name), (int(generation), int(number)), int(files), int(have, 16))
 
 
 def order_holders(me: int, peers: Sequence[Peer]) -> list[Peer]:

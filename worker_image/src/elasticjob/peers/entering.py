@@ -1,8 +1,9 @@
 """The start of a world: all agents agree on one checkpoint, and each makes its directory contain it.
 
-They meet in the store of the world, where each leaves its address. Each tells rank 0 what it holds. Rank 0 chooses, and
-all of them report whether they have it before any worker starts. If a copy turns out to be damaged and there is no
-other one, rank 0 chooses again. Values in the store carry an HMAC of the job's key.
+They meet in the store of the world, where each leaves its address and the names of the records that it has. Each gets
+the records that it lacks, since it may hold files of them, and tells rank 0 what it holds. Rank 0 chooses, and all of
+them report whether they have it before any worker starts. If a copy turns out to be damaged and there is no other one,
+rank 0 chooses again. Values in the store carry an HMAC of the job's key.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Gathering:
         if header.get("generation") != self._generation:
             return {"error": "another world"}
         generation, size = map(int, header["last"])
-        holdings = [_parse_holding(one) for one in header["holdings"]]
+        holdings = [choice.parse_holding(one) for one in header["holdings"]]
         self.add(int(header["rank"]), Joined(holdings, records.parse_report(body), (generation, size)))
         return {}
 
@@ -121,16 +122,18 @@ class Entry:
         self._where = where
         self._gathering = gathering
         self._interrupted = interrupted
+        self._records = {record.name: record for record in directory.chunks.read_records()}
 
     def run(self, report: Report, last: tuple[int, int]) -> Found | None:
         """`last`: generation and size of the world before. None if the world is over. Raises PeerError or OSError."""
         place = self._place
         try:
-            self._set(f"peer/{place.rank}", list(self._where))
+            self._set(f"peer/{place.rank}", [list(self._where), list(self._records)])
             met = self._get([f"peer/{rank}" for rank in range(place.size)])
-            peers = tuple(Peer(rank, *where) for rank, where in enumerate(met))
+            peers = tuple(Peer(rank, *where) for rank, (where, _) in enumerate(met))
             connections = Peers(place.rank, peers, self._key, _UNLIMITED)
             try:
+                self._get_records(connections, [names for _, names in met])
                 return self._agree(connections, report, last, peers)
             finally:
                 connections.close()
@@ -139,7 +142,7 @@ class Entry:
 
     def _agree(self, peers: Peers, report: Report, last: tuple[int, int], where: tuple[Peer, ...]) -> Found:
         rank, size = self._place.rank, self._place.size
-        holdings = [self._directory.find_holding(record) for record in self._directory.chunks.read_records()]
+        holdings = [self._directory.find_holding(record) for record in self._records.values()]
         joined = Joined(holdings, report, last)
         if rank == 0:
             self._gathering.add(0, joined)
@@ -153,7 +156,7 @@ class Entry:
             if rank == 0:
                 self._set(f"plan/{attempt}", self._plan(chosen, failed))
             plan = self._get([f"plan/{attempt}"])[0]
-            held = {int(one): [_parse_holding(item) for item in items] for one, items in plan["holdings"].items()}
+            held = {int(one): [choice.parse_holding(item) for item in items] for one, items in plan["holdings"].items()}
             record = self._restore(peers, str(plan["name"]), held)
             self._set(f"done/{attempt}/{rank}", record is not None or not plan["name"])
             if rank == 0:
@@ -172,7 +175,7 @@ class Entry:
             self._pause()
         holdings: dict[int, list[Holding]] = {rank: list(said.holdings) for rank, said in joined.items()}
         newest = choice.choose_record(holdings)
-        before = None if newest is None else self._find_record(peers, newest.name, holdings)
+        before = None if newest is None else self._find_record(peers, newest.name, sorted(holdings))
         reports = {rank: said.report for rank, said in joined.items()}
         all_there = choice.are_all_there([said.last for said in joined.values()])
         files, shared = records.combine(before, [reports[rank] for rank in sorted(reports)], all_there=all_there)
@@ -184,13 +187,14 @@ class Entry:
         except FullError:
             logger.warning("There is no room to record the last checkpoint; an older one is used.")
             return holdings
+        self._records[fresh.name] = fresh
         return choice.add_fresh(holdings, before, fresh, reports)
 
     def _plan(self, holdings: Mapping[int, Sequence[Holding]], failed: frozenset[str]) -> dict[str, Any]:
         chosen = choice.choose_record(holdings, failed)
         if chosen is None:
             return {"name": "", "holdings": {}}
-        held = {rank: [_dump_holding(one) for one in holdings[rank] if one.name == chosen.name] for rank in holdings}
+        held = {rank: [one.dump() for one in holdings[rank] if one.name == chosen.name] for rank in holdings}
         return {"name": chosen.name, "holdings": held}
 
     # All ranks.
@@ -198,7 +202,7 @@ class Entry:
     def _join(self, peers: Peers, joined: Joined) -> None:
         place = self._place
         said: dict[str, Any] = {"generation": place.generation, "rank": place.rank, "last": joined.last}
-        said["holdings"] = [_dump_holding(one) for one in joined.holdings]
+        said["holdings"] = [one.dump() for one in joined.holdings]
         while True:
             try:
                 peers.call(0, "join", joined.report.dump(), **said)
@@ -208,20 +212,26 @@ class Entry:
             else:
                 return
 
-    def _find_record(self, peers: Peers, name: str, holdings: Mapping[int, Sequence[Holding]]) -> Record | None:
-        for record in self._directory.chunks.read_records():
-            if record.name == name:
-                return record
-        ranks = [rank for rank in dict.fromkeys((0, *sorted(holdings))) if rank != self._place.rank]
-        data = peers.fetch("record", ranks, lambda data: _is_record(data, name), self._pause, name=name)
-        return None if data is None else records.parse_record(data)
+    def _get_records(self, peers: Peers, known: Sequence[Sequence[str]]) -> None:
+        """Get what other pods know, by rank: this one may hold files of a record that it has not heard of."""
+        for name in dict.fromkeys(str(name) for names in known for name in names):
+            self._find_record(peers, name, [rank for rank, names in enumerate(known) if name in names])
+
+    def _find_record(self, peers: Peers, name: str, ranks: Sequence[int]) -> Record | None:
+        if name not in self._records:
+            others = [rank for rank in ranks if rank != self._place.rank]
+            data = peers.fetch("record", others, lambda data: _is_record(data, name), self._pause, name=name)
+            if data is None:
+                return None
+            self._records[name] = records.parse_record(data)
+        return self._records[name]
 
     def _restore(self, peers: Peers, name: str, holdings: Mapping[int, Sequence[Holding]]) -> Record | None:
         """Make the directory contain this record. None if a part of it is nowhere undamaged, or there is none.
 
         Raises OSError if this pod cannot write it: that is nothing against the record.
         """
-        record = self._find_record(peers, name, holdings) if name else None
+        record = self._find_record(peers, name, sorted({0, *holdings})) if name else None
         if name and record is None:
             return None
         files = {} if record is None else record.files
@@ -288,12 +298,3 @@ def _is_record(data: bytes, name: str) -> bool:
         return records.parse_record(data).name == name
     except records.RecordError:
         return False
-
-
-def _dump_holding(held: Holding) -> list[Any]:
-    return [held.name, *held.order, held.files, f"{held.have:x}"]
-
-
-def _parse_holding(said: Any) -> Holding:
-    name, generation, number, files, have = said
-    return Holding(str(name), (int(generation), int(number)), int(files), int(have, 16))
