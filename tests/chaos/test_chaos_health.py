@@ -1,4 +1,4 @@
-"""What `make chaos CHAOS_ARGS="--only health"` injects."""
+"""A fault of a rank under the real operator, the short form; `make chaos CHAOS_ARGS="--only health"` has all kinds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from functools import partial
 
 import pytest
 
-from chaos.health import Score, make_trials, suffer
+from chaos.health import FAULTS, Score, flip, make_trials, suffer
+from chaos.lab import Lane
+from chaos.trials import Trial, run_trials
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+def test_a_flipped_bit_is_located_and_nobody_else_is_accused(lanes: list[Lane]) -> None:
+    score = Score()
+    trial = Trial("health", partial(suffer, seed=FAULTS.index(flip), length=1, score=score))
+    report = run_trials("health", FAULTS.index(flip), lanes[:1], [trial], score.more)
+    assert not report.violations, "\n\n".join(report.violations)
+    assert report.more == {"located": 1.0, "kinds": {"flip": "1/1"}, "controls": 0, "falseAlarms": 0}
 
 
 def test_the_trials_have_every_fault_and_controls() -> None:
