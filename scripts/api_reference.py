@@ -1,47 +1,97 @@
 """Renders docs/api-reference.md from the docstrings of the worker runtime, by parsing the sources without importing
 them.
+
+Only what scripts may use is on the page: docs/api-policy.md promises its stability.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "worker_image/src/elasticjob"
 TARGET = ROOT / "docs/api-reference.md"
 
+
+@dataclass(frozen=True)
+class Section:
+    """Names that belong together. `sources`: the module that defines each of them, below `elasticjob`."""
+
+    title: str
+    package: str  # that scripts import the names from
+    sources: dict[str, str]
+
+
+def _section(title: str, package: str = "elasticjob", **names: str) -> Section:
+    """`names`: by module, with `__` for the dot, the names that it defines."""
+    return Section(
+        title, package, {name: module.replace("__", "/") for module, found in names.items() for name in found.split()}
+    )
+
+
 # In the order that readers need: first what every script uses.
-MODULES = (
-    "context/setup",
-    "context/context",
-    "data/samplers",
-    "checkpoint/checkpointer",
-    "checkpoint/requests",
-    "sessions/session",
-    "collectives/tensors",
-    "collectives/unequal",
-    "collectives/point_to_point",
-    "collectives/members",
-    "collectives/pending",
-    "collectives/checked",
-    "channel/progress",
-    "channel/signals",
-    "errors",
+SECTIONS = (
+    _section("Start", context__setup="init World", context__context="current Context"),
+    _section("Progress", channel__progress="report"),
+    _section(
+        "Data and batches",
+        data__samplers="ElasticDistributedSampler learning_rate_factor scale_learning_rate",
+        data__virtual_ranks="VirtualRanks",
+        data__batch_growth="BatchGrowth",
+    ),
+    _section("Checkpoints", checkpoint__checkpointer="Checkpointer", checkpoint__requests="on_signal"),
+    _section("Requests to save", "elasticjob.checkpoint", checkpoint__requests="requested clear"),
+    _section("Sessions", sessions__session="Session"),
+    _section(
+        "Collectives",
+        collectives__tensors="all_reduce all_gather gather",
+        collectives__unequal="all_gather_unequal gather_unequal",
+        collectives__point_to_point="send recv isend",
+        collectives__members="new_groups",
+        collectives__checked="checked",
+    ),
+    _section("Transfers in flight", "elasticjob.collectives.pending", collectives__pending="Pending"),
+    _section(
+        "transformers",
+        "elasticjob.integrations.transformers",
+        integrations__transformers="ElasticJobCallback find_checkpoint",
+    ),
+    _section(
+        "Lightning",
+        "elasticjob.integrations.lightning",
+        integrations__lightning="elastic_arguments ElasticJobCallback find_checkpoint ElasticJobEnvironment",
+    ),
+    _section(
+        "Lightning on a session",
+        "elasticjob.integrations.lightning_session",
+        integrations__lightning_session="session_arguments",
+    ),
+    _section("accelerate", "elasticjob.integrations.accelerate", integrations__accelerate="Checkpoints"),
+    _section(
+        "Errors",
+        "elasticjob.errors",
+        errors="ElasticJobError ConfigurationError BackendUnavailableError CollectiveFailedError WorldLostError "
+        "ReplicasDifferError CollectiveMismatchError BufferTouchedError CheckpointFailedError",
+    ),
 )
 
 Documented = ast.ClassDef | ast.FunctionDef
 
 
 def render() -> str:
-    """The whole page."""
+    """The whole page. Raises SystemExit if a public name is missing from SECTIONS."""
+    missing = set(public_names()) - {name for section in SECTIONS for name in section.sources}
+    if missing:
+        raise SystemExit(f"scripts/api_reference.py: SECTIONS lacks {', '.join(sorted(missing))}")
     parts = [
         "# API reference of `elasticjob`",
         "Generated from the docstrings by `make generate`; do not edit. The guide is [runtime.md](runtime.md). "
         f"Everything under `elasticjob.` by itself: {', '.join(f'`{name}`' for name in public_names())}.",
     ]
-    parts += [render_module(name) for name in MODULES]
+    parts += [render_section(section) for section in SECTIONS]
     return "\n\n".join(parts) + "\n"
 
 
@@ -53,13 +103,15 @@ def public_names() -> list[str]:
     raise SystemExit("elasticjob/__init__.py has no table _HOME")
 
 
-def render_module(name: str) -> str:
-    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
-    parts = [f"## `elasticjob.{name.replace('/', '.')}`", ast.get_docstring(tree) or ""]
-    for node in tree.body:
-        if isinstance(node, Documented) and not node.name.startswith("_") and not is_overload(node):
-            parts.append(render_item(node))
-    return "\n\n".join(part for part in parts if part)
+def render_section(section: Section) -> str:
+    parts = [f"## {section.title}"]
+    for name, module in section.sources.items():
+        tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+        found = [one for one in tree.body if isinstance(one, Documented) and one.name == name and not is_overload(one)]
+        if not found:
+            raise SystemExit(f"scripts/api_reference.py: {module}.py does not define {name}")
+        parts.append(render_item(found[0], f"{section.package}."))
+    return "\n\n".join(parts)
 
 
 def is_overload(node: Documented) -> bool:
@@ -67,12 +119,12 @@ def is_overload(node: Documented) -> bool:
     return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
-def render_item(node: Documented, prefix: str = "") -> str:
+def render_item(node: Documented, prefix: str) -> str:
     text = ast.get_docstring(node) or ""
     if isinstance(node, ast.FunctionDef):
         return f"### `{prefix}{node.name}{signature(node)}`\n\n{as_markdown(text)}".rstrip()
     constructor = next((one for one in functions(node) if one.name == "__init__"), None)
-    heading = f"### class `{node.name}{signature(constructor) if constructor else ''}`"
+    heading = f"### class `{prefix}{node.name}{signature(constructor) if constructor else ''}`"
     parts = [heading, as_markdown(text)]
     fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
     if fields:
