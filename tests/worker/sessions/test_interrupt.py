@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from elasticjob.errors import WorldLostError
+from elasticjob.protocol import store
 from elasticjob.sessions import interrupt
 from elasticjob.sessions.interrupt import Interrupter
+from elasticjob.sessions.process_groups import ProcessGroups
 from elasticjob.torchcompat import sockets
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,6 +83,24 @@ def test_a_script_with_a_handler_of_its_own_keeps_it() -> None:
         assert not heard, "no signal is sent either"
     finally:
         signal.signal(signal.SIGURG, before)
+
+
+def test_a_store_that_was_connected_during_the_interruption_is_not_used() -> None:
+    """torch's client connects again by itself if its connection is shut down, so it may still come through."""
+    _server, where = store.listen("127.0.0.1")
+    answers = iter([False, True])
+    assert store.connect(where, lambda: next(answers), time.monotonic() + 30) is None
+    assert not list(answers), "it was asked again when the store was connected"
+
+
+def test_connections_that_are_made_after_the_loss_end_too(loss: Loss) -> None:
+    groups = ProcessGroups("gloo", 60.0)
+    loss.interrupter = Interrupter(lambda: loss.happened, groups.shut_down)
+    with socket.create_server(("127.0.0.1", 0)) as server, groups.owning():
+        loss.happen()
+        groups.abort()
+        with socket.create_connection(server.getsockname(), timeout=50) as late:
+            assert late.recv(1) == b"", "nobody sends"
 
 
 def test_only_the_connections_that_are_named_are_shut_down() -> None:

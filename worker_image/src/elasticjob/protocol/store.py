@@ -44,7 +44,7 @@ def listen(address: str) -> tuple[TCPStore, wire.Store]:
 
 
 def connect(where: wire.Store, interrupted: Callable[[], bool], deadline: float) -> TCPStore | None:
-    """A client of rank 0's store; None if `interrupted()` returns true first. Raises OSError at the deadline."""
+    """A client of rank 0's store; None if `interrupted()` returns true meanwhile. Raises OSError at the deadline."""
     while not interrupted():
         try:
             # A plain socket first: torch's client cannot be interrupted while it connects.
@@ -56,7 +56,8 @@ def connect(where: wire.Store, interrupted: Callable[[], bool], deadline: float)
             time.sleep(0.05)
         else:
             store.set_timeout(_TIMEOUT)
-            return store
+            # Whoever interrupts may have shut down a connection of torch's client, which then made another one.
+            return None if interrupted() else store
     return None
 
 

@@ -26,12 +26,14 @@ class Interrupter:
 
     Only our own code may set `allowed`, and it must return to the script without calling other code first.
 
-    It is inactive if the script handles the signal itself, or if it was created outside of the main thread.
+    It sends no signal if the script handles the signal itself, or if it was created outside of the main thread.
     """
 
-    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+    def __init__(self, is_wanted: Callable[[], bool], free: Callable[[], None] = lambda: None) -> None:
+        """`free` is called before each attempt: the thread may have entered another call that does not return."""
         self.allowed = False
         self._is_wanted = is_wanted
+        self._free = free
         self._main = threading.main_thread()
         if threading.current_thread() is not self._main or signal.getsignal(_SIGNAL) != signal.SIG_DFL:
             return
@@ -42,12 +44,13 @@ class Interrupter:
         """Thread-safe. Returns at once; signals the main thread repeatedly while `is_wanted()`, whenever `allowed` is
         set.
         """
-        if signal.getsignal(_SIGNAL) == self._handle:
-            threading.Thread(target=self._insist, name="elasticjob-interrupt", daemon=True).start()
+        threading.Thread(target=self._insist, name="elasticjob-interrupt", daemon=True).start()
 
     def _insist(self) -> None:
+        can_signal = signal.getsignal(_SIGNAL) == self._handle
         while self._is_wanted() and self._main.ident is not None:
-            if self.allowed:
+            self._free()
+            if can_signal and self.allowed:
                 signal.pthread_kill(self._main.ident, _SIGNAL)
             time.sleep(_EVERY)
 

@@ -91,8 +91,14 @@ class ProcessGroups:
         for group in groups.find_groups():  # including those of a mesh
             with contextlib.suppress(RuntimeError, AttributeError, ValueError):
                 group.abort()  # not supported by gloo
+        self.shut_down()
+
+    def shut_down(self) -> None:
+        """End the connections of the world: while it is entered, also those made since the last call. Thread-safe."""
         others = self._others
-        sockets.shut_down(self._connections if others is None else sockets.find_connections() - others)
+        inodes = self._connections if others is None else sockets.find_connections() - others
+        if inodes:
+            sockets.shut_down(inodes)
 
 
 def is_world_failure(error: Exception, is_lost: Callable[[], bool]) -> bool:

@@ -46,7 +46,7 @@ class Worlds:
         self._lock = threading.Lock()  # guards the state
         self._calls: queue.SimpleQueue[Place] = queue.SimpleQueue()
         self._vote: tuple[Any, torch.Tensor] | None = None
-        self.interrupter = Interrupter(lambda: self.state.is_lost)
+        self.interrupter = Interrupter(lambda: self.state.is_lost, self._shut_down)
 
     @property
     def can_change(self) -> bool:
@@ -143,6 +143,14 @@ class Worlds:
             if machine.Abort() in self._step(called):
                 self.groups.abort()
                 self.interrupter.interrupt()
+
+    # In the interrupter's thread.
+
+    def _shut_down(self) -> None:
+        """A connection that was just being made outlives an abort, and then waits for the lost member."""
+        with self._lock:  # no other world begins meanwhile
+            if self.state.is_lost:
+                self.groups.shut_down()
 
     # In the script's thread.
 
