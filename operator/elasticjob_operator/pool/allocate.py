@@ -2,7 +2,7 @@
 
 1. Everyone keeps the smallest size; jobs that wait are admitted in their order as far as there is room.
 2. Jobs with a deadline get the smallest size that keeps it, the next deadline first.
-3. Free devices go, one step in size at a time, to the job whose price times speed grows most a device: the ideal.
+3. Free devices go, one step in size at a time, to the job whose speed, at its price, grows most a device: the ideal.
 4. From what is, towards the ideal: buyers (jobs that would grow) take what is free, then what sellers (jobs that would
    shrink) give up, as long as the buyer gains more than the seller loses and both changes cost. What has to shrink to
    make room shrinks whatever it costs, and what a deadline needs is bought whatever it costs.
@@ -17,7 +17,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from elasticjob_operator.pool.prices import find_prices
+from elasticjob_operator.pool.prices import NOTHING, Price, find_prices
 from elasticjob_operator.pool.values import HORIZON_SECONDS, Grant, Limit, Objective, Request
 
 # What a job has to gain before it is changed, beside what the change costs.
@@ -60,7 +60,7 @@ class _Line:
 
     request: Request
     now: int
-    price: float = 0.0
+    price: Price = NOTHING
     most: int = 0
     need: int = -1  # for its deadline; -1: it has none, or one that it cannot keep
     ideal: int = -1
@@ -75,18 +75,15 @@ class _Line:
         return (sizes[i + 1] - sizes[i]) * self.request.curve.devices if i < self.most else 0
 
     def slope(self) -> float:
-        """What the next step above the ideal adds to price times speed, a device."""
+        """What the next step above the ideal adds to the value, a device."""
         curve, i = self.request.curve, self.ideal
         if i >= self.most:
             return 0.0
-        return (
-            self.price
-            * (curve.speeds[i + 1] - curve.speeds[i])
-            / ((curve.sizes[i + 1] - curve.sizes[i]) * curve.devices)
-        )
+        more = self.price.value(curve.speeds[i + 1]) - self.price.value(curve.speeds[i])
+        return more / ((curve.sizes[i + 1] - curve.sizes[i]) * curve.devices)
 
     def value(self, index: int) -> float:
-        return self.price * self.request.curve.speeds[index] if index >= 0 else 0.0
+        return self.price.value(self.request.curve.speeds[index]) if index >= 0 else 0.0
 
     def cost(self, horizon: float) -> float:
         """Of a change: training that stands still, spread over the time for which the change is expected to last."""

@@ -1,6 +1,6 @@
 """What progress of each job is worth: the objective by name. Pure.
 
-The allocator maximises the sum of price times speed. All that an objective says is in the prices.
+The allocator maximises the sum of what the speeds of all jobs are worth. All that an objective says is in the prices.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from elasticjob_operator.pool.values import PATIENCE_SECONDS, Objective, Request
@@ -15,15 +16,31 @@ from elasticjob_operator.pool.values import PATIENCE_SECONDS, Objective, Request
 ELASTICITY: Final = 0.7  # of speed in devices, over all jobs: n devices are as fast as n**0.7
 
 
-def find_prices(requests: Sequence[Request], capacity: int, objective: Objective) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What speed is worth to the pool. Up to the speed of its share, that of a job that lacks some of it is worth more.
+
+    No more than its share: of two jobs that gain alike, the one that had less would get all, until it had had more.
+    """
+
+    each: float = 0.0
+    bonus: float = 0.0  # as a share of it
+    fair: float = 0.0  # the speed at an equal share
+
+    def value(self, speed: float) -> float:
+        return self.each * (speed + self.bonus * min(speed, self.fair))
+
+
+NOTHING: Final = Price()
+
+
+def find_prices(requests: Sequence[Request], capacity: int, objective: Objective) -> list[Price]:
     """One price a request, in their order; every one is finite and above zero."""
-    if objective is Objective.COMPLETION:
-        prices = _price_completion(requests)
-    else:
-        prices = [1.0 / speed for speed in _find_fair_speeds(requests, capacity)]
+    fair = _find_fair_speeds(requests, capacity)
+    each = _price_completion(requests) if objective is Objective.COMPLETION else [1.0 / speed for speed in fair]
     return [
-        price * max(one.weight, 1e-6) * (1.0 + max(0.0, one.behind_seconds) / PATIENCE_SECONDS)
-        for price, one in zip(prices, requests, strict=True)
+        Price(price * max(one.weight, 1e-6), max(0.0, one.behind_seconds) / PATIENCE_SECONDS, speed)
+        for price, one, speed in zip(each, requests, fair, strict=True)
     ]
 
 

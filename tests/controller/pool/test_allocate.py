@@ -134,6 +134,12 @@ def test_a_job_without_its_share_for_long_gets_more() -> None:
     assert sizes(late, 16)[1] > sizes(pair, 16)[1]
 
 
+def test_a_job_without_its_share_gets_its_share_and_then_no_more_than_others() -> None:
+    """Both gain as much from every device. If all went to the one that had less, they would change places for ever."""
+    pair = [make_request("a", 1.0, size=13), make_request("b", 1.0, size=3, behind_seconds=7200.0)]
+    assert sizes(pair, 16) == [8, 8]
+
+
 def test_the_order_of_the_requests_says_nothing() -> None:
     some = [make_request(f"j{i}", 0.8 + i / 50, order=float(i % 3), size=i % 4) for i in range(8)]
     assert allocate(some, 30) == allocate(some[::-1], 30)

@@ -168,6 +168,14 @@ trainees = st.builds(
 # Three jobs that gain as little from the two pods that only one of them can have.
 alike = [Trainee("", 2, 4, 2, 0.25, None, 0, None, 0.0)] * 3
 
+# The first two have twice the speed with twice the pods, as far as anybody can tell, and would change places for ever.
+linear = [
+    Trainee("", 1, 13, 2, 0.5, None, 1, None, 0.0),
+    Trainee("", 1, 13, 2, 0.75, None, 1, None, 0.0),
+    Trainee("", 1, 2, 1, 0.5, None, 0, None, 0.0),
+    Trainee("", 1, 5, 2, 0.5, None, 0, None, 0.0),
+]
+
 events = st.one_of(
     st.tuples(st.just("capacity"), st.integers(0, 24)),
     st.tuples(st.just("scale"), st.integers(0, 9)),
@@ -205,6 +213,7 @@ def disturb(pool: Pool, event: str, number: int) -> None:
     st.sampled_from(Objective),
 )
 @example(alike, [], (1, 8), Objective.GOODPUT)
+@example(linear, [("operator dies", 0)], (1, 20), Objective.GOODPUT)
 def test_whatever_happens_sizes_are_legal_and_the_pool_comes_to_rest(
     jobs: list[Trainee], happened: list[tuple[str, int]], capacities: tuple[int, int], objective: Objective
 ) -> None:
