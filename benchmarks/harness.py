@@ -1,8 +1,8 @@
 """The common part of all benchmarks: the result line, the options, and the output.
 
-A result is one JSON object on one line: `{"benchmark", "case", "seconds" or "rate": {"min", "median", "max"}, "peer",
-"peerValue": {...}, "ratio", "machine"}`. `ratio` is always ours divided by the peer's, of the medians: below 1 is
-better for seconds, above 1 is better for a rate. A value is null if the event did not happen within its time limit: a
+A result is one JSON object on one line: `{"benchmark", "case", "seconds" (or another unit): {"min", "median", "max"},
+"peer", "peerValue": {...}, "ratio", "machine"}`. `ratio` is always ours divided by the peer's, of the medians: above 1
+is better for a rate, below 1 for everything else. A value is null if the event did not happen within its time limit: a
 system that never recovers has no median. If either median is null, there is no ratio.
 """
 
@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["seconds", "rate", "bytes"]
+Kind = Literal["seconds", "rate", "bytes", "steps"]
 Sample = float | None
 
 ROOT = Path(__file__).resolve().parent.parent
