@@ -27,6 +27,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, help="write the sizes over time of a small day as SVG, and do nothing else"
     )
+    parser.add_argument("--table", action="store_true", help="print the means of the simulated days as Markdown too")
     parser.add_argument("--minutes", type=float, default=10.0, help="in which the real jobs arrive")
     parser.add_argument("--load", type=float, default=1.0, help="the work of the real jobs, times so much")
     parser.add_argument("--real-only", action="store_true", help="skip the simulator")
@@ -43,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not options.extra.real_only:
         report.add(time_allocator())
         days = read_days(options)
-        report.add_all(cases.compare(simulate_all(days, options)))
+        played = simulate_all(days, options)
+        report.add_all(cases.compare(played))
+        if options.extra.table:
+            say(cases.tabulate(played))
     if not options.quick:
         from benchmarks.pool import real
 

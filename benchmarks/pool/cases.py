@@ -97,19 +97,44 @@ def compare(days: Days, prefix: str = "") -> Iterator[Result]:
     oracle = _best(days, ORACLE)
     for ours in ("ours completion", "ours goodput"):
         for peer in (fixed, "least-attained", "optimus-like", "pollux-like", "ours equal", oracle):
-            yield against("mean completion", ours, peer, lambda day: day.mean)
-        yield against(
-            "makespan", ours, _best(days, (*FIXED, *PEERS), lambda day: day.makespan), lambda day: day.makespan
-        )
-        yield against("p99 completion", ours, _best(days, (*FIXED, *PEERS), lambda day: day.p99), lambda day: day.p99)
+            yield against("mean completion", ours, peer, _read_mean)
+        yield against("makespan", ours, _best(days, (*FIXED, *PEERS), _read_makespan), _read_makespan)
+        yield against("p99 completion", ours, _best(days, (*FIXED, *PEERS), _read_p99), _read_p99)
         yield against("finish-time fairness, worst of nine in ten", ours, "pollux-like", lambda day: day.fairness)
         yield against("wasted share", ours, "pollux-like", lambda day: day.wasted)
-    yield against("mean completion", "ours completion, total unknown", "pollux-like", lambda day: day.mean)
-    yield against("gain of the cost", "pollux-like, our cost", "pollux-like", lambda day: day.mean)
-    yield against("gain of the policy", "ours completion", "pollux-like, our cost", lambda day: day.mean)
+    yield against("mean completion", "ours completion, total unknown", "pollux-like", _read_mean)
+    yield against("gain of the cost", "pollux-like, our cost", "pollux-like", _read_mean)
+    yield against("gain of the policy", "ours completion", "pollux-like, our cost", _read_mean)
     for slow in ("ours completion, restarts", "ours completion, restarts, once a minute"):
-        yield against("our policy at the peer's cost", slow, "pollux-like", lambda day: day.mean)
+        yield against("our policy at the peer's cost", slow, "pollux-like", _read_mean)
 
 
-def _best(days: Days, cases: Sequence[Case], read: Callable[[Day], float] = lambda day: day.mean) -> str:
+def tabulate(days: Days) -> str:
+    """The means of all days as a Markdown table; hours, and fairness without a unit."""
+    lines = [
+        "| policy | mean completion | p99 | makespan | finish-time fairness (worst of nine in ten) |",
+        "|---|---|---|---|---|",
+    ]
+    for name, played in days.items():
+        hours = [
+            statistics.mean(read(day) for day in played) / 3600 for read in (_read_mean, _read_p99, _read_makespan)
+        ]
+        fairness = statistics.mean(day.fairness for day in played)
+        lines.append(f"| {name} | {hours[0]:.3f} | {hours[1]:.2f} | {hours[2]:.2f} | {fairness:.2f} |")
+    return "\n".join(lines)
+
+
+def _read_mean(day: Day) -> float:
+    return day.mean
+
+
+def _read_p99(day: Day) -> float:
+    return day.p99
+
+
+def _read_makespan(day: Day) -> float:
+    return day.makespan
+
+
+def _best(days: Days, cases: Sequence[Case], read: Callable[[Day], float] = _read_mean) -> str:
     return min((case.name for case in cases), key=lambda name: statistics.mean(read(day) for day in days[name]))
