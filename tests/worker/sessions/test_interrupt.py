@@ -4,14 +4,21 @@ its sockets.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import select
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from elasticjob.errors import WorldLostError
 from elasticjob.protocol import store
@@ -101,6 +108,75 @@ def test_connections_that_are_made_after_the_loss_end_too(loss: Loss) -> None:
         groups.abort()
         with socket.create_connection(server.getsockname(), timeout=50) as late:
             assert late.recv(1) == b"", "nobody sends"
+
+
+class LateStore(Store):
+    """A store in which one rank does not get the addresses of the others before it is let."""
+
+    def __init__(self, inner: Store, let: threading.Event) -> None:
+        super().__init__()
+        self._inner, self._let = inner, let
+        self.told = threading.Event()
+
+    def set(self, key: str, value: Any) -> None:
+        self._inner.set(key, value)
+        self.told.set()
+
+    def get(self, key: str) -> bytes:
+        self._let.wait(60)
+        return bytes(self._inner.get(key))
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:
+        self._inner.wait(keys, timedelta(seconds=60))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_group_that_waits_for_a_rank_to_connect_is_given_up(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of two ranks waits depends on their addresses; in one of these cases it is the one that is not late."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    inner, let, never = HashStore(), threading.Event(), threading.Event()
+    never.set()
+    stores = [LateStore(inner, let if rank == late else never) for rank in (0, 1)]
+    ended = [threading.Event(), threading.Event()]
+    groups: list[Any] = []
+
+    def make(rank: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            groups.append(dist.ProcessGroupGloo(stores[rank], rank, 2, timedelta(seconds=50)))
+        ended[rank].set()
+
+    own = ProcessGroups("gloo", 60.0)
+    own._pairs = 2
+    with own.owning():
+        threads = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        assert stores[late].told.wait(20)
+        deadline = time.monotonic() + 20
+        while not ended[1 - late].wait(0.1):
+            own.shut_down()
+            assert time.monotonic() < deadline, "it waits for a connection that nobody makes"
+        let.set()
+        for thread in threads:
+            thread.join(50)
+
+
+def test_a_connection_that_no_peer_answers_fails_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as sockets_of_others:
+        others = sockets.find_connections()
+        waiting: list[socket.socket] = []
+        for _ in range(8):  # as soon as nobody accepts, no further one is answered
+            one = sockets_of_others.enter_context(socket.socket())
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(server.getsockname())
+            _, writable, _ = select.select([], [one], [], 0.2)
+            waiting += [] if writable else [one]
+        assert waiting
+        sockets.shut_down(sockets.find_connections() - others)
+        for one in waiting:
+            assert select.select([], [one], [], 5)[1]
+            assert one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
 
 
 def test_only_the_connections_that_are_named_are_shut_down() -> None:

@@ -27,7 +27,9 @@ class ProcessGroups:
         self._backend = backend
         self._timeout = datetime.timedelta(seconds=timeout)
         self.flags: Any = None
-        self._others: frozenset[int] | None = None  # connections older than the groups, during creation
+        self._others: frozenset[int] | None = None  # connections older than the groups, during creation ...
+        self._listeners: frozenset[int] = frozenset()  # ... and sockets that listened before ...
+        self._pairs = 0  # ... and the number of ranks that connect to this one, at most
         self._connections: frozenset[int] = frozenset()  # connections that belong to the groups
 
     def enter(self, place: Place, is_lost: Callable[[], bool], connect: Callable[[], None] = lambda: None) -> None:
@@ -35,6 +37,7 @@ class ProcessGroups:
 
         `connect` creates further groups in it. Raises WorldLostError if a member was lost.
         """
+        self._pairs = place.world_size
         with self.owning():
             self._make(place, is_lost)
             connect()
@@ -42,6 +45,7 @@ class ProcessGroups:
     @contextlib.contextmanager
     def owning(self) -> Iterator[None]:
         """The connections that are made in this block belong to the world, and end with it."""
+        self._listeners = sockets.find_listeners()
         self._others = sockets.find_connections() - self._connections
         try:
             yield
@@ -96,6 +100,8 @@ class ProcessGroups:
     def shut_down(self) -> None:
         """End the connections of the world: while it is entered, also those made since the last call. Thread-safe."""
         others = self._others
+        if others is not None:
+            sockets.knock(sockets.find_listeners() - self._listeners, self._pairs)
         inodes = self._connections if others is None else sockets.find_connections() - others
         if inodes:
             sockets.shut_down(inodes)

@@ -4,7 +4,10 @@ gloo has no abort: a collective waits until its peers answer, die or time out. I
 side of its connections makes the collective raise. Only the read side: gloo queues a failed write, and drops the queue
 when it then reads the end of the connection; a thread that waits for that send waits for the group's timeout. So does
 one whose peer dies while a send to it is queued: no call of this process ends that wait, so the agent ends the process.
-Linux only; elsewhere no connection is found.
+
+While a group is created, one of two ranks waits for the other one to connect, and there is no connection yet to shut
+down. `knock` connects instead: gloo expects the number of the pair, and the pair ends when that connection does.
+Linux only; elsewhere no socket is found.
 """
 
 from __future__ import annotations
@@ -12,19 +15,25 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 _OPEN_FILES = Path("/proc/self/fd")
+_MOST_PAIRS = 4096
+_SYN_SENT = 2  # the state of a TCP socket in Linux
 
 
 def find_connections() -> frozenset[int]:
-    """The inodes of all connected TCP sockets."""
+    """The inodes of all TCP sockets that are connected, or wait for a peer to answer."""
     return frozenset(inode for inode, _ in _connected())
 
 
 def shut_down(inodes: frozenset[int]) -> int:
-    """Shut down the read side of these connections, as if the peers had closed them; return how many still existed."""
+    """Shut down the read side of these connections, as if the peers had closed them; return how many still existed.
+
+    One that waits for its peer to answer fails at once.
+    """
     count = 0
     for inode, connection in _connected():
         if inode in inodes:
@@ -34,8 +43,43 @@ def shut_down(inodes: frozenset[int]) -> int:
     return count
 
 
+def find_listeners() -> frozenset[int]:
+    """The inodes of all TCP sockets that listen."""
+    return frozenset(inode for inode, one in _sockets() if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def knock(inodes: frozenset[int], pairs: int) -> None:
+    """Connect to these listening sockets in the place of each peer of gloo's, and close the connection."""
+    for inode, listener in _sockets():
+        if inode not in inodes:
+            continue
+        for number in range(min(pairs, _MOST_PAIRS)):
+            with contextlib.suppress(OSError), socket.socket(listener.family, socket.SOCK_STREAM) as peer:
+                peer.settimeout(1.0)
+                peer.connect(listener.getsockname())
+                peer.sendall(struct.pack("=q", number))
+
+
 def _connected() -> Iterator[tuple[int, socket.socket]]:
-    """Each socket with a duplicated descriptor, since the owner may close its own at any time."""
+    for inode, mine in _sockets():
+        if _is_connecting(mine) or _is_connected(mine):
+            yield inode, mine
+
+
+def _is_connecting(one: socket.socket) -> bool:
+    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _SYN_SENT
+
+
+def _is_connected(one: socket.socket) -> bool:
+    try:
+        one.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Each TCP socket with a duplicated descriptor, since the owner may close its own at any time."""
     if not _OPEN_FILES.is_dir():
         return
     for entry in list(_OPEN_FILES.iterdir()):
@@ -50,6 +94,4 @@ def _connected() -> Iterator[tuple[int, socket.socket]]:
             continue
         with mine:
             if mine.family in (socket.AF_INET, socket.AF_INET6) and mine.type == socket.SOCK_STREAM:
-                with contextlib.suppress(OSError):
-                    mine.getpeername()
-                    yield os.fstat(own).st_ino, mine
+                yield os.fstat(own).st_ino, mine
