@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -17,12 +19,22 @@ forbid_unpickling()
 dist.init_process_group("gloo")
 RANK, SOURCE = dist.get_rank(), 1
 sent: list[int] = []
-broadcast = dist.broadcast
+broadcast, isend = dist.broadcast, dist.isend
 
 
-def count(tensor: torch.Tensor, *args: Any, **more: Any) -> Any:
-    sent.append(tensor.numel() * tensor.element_size())
-    return broadcast(tensor, *args, **more)
+def count(send: Callable[..., Any]) -> Callable[..., Any]:
+    def counting(tensor: torch.Tensor, *args: Any, **more: Any) -> Any:
+        sent.append(tensor.numel() * tensor.element_size())
+        return send(tensor, *args, **more)
+
+    return counting
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[None]:
+    sent.clear()
+    with mock.patch.object(dist, "broadcast", count(broadcast)), mock.patch.object(dist, "isend", count(isend)):
+        yield
 
 
 def make_state(seed: int, steps: int) -> dict[str, Any]:
@@ -38,8 +50,7 @@ def exchange(seed: int, steps: int, keep: bool) -> None:
     mine = make_state(seed, steps)
     before = [tensor.clone() for tensor in mine["model"].values()]
     inventory = transfer.take_inventory(mine)
-    sent.clear()
-    with mock.patch.object(dist, "broadcast", count):
+    with counted():
         got = transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), keep).run(inventory)
     wanted = make_state(1, 3)
     now = wanted if got is None else got
@@ -61,11 +72,18 @@ exchange(seed=RANK, steps=(0, 3, 2)[RANK], keep=RANK == 2)
 # All have the same: the digests say so.
 inventory = transfer.take_inventory(make_state(1, 3))
 tell("same digest", len(set(messages.all_gather_json(transfer.digest_inventory(inventory)))) == 1)
-sent.clear()
-with mock.patch.object(dist, "broadcast", count):
+with counted():
     transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), True).run(inventory)
 tell("nothing is sent", sum(size for size in sent if size > 1_000) == 0)
 tell("chunks", [len(section.digests) for section in inventory.values()])
 assert skeletons.CHUNK_BYTES < 8_000_000
+# A rank without anything gets it from the two others, half each.
+large = {str(index): torch.full((skeletons.CHUNK_BYTES // 4,), float(1 + index)) for index in range(4)}
+empty = {name: torch.zeros_like(tensor) for name, tensor in large.items()}
+inventory = transfer.take_inventory({"model": empty if RANK == 0 else large})
+with counted():
+    transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), RANK != 0).run(inventory)
+tell("shared", sum(size for size in sent if size >= skeletons.CHUNK_BYTES) // skeletons.CHUNK_BYTES)
+tell("complete", all(torch.equal(tensor, large[name]) for name, tensor in (empty if RANK == 0 else large).items()))
 dist.barrier()
 dist.destroy_process_group()

@@ -94,6 +94,40 @@ def test_what_is_lacking() -> None:
     assert transfer.find_lacks(transfer.take_inventory({"m": [one(0)]})["m"], theirs) == [True]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "lacks", "routes"),
+    [
+        pytest.param([8], ["0", "0"], [None], id="nothing is lacking"),
+        pytest.param([8], ["0", "1"], [(0, 1, ())], id="one has it and one lacks it"),
+        pytest.param([0], ["0", "1"], [None], id="nothing to send"),
+        pytest.param([8, 8, 8, 8], ["0000", "0000", "1111"],
+                     [(0, 2, ()), (1, 2, ()), (0, 2, ()), (1, 2, ())], id="holders share the work"),
+        pytest.param([8, 8], ["00", "11", "11"], [(0, 1, (2,)), (0, 2, (1,))], id="those that got it share it too"),
+        pytest.param([4, 9, 5], ["000", "000", "111"], [(1, 2, ()), (0, 2, ()), (1, 2, ())], id="the largest first"),
+        pytest.param([8, 8], ["00", "01", "11"], [(0, 2, ()), (0, 1, (2,))], id="one that has a part sends it"),
+    ],
+)  # fmt: skip
+def test_chunks_travel_from_those_that_have_sent_least(
+    sizes: list[int], lacks: list[str], routes: list[tuple[int, int, tuple[int, ...]] | None]
+) -> None:
+    table = [[one == "1" for one in row] for row in lacks]
+    assert transfer.plan_routes(sizes, table) == [None if one is None else transfer.Route(*one) for one in routes]
+
+
+@pytest.mark.parametrize(("holders", "lackers"), [(1, 1), (1, 7), (2, 6), (4, 4), (7, 1)])
+def test_no_rank_sends_much_more_than_the_state(holders: int, lackers: int) -> None:
+    """A broadcast from one rank takes as many times the state as there are levels in its tree."""
+    table = [[False] * 64] * holders + [[True] * 64] * lackers
+    load = [0] * (holders + lackers)
+    for route in transfer.plan_routes([1] * 64, table):
+        assert route is not None
+        load[route.holder] += 1
+        load[route.first] += len(route.others)
+        assert {route.first, *route.others} == set(range(holders, holders + lackers))
+    assert max(load[:holders]) == -(-64 // holders)
+    assert max(load) <= 64
+
+
 @pytest.fixture(scope="module")
 def gang() -> list[Member]:
     return run_gang(PROGRAMS / "transfer_program.py", 3)
@@ -115,3 +149,8 @@ def test_a_newcomer_receives_in_place_and_others_keep_what_they_have(gang: list[
     assert newcomer.results["0 in place"] and not newcomer.results["0 untouched"]
     assert source.results["1 untouched"]
     assert behind.results["2 untouched"] and not behind.results["2 in place"]
+
+
+def test_ranks_that_have_the_state_share_the_sending(gang: list[Member]) -> None:
+    assert all(member.results["complete"] for member in gang)
+    assert [member.results["shared"] for member in gang] == [0, 2, 2]

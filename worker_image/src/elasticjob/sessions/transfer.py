@@ -1,12 +1,15 @@
-"""Sends one rank's state to all ranks of a world, but only the chunks that some rank lacks.
+"""Gives one rank's state to all ranks of a world: each rank gets the chunks that it lacks.
 
 State that a rank already has, for example frozen or pretrained weights that every script loads, is recognised by its
-digest and not sent. A joiner receives into its own tensors, without a second copy of the model.
+digest and not sent. All ranks that have a chunk share the work of sending, and so do those that have got it: what one
+rank sends is about what one rank lacks, however many there are. A joiner receives into its own tensors, without a
+second copy of the model.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,20 +72,26 @@ class Exchange:
         rows = [(name, section.text, section.digests) for name, section in mine.items()]
         rows = messages.broadcast_json(rows, self.source, self.flags)
         theirs = {name: Section(plaindata.decode(text), text, [], digests) for name, text, digests in rows}
-        lacks = [want for name, section in theirs.items() for want in find_lacks(mine.get(name), section)]
-        wanted = torch.tensor(lacks, dtype=torch.uint8)
-        if lacks:
-            dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self.flags)
-        flags = iter(zip(wanted.tolist(), lacks, strict=True))
+        parcels: list[_Parcel] = []
+        lacks: list[bool] = []
         received = {}
         for name, section in theirs.items():
             tensors = self._prepare(mine.get(name), section)
-            for chunk in section.chunks:
-                is_sent, is_lacked = next(flags)
-                if is_sent:
-                    self._send(chunk, tensors, is_lacked)
-            received[name] = skeletons.join(section.skeleton, tensors)
-        return None if self.rank == self.source else received
+            parcels += [_Parcel(chunk, tensors) for chunk in section.chunks]
+            lacks += find_lacks(mine.get(name), section)
+            received[name] = (section.skeleton, tensors)
+        if parcels:
+            self._send(parcels, self._gather(lacks))
+        if self.rank == self.source:
+            return None
+        return {name: skeletons.join(skeleton, tensors) for name, (skeleton, tensors) in received.items()}
+
+    def _gather(self, lacks: list[bool]) -> list[list[bool]]:
+        """What each rank lacks, by rank."""
+        row = torch.tensor(lacks, dtype=torch.uint8)
+        rows = [torch.empty_like(row) for _ in range(dist.get_world_size(self.flags))]
+        dist.all_gather(rows, row, group=self.flags)
+        return [one.bool().tolist() for one in rows]
 
     def _prepare(self, mine: Section | None, section: Section) -> list[torch.Tensor]:
         """The receive buffers of a section; tensors with a matching layout are reused."""
@@ -101,11 +110,89 @@ class Exchange:
     def _place(self, slot: skeletons.Slot) -> torch.device:
         return torch.device("cpu") if slot.device == "cpu" else self.device
 
-    def _send(self, chunk: list[skeletons.Slot], tensors: list[torch.Tensor], is_lacked: bool) -> None:
-        flat = _wrap(chunk, tensors)
-        dist.broadcast(flat, src=self.source, group=self.flags if flat.device.type == "cpu" else None)
-        if is_lacked and self.rank != self.source:
-            _unwrap(flat, chunk, tensors)
+    def _send(self, parcels: Sequence[_Parcel], lacks: Sequence[Sequence[bool]]) -> None:
+        """Send all parcels that some rank lacks. `lacks` is by rank."""
+        on_cpu = [parcel.chunk[0].device == "cpu" for parcel in parcels]
+        sizes = [parcel.size if cpu else 0 for parcel, cpu in zip(parcels, on_cpu, strict=True)]
+        self._relay(parcels, plan_routes(sizes, lacks))
+        for index, parcel in enumerate(parcels):
+            # NCCL's broadcast is a ring: every rank sends each byte once at most.
+            if not on_cpu[index] and any(row[index] for row in lacks):
+                flat = parcel.wrap()
+                dist.broadcast(flat, src=self.source, group=None)
+                if lacks[self.rank][index] and self.rank != self.source:
+                    parcel.unwrap(flat)
+
+    def _relay(self, parcels: Sequence[_Parcel], routes: Sequence[Route | None]) -> None:
+        """Send and receive along these routes. Everything is under way at once; the indices tell messages apart."""
+        coming: dict[int, tuple[torch.Tensor, Any]] = {}
+        sent: list[tuple[torch.Tensor, Any]] = []  # whose memory is needed until all have arrived
+        for index, route in enumerate(routes):
+            if route is None:
+                continue
+            if self.rank == route.first or self.rank in route.others:
+                flat = parcels[index].wrap()
+                source = route.holder if self.rank == route.first else route.first
+                coming[index] = (flat, dist.irecv(flat, src=source, group=self.flags, tag=index))
+            elif self.rank == route.holder:
+                flat = parcels[index].wrap()
+                sent.append((flat, dist.isend(flat, dst=route.first, group=self.flags, tag=index)))
+        for index, (flat, work) in coming.items():
+            work.wait()
+            route = routes[index]
+            if route is not None and self.rank == route.first:
+                sent += [(flat, dist.isend(flat, dst=rank, group=self.flags, tag=index)) for rank in route.others]
+            parcels[index].unwrap(flat)
+        if any(routes):
+            # Everything has arrived then. gloo does not end the wait for a send to a rank that is lost meanwhile.
+            dist.barrier(group=self.flags)
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """A chunk, and the tensors that it is of."""
+
+    chunk: list[skeletons.Slot]
+    tensors: list[torch.Tensor]
+
+    @property
+    def size(self) -> int:
+        return sum(slot.size for slot in self.chunk)
+
+    def wrap(self) -> torch.Tensor:
+        return _wrap(self.chunk, self.tensors)
+
+    def unwrap(self, flat: torch.Tensor) -> None:
+        _unwrap(flat, self.chunk, self.tensors)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way of one chunk: from a rank that has it to one that lacks it, and from there to the others."""
+
+    holder: int
+    first: int
+    others: tuple[int, ...]
+
+
+def plan_routes(sizes: Sequence[int], lacks: Sequence[Sequence[bool]]) -> list[Route | None]:
+    """A route for each chunk that some rank lacks, such that no rank sends much more than another. Pure.
+
+    `sizes` are in bytes; 0 needs no route. `lacks` is by rank, and for each rank by chunk. At least one rank has each
+    chunk. The largest chunks are planned first.
+    """
+    load = [0] * len(lacks)
+    routes: list[Route | None] = [None] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        lackers = [rank for rank, row in enumerate(lacks) if row[index]]
+        if not lackers or not sizes[index]:
+            continue
+        holder = min((rank for rank, row in enumerate(lacks) if not row[index]), key=lambda rank: (load[rank], rank))
+        first = min(lackers, key=lambda rank: (load[rank], rank))
+        load[holder] += sizes[index]
+        load[first] += sizes[index] * (len(lackers) - 1)
+        routes[index] = Route(holder, first, tuple(rank for rank in lackers if rank != first))
+    return routes
 
 
 def find_lacks(mine: Section | None, theirs: Section) -> list[bool]:
