@@ -73,7 +73,7 @@ class Exchange:
         rows = messages.broadcast_json(rows, self.source, self.flags)
         theirs = {name: Section(plaindata.decode(text), text, [], digests) for name, text, digests in rows}
         parcels: list[_Parcel] = []
-        lacks: list[bool] = []
+        lacks: list[int] = []
         received = {}
         for name, section in theirs.items():
             tensors = self._prepare(mine.get(name), section)
@@ -81,17 +81,10 @@ class Exchange:
             lacks += find_lacks(mine.get(name), section)
             received[name] = (section.skeleton, tensors)
         if parcels:
-            self._send(parcels, self._gather(lacks))
+            self._send(parcels, messages.all_gather_integers(lacks, self.flags))
         if self.rank == self.source:
             return None
         return {name: skeletons.join(skeleton, tensors) for name, (skeleton, tensors) in received.items()}
-
-    def _gather(self, lacks: list[bool]) -> list[list[bool]]:
-        """What each rank lacks, by rank."""
-        row = torch.tensor(lacks, dtype=torch.uint8)
-        rows = [torch.empty_like(row) for _ in range(dist.get_world_size(self.flags))]
-        dist.all_gather(rows, row, group=self.flags)
-        return [one.bool().tolist() for one in rows]
 
     def _prepare(self, mine: Section | None, section: Section) -> list[torch.Tensor]:
         """The receive buffers of a section; tensors with a matching layout are reused."""
@@ -110,8 +103,8 @@ class Exchange:
     def _place(self, slot: skeletons.Slot) -> torch.device:
         return torch.device("cpu") if slot.device == "cpu" else self.device
 
-    def _send(self, parcels: Sequence[_Parcel], lacks: Sequence[Sequence[bool]]) -> None:
-        """Send all parcels that some rank lacks. `lacks` is by rank."""
+    def _send(self, parcels: Sequence[_Parcel], lacks: Sequence[Sequence[int]]) -> None:
+        """Send all parcels that some rank lacks. `lacks` is by rank, and 0 or 1 for each parcel."""
         on_cpu = [parcel.chunk[0].device == "cpu" for parcel in parcels]
         sizes = [parcel.size if cpu else 0 for parcel, cpu in zip(parcels, on_cpu, strict=True)]
         self._relay(parcels, plan_routes(sizes, lacks))
@@ -175,10 +168,10 @@ class Route:
     others: tuple[int, ...]
 
 
-def plan_routes(sizes: Sequence[int], lacks: Sequence[Sequence[bool]]) -> list[Route | None]:
+def plan_routes(sizes: Sequence[int], lacks: Sequence[Sequence[int]]) -> list[Route | None]:
     """A route for each chunk that some rank lacks, such that no rank sends much more than another. Pure.
 
-    `sizes` are in bytes; 0 needs no route. `lacks` is by rank, and for each rank by chunk. At least one rank has each
+    `sizes` are in bytes; 0 needs no route. `lacks` is by rank, and 0 or 1 for each chunk. At least one rank has each
     chunk. The largest chunks are planned first.
     """
     load = [0] * len(lacks)

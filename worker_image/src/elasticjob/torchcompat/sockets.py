@@ -53,11 +53,12 @@ def knock(inodes: frozenset[int], pairs: int) -> None:
     for inode, listener in _sockets():
         if inode not in inodes:
             continue
-        for number in range(min(pairs, _MOST_PAIRS)):
-            with contextlib.suppress(OSError), socket.socket(listener.family, socket.SOCK_STREAM) as peer:
-                peer.settimeout(1.0)
-                peer.connect(listener.getsockname())
-                peer.sendall(struct.pack("=q", number))
+        with contextlib.suppress(OSError):  # closed meanwhile, or nobody accepts: the next ones would wait as long
+            for number in range(min(pairs, _MOST_PAIRS)):
+                with socket.socket(listener.family, socket.SOCK_STREAM) as peer:
+                    peer.settimeout(1.0)
+                    peer.connect(listener.getsockname())
+                    peer.sendall(struct.pack("=q", number))
 
 
 def _connected() -> Iterator[tuple[int, socket.socket]]:
@@ -67,7 +68,10 @@ def _connected() -> Iterator[tuple[int, socket.socket]]:
 
 
 def _is_connecting(one: socket.socket) -> bool:
-    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _SYN_SENT
+    try:
+        return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _SYN_SENT
+    except OSError:  # a stream of another protocol
+        return False
 
 
 def _is_connected(one: socket.socket) -> bool:
