@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from elasticjob.peers import folder
-from elasticjob.peers.chunks import ChunkStore
-from elasticjob.peers.directory import Directory, Workers
 from elasticjob.peers.records import CHUNK_BYTES
 
 
@@ -79,15 +77,8 @@ def test_a_link_out_of_the_directory_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "in").symlink_to("step-1")
     assert folder.read_file(tmp_path / "out", tmp_path) is None
     assert folder.read_file(tmp_path / "up", tmp_path) is None
+    (tmp_path / "loop").symlink_to("loop")
+    assert folder.read_file(tmp_path / "loop", tmp_path) is None
     inside = folder.read_file(tmp_path / "in", tmp_path)
     assert inside is not None
     assert inside.link == "step-1"
-
-
-def test_what_is_read_while_a_worker_dies_is_not_finished(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    seen = Directory(tmp_path / "files", ChunkStore(tmp_path / "copies", tmp_path / "files", None))
-    (tmp_path / "files" / "a.bin").write_bytes(b"half of it")
-    assert not seen.look(None, Workers.DONE, [], lambda: False).written
-    assert not seen.look(None, Workers.BROKEN, []).written
-    assert set(seen.look(None, Workers.DONE, []).written) == {"a.bin"}

@@ -69,21 +69,30 @@ class Directory:
         now = time.monotonic()
         self._watch = self._watch.look(now, folder.scan(self.root), self._unready)
         paths, ended = self._watch.finishable, workers is Workers.DONE
-        unready = self._watch.find_unready(now, ended=ended)
         fresh = [path for path in paths if not self._is_known(path)]
-        if workers is not Workers.BROKEN and any(entry_of(path) not in unready for path in fresh):
-            unready = self._watch.find_unready(now, folder.find_open(self.root, list(pids)), ended=ended)
-            read = self._read([path for path in fresh if entry_of(path) not in unready])
-            for path, known in read.items() if is_same() else ():
-                self._note(path, known)
-        self._unready = unready
-        unready |= {entry_of(path) for path in paths if not self._is_known(path)}
+        self._unready = self._watch.find_unready(now, ended=ended)
+        if workers is not Workers.BROKEN and any(entry_of(path) not in self._unready for path in fresh):
+            self._read_finished(now, fresh, pids, is_same, ended=ended)
+        unknown = [path for path in paths if not self._is_known(path)]
+        torn = {entry_of(path) for path in unknown if folder.can_copy(self.root / path, self.root)}
+        unready = self._watch.find_unready(now, self._unready | torn, ended=ended).union(map(entry_of, unknown))
         ready = {path: self._known[path] for path in paths if entry_of(path) not in unready}
         return View(
             written={path: known.file for path, known in ready.items() if not known.restored},
             gone=frozenset(path for path in self._find_gone(record) if entry_of(path) not in unready),
             unready=unready,
         )
+
+    def _read_finished(
+        self, now: float, fresh: list[str], pids: list[int], is_same: Callable[[], bool], *, ended: bool
+    ) -> None:
+        """Read those of these files that are finished. What changes meanwhile is not, nor what was saved with it."""
+        busy = folder.find_open(self.root, list(pids))
+        self._unready = self._watch.find_unready(now, busy | self._find_changed(fresh), ended=ended)
+        read = self._read([path for path in fresh if entry_of(path) not in self._unready])
+        for path, known in read.items() if is_same() else ():
+            self._note(path, known)
+        self._unready = self._watch.find_unready(now, self._unready | self._find_changed(fresh), ended=ended)
 
     def _find_gone(self, record: Record | None) -> set[str]:
         """What the script has deleted of this record; of an entry that is gone also what other pods wrote into it."""
@@ -94,6 +103,10 @@ class Directory:
 
     def _is_known(self, path: str) -> bool:
         return path in self._known and self._known[path].stat == self._watch.files.get(path)
+
+    def _find_changed(self, paths: list[str]) -> frozenset[str]:
+        """The entries of those of these files that have changed since the last look."""
+        return frozenset(entry_of(p) for p in paths if folder.scan_one(self.root / p) != self._watch.files[p])
 
     def find_present(self, files: Files) -> Files:
         """Those of these files that were in the directory at the last look."""

@@ -41,17 +41,26 @@ def scan_one(path: Path) -> Stat | None:
     return Stat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
+def can_copy(path: Path, root: Path) -> bool:
+    """Whether this is a file, or a link inside of `root`."""
+    try:
+        if not path.is_symlink():
+            return path.is_file()
+        link = path.readlink()
+        is_plain = not link.is_absolute() and ".." not in link.parts
+        return is_plain and (path.parent / link).resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # it is gone, or a link to itself
+        return False
+
+
 def read_file(path: Path, root: Path) -> File | None:
     """The file's size and digests; None if it is gone, or is nothing that can be copied."""
     try:
         stat = path.lstat()
-        if path.is_symlink():
-            target = (path.parent / path.readlink()).resolve()
-            inside = target.is_relative_to(root.resolve()) and not path.readlink().is_absolute()
-            plain = ".." not in path.readlink().parts
-            return File(0, 0, (), path.readlink().as_posix(), stat.st_mtime_ns) if inside and plain else None
-        if not path.is_file():
+        if not can_copy(path, root):
             return None
+        if path.is_symlink():
+            return File(0, 0, (), path.readlink().as_posix(), stat.st_mtime_ns)
         digests = tuple(digest_of(chunk) for chunk in read_chunks(path))
     except OSError:
         return None

@@ -1,0 +1,114 @@
+"""What one look at a checkpoint directory finds to be finished."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from elasticjob.peers import directory, folder
+from elasticjob.peers.chunks import ChunkStore
+from elasticjob.peers.directory import Directory, View, Workers
+
+
+class Clock:
+    """A monotonic clock that a test sets."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(directory, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+class Seen:
+    """A directory, and what looks at it find."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path, self.clock = path / "files", clock
+        self.path.mkdir()
+        self._directory = Directory(self.path, ChunkStore(path / "copies", self.path, None))
+
+    def look(self, at: float, workers: Workers = Workers.RUN, *, same: bool = True) -> View:
+        self.clock.now = at
+        return self._directory.look(None, workers, [os.getpid()], lambda: same)
+
+
+@pytest.fixture
+def seen(tmp_path: Path, clock: Clock) -> Seen:
+    return Seen(tmp_path, clock)
+
+
+def test_what_is_read_while_a_worker_dies_is_not_finished(seen: Seen) -> None:
+    (seen.path / "a.bin").write_bytes(b"half of it")
+    assert not seen.look(0, Workers.DONE, same=False).written
+    assert not seen.look(1, Workers.BROKEN).written
+    assert set(seen.look(2, Workers.DONE).written) == {"a.bin"}
+
+
+@pytest.mark.parametrize("workers", [Workers.RUN, Workers.BROKEN])
+def test_a_file_that_is_finished_within_a_look_holds_up_its_save(
+    workers: Workers, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_open = folder.find_open
+    with (seen.path / "optimizer.bin").open("wb", buffering=0) as file:
+        file.write(b"half ")
+        (seen.path / "model.bin").write_bytes(b"all")
+        assert not seen.look(0).written
+        assert not seen.look(2).written
+
+        def finish(root: Path, pids: list[int]) -> frozenset[str]:
+            file.write(b"of it")
+            file.close()
+            return find_open(root, pids)
+
+        monkeypatch.setattr(folder, "find_open", finish)
+        assert not seen.look(4).written
+    monkeypatch.setattr(folder, "find_open", find_open)
+    assert not seen.look(4.1, workers).written
+    assert not seen.look(6, Workers.BROKEN).written
+    assert set(seen.look(6).written) == {"model.bin", "optimizer.bin"}
+
+
+@pytest.mark.parametrize("workers", [Workers.RUN, Workers.BROKEN])
+def test_a_file_that_changes_while_it_is_read_holds_up_its_save(
+    workers: Workers, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("model.bin", "optimizer.bin"):
+        (seen.path / name).write_bytes(b"1")
+    assert not seen.look(0).written
+    read_file = folder.read_file
+
+    def change(path: Path, root: Path) -> folder.File | None:
+        found = read_file(path, root)
+        if path.name == "optimizer.bin":
+            path.write_bytes(b"of the next save")
+        return found
+
+    monkeypatch.setattr(folder, "read_file", change)
+    assert not seen.look(2).written
+    monkeypatch.setattr(folder, "read_file", read_file)
+    assert not seen.look(2.1, workers).written
+
+
+def test_a_file_that_is_cut_off_holds_up_its_save(seen: Seen) -> None:
+    (seen.path / "model.pt").write_bytes(b"")
+    (seen.path / "optimizer.pt").write_bytes(b"all")
+    assert not seen.look(0).written
+    assert not seen.look(2).written
+    assert not seen.look(3, Workers.DONE).written
+
+
+def test_what_cannot_be_copied_holds_nothing_up(seen: Seen) -> None:
+    (seen.path / "last.pt").symlink_to(seen.path / "model.pt")
+    (seen.path / "model.pt").write_bytes(b"all")
+    assert not seen.look(0).written
+    assert set(seen.look(2).written) == {"model.pt"}
