@@ -173,6 +173,11 @@ def test_the_session_has_the_same_result_on_all_ranks(play: Play) -> None:
     assert first == second >= 0.9
 
 
+def test_a_job_that_checks_its_nodes_first(play: Play) -> None:
+    said = play("health", Run(2, ("--epochs=4",)))
+    assert [facts["accuracy"] >= 0.9 for facts in said if facts["event"] == "done"] == [True, True]
+
+
 def test_the_same_curve(play: Play) -> None:
     said = play("same-curve", Run(2, ("--epochs=1",)))
     done = [line for line in said if line["event"] == "done"]
