@@ -22,9 +22,9 @@ from elasticjob_operator.client.samples import (
     read_recording,
     take_sample,
 )
-from elasticjob_operator.history import timeline
+from elasticjob_operator.history import moments
+from elasticjob_operator.history.moments import Moment
 from elasticjob_operator.history.records import Kind
-from elasticjob_operator.history.timeline import Moment
 from elasticjob_operator.times import parse_time
 
 __all__ = [
@@ -150,7 +150,7 @@ def _worlds_of_samples(samples: Sequence[Sample]) -> dict[int, World]:
         after = _moment_of(sample)
         if before.generation != after.generation:
             before = Moment()  # the samples in between are missing
-        for record in timeline.compare(before, after, sample.time):
+        for record in moments.compare(before, after, sample.time):
             world = found.get(record.generation)
             if record.kind is Kind.FORMED and world is None:
                 found[record.generation] = World(record.generation, record.time, record.size, record.cause)

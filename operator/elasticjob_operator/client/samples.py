@@ -9,7 +9,7 @@ from typing import Any, Final
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.client.model import Job
-from elasticjob_operator.history import timeline
+from elasticjob_operator.history import moments
 from elasticjob_operator.history.goodput import list_losses
 from elasticjob_operator.times import parse_time
 
@@ -80,7 +80,7 @@ def _members(job: Job, before: Sample | None) -> list[list[str]]:
 
 def goodput_seconds(job: Job, now: float) -> tuple[float, float]:
     """(training, lost) seconds until now."""
-    return timeline.read(job.status).seconds_until(now)
+    return moments.read(job.status).seconds_until(now)
 
 
 def format_sample(sample: Sample) -> str:

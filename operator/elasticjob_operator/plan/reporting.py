@@ -13,7 +13,7 @@ from typing import Literal
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.failures.classify import CORRUPT, Failure
-from elasticjob_operator.history import goodput, timeline
+from elasticjob_operator.history import goodput, moments
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
@@ -213,7 +213,7 @@ def running_condition(decision: Decision, generation: int, size: int) -> tuple[b
 
 def describe_changes(before: api.Status, after: api.Status, decision: Decision | None, now: float) -> tuple[Event, ...]:
     """The events for the transitions between two statuses."""
-    found = timeline.compare(timeline.read(before), timeline.read(after), now)
+    found = moments.compare(moments.read(before), moments.read(after), now)
     if decision is not None and any(record.kind is Kind.FORMED for record in found):
         found = (*_find_lost(decision, after.rendezvous.generation, now), *found)
     return tuple(event for record in found if (event := event_of(record)) is not None)

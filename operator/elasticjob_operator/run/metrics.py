@@ -17,9 +17,9 @@ from prometheus_client import core, registry
 
 from elasticjob_operator import api
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.history import timeline
+from elasticjob_operator.history import moments
+from elasticjob_operator.history.moments import Moment
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.history.timeline import Moment
 from elasticjob_operator.hub.server import Hub
 
 _RESCALE_BUCKETS: Final = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
@@ -142,12 +142,12 @@ class Metrics:
 
     def update_job(self, job: JobKey, status: api.Status) -> None:
         """Update the metrics of a job. Call it for every new status, including the first one seen."""
-        before, after = self._jobs.get(job), timeline.read(status)
+        before, after = self._jobs.get(job), moments.read(status)
         self._jobs[job] = after
         if job not in self._labels:
             self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
         if before is not None:  # otherwise it may have happened before this operator started
-            for record in timeline.compare(before, after, 0.0):
+            for record in moments.compare(before, after, 0.0):
                 self._count(record)
 
     def _count(self, record: Record) -> None:

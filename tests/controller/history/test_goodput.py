@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controller.builders import NOW
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.history import goodput, timeline
+from elasticjob_operator.history import goodput, moments
 from elasticjob_operator.history.goodput import Account, Loss, Reported
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.times import format_time
@@ -159,7 +159,7 @@ def test_steps_that_wait_for_a_checkpoint_are_not_training() -> None:
         status = goodput.update(status, goodput.watch(status.goodput, running=True, formed=1, now=NOW + time, **more))
     assert status.lost_seconds is not None
     assert status.lost_seconds.checkpoint == 4.5
-    trained, lost = timeline.read(status).seconds_until(NOW + 40)
+    trained, lost = moments.read(status).seconds_until(NOW + 40)
     assert (trained, lost) == (35.5, 4.5)
 
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controller.hub_fixture import eventually, running_hub, seated
 from elasticjob_operator import api
-from elasticjob_operator.history import timeline
+from elasticjob_operator.history import moments
 from elasticjob_operator.run import file_limits, loop_lag, metrics
 from elasticjob_operator.run.http import HttpServer, parse_address
 from elasticjob_operator.times import format_time
@@ -122,7 +122,7 @@ def test_what_happened_between_two_statuses_is_counted(
     ],
 )
 def test_goodput_includes_the_present_stretch(given: api.Status, now: float, expected: tuple[float, float]) -> None:
-    assert timeline.read(given).seconds_until(now) == expected
+    assert moments.read(given).seconds_until(now) == expected
 
 
 @pytest.mark.parametrize("reason", ["digits-worker-3 has exited: code 137", "x" * 41, "", None, 'a"b'])

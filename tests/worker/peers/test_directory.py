@@ -11,6 +11,7 @@ import pytest
 from elasticjob.peers import directory, folder
 from elasticjob.peers.chunks import ChunkStore
 from elasticjob.peers.directory import Directory, View, Workers
+from elasticjob.peers.records import File
 
 
 class Clock:
@@ -87,7 +88,7 @@ def test_a_file_that_changes_while_it_is_read_holds_up_its_save(
     assert not seen.look(0).written
     read_file = folder.read_file
 
-    def change(path: Path, root: Path) -> folder.File | None:
+    def change(path: Path, root: Path) -> File | None:
         found = read_file(path, root)
         if path.name == "optimizer.bin":
             path.write_bytes(b"of the next save")

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from elasticjob import env
-from elasticjob.diagnose.verify_compare import Curve, Finding, compare, read_curve
+from elasticjob.diagnose.verify_compare import Comparison, Curve, compare, read_curve
 from elasticjob.diagnose.verify_worlds import Lines, WorldFailedError, Worlds, count_steps, plan_kills
 from elasticjob.launch.fork_server import ForkServer
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     runs = [(f"world of {size}", size, 0) for size in sizes]
     if args.kills:
         runs.append((f"world of {max(sizes)} with {args.kills} kills", max(sizes), args.kills))
-    findings: list[Finding] = []
+    comparisons: list[Comparison] = []
     first: Curve | None = None
     with start_server(command) as server, tempfile.TemporaryDirectory(prefix="elasticjob-verify-") as name:
         for number, (what, size, kills) in enumerate(runs):
@@ -109,20 +109,20 @@ def main(arguments: Sequence[str]) -> int:
                 curve = run(server, what, command, folder, size, kills, args)
             except WorldFailedError as error:
                 output = (folder / "output").read_text(errors="replace").strip()[-1500:]
-                findings.append(Finding(what, "different", f"failed: {error}. Its output ends with:\n{output}"))
+                comparisons.append(Comparison(what, "different", f"failed: {error}. Its output ends with:\n{output}"))
             else:
                 if first is None:
                     first = curve
-                    findings.append(Finding(what, "equal", "what the others are compared with", curve.complete))
+                    comparisons.append(Comparison(what, "equal", "what the others are compared with", curve.complete))
                 else:
-                    findings.append(compare(first, curve, args.tolerance, args.steps))
-            _say(findings[-1], args.json)
+                    comparisons.append(compare(first, curve, args.tolerance, args.steps))
+            _say(comparisons[-1], args.json)
             if first is None:
                 break
-    return int(any(finding.verdict in ("different", "unknown") for finding in findings))
+    return int(any(one.verdict in ("different", "unknown") for one in comparisons))
 
 
-def _say(finding: Finding, as_json: bool) -> None:
-    text = json.dumps(asdict(finding)) if as_json else f"{finding.verdict:10} {finding.run}: {finding.text}"
+def _say(one: Comparison, as_json: bool) -> None:
+    text = json.dumps(asdict(one)) if as_json else f"{one.verdict:10} {one.run}: {one.text}"
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

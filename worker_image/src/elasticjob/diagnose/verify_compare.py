@@ -53,7 +53,7 @@ def read_curve(name: str, lines: Iterable[Mapping[str, Any]], restarts: int = 0)
 
 
 @dataclass(frozen=True)
-class Finding:
+class Comparison:
     """The comparison of a run with the first one."""
 
     run: str
@@ -64,7 +64,7 @@ class Finding:
     tolerance: float = 0.0  # the greatest relative difference of reported losses
 
 
-def compare(first: Curve, other: Curve, tolerance: float, steps: int) -> Finding:
+def compare(first: Curve, other: Curve, tolerance: float, steps: int) -> Comparison:
     """Compare the first `steps` steps. Losses that differ relatively by at most `tolerance` are close."""
     common = sorted(key for key in first.steps if "buffers" in first.steps[key] and key in other.steps)[:steps]
     for number, key in enumerate(common):
@@ -76,12 +76,13 @@ def compare(first: Curve, other: Curve, tolerance: float, steps: int) -> Finding
                 leaves = sorted({leaf for leaf, _ in a ^ b if leaf >= 0})
                 text += f" (passes {leaves})" if leaves else ""
                 text += ", which is not the same on all ranks" if _is_divided(b) else ""
-                return Finding(other.name, "different", text, number, phase)
+                return Comparison(other.name, "different", text, number, phase)
     if common:
         text = f"the same bits in {len(common)} steps"
         if other.restarts:
-            text += f"; after the kills, {other.restarts} processes ended with an error and were started again"
-        return Finding(other.name, "equal", text, len(common))
+            noun, verb = ("process", "was") if other.restarts == 1 else ("processes", "were")
+            text += f"; after the kills, {other.restarts} {noun} that ended with an error {verb} started again"
+        return Comparison(other.name, "equal", text, len(common))
     return _compare_reported(first, other, tolerance, steps)
 
 
@@ -89,10 +90,10 @@ def _is_divided(values: set[tuple[int, Any]]) -> bool:
     return len({leaf for leaf, _ in values}) < len(values)
 
 
-def _compare_reported(first: Curve, other: Curve, tolerance: float, steps: int) -> Finding:
+def _compare_reported(first: Curve, other: Curve, tolerance: float, steps: int) -> Comparison:
     common = sorted(first.reported.keys() & other.reported.keys())[:steps]
     if not common:
-        return Finding(other.name, "unknown", "nothing to compare: use virtual ranks, or report(step=, loss=)")
+        return Comparison(other.name, "unknown", "nothing to compare: use virtual ranks, or report(step=, loss=)")
     worst, at = 0.0, common[0]
     for step in common:
         a, b = (sum(one.reported[step].values()) / len(one.reported[step]) for one in (first, other))
@@ -102,4 +103,4 @@ def _compare_reported(first: Curve, other: Curve, tolerance: float, steps: int) 
     text = f"the mean of the reported losses differs by at most {worst:.2g} in {len(common)} steps (most in step {at})"
     text += "; without virtual ranks, random numbers and sums depend on the world"
     verdict = "close" if worst <= tolerance else "different"
-    return Finding(other.name, verdict, text, len(common), "" if verdict == "close" else "loss", worst)
+    return Comparison(other.name, verdict, text, len(common), "" if verdict == "close" else "loss", worst)

@@ -9,9 +9,9 @@ import pytest
 from controller.builders import NOW
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.history import timeline
+from elasticjob_operator.history import moments
+from elasticjob_operator.history.moments import Moment, Straggler
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.history.timeline import Moment, Straggler
 from elasticjob_operator.plan import reporting
 
 WORLD = Moment(generation=1, size=3, members=3, cause="start", training=True)
@@ -77,7 +77,7 @@ WORLD = Moment(generation=1, size=3, members=3, cause="start", training=True)
     ],
 )
 def test_what_happened_between(before: Moment, after: Moment, expected: tuple[Record, ...]) -> None:
-    assert timeline.compare(before, after, NOW) == expected
+    assert moments.compare(before, after, NOW) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_what_happened_between(before: Moment, after: Moment, expected: tuple[Re
     ],
 )
 def test_the_last_failure_is_read(last: api.FailureStatus | None, failure: tuple[str, str, int | None]) -> None:
-    assert timeline.read(api.Status(last_failure=last)).failure == failure
+    assert moments.read(api.Status(last_failure=last)).failure == failure
 
 
 def test_a_finished_job_has_no_open_stretch() -> None:
     done = api.Condition(type="Complete", status="True")
-    assert timeline.read(api.Status(goodput=api.GoodputStatus(since="2001-09-09T01:46:40Z"))).since == 1e9
+    assert moments.read(api.Status(goodput=api.GoodputStatus(since="2001-09-09T01:46:40Z"))).since == 1e9
     assert (
-        timeline.read(api.Status(conditions=[done], goodput=api.GoodputStatus(since="2001-09-09T01:46:40Z"))).since
+        moments.read(api.Status(conditions=[done], goodput=api.GoodputStatus(since="2001-09-09T01:46:40Z"))).since
         is None
     )
 
