@@ -125,6 +125,7 @@ def test_training_goes_on_while_a_token_has_expired(hub: FakeHub, pods: Pods, st
     world = hub.wait_for_world(2)
     steps.wait_for_world(2, world.generation)
     hub.close()
+    hub.reconnect_grace = 60.0  # the agents try more and more seldom, until their tokens are renewed below
     for i in range(2):
         (pods.folder / f"pod-{i}.token").write_text("expired\n")
     hub.start()
