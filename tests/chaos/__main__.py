@@ -39,6 +39,7 @@ from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "health", "fuzz", "soak")
 SUITES = ("model", "mutants", "sessions", "curve", "memory", "tenants", *ON_CLUSTER)
+BY_NAME = ("lightning",)  # run only if they are named: they need the environment of `make frameworks`
 
 
 def run_model(seed: int) -> Report:
@@ -116,7 +117,7 @@ def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path)
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--only", choices=SUITES, action="append")
+    parser.add_argument("--only", choices=(*SUITES, *BY_NAME), action="append")
     parser.add_argument("--stories", default=",".join(STORIES))
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--session-histories", type=int, default=100)
@@ -137,6 +138,8 @@ def main() -> int:
         reports = [run_model(args.seed)] if "model" in suites else []
         reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
         reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
+        if "lightning" in suites:
+            reports.append(sessions.run(args.seed, args.session_histories, 6, directory, sessions.LIGHTNING))
         if "curve" in suites:
             reports.append(curve.run(args.seed, args.curve_histories, args.curve_agent_histories, directory))
         if "memory" in suites:

@@ -18,13 +18,26 @@ from pathlib import Path
 from typing import Any
 
 from chaos.trials import Report
+from frameworks.environment import BIN, PROGRAMS
 from worker.fake_hub import FakeHub, World
 from worker.fake_pods import Pod, Pods, Steps
 from worker.programs.ej_session import GLOBAL_BATCH, SAMPLES
 
-PROGRAM = Path(__file__).resolve().parents[1] / "worker/programs/ej_session.py"
 PATIENCE = 120.0
 LOSSES = {"kill": 1, "kill-two": 2, "grow-and-kill": 1, "shrink-and-kill": 2, "crash": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the pods run. It takes --out, --epochs and --step-seconds, and writes the lines that `check` reads."""
+
+    suite: str
+    path: Path
+    launcher: str = "elasticjob-run"  # a path if it is in another environment
+
+
+PLAIN = Program("sessions", Path(__file__).resolve().parents[1] / "worker/programs/ej_session.py")
+LIGHTNING = Program("lightning", PROGRAMS / "lightning_changes.py", str(BIN / "elasticjob-run"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +98,18 @@ def check(lines: Sequence[dict[str, Any]]) -> list[str]:
 class Stage:
     """Executes a schedule."""
 
-    def __init__(self, hub: FakeHub, pods: Pods, steps: Steps, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self, hub: FakeHub, pods: Pods, steps: Steps, command: Sequence[str], launcher: str = PLAIN.launcher
+    ) -> None:
         """`command` is the program and its arguments; its processes write their steps below `steps.folder`."""
         self.hub, self.pods, self.steps = hub, pods, steps
-        arguments = ("--out", str(steps.folder), "--step-seconds", "0.02", "--epochs", "100000")
-        self.command = command or (str(PROGRAM), *arguments)
+        self.command, self.launcher = command, launcher
         self.members: dict[str, Pod] = {}
         self.names = (f"pod-{i}" for i in itertools.count())
 
     def start_pod(self) -> None:
         name = next(self.names)
-        self.members[name] = self.pods.start(name, *self.command, launcher="elasticjob-run")
+        self.members[name] = self.pods.start(name, *self.command, launcher=self.launcher)
 
     def begin(self, size: int) -> World:
         self.hub.set_size(size)
@@ -162,7 +176,9 @@ class Stage:
         )
 
 
-def run_trial(seed: int, length: int, directory: Path, size: int = 3) -> tuple[int, list[str]]:
+def run_trial(
+    seed: int, length: int, directory: Path, size: int = 3, program: Program = PLAIN
+) -> tuple[int, list[str]]:
     """The number of faults, and the violations."""
     schedule, done = make_schedule(seed, length, size), []
     steps = Steps(directory / f"steps-{seed}")
@@ -170,7 +186,8 @@ def run_trial(seed: int, length: int, directory: Path, size: int = 3) -> tuple[i
     folder.mkdir()
     try:
         with FakeHub(size=size) as hub, Pods(folder, hub.url) as pods:
-            stage = Stage(hub, pods, steps)
+            arguments = ("--out", str(steps.folder), "--step-seconds", "0.02", "--epochs", "100000")
+            stage = Stage(hub, pods, steps, (str(program.path), *arguments), program.launcher)
             world = stage.begin(size)
             for event in schedule:
                 done.append(str(event))
@@ -181,11 +198,11 @@ def run_trial(seed: int, length: int, directory: Path, size: int = 3) -> tuple[i
     return len(done), [f"seed {seed}, {done}: {wrong}" for wrong in check(steps.read())]
 
 
-def run(seed: int, histories: int, length: int, directory: Path) -> Report:
-    """Schedules of consecutive seeds; repeat a run with `--only sessions --seed N`."""
-    report, began = Report("sessions", seed), time.monotonic()
+def run(seed: int, histories: int, length: int, directory: Path, program: Program = PLAIN) -> Report:
+    """Schedules of consecutive seeds; repeat a run with `--only sessions --seed N`, or the program's own suite."""
+    report, began = Report(program.suite, seed), time.monotonic()
     for number in range(seed, seed + histories):
-        faults, wrong = run_trial(number, length, directory)
+        faults, wrong = run_trial(number, length, directory, program=program)
         report.histories += 1
         report.faults += faults
         report.violations += wrong

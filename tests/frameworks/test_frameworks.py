@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from chaos import sessions
 from elasticjob_devcluster import Cluster
 from frameworks import story
-from operator_fixture import ROOT, Jobs, OperatorProcess
+from frameworks.environment import BIN, PROGRAMS
+from operator_fixture import Jobs, OperatorProcess
 
-BIN = Path(os.environ.get("ELASTICJOB_FRAMEWORKS", ROOT / ".work/frameworks")) / "bin"
-PROGRAMS = Path(__file__).parent / "programs"
 SAMPLES, BATCH = 960, 48
 
 pytestmark = [
@@ -118,3 +118,12 @@ def test_a_training_stack_goes_through_every_change(
         "lostSeconds": status.get("lostSeconds"),
     }
     print(f"measured {name}: {json.dumps(measured)}")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_lightning_in_a_session_survives_random_changes(seed: int, tmp_path: Path) -> None:
+    """The short form of `make chaos CHAOS_ARGS="--only lightning"`."""
+    require(("lightning",))
+    faults, wrong = sessions.run_trial(seed, 4, tmp_path, program=sessions.LIGHTNING)
+    assert not wrong, "\n".join(wrong)
+    assert faults == 4
