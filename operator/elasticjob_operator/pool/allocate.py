@@ -228,14 +228,36 @@ def _trade(lines: Sequence[_Line], capacity: int, horizon: float) -> None:
     buyers = [(math.inf, i, min(line.need, line.ideal)) for i, line in growing if line.need > line.size]
     buyers += [(_bid(line, line.ideal, horizon), i, line.ideal) for i, line in growing]
     for bid, i, wanted in sorted(buyers, key=lambda buyer: (-buyer[0], buyer[1])):
-        line = lines[i]
-        need = line.devices(wanted) - line.devices(line.size)
-        while free < need and sellers and sellers[-1][0] < bid:
-            _, seller = sellers.pop()
-            free += _move(lines[seller], lines[seller].ideal)
-        target = wanted if need <= free else _largest(line, line.devices(line.size) + free)
-        if target > line.size and (bid == math.inf or _bid(line, target, horizon) > 0):
-            free += _move(line, target)
+        free = _buy(lines, lines[i], wanted, bid, sellers, free, horizon)
+
+
+def _buy(
+    lines: Sequence[_Line],
+    line: _Line,
+    wanted: int,
+    bid: float,
+    sellers: list[tuple[float, int]],
+    free: int,
+    horizon: float,
+) -> int:
+    """Let this job grow as far as it can and it pays. Returns the devices that are free then.
+
+    Sellers are taken from the end of the list. Nobody shrinks for devices that the buyer cannot use.
+    """
+    need, sold = line.devices(wanted) - line.devices(line.size), list[tuple[float, int, int]]()
+    while free < need and sellers and sellers[-1][0] < bid:
+        ask, i = sellers.pop()
+        sold.append((ask, i, lines[i].size))
+        free += _move(lines[i], lines[i].ideal)
+    target = wanted if need <= free else _largest(line, line.devices(line.size) + free)
+    if target > line.size and (bid == math.inf or _bid(line, target, horizon) > 0):
+        free += _move(line, target)
+    for ask, i, before in reversed(sold):
+        kept = min(before, _largest(lines[i], lines[i].devices(lines[i].size) + free))
+        if kept > lines[i].size:
+            free += _move(lines[i], kept)
+            sellers.append((ask, i))
+    return free
 
 
 def _move(line: _Line, index: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.pool_jobs import learn_request, make_request
@@ -86,6 +86,31 @@ def test_what_is_decided_stays(requests: list[Request], capacity: int, objective
         requests = [replace(one, size=found[one.key].size) for one in requests]
         seen.append([one.size for one in requests])
     assert seen[-1] == seen[-2]
+
+
+# The last one gives up a pod for the one before it, which wants one only.
+four = [
+    learn_request("a", Model(), (1,)),
+    learn_request("b", Model(), (1, 2)),
+    learn_request("c", Model(), (1, 2), behind_seconds=74_453.0),
+    learn_request("d", Model(), (1, 2, 3, 4), size=4),
+]
+
+
+@tries(200)
+@given(pools(), st.integers(0, 20), st.sampled_from([Objective.GOODPUT, Objective.COMPLETION]))
+@example(four, 0, Objective.GOODPUT)
+def test_nobody_shrinks_for_devices_that_nobody_takes(requests: list[Request], free: int, objective: Objective) -> None:
+    """Where there is room for all sizes as they are."""
+    legal_sizes = [max(size for size in one.sizes if size <= max(one.size, one.sizes[0])) for one in requests]
+    requests = [replace(one, size=size) for one, size in zip(requests, legal_sizes, strict=True)]
+    capacity = devices_of(requests, {one.key: one.size for one in requests}) + free
+    found = {key: grant.size for key, grant in allocate(requests, capacity, objective).items()}
+    left = capacity - devices_of(requests, found)
+    for one in requests:
+        more = [size for size in one.sizes if found[one.key] < size <= one.size]
+        if more and not one.is_paid:  # that one has no more than its deadline needs
+            assert (more[0] - found[one.key]) * one.curve.devices > left
 
 
 @tries(100)

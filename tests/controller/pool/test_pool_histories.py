@@ -187,6 +187,14 @@ linear = [
     Trainee("", 1, 5, 2, 0.5, None, 0, None, 0.0),
 ]
 
+# The third one wants two more pods when the second one would sell one: it shrank, and nobody grew.
+unequal = [
+    Trainee("", 2, 2, 1, 0.5, None, 0, None, 0.0),
+    Trainee("", 1, 3, 1, 0.2, None, 0, None, 0.0),
+    Trainee("", 1, 13, 2, 0.74, None, 1, None, 0.0),
+    Trainee("", 1, 7, 1, 0.5, None, 0, None, 0.0),
+]
+
 events = st.one_of(
     st.tuples(st.just("capacity"), st.integers(0, 24)),
     st.tuples(st.just("scale"), st.integers(0, 9)),
@@ -225,6 +233,7 @@ def disturb(pool: Pool, event: str, number: int) -> None:
 )
 @example(alike, [], (1, 8), Objective.GOODPUT)
 @example(linear, [("operator dies", 0)], (1, 20), Objective.GOODPUT)
+@example(unequal, [("capacity", 9), ("release", 0), ("rounds", 1), ("capacity", 0)], (1, 17), Objective.GOODPUT)
 def test_whatever_happens_sizes_are_legal_and_the_pool_comes_to_rest(
     jobs: list[Trainee], happened: list[tuple[str, int]], capacities: tuple[int, int], objective: Objective
 ) -> None:
