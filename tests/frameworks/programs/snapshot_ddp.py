@@ -1,6 +1,7 @@
 """DDP in a `Trainer` with a snapshot after each epoch, the pattern of torch's examples for several nodes.
 
-Two things differ, since pods share the folder: only rank 0 writes the snapshot, and renames it when it is whole.
+Two things differ, since pods share the folder: only rank 0 writes the snapshot, and renames it when it is whole. The
+barrier before that is for the test, which counts the samples that the ranks have written down.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Trainer:
     def train(self) -> None:
         while self.steps_run < STEPS:
             self.run_epoch()
+            dist.barrier()  # all ranks have written down what is saved now
             if self.rank == 0:
                 self.save_snapshot()
 
