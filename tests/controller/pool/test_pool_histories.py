@@ -195,6 +195,14 @@ unequal = [
     Trainee("", 1, 7, 1, 0.5, None, 0, None, 0.0),
 ]
 
+# There is no room for the share of each of the first two, and they took turns that lasted a quarter of an hour.
+turns = [
+    Trainee("", 1, 2, 1, 0.5, None, 0, None, 0.0),
+    Trainee("", 1, 2, 1, 0.21875, None, 0, None, 0.0),
+    Trainee("", 1, 2, 1, 0.5, None, 0, None, 0.0),
+    Trainee("", 1, 3, 2, 0.5, None, 0, None, 0.0),
+]
+
 events = st.one_of(
     st.tuples(st.just("capacity"), st.integers(0, 24)),
     st.tuples(st.just("scale"), st.integers(0, 9)),
@@ -234,6 +242,7 @@ def disturb(pool: Pool, event: str, number: int) -> None:
 @example(alike, [], (1, 8), Objective.GOODPUT)
 @example(linear, [("operator dies", 0)], (1, 20), Objective.GOODPUT)
 @example(unequal, [("capacity", 9), ("release", 0), ("rounds", 1), ("capacity", 0)], (1, 17), Objective.GOODPUT)
+@example(turns, [], (1, 8), Objective.COMPLETION)
 def test_whatever_happens_sizes_are_legal_and_the_pool_comes_to_rest(
     jobs: list[Trainee], happened: list[tuple[str, int]], capacities: tuple[int, int], objective: Objective
 ) -> None:
