@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from elasticjob_operator.pool.prices import NOTHING, Price, find_prices
-from elasticjob_operator.pool.values import HORIZON_SECONDS, TURN_SECONDS, Grant, Limit, Objective, Request
+from elasticjob_operator.pool.values import HORIZON_SECONDS, Grant, Limit, Objective, Request
 
 # What a job has to gain before it is changed, beside what the change costs.
 MARGIN: Final = 0.03  # of its present value
@@ -274,7 +274,7 @@ def _ask(line: _Line, horizon: float) -> float:
     without room for the share of each would take the same devices from each other every few minutes.
     """
     speeds = line.request.curve.speeds
-    price = line.price.after(TURN_SECONDS, speeds[line.ideal])
+    price = line.price.after_a_turn(speeds[line.ideal])
     loss = price.value(speeds[line.size]) - price.value(speeds[line.ideal])
     return (loss + line.cost(horizon)) / (line.devices(line.size) - line.devices(line.ideal))
 

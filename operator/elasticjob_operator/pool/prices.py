@@ -30,10 +30,10 @@ class Price:
     def value(self, speed: float) -> float:
         return self.each * (speed + self.bonus * min(speed, self.fair))
 
-    def after(self, seconds: float, speed: float) -> Price:
-        """What it will be once the job has had this speed for so long, where that is less than its share."""
-        lack = max(0.0, 1.0 - speed / self.fair) * seconds if self.fair > 0 else 0.0
-        return replace(self, bonus=self.bonus + lack / PATIENCE_SECONDS)
+    def after_a_turn(self, speed: float) -> Price:
+        """What it will be once the job has had this speed for the time of patience, where that is below its share."""
+        lack = max(0.0, 1.0 - speed / self.fair) if self.fair > 0 else 0.0
+        return replace(self, bonus=self.bonus + lack)
 
 
 NOTHING: Final = Price()

@@ -11,7 +11,6 @@ from typing import Final
 from elasticjob_operator.pool.throughput import Model
 
 HORIZON_SECONDS: Final = 300.0  # for which a decision is expected to hold
-TURN_SECONDS: Final = 3600.0  # about that where jobs take turns, as there is no room for the share of each
 PATIENCE_SECONDS: Final = 7200.0  # of its share that a job may lack until its devices count double
 
 
