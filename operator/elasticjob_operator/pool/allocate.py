@@ -23,6 +23,7 @@ from elasticjob_operator.pool.values import HORIZON_SECONDS, Grant, Limit, Objec
 # What a job has to gain before it is changed, beside what the change costs.
 MARGIN: Final = 0.03  # of its present value
 DOUBT: Final = 0.5  # standard deviations of the gain, by its model
+EXCHANGE: Final = 0.25  # more than what another job loses that gives up the devices, by its estimate
 
 # Of the time until a deadline: what a job is to need for the rest of its work, and between which it is left alone.
 AIM: Final = 0.9
@@ -268,15 +269,12 @@ def _move(line: _Line, index: int) -> int:
 
 
 def _ask(line: _Line, horizon: float) -> float:
-    """What a seller loses for each device that it gives up, down to its ideal.
+    """What a seller wants for each device that it gives up, down to its ideal: more than it loses.
 
-    Where it would lack some of its share then, the price is the one that it would have a turn later. Otherwise jobs
-    without room for the share of each would take the same devices from each other every few minutes.
+    Otherwise jobs that gain about as much would take devices from each other whenever an estimate changes.
     """
-    speeds = line.request.curve.speeds
-    price = line.price.after_a_turn(speeds[line.ideal])
-    loss = price.value(speeds[line.size]) - price.value(speeds[line.ideal])
-    return (loss + line.cost(horizon)) / (line.devices(line.size) - line.devices(line.ideal))
+    loss = line.value(line.size) - line.value(line.ideal)
+    return (1 + EXCHANGE) * (loss + line.cost(horizon)) / (line.devices(line.size) - line.devices(line.ideal))
 
 
 def _bid(line: _Line, index: int, horizon: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from elasticjob_operator.pool.values import PATIENCE_SECONDS, Objective, Request
@@ -29,11 +29,6 @@ class Price:
 
     def value(self, speed: float) -> float:
         return self.each * (speed + self.bonus * min(speed, self.fair))
-
-    def after_a_turn(self, speed: float) -> Price:
-        """What it will be once the job has had this speed for the time of patience, where that is below its share."""
-        lack = max(0.0, 1.0 - speed / self.fair) if self.fair > 0 else 0.0
-        return replace(self, bonus=self.bonus + lack)
 
 
 NOTHING: Final = Price()

@@ -215,6 +215,12 @@ late = [
     Trainee("", 1, 5, 2, 0.5, None, 1, None, 0.0),
 ]
 
+# Three that gain the same from two more pods: whose speed there was measured long ago is estimated higher.
+same = [
+    Trainee("", 1, 2, 1, 0.5, None, 0, None, 0.0),
+    *[Trainee("", 1, 3, 2, 0.25, None, 0, None, 0.0)] * 3,
+]
+
 events = st.one_of(
     st.tuples(st.just("capacity"), st.integers(0, 24)),
     st.tuples(st.just("scale"), st.integers(0, 9)),
@@ -256,6 +262,7 @@ def disturb(pool: Pool, event: str, number: int) -> None:
 @example(unequal, [("capacity", 9), ("release", 0), ("rounds", 1), ("capacity", 0)], (1, 17), Objective.GOODPUT)
 @example(turns, [], (1, 8), Objective.COMPLETION)
 @example(late, [], (1, 8), Objective.GOODPUT)
+@example(same, [], (1, 8), Objective.GOODPUT)
 def test_whatever_happens_sizes_are_legal_and_the_pool_comes_to_rest(
     jobs: list[Trainee], happened: list[tuple[str, int]], capacities: tuple[int, int], objective: Objective
 ) -> None:
