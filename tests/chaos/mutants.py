@@ -25,9 +25,8 @@ WATCH = ("tests/controller/kube/test_watch.py",)
 CACHE = ("tests/controller/kube/test_cache.py",)
 AGENT = ("tests/worker/agent/test_machine.py",)
 ORDERS = ("tests/worker/agent/test_machine_orders.py",)
-RULES = ("tests/worker/protocol/test_directives.py",)
 SESSION = ("tests/worker/sessions/test_session_machine.py",)
-SHARDS = ("tests/worker/sessions/test_shards.py",)
+RECOVERY = ("tests/worker/sessions/test_recovery.py",)
 PEERS = ("tests/worker/peers/test_choice.py", "tests/worker/peers/test_lead.py", "tests/worker/peers/test_records.py")
 HELD = ("tests/chaos/test_chaos_memory.py", "-k", "moments")
 INTERRUPT = ("tests/worker/sessions/test_interrupt.py",)
@@ -183,10 +182,12 @@ MUTANTS = (
            package=RUNTIME),
     Mutant("a loss is forgotten", "sessions/machine.py", "lost=max(state.lost, generation)", "lost=state.lost", SESSION,
            package=RUNTIME),
-    Mutant("a step in part counts", "sessions/state.py", "if rank_state.clean]", "]", RULES, package=RUNTIME),
-    Mutant("the oldest state counts", "sessions/state.py", "best = max(", "best = min(", RULES, package=RUNTIME),
-    Mutant("shards of two worlds make a model", "sessions/shards.py", " and shard_inventory.world == world", "", SHARDS,
-           package=RUNTIME),
+    Mutant("a step in part counts", "sessions/recovery.py", "if rank_state.clean]", "]", RECOVERY, package=RUNTIME),
+    Mutant("the oldest state counts", "sessions/recovery.py", "best = max(", "best = min(", RECOVERY, package=RUNTIME),
+    Mutant("shards of two worlds make a model", "sessions/recovery.py", "if shard_inventory.world == world:", "if True:",
+           RECOVERY, package=RUNTIME),
+    Mutant("a step without its position counts", "sessions/recovery.py", "if self.clean and self.step >= 0:",
+           "if self.step >= 0:", RECOVERY, package=RUNTIME),
     Mutant("code of ours is interrupted", "sessions/interrupt.py", " and not _is_own(frame)", "", INTERRUPT, package=RUNTIME),
     # Checkpoints that peers hold.
     Mutant("an older report confirms a record", "peers/lead.py", "min(self._rounds.values()) < self.round", "False", PEERS,

@@ -2,7 +2,7 @@
 
 torchrun --standalone --nproc-per-node=4 fsdp_session.py --checkpoint-dir /tmp/fsdp-session --shards 2
 
-Where every shard has a copy a loss costs one step at most; where it has none, the steps since the last checkpoint.
+Where every shard has a live copy a loss costs one step at most; else the steps since the last copy in host memory.
 Each rank prints one JSON object a line; `event` is step or done.
 """
 
@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--shards", type=int, default=2, help="how many ranks share one copy of the model")
+    parser.add_argument("--copy-every", type=int, default=1, help="steps between copies of shards in host memory")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="least time of a step")
     args = parser.parse_args()
@@ -77,7 +78,9 @@ def main() -> None:
         if here.committed < 0:  # nobody in this world has a state
             here.committed = checkpoint.restore() - 1
 
-    session = elasticjob.Session(build=build, shards=args.shards, sampler=sampler, on_world=on_world)
+    session = elasticjob.Session(
+        build=build, shards=args.shards, copy_every=args.copy_every, sampler=sampler, on_world=on_world
+    )
     losses: list[float] = []
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)

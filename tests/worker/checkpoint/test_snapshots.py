@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from elasticjob.channel import shared_memory
-from elasticjob.checkpoint.copies import find_buddy
 from elasticjob.checkpoint.shelf import Shelf, SnapshotError
 from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
+from elasticjob.collectives.members import find_buddy
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1000)
     parser.add_argument("--step-seconds", type=float, default=0.05)
     parser.add_argument("--shards", type=int)
+    parser.add_argument("--copy-every", type=int, default=0)
     parser.add_argument("--break-at", type=int, help="the last rank takes no notice of what all agreed in this step")
     args = parser.parse_args()
     forbid_unpickling("torch/distributed/checkpoint/")
@@ -88,7 +89,9 @@ def main() -> None:
         if here.committed < 0:  # nobody in this world has a state
             here.committed = checkpoints[0].restore() - 1
 
-    run = session.Session(build=build, shards=args.shards, sampler=sampler, on_world=on_world)
+    run = session.Session(
+        build=build, shards=args.shards, copy_every=args.copy_every, sampler=sampler, on_world=on_world
+    )
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)
         for inputs, targets in run.batches(loader):

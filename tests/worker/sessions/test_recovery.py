@@ -1,15 +1,21 @@
-"""Which rank's state is used in a new world, and how a state is sent."""
+"""From which step and whose memory a new world continues, and how a state is sent."""
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticjob.collectives import skeletons
-from elasticjob.sessions import state
+from elasticjob.sessions import recovery
+from elasticjob.sessions.recovery import RecoveryPlan, ShardInventory, StateLostError, plan_recovery
 
 
-def rank_state(step: int, clean: bool = True, digest: int = 0) -> state.RankState:
-    return state.RankState(step, clean, digest)
+def rank_state(step: int, clean: bool = True, digest: int = 0) -> recovery.RankState:
+    return recovery.RankState(step, clean, digest)
 
 
 @pytest.mark.parametrize(
@@ -25,13 +31,13 @@ def rank_state(step: int, clean: bool = True, digest: int = 0) -> state.RankStat
         pytest.param([rank_state(9, clean=False), rank_state(8)], 1, id="not a step applied in part"),
     ],
 )
-def test_whose_state_counts(rank_states: list[state.RankState], source: int) -> None:
-    assert state.choose_source(rank_states) == source
+def test_whose_state_counts(rank_states: list[recovery.RankState], source: int) -> None:
+    assert recovery.choose_source(rank_states) == source
 
 
 def test_when_no_state_is_whole_it_is_lost() -> None:
-    with pytest.raises(state.StateLostError):
-        state.choose_source([rank_state(3, clean=False)])
+    with pytest.raises(recovery.StateLostError):
+        recovery.choose_source([rank_state(3, clean=False)])
 
 
 def test_a_state_travels_in_two_parts() -> None:
@@ -44,3 +50,138 @@ def test_a_state_travels_in_two_parts() -> None:
     back = skeletons.join(skeleton, tensors)
     assert torch.equal(back["b"][0]["c"], torch.ones(2, 2))
     assert back["t"][1] is None
+
+
+# --- sharded models -----------------------------------------------------------------------------------------
+
+
+def shard(step: int, index: int, *more: tuple[int, int], world: int = 3, **changes: Any) -> ShardInventory:
+    """A rank of a world of two shards that has its own shard after its last step, and others."""
+    return ShardInventory(step, world=world, shards=2, held=((step, index), *more), **changes)
+
+
+FIRST, SECOND = shard(7, 0), shard(7, 1)
+WHOLE, NEWCOMER = ShardInventory(7, whole=7), ShardInventory()
+
+
+@pytest.mark.parametrize(
+    ("shard_inventories", "found"),
+    [
+        pytest.param([NEWCOMER, NEWCOMER], RecoveryPlan(-1), id="nobody has trained"),
+        pytest.param([WHOLE, NEWCOMER, WHOLE], RecoveryPlan(7), id="somebody has the whole"),
+        pytest.param([FIRST, SECOND, FIRST], RecoveryPlan(7, (0, 1)), id="one copy is whole"),
+        pytest.param([NEWCOMER, SECOND, FIRST], RecoveryPlan(7, (2, 1)), id="in any order"),
+        pytest.param([FIRST, WHOLE], RecoveryPlan(7), id="the whole is better than shards"),
+        pytest.param(
+            [FIRST, shard(6, 1, (7, 1))], RecoveryPlan(7, (0, 1)), id="another has applied what this one could"
+        ),
+        pytest.param([shard(6, 0), SECOND, shard(6, 1)], RecoveryPlan(6, (0, 2)), id="the step before is whole"),
+        pytest.param(
+            [shard(7, 0, (8, 0)), shard(7, 1, (8, 1))], RecoveryPlan(7, (0, 1)), id="nobody has ended the next"
+        ),
+        pytest.param([ShardInventory(6, whole=6), FIRST], RecoveryPlan(6), id="an older whole instead of newer parts"),
+        pytest.param(
+            [shard(7, 0, world=4), SECOND, ShardInventory(5, whole=5)], RecoveryPlan(5), id="cut in different worlds"
+        ),
+        # Rank 1 of three is lost; ranks 0 and 2 trained until step 7, and have copies of steps 4 and 6.
+        pytest.param(
+            [
+                ShardInventory(7, world=3, shards=3, placed=(4, 6), held=((4, 0), (4, 2), (6, 0), (6, 2))),
+                ShardInventory(7, world=3, shards=3, placed=(4, 6), held=((4, 2), (4, 1), (6, 2), (6, 1))),
+                NEWCOMER,
+            ],
+            RecoveryPlan(6, (0, 1, 0)),
+            id="the newest copies",
+        ),
+        pytest.param(
+            [
+                ShardInventory(7, world=3, shards=3, placed=(4, 6), held=((4, 0), (4, 2), (6, 0))),
+                ShardInventory(7, world=3, shards=3, placed=(4, 6), held=((4, 2), (4, 1), (6, 2))),
+            ],
+            RecoveryPlan(4, (0, 1, 0)),
+            id="the newest copies that had arrived",
+        ),
+        pytest.param(
+            [ShardInventory(7, clean=False, world=3, shards=2, placed=(6,), held=((6, 0), (6, 1))), NEWCOMER],
+            RecoveryPlan(6, (0, 0)),
+            id="copies are good although a step is applied in part",
+        ),
+        pytest.param(
+            [ShardInventory(7, whole=5, world=3, shards=2, placed=(5, 6), held=((6, 0),)), NEWCOMER],
+            RecoveryPlan(5),
+            id="the state in which the world began, before its first copy",
+        ),
+    ],
+)
+def test_the_latest_step_that_is_whole_counts(shard_inventories: list[ShardInventory], found: RecoveryPlan) -> None:
+    assert plan_recovery(shard_inventories) == found
+
+
+@pytest.mark.parametrize(
+    "shard_inventories",
+    [
+        pytest.param([FIRST, FIRST], id="a shard is gone"),
+        pytest.param([FIRST, shard(6, 1)], id="of different steps"),
+        pytest.param([FIRST, shard(7, 1, world=2)], id="of different worlds"),
+        pytest.param([ShardInventory(7, clean=False, whole=7), NEWCOMER], id="a whole that is applied in part"),
+        pytest.param([ShardInventory(7, world=3, shards=2, held=((6, 0), (6, 1)))], id="nobody knows the position"),
+    ],
+)
+def test_without_a_whole_there_is_only_the_checkpoint(shard_inventories: list[ShardInventory]) -> None:
+    with pytest.raises(StateLostError, match="took their shards with them"):
+        plan_recovery(shard_inventories)
+
+
+@given(st.integers(1, 4), st.integers(2, 4), st.randoms())
+def test_a_loss_that_leaves_a_copy_of_each_shard_costs_no_step_that_was_ended(
+    shards: int, copies: int, dice: random.Random
+) -> None:
+    """Ranks are stopped anywhere in step 5, but none has applied it before all of them could."""
+
+    def stop(index: int, step: int, *held: int) -> ShardInventory:
+        return ShardInventory(step, world=1, shards=shards, held=tuple((at, index) for at in held))
+
+    indices = [i % shards for i in range(shards * copies)]
+    if dice.random() < 0.5:  # all have their gradients
+        ranks = [dice.choice((stop(i, 4, 4, 5), stop(i, 5, 5))) for i in indices]
+    else:
+        ranks = [dice.choice((stop(i, 4, 4), stop(i, 4, 4, 5))) for i in indices]
+    left = [rank for rank in ranks if dice.random() < 0.7]
+    if {rank.held[0][1] for rank in left} == set(range(shards)):
+        dice.shuffle(left)
+        found = plan_recovery(left)
+        assert found.step == max(rank.step for rank in left)
+        assert all((found.step, i) in left[source].held for i, source in enumerate(found.sources))
+        assert len(found.sources) == shards
+
+
+@given(st.integers(2, 6), st.integers(1, 3), st.randoms())
+def test_a_loss_costs_no_more_than_the_steps_since_a_copy_was_complete(
+    size: int, per_pod: int, dice: random.Random
+) -> None:
+    """Copies of step 4 are complete on all ranks, those of step 6 on some, and one pod is lost."""
+    ranks = []
+    for rank in range(size * per_pod):
+        source = (rank - per_pod) % (size * per_pod)
+        held = [(4, rank), (4, source), (6, rank), *([(6, source)] if dice.random() < 0.8 else [])]
+        ranks.append(
+            ShardInventory(dice.choice((6, 7)), world=1, shards=size * per_pod, placed=(4, 6), held=tuple(held))
+        )
+    lost = dice.randrange(size)
+    left = [one for rank, one in enumerate(ranks) if rank // per_pod != lost]
+    found = plan_recovery(left)
+    assert all((found.step, i) in left[source].held for i, source in enumerate(found.sources))
+    assert len(found.sources) == size * per_pod
+    heirs = range(size * per_pod)[(lost + 1) % size * per_pod :][:per_pod]
+    arrived = all(
+        (6, rank - per_pod) in ranks[rank].held or (6, (rank - per_pod) % len(ranks)) in ranks[rank].held
+        for rank in heirs
+    )
+    assert found.step == (6 if arrived else 4)
+
+
+@given(st.lists(st.integers(0, 9), max_size=2), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4))
+def test_inventories_travel_as_numbers(placed: list[int], held: list[tuple[int, int]]) -> None:
+    one = ShardInventory(3, False, 2, 5, 4, tuple(placed), tuple(held))
+    assert ShardInventory.from_row(one.to_row()) == one
+    assert len(one.to_row()) == len(NEWCOMER.to_row())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import time
@@ -161,6 +162,45 @@ def test_copies_of_shards_outlive_a_loss(play: Play, seed: int, losses: int) -> 
     assert len({line["pid"] for line in play.steps.read()}) == 4 + losses, "nobody was started twice"
     play.hub.wait_for(lambda: play.has_few_more(threads), 30, f"groups of old worlds go: {threads}")
     play.check_numbers(below=world.generation)
+
+
+@pytest.mark.parametrize(("seed", "losses"), [(1, 2), pytest.param(2, 8, marks=pytest.mark.long)])
+def test_a_loss_costs_the_steps_since_the_last_copy(play: Play, seed: int, losses: int) -> None:
+    dice = random.Random(seed)
+    play.shards, play.arguments = None, (*play.arguments, "--copy-every", "1")
+    play.hub.set_size(3)
+    for _ in range(3):
+        play.join()
+    world = play.await_world(3)
+    for _ in range(losses):
+        reached = play.steps.read()[-1]["step"] + dice.choice((1, 4, 8))
+        play.steps.wait(partial(has_reached, reached))
+        time.sleep(dice.random() / 10)  # anywhere in a step
+        play.hub.set_size(2)
+        play.kill(dice.choice(world.pods))
+        two = play.await_world(2, world)
+        play.hub.set_size(3)
+        play.join()
+        world = play.await_world(3, two)
+    lines = play.steps.read()
+    assert len({line["pid"] for line in lines}) == 3 + losses, "nobody was started twice"
+    check_copies(lines)
+    play.hub.stop()
+    play.check_numbers(below=world.generation)
+
+
+def check_copies(lines: Sequence[dict[str, Any]]) -> None:
+    """No step is missing, at most two that were done are repeated, and all ranks have one model after each."""
+    spans: dict[int, list[int]] = {}
+    hashes: dict[tuple[int, int], set[str]] = {}
+    for line in lines:
+        spans.setdefault(line["generation"], []).append(line["step"])
+        if "hash" in line:
+            hashes.setdefault((line["generation"], line["step"]), set()).add(line["hash"])
+    assert all(len(found) == 1 for found in hashes.values())
+    ordered = [spans[generation] for generation in sorted(spans)]
+    repeated = [max(before) + 1 - min(after) for before, after in itertools.pairwise(ordered)]
+    assert all(0 <= count <= 3 for count in repeated), repeated
 
 
 def test_lost_copies_are_read_from_the_checkpoint(play: Play) -> None:

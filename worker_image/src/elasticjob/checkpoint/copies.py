@@ -13,16 +13,11 @@ import torch.distributed as dist
 
 from elasticjob.checkpoint.shelf import Shelf, Slot, SnapshotError
 from elasticjob.checkpoint.snapshots import Held
-from elasticjob.collectives import messages, skeletons
+from elasticjob.collectives import members, messages, skeletons
 
 _log = logging.getLogger("elasticjob.checkpoint.copies")
 _NOTHING = -1
 _SIGNED = 1 << 63  # a checksum is unsigned, a tensor's numbers are not
-
-
-def find_buddy(rank: int, size: int, per_pod: int) -> int:
-    """The rank that keeps the copy of this rank's part: the same one of the next pod; itself if there is none."""
-    return (rank + per_pod) % size if size > per_pod and size % per_pod == 0 else rank
 
 
 class Copies:
@@ -31,7 +26,7 @@ class Copies:
     def __init__(self, shelf: Shelf | None, per_pod: int, world: str) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         self._shelf, self._world, self._size = shelf, world, size
-        self._buddy, self._source = find_buddy(rank, size, per_pod), (rank - per_pod) % size
+        self._buddy, self._source = members.find_buddy(rank, size, per_pod), (rank - per_pod) % size
         self.is_on = self._buddy != rank
         self._group = dist.new_group(backend="gloo")
         self._is_broken = False

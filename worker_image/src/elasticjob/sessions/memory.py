@@ -6,7 +6,7 @@ On entering a world the ranks compare their state; if it differs, the most advan
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from elasticjob.collectives import messages, skeletons
 from elasticjob.data.virtual_ranks import VirtualRanks
-from elasticjob.sessions import state, transfer
+from elasticjob.sessions import recovery, transfer
 from elasticjob.sessions.model_state import ModelState
 
 
@@ -41,6 +41,7 @@ class Memory:
         self._applied = 0  # calls of the optimizer in the current step
         self._usual = 1  # calls of the optimizer in a complete step
         self._clean = True  # no step is partially applied
+        self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
         self.keep_place()
 
     def begin(self) -> None:
@@ -57,6 +58,14 @@ class Memory:
         if self.virtual is not None:
             self.virtual.commit()
         self.keep_place()
+
+    def note_committed(self) -> None:
+        """All ranks have committed the step."""
+        self._keep_places(self.model_state.after_step(self.committed))
+
+    def end_epoch(self) -> None:
+        """All ranks have committed the last step of an epoch, and the script leaves it."""
+        self._keep_places(self.model_state.end_epoch(self.committed))
 
     def enter_sampler(self, rank: int, world_size: int) -> None:
         """Make the sampler distribute samples over the ranks of this world."""
@@ -124,21 +133,24 @@ class Memory:
         `group` is a CPU process group of all ranks; a world of one rank needs none. Raises StateLostError if no rank
         has a complete state.
         """
-        self.committed, self._clean = self.model_state.restore(self.committed, self._clean, group)
+        before, places = self.committed, self._places
+        self.committed, self._clean = self.model_state.restore(before, self._clean, places.keys(), group)
+        if self.committed in places and self.committed != before:
+            self._go_to(places[self.committed])
         if dist.is_initialized() and dist.get_world_size() > 1:
             self._compare(group)
         elif not self._clean:
-            raise state.StateLostError("the only rank was interrupted while it applied a step")
-        self.model_state.settle()
+            raise recovery.StateLostError("the only rank was interrupted while it applied a step")
+        self._keep_places(self.model_state.settle(self.committed))
 
     def _compare(self, group: Any) -> None:
         inventory = transfer.take_inventory(self._state())
         mine = [self.committed, int(self._clean), transfer.digest_inventory(inventory)]
         rows = messages.all_gather_integers(mine, group)
-        rank_states = [state.RankState(step, bool(clean), digest) for step, clean, digest in rows]
-        if state.are_equal(rank_states):
+        rank_states = [recovery.RankState(step, bool(clean), digest) for step, clean, digest in rows]
+        if recovery.are_equal(rank_states):
             return
-        rank, source = dist.get_rank(), state.choose_source(rank_states)
+        rank, source = dist.get_rank(), recovery.choose_source(rank_states)
         # A joiner has no state to lose: it receives into its own tensors, and is complete when all have arrived.
         keep = self.committed >= 0
         self._clean = self._clean and (keep or rank == source)
@@ -147,6 +159,17 @@ class Memory:
             self._take_over(received)
         self.committed, self._clean = rank_states[source].step, True
 
+    def _keep_places(self, steps: Sequence[int]) -> None:
+        """Keep the state of these steps, and of no others. Only the present one may be new."""
+        self._places = {step: self._places[step] if step in self._places else self.copy() for step in steps}
+
+    def _go_to(self, place: Copy) -> None:
+        """Continue from this step; the model is already there."""
+        value = skeletons.join(place.skeleton, [tensor.clone() for tensor in place.tensors])
+        self._load_others(value)
+        self._random = place.random
+        torch.set_rng_state(place.random)
+
     def _state(self) -> dict[str, Any]:
         """The state that must be equal on all ranks, in the sections that are compared and sent."""
         extras = {name: extra.state_dict() for name, extra in self._extras.items()}
@@ -154,6 +177,9 @@ class Memory:
 
     def _take_over(self, value: dict[str, Any]) -> None:
         self.model_state.load(value)
+        self._load_others(value)
+
+    def _load_others(self, value: dict[str, Any]) -> None:
         for name, extra in self._extras.items():
             extra.load_state_dict(value["extras"][name])
         if self.sampler is not None and value["position"] is not None:

@@ -7,7 +7,7 @@ around the same module. The parameters stay the same objects, so the optimizer i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
@@ -57,12 +57,21 @@ class ModelState(Protocol):
     def unbind(self) -> None:
         """Leave the world."""
 
-    def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
+    def after_step(self, step: int) -> tuple[int, ...]:
+        """This step is applied on this rank. Returns the steps to which the model can go back after a loss.
+
+        The session keeps its other state of these steps, in which this one may be new. All ranks call it.
+        """
+
+    def end_epoch(self, step: int) -> tuple[int, ...]:
+        """The same before the script leaves an epoch, to which it cannot go back: a loss costs no earlier step."""
+
+    def restore(self, step: int, clean: bool, places: Collection[int], group: Any) -> tuple[int, bool]:
         """Reassemble the state from what the ranks of a new world have kept. All ranks call it.
 
-        `step` is this rank's step; `clean` is whether no step is partially applied. Returns the step of the restored
-        state, and whether the other state of this rank belongs to that step. Raises StateLostError if a part is
-        missing.
+        `step` is this rank's step; `clean` is whether no step is partially applied; `places` are earlier steps of
+        which it has the other state. Returns the step of the restored state, and whether this rank has the other state
+        of that step. Raises StateLostError if a part is missing.
         """
 
     def state(self) -> dict[str, Any]:
@@ -71,8 +80,8 @@ class ModelState(Protocol):
     def load(self, value: dict[str, Any]) -> None:
         """Load the state that another rank sent."""
 
-    def settle(self) -> None:
-        """All ranks of the new world agree on the state: start to train with it."""
+    def settle(self, step: int) -> tuple[int, ...]:
+        """All ranks of the new world agree on the state after this step: start to train. Returns like `after_step`."""
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         """Do not reduce gradients while they are accumulated."""
@@ -90,8 +99,8 @@ def check_model(model: torch.nn.Module) -> None:
             raise ConfigurationError(
                 f"Session(model=...) cannot keep a sharded model: {name!r} is a DTensor, bound to one world. Give it a"
                 " function that makes model and optimizer anew in each world: Session(build=...). After a loss it goes"
-                " back to the last checkpoint, because a lost rank takes its shards with it; with shards=... there are"
-                " copies of them."
+                " back to the last checkpoint, because a lost rank takes its shards with it; with copy_every=1 or"
+                " shards=... there are copies of them."
             )
 
 
@@ -157,7 +166,13 @@ class ReplicatedModelState:
     def unbind(self) -> None:
         self.model.__dict__["ddp"] = None
 
-    def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
+    def after_step(self, step: int) -> tuple[int, ...]:
+        return ()
+
+    def end_epoch(self, step: int) -> tuple[int, ...]:
+        return ()
+
+    def restore(self, step: int, clean: bool, places: Collection[int], group: Any) -> tuple[int, bool]:
         return step, clean
 
     def state(self) -> dict[str, Any]:
@@ -167,10 +182,11 @@ class ReplicatedModelState:
         self._module.load_state_dict(value["model"])
         self.optimizer.load_state_dict(value["optimizer"])
 
-    def settle(self) -> None:
+    def settle(self, step: int) -> tuple[int, ...]:
         """Create the DDP if it was postponed: it broadcasts rank 0's parameters, so all must agree first."""
         if self.model.__dict__["ddp"] is None:
             self._wrap(sync=False)
+        return ()
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         ddp = self.model.__dict__["ddp"]

@@ -1,9 +1,26 @@
-"""Which rank's state a new world uses. Pure."""
+"""From which step, and from whose memory, a new world continues. Pure.
+
+A model that every rank has completely: `choose_source`. A sharded one, of which a lost rank takes its shards with it:
+`plan_recovery`. There, other ranks may have the same shards: the live ones of another copy of the model (HSDP), of
+which a step may be applied on some ranks and not on others, or copies that were sent after an earlier step.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+_MOST_PLACED, _MOST_HELD = 3, 4  # see ShardInventory
+_NOTHING = -1
+
+
+class StateLostError(RuntimeError):
+    """No rank of the new world has a complete state in memory: only a checkpoint helps."""
+
+
+# --- every rank has the whole state -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -13,10 +30,6 @@ class RankState:
     step: int  # the last step applied to it; -1 for a joiner
     clean: bool  # no step is partially applied
     digest: int  # digest of everything that must be equal on all ranks
-
-
-class StateLostError(RuntimeError):
-    """No rank of the new world has a complete state in memory: only a checkpoint helps."""
 
 
 def choose_source(rank_states: list[RankState]) -> int:
@@ -37,3 +50,80 @@ def choose_source(rank_states: list[RankState]) -> int:
 def are_equal(rank_states: list[RankState]) -> bool:
     """Whether all ranks have the same complete state, so that nothing has to be sent."""
     return all(rank_state == rank_states[0] and rank_state.clean for rank_state in rank_states)
+
+
+# --- every rank has shards ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardInventory:
+    """What one rank has in memory."""
+
+    step: int = -1  # the last step applied to it; -1 for a joiner
+    clean: bool = True  # no step is partially applied
+    whole: int = -1  # the step of the whole model that it has; -1: it has none
+    world: int = -1  # the generation in which the model was sharded
+    shards: int = 0  # the number of shards of the model
+    placed: tuple[int, ...] = ()  # earlier steps of which it has all but the model, such as the sampler's position
+    held: tuple[tuple[int, int], ...] = ()  # (step, index of a shard): its own, and copies of others
+
+    def to_row(self) -> list[int]:
+        """Equally many integers on each rank."""
+        placed = [*self.placed, *[_NOTHING] * (_MOST_PLACED - len(self.placed))]
+        held = [*itertools.chain(*self.held), *[_NOTHING] * 2 * (_MOST_HELD - len(self.held))]
+        return [self.step, int(self.clean), self.whole, self.world, self.shards, *placed, *held]
+
+    @classmethod
+    def from_row(cls, row: Sequence[int]) -> ShardInventory:
+        step, clean, whole, world, shards, *rest = row
+        placed = tuple(one for one in rest[:_MOST_PLACED] if one != _NOTHING)
+        steps, indices = rest[_MOST_PLACED::2], rest[_MOST_PLACED + 1 :: 2]
+        held = tuple((at, index) for at, index in zip(steps, indices, strict=True) if at != _NOTHING)
+        return cls(step, bool(clean), whole, world, shards, placed, held)
+
+    def find_steps(self) -> Iterator[int]:
+        """The steps of which it has all but the model."""
+        if self.clean and self.step >= 0:
+            yield self.step
+        yield from self.placed
+
+
+@dataclass(frozen=True)
+class RecoveryPlan:
+    """The step from which the ranks continue, and which ranks have it."""
+
+    step: int  # -1: no rank has trained yet
+    sources: tuple[int, ...] = ()  # a rank for each shard; empty if one rank has the whole model
+
+
+def plan_recovery(shard_inventories: Sequence[ShardInventory]) -> RecoveryPlan:
+    """The latest step of which all shards exist. Raises StateLostError if there is none.
+
+    A step counts only if some rank has completed it: that rank also has the sampler's position and the effects of the
+    script's code after the optimizer. The other ranks had all gradients of the step before any rank applied it.
+    """
+    if all(shard_inventory.step < 0 for shard_inventory in shard_inventories):
+        return RecoveryPlan(-1)
+    steps = {step for shard_inventory in shard_inventories for step in shard_inventory.find_steps()}
+    worlds = {shard_inventory.world for shard_inventory in shard_inventories if shard_inventory.held}
+    for step in sorted(steps, reverse=True):
+        if any(one.whole == step and step in one.find_steps() for one in shard_inventories):
+            return RecoveryPlan(step)
+        for world in sorted(worlds, reverse=True):
+            sources = _find_sources(shard_inventories, step, world)
+            if sources:
+                return RecoveryPlan(step, sources)
+    raise StateLostError("lost ranks took their shards with them, and not all had a copy of the same step")
+
+
+def _find_sources(shard_inventories: Sequence[ShardInventory], step: int, world: int) -> tuple[int, ...]:
+    """A rank for each shard of one world; empty if a shard is missing."""
+    holders: dict[int, int] = {}
+    count = 0
+    for rank, shard_inventory in enumerate(shard_inventories):
+        if shard_inventory.world == world:
+            count = max(count, shard_inventory.shards)
+            for at, index in shard_inventory.held:
+                if at == step:
+                    holders.setdefault(index, rank)
+    return tuple(holders[i] for i in range(count)) if len(holders) == count else ()

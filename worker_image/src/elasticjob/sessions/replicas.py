@@ -9,6 +9,7 @@ Compared are the parameters and the state of the optimizer. Buffers are not: tho
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,8 @@ class Replicas:
         if verdict is Verdict.GO_ON:
             self._agreed = self._memory.copy(agreed)
             return False
+        with contextlib.suppress(RuntimeError):
+            self._worlds.exchange(0)  # no rank leaves before all know that they differ
         agreement.go_back(agreed.step)
         step = self._memory.committed
         if verdict is Verdict.LEAVE:

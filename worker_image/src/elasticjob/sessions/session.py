@@ -10,10 +10,8 @@
                 optimizer.zero_grad()
 
 An announced change ends the world after a step that all ranks agree on: no step is lost. After the loss of a member the
-broken step is rolled back and repeated in the new world. On entering a world the ranks compare their state; if it
-differs, the most advanced complete state is sent to all, so parameters are bitwise equal after every regroup. In an
-ElasticJob the agent learns of the session and keeps the process running; elsewhere a session is plain DDP, and a change
-of the world is a restart.
+broken step is rolled back and repeated in the new world, which starts with bitwise equal parameters. Outside of an
+ElasticJob a session is plain DDP, and a change of the world is a restart.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from elasticjob.errors import ConfigurationError, WorldLostError
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
 from elasticjob.sessions.replicas import Replicas, read_every
-from elasticjob.sessions.sharded import Build, make_model_state
+from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.worlds import Worlds
 
 logger = logging.getLogger("elasticjob")
@@ -48,7 +46,8 @@ class Session:
     model (FSDP2) belongs to one world: instead of a model and an optimizer, pass a function `build(mesh)` that creates
     both in each world, and use `session.model` and `session.optimizer`, which change with the world. `shards` is the
     minimum number of ranks that share one copy of the model; more ranks hold further copies (HSDP), which lets the
-    model survive a loss. By default all ranks share one copy.
+    model survive a loss. By default all ranks share one copy. With `copy_every`, each rank sends its shards to the next
+    pod after every so many steps: a loss then costs a few steps, and not all since the last checkpoint.
 
     If the sampler has `virtual_ranks`, parameters after each step are bitwise the same in worlds of any size, and
     `backward(loss)` replaces `loss.backward()` (see `VirtualRanks`). `growth` fits the learning rate to a larger batch
@@ -70,13 +69,14 @@ class Session:
         timeout: float = 600.0,
         build: Build | None = None,
         shards: int | None = None,
+        copy_every: int = 0,
         on_world: Callable[[Session], None] | None = None,
         growth: BatchGrowth | None = None,
         **extras: Any,
     ) -> None:
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
-        self._model_state = make_model_state(model, optimizer, build, shards, hooks, not self._is_virtual)
+        self._model_state = make_model_state(model, optimizer, build, shards, copy_every, hooks, not self._is_virtual)
         self._growth = progress.batches.growth = growth
         self._memory = Memory(self._model_state, sampler, extras if growth is None else {**extras, "growth": growth})
         self.sampler = sampler
@@ -87,20 +87,15 @@ class Session:
         self._ready = False  # this rank has all gradients of the step, and waits for the other ranks
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
         groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout)
-        client = control.connect() if self._may_keep_memory() else None
+        # A process group that the script created itself is bound to its world.
+        keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
+        client = control.connect() if keeps_memory else None
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
         every = 0 if client is None or build is not None else read_every(os.environ)
         self._replicas = Replicas(self._memory, self._worlds, every)
         self._went_back = False  # to a step before the last one, in the same world
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)
-
-    @staticmethod
-    def _may_keep_memory() -> bool:
-        """False if the script created a process group itself: that group is bound to its world."""
-        return is_in_process(os.environ) is not False and not dist.is_initialized()
-
-    # The interface for the training loop.
 
     @property
     def model(self) -> Any:
@@ -192,7 +187,10 @@ class Session:
                     break
             if self._worlds.is_running and not self._went_back:
                 self._micro = None
-                return
+                with self._surviving():
+                    self._memory.end_epoch()
+                if self._worlds.is_running:
+                    return
             if not self._worlds.is_running:
                 self._worlds.change()
             if epoch is not None and self.sampler.epoch < epoch:
@@ -206,15 +204,17 @@ class Session:
 
         In a loop without `batches`, the next world is entered here, before the block.
         """
-        if not self._in_batches:
-            self._change_between_steps()
+        if not self._in_batches and self._worlds.state.is_lost:
+            self._break(WorldLostError("a member was lost"))
+        if not self._in_batches and not self._worlds.is_running:
+            self._worlds.change()
         self._memory.begin()
         virtual = self._memory.virtual
         if virtual is not None:
             if self._micro is None:
                 raise ConfigurationError("with virtual ranks, step() needs a batch from session.batches(loader).")
             virtual.begin(self._micro)
-        try:
+        with self._surviving():
             with self._model_state.accumulate(virtual is None and not self.ends_step):
                 self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
                 yield
@@ -223,8 +223,15 @@ class Session:
                 virtual.finish()
             if self.ends_step:
                 self._memory.commit()
+                self._memory.note_committed()
                 self._went_back = self._replicas.check()
                 self._worlds.end_step()
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """If the world is lost in this block, roll the step back."""
+        try:
+            yield
         except Exception as error:
             self._worlds.interrupter.allowed = False
             if not self._worlds.can_change or not is_world_failure(error, self._worlds.is_lost):
@@ -259,8 +266,6 @@ class Session:
         self._closed = True
         self._worlds.close()
 
-    # Inside a step.
-
     def _begin_apply(self, *_: Any) -> None:
         if self._memory.virtual is not None:
             self._memory.virtual.finish()
@@ -273,12 +278,6 @@ class Session:
 
     def _end_apply(self, *_: Any) -> None:
         self._memory.note_applied()
-
-    def _change_between_steps(self) -> None:
-        if self._worlds.state.is_lost:
-            self._break(WorldLostError("a member was lost"))
-        if not self._worlds.is_running:
-            self._worlds.change()
 
     def _break(self, error: Exception) -> None:
         """The world was lost during a step: roll the step back."""

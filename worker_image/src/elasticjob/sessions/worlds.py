@@ -20,11 +20,12 @@ from elasticjob.channel.place import Place
 from elasticjob.collectives import messages
 from elasticjob.env import GENERATION
 from elasticjob.errors import WorldLostError
-from elasticjob.sessions import machine, state
+from elasticjob.sessions import machine
 from elasticjob.sessions.interrupt import Interrupter
 from elasticjob.sessions.machine import Stage
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
+from elasticjob.sessions.recovery import StateLostError
 
 logger = logging.getLogger("elasticjob")
 
@@ -209,7 +210,7 @@ class Worlds:
             self._memory.agree(self.groups.flags)
             with self.groups.owning():  # a Checkpointer's groups, for example
                 self._on_world()
-        except state.StateLostError as lost:
+        except StateLostError as lost:
             _give_up(lost)
         except Exception as error:
             if not is_world_failure(error, self.is_lost):

@@ -2,25 +2,27 @@
 
 Before a world ends in order, its ranks gather their shards one tensor at a time, and each keeps the whole model in host
 memory until the next world has taken its shards from it. A lost rank takes its shards with it: if other ranks have
-copies (HSDP), the remaining ranks keep theirs and reassemble the model in the next world; otherwise only the checkpoint
-helps.
+copies, live ones (HSDP) or those of an earlier step (`copies`), the remaining ranks keep theirs and reassemble the
+model in the next world; otherwise only the checkpoint helps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from elasticjob.collectives import messages
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions import shards, transfer
+from elasticjob.sessions import recovery, transfer
 from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, StepHooks, hook
+from elasticjob.sessions.sharded import parts
+from elasticjob.sessions.sharded.copies import ShardCopies
 from elasticjob.torchcompat import sharding
 from elasticjob.torchcompat.sharding import DTensor
 
@@ -32,7 +34,7 @@ Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
 class ShardedModelState:
     """A model of which every rank has a part; at least `shards` ranks together have all of it."""
 
-    def __init__(self, build: Build, hooks: StepHooks, least: int | None) -> None:
+    def __init__(self, build: Build, hooks: StepHooks, least: int | None, copies: ShardCopies | None = None) -> None:
         self._build = build
         self._hooks = hooks
         self._least = least
@@ -40,9 +42,12 @@ class ShardedModelState:
         self._made: tuple[torch.nn.Module, torch.optim.Optimizer] | None = None
         self._filled = False  # the built model has the shared state
         self._whole: dict[str, Any] | None = None  # between two worlds
-        # After a loss: this rank's part of the state, by step, and its position in the model.
-        self._kept: dict[int, dict[str, Any]] = {}
-        self._place = shards.ShardInventory()
+        self._copies = copies
+        self._flags: Any = None  # the group for small messages
+        self._base: tuple[int, dict[str, Any]] | None = None  # the whole model at a step, until there are copies
+        # After a loss: the parts of the state, by step and by index of the shard, and how the model was sharded.
+        self._held: dict[int, dict[int, dict[str, Any]]] = {}
+        self._cut = (-1, 0)  # the generation, and the number of shards
 
     @property
     def model(self) -> Any:
@@ -67,7 +72,7 @@ class ShardedModelState:
 
     def connect(self, generation: int) -> None:
         size = dist.get_world_size()
-        cut = shards.count_shards(size, self._least)
+        cut = parts.count_shards(size, self._least)
         shape, names = ((size,), ["shard"]) if self._least is None else ((size // cut, cut), ["replicate", "shard"])
         # torch caches the shapes of shards by mesh, and considers meshes equal even if this process's rank differs.
         # So each world's mesh has unique dimension names.
@@ -78,6 +83,8 @@ class ShardedModelState:
                 " FSDP2 wants a CUDA device. Use a newer torch, or Session(model=..., optimizer=...)."
             )
         self._mesh = init_device_mesh(kind, shape, mesh_dim_names=tuple(f"{name}_{generation}" for name in names))
+        if self._copies is not None:
+            self._copies.connect(not self.has_copies)
 
     def bind(self, generation: int, sync: bool = False) -> None:
         assert self._mesh is not None, "a world is connected first"
@@ -86,53 +93,88 @@ class ShardedModelState:
         hook(self.optimizer, self._hooks)
 
     def pack(self) -> None:
+        if self._copies is not None:
+            self._copies.finish()
         if self._made is not None:
             self._whole = {name: gather(value) for name, value in self._read().items()}
 
     def keep(self, step: int, generation: int) -> bool:
-        if self._filled and self.has_copies and step not in self._kept:
-            assert self._mesh is not None
-            self._place = shards.ShardInventory(
-                world=generation, shard=self._mesh.get_local_rank(1), shards=self._mesh.size(1)
-            )
+        assert self._mesh is not None
+        cut = (generation, self._mesh.size(self._mesh.ndim - 1))
+        if self._copies is not None and (held := self._copies.take()):
+            self._held, self._cut = held, cut
+        if self._filled and self.has_copies and step not in self._held:
             try:
-                self._kept[step] = {name: shards.take_local(value) for name, value in self._read().items()}
+                part = {name: parts.take_local(value) for name, value in self._read().items()}
             except ValueError as error:
                 logger.warning("%s.", error)
-        return self._whole is not None or bool(self._kept)
+            else:
+                self._held[step], self._cut = {self._mesh.get_local_rank(1): part}, cut
+        return self._whole is not None or self._base is not None or bool(self._held)
 
     def _read(self) -> dict[str, Any]:
         model, optimizer = self._present()
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     def unbind(self) -> None:
-        self._made = None
+        self._made = self._flags = None
+        if self._copies is not None:
+            self._copies.leave()
         self._filled = False
         sharding.forget_meshes()
 
-    def restore(self, step: int, clean: bool, group: Any) -> tuple[int, bool]:
-        place = self._place if step in self._kept else shards.ShardInventory()
-        mine = replace(place, step=step, clean=clean, whole=self._whole is not None, ahead=step + 1 in self._kept)
-        rows = [torch.empty_like(mine.to_row()) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, mine.to_row(), group=group)
-        found = shards.plan_recovery([shards.ShardInventory.from_row(row) for row in rows])
+    def after_step(self, step: int) -> tuple[int, ...]:
+        if self._copies is None:
+            return ()
+        self._copies.after_step(step, self._read)
+        return self._find_places(self._copies)
+
+    def end_epoch(self, step: int) -> tuple[int, ...]:
+        if self._copies is None or (self._base is not None and self._base[0] == step):
+            return self._find_places(self._copies)
+        self._copies.flush(step, self._read)
+        return self._find_places(self._copies)
+
+    def _find_places(self, copies: ShardCopies | None) -> tuple[int, ...]:
+        """The steps to which the model can go back."""
+        if copies is None:
+            return ()
+        if copies.is_complete:
+            self._base = None
+        return (*copies.steps, *((self._base[0],) if self._base is not None else ()))
+
+    def restore(self, step: int, clean: bool, places: Collection[int], group: Any) -> tuple[int, bool]:
+        self._flags = group
+        mine = self._take_inventory(step, clean, places)
+        rows = messages.all_gather_integers(mine.to_row(), group)
+        found = recovery.plan_recovery([recovery.ShardInventory.from_row(row) for row in rows])
         if found.sources:
             self._reassemble(found, group)
+        elif mine.whole != found.step:
+            self._whole = None
+        elif self._whole is None and self._base is not None:
+            self._whole = self._base[1]
         if step < 0:
             return step, clean
-        return found.step, clean and step == found.step and self._whole is not None
+        return found.step, found.step in mine.find_steps() and self._whole is not None
 
-    def _reassemble(self, found: shards.RecoveryPlan, group: Any) -> None:
+    def _take_inventory(self, step: int, clean: bool, places: Collection[int]) -> recovery.ShardInventory:
+        whole = step if self._whole is not None else -1 if self._base is None else self._base[0]
+        # A part that was taken when a step was partially applied is not of this step.
+        held = [(at, index) for at, indices in self._held.items() if clean or at in places for index in indices]
+        return recovery.ShardInventory(step, clean, whole, *self._cut, tuple(places), tuple(held))
+
+    def _reassemble(self, found: recovery.RecoveryPlan, group: Any) -> None:
         """Send every shard of one step to all ranks."""
-        mine = self._kept.get(found.step, {})
-        inventory = transfer.take_inventory(mine)
-        parts = []
-        for source in found.sources:
+        held = self._held.get(found.step, {})
+        pieces = []
+        for index, source in enumerate(found.sources):
+            mine = held.get(index, {})
             exchange = transfer.Exchange(dist.get_rank(), source, group, self.device, keep=True)
-            received = exchange.run(inventory)
-            parts.append(mine if received is None else received)
-        self._whole = shards.put_together(parts)
-        self._kept = {}
+            received = exchange.run(transfer.take_inventory(mine))
+            pieces.append(mine if received is None else received)
+        self._whole = parts.put_together(pieces)
+        self._held = {}
 
     def state(self) -> dict[str, Any]:
         return self._whole or {"model": None, "optimizer": None}
@@ -140,11 +182,15 @@ class ShardedModelState:
     def load(self, value: dict[str, Any]) -> None:
         self._whole = {"model": value["model"], "optimizer": value["optimizer"]}
 
-    def settle(self) -> None:
-        if self._whole is not None and self._whole["model"] is not None:
+    def settle(self, step: int) -> tuple[int, ...]:
+        has_trained = self._whole is not None and self._whole["model"] is not None
+        if self._whole is not None and has_trained:
             self._fill(self._whole)
         # Otherwise no rank has trained yet: `build` created or loaded the state.
-        self._whole, self._kept, self._filled = None, {}, True
+        is_on = self._copies is not None and self._copies.enter(self._flags)
+        self._base = (step, self._whole) if self._whole is not None and has_trained and is_on else None
+        self._whole, self._held, self._filled = None, {}, True
+        return self._find_places(self._copies)
 
     def _fill(self, whole: dict[str, Any]) -> None:
         model, optimizer = self._present()
@@ -201,6 +247,7 @@ def make_model_state(
     optimizer: torch.optim.Optimizer | None,
     build: Build | None,
     shards: int | None,
+    copy_every: int,
     hooks: StepHooks,
     reduces: bool,
 ) -> ModelState:
@@ -208,7 +255,9 @@ def make_model_state(
     if build is not None and model is None and optimizer is None:
         if shards is not None and shards < 1:
             raise ConfigurationError(f"Session(shards={shards}): shards must be at least 1.")
-        return ShardedModelState(build, hooks, shards)
-    if build is None and shards is None and model is not None and optimizer is not None:
+        if copy_every < 0:
+            raise ConfigurationError(f"Session(copy_every={copy_every}): a number of steps, or 0 for no copies.")
+        return ShardedModelState(build, hooks, shards, ShardCopies(copy_every) if copy_every else None)
+    if build is None and shards is None and not copy_every and model is not None and optimizer is not None:
         return ReplicatedModelState(model, optimizer, hooks, reduces)
-    raise ConfigurationError("Session takes either a model and an optimizer, or build= (with shards=).")
+    raise ConfigurationError("Session takes either a model and an optimizer, or build= (with shards=, copy_every=).")

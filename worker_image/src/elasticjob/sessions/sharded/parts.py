@@ -1,0 +1,105 @@
+"""A rank's part of a sharded model in host memory: taken from it, packed to be sent, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elasticjob.collectives import plaindata, skeletons
+from elasticjob.torchcompat.sharding import DTensor, Replicate, Shard
+
+_LOCAL = "elasticjob.shard"  # the key that marks a shard in the data of a state
+_ALIGNMENT = 64  # bytes
+
+
+def count_shards(world_size: int, shards: int | None) -> int:
+    """The number of shards: the smallest divisor of the world size that is at least `shards`."""
+    least = world_size if shards is None else min(shards, world_size)
+    return next(n for n in range(least, world_size + 1) if world_size % n == 0)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().clone()
+
+
+def take_local(value: Any, take: Callable[[torch.Tensor], torch.Tensor] = _copy) -> Any:
+    """A state with this rank's part of each sharded tensor instead of it: a copy in host memory, or what `take` makes.
+
+    Raises ValueError for a placement that is not supported.
+    """
+    if isinstance(value, DTensor):
+        return {_LOCAL: take(value.to_local()), "dim": _find_dim(value)}
+    if isinstance(value, torch.Tensor):
+        return take(value)
+    if isinstance(value, dict):
+        return {key: take_local(item, take) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([take_local(item, take) for item in value])
+    return value
+
+
+def _find_dim(tensor: Any) -> int:
+    """The sharded dimension; -1 if every rank has the whole tensor."""
+    cuts = [placement for placement in tensor.placements if not isinstance(placement, Replicate)]
+    if not cuts:
+        return -1
+    if len(cuts) > 1 or type(cuts[0]) is not Shard or tensor.placements[-1] is not cuts[0]:
+        raise ValueError(f"a tensor with the placements {tuple(tensor.placements)} cannot be put together")
+    return int(cuts[0].dim)
+
+
+def put_together(parts: Sequence[Any]) -> Any:
+    """The whole state, from the parts of each shard's rank, in shard order."""
+    first = parts[0]
+    if isinstance(first, dict):
+        if _LOCAL in first:
+            locals = [part[_LOCAL] for part in parts]
+            return locals[0] if first["dim"] < 0 else torch.cat(locals, dim=first["dim"])
+        return {key: put_together([part[key] for part in parts]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)([put_together(items) for items in zip(*parts, strict=True)])
+    return first
+
+
+@dataclass
+class Parcel:
+    """A rank's part in one piece of host memory: its plain data, and the bytes of its tensors."""
+
+    text: str
+    data: torch.Tensor  # uint8
+
+    @classmethod
+    def pack(cls, state: Any, buffer: torch.Tensor | None = None) -> Parcel:
+        """Copy the local part of a state, into `buffer` if the size fits. Raises ValueError like `take_local`."""
+        tensors: list[torch.Tensor] = []
+        skeleton = skeletons.split(take_local(state, torch.Tensor.detach), tensors)
+        size = sum(_align(slot.size) for slot in skeletons.find_slots(skeleton))
+        parcel = cls(plaindata.encode(skeleton, "shards"), prepare(size, buffer, any(one.is_cuda for one in tensors)))
+        for view, tensor in zip(parcel._views(skeleton), tensors, strict=True):
+            view.copy_(tensor)
+        return parcel
+
+    def unpack(self) -> Any:
+        """The part, of tensors that share the parcel's memory."""
+        skeleton = plaindata.decode(self.text)
+        return skeletons.join(skeleton, list(self._views(skeleton)))
+
+    def _views(self, skeleton: Any) -> Iterator[torch.Tensor]:
+        start = 0
+        for slot in skeletons.find_slots(skeleton):
+            yield self.data[start : start + slot.size].view(slot.dtype).view(slot.shape)
+            start += _align(slot.size)
+
+
+def prepare(size: int, buffer: torch.Tensor | None, pinned: bool = False) -> torch.Tensor:
+    """Host memory of so many bytes: `buffer` if it has the size."""
+    if buffer is not None and buffer.numel() == size:
+        return buffer
+    return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+
+
+def _align(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
