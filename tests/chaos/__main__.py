@@ -38,7 +38,7 @@ from model.replay import compare
 from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "health", "fuzz", "soak")
-SUITES = ("model", "mutants", "sessions", "curve", "memory", "tenants", *ON_CLUSTER)
+SUITES = ("model", "mutants", "sessions", "sharded", "curve", "memory", "tenants", *ON_CLUSTER)
 BY_NAME = ("lightning",)  # run only if they are named: they need the environment of `make frameworks`
 
 
@@ -138,6 +138,8 @@ def main() -> int:
         reports = [run_model(args.seed)] if "model" in suites else []
         reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
         reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
+        if "sharded" in suites:
+            reports.append(sessions.run(args.seed, args.session_histories, 6, directory, sessions.SHARDED))
         if "lightning" in suites:
             reports.append(sessions.run(args.seed, args.session_histories, 6, directory, sessions.LIGHTNING))
         if "curve" in suites:

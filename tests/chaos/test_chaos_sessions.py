@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from chaos.sessions import check, make_schedule, run_trial
+from chaos.sessions import PLAIN, SHARDED, Program, check, make_schedule, run_trial
+from torch_features import needs_fsdp_on_cpu
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("seed", [136])
-def test_any_schedule_keeps_the_state(seed: int, tmp_path: Path) -> None:
-    faults, wrong = run_trial(seed, 4, tmp_path)
+@pytest.mark.parametrize(("program", "seed"), [(PLAIN, 136), pytest.param(SHARDED, 3, marks=needs_fsdp_on_cpu)])
+def test_any_schedule_keeps_the_state(program: Program, seed: int, tmp_path: Path) -> None:
+    faults, wrong = run_trial(seed, 4, tmp_path, program=program)
     assert not wrong, "\n".join(wrong)
     assert faults == 4
 
@@ -42,6 +43,7 @@ GOOD = [step(1, 0, 0), step(1, 0, 1), step(1, 1, 0), step(2, 1, 0), step(2, 1, 1
         ([step(3, 4, 0)], "1 steps are missing"),
         ([step(2, 2, 0)], "made the steps"),
         ([step(2, 3, 0, used=[0, 48])], "is at sample"),
+        ([{name: value for name, value in step(2, 3, 0).items() if name != "hash"}], None),
     ],
 )
 def test_the_checker_sees(more: list[dict[str, Any]], problem: str | None) -> None:

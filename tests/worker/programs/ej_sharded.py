@@ -113,12 +113,14 @@ def main() -> None:
                         "world": run.world_size,
                         "generation": run.generation,
                         "pid": os.getpid(),
+                        "used": None,
                         "mesh": [*run.model.state_dict()["0.weight"].device_mesh.shape],
                     }
                     line |= describe_parameters(run.model)  # which a loss may break: the step is done all the same
                     if made % 10 == 0:
                         checkpoints[0].save(made)
             if run.committed > before:
+                line["used"] = [sampler.epoch, sampler.used]
                 os.write(descriptor, (json.dumps(line) + "\n").encode())
             time.sleep(args.step_seconds)
     run.close()
