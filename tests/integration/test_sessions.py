@@ -114,3 +114,10 @@ def test_survivors_keep_their_processes(jobs: Jobs, cluster: Cluster) -> None:
     last = max(step["step"] for step in steps if step["generation"] == three["generation"])
     assert steps[-1]["step"] > last, "training went on"
     assert again["restarts"]["total"] == 0
+
+    def has_told() -> bool:
+        worlds = {world["generation"]: world for world in jobs.status("digits-session")["timeline"]}
+        told = worlds[again["rendezvous"]["generation"]]
+        return bool(told.get("stateBytes", 0) > 1000 and 0 < told["stateSeconds"] < told["lostSeconds"])
+
+    wait_for(has_told, "what the newcomer received is in the timeline", timeout=60)

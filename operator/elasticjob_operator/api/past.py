@@ -47,6 +47,12 @@ class WorldStatus(StatusModel):
     lost_seconds: float | None = Field(
         default=None, description="Seconds without a step before it trained; absent if it never did."
     )
+    state_bytes: int | None = Field(
+        default=None,
+        description="The most bytes of training state that one rank of a session received from others when the world"
+        " was entered. Reported by scripts that call elasticjob.report.",
+    )
+    state_seconds: float | None = Field(default=None, description="Seconds that this transfer took, of the lost ones.")
 
 
 class Measured(StrEnum):

@@ -156,6 +156,8 @@ class Progress(_Wire):
     batch_size: Count | None = None  # samples of a step of the optimizer, if the script lets the batch grow; then also:
     batch_seconds: float | None = Field(default=None, ge=0)  # of a step of the optimizer
     noise_scale: float | None = Field(default=None, ge=0)  # the batch, in samples, whose gradient is noise by half
+    state_bytes: Count | None = None  # the most that one rank of a session received when this world was entered
+    state_seconds: float | None = Field(default=None, ge=0, le=2**31)  # what that took
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
 
 

@@ -50,6 +50,8 @@ class Reported:
     step_seconds: float | None = None  # of that generation
     checkpoint_seconds: float | None = None  # that its steps waited for saves, since its processes started
     stalled_seconds: float = 0.0  # without a step before the world was found to hang
+    state_bytes: int | None = None  # the most that one rank received when the present generation was entered
+    state_seconds: float | None = None
 
 
 def watch(
@@ -85,6 +87,10 @@ def watch(
     saved = reported.checkpoint_seconds
     if saved is not None and saved != before.checkpoint_seconds:
         found.append(Record(Kind.SAVED, now, formed, cause, seconds=saved))
+    if reported.state_bytes:
+        found.append(
+            Record(Kind.RECEIVED, now, formed, cause, seconds=reported.state_seconds, count=reported.state_bytes)
+        )
     return tuple(found)
 
 
@@ -124,6 +130,8 @@ def reduce(before: Account, record: Record) -> Account:
             return _book_break(before, record)
         case Kind.SAVED:
             return _book_saved(before, record)
+        case Kind.RECEIVED:
+            return replace(before, worlds=worlds.add_transfer(before.worlds, record))
         case Kind.EMPTIED:
             return replace(before, goodput=revise(goodput, since=None))
         case _:

@@ -14,6 +14,7 @@ class Kind(StrEnum):
     TRAINS = "Trains"  # it is training, as far as that is measured
     BROKE = "Broke"  # it no longer trains
     SAVED = "Saved"  # its steps have waited for checkpoints
+    RECEIVED = "Received"  # its ranks have given each other the state that some lacked
     EMPTIED = "Emptied"  # no pod is left, and time stops counting
     FAILED = "Failed"  # a failure was charged to the budget
     FORGIVEN = "Forgiven"  # a failure that was not charged
@@ -35,9 +36,9 @@ class Record:
     ranks: tuple[int, ...] = ()
     size: int = 0  # pods of the world
     before: int = 0  # pods of the world before it, or 0
-    seconds: float | None = None  # of a recovery, without a step before a world broke, or waited for saves so far
+    seconds: float | None = None  # of a recovery or transfer, without a step before a world broke, or waited for saves
     who: str = ""  # whom the cause of a world is about
     step: int | None = None  # the first one of a world, or the last one before it broke
     step_seconds: float | None = None
-    count: int = 1  # how many such things happened
+    count: int = 1  # how many such things happened, or bytes
     message: str = ""

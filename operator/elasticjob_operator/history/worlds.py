@@ -66,3 +66,11 @@ def add_loss(worlds: Sequence[api.WorldStatus], generation: int, seconds: float)
         revise(w, lost_seconds=round((w.lost_seconds or 0.0) + seconds, 3)) if w.generation == generation else w
         for w in worlds
     )
+
+
+def add_transfer(worlds: Sequence[api.WorldStatus], record: Record) -> tuple[api.WorldStatus, ...]:
+    """The timeline with the state that was sent when this world was entered."""
+    return tuple(
+        revise(w, state_bytes=record.count, state_seconds=record.seconds) if w.generation == record.generation else w
+        for w in worlds
+    )

@@ -77,6 +77,8 @@ class GoodputFields(TypedDict, total=False):
 
 class WorldFields(TypedDict, total=False):
     lost_seconds: float | None
+    state_bytes: int | None
+    state_seconds: float | None
 
 
 class StragglerFields(TypedDict, total=False):

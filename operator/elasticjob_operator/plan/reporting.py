@@ -63,7 +63,7 @@ def is_training(decision: Decision) -> bool:
 def read_reports(
     agents: Iterable[Agent], before: api.GoodputStatus, generation: int, *, saves: bool = True
 ) -> goodput.Reported:
-    """What the members reported about their steps. `saves`: also how long these waited for checkpoints."""
+    """What the members reported about their steps. `saves`: also what causes no write of its own."""
     found = list(agents)
     reports = [a.progress for a in found if a.progress is not None and a.progress.step is not None]
     now = [p.step for p in reports if p.generation == generation and p.step is not None]
@@ -71,12 +71,16 @@ def read_reports(
     failures = (a.state.failure for a in found if a.state.failure is not None)
     stalled = [f.stalled_seconds or 0.0 for f in failures if f.generation == generation]
     waited = [p.checkpoint_seconds for p in reports if p.checkpoint_seconds is not None]
+    sent = [(p.state_bytes, p.state_seconds or 0.0) for p in reports if p.state_bytes and p.generation == generation]
+    state_bytes, state_seconds = max(sent) if sent and saves else (None, None)
     return goodput.Reported(
         first_step=min(now, default=None),
         last_step=max((p.step for p in last if p.step is not None), default=None),
         step_seconds=max((p.step_seconds for p in last if p.step_seconds is not None), default=None),
         checkpoint_seconds=round(max(waited), 3) if waited and saves else None,
         stalled_seconds=max(stalled, default=0.0),
+        state_bytes=state_bytes,
+        state_seconds=state_seconds,
     )
 
 

@@ -199,3 +199,14 @@ def test_the_categories_add_up_to_the_wall_clock(
     )
     assert trained + lost == pytest.approx(0 if started is None else now - started, abs=0.1)
     assert min(trained, lost, *losses, 0) == 0
+
+
+def test_the_timeline_has_what_the_ranks_of_a_world_received() -> None:
+    worlds = [api.WorldStatus(generation=1), api.WorldStatus(generation=2, lost_seconds=0.4)]
+    before = api.Status(timeline=worlds)
+    reported = Reported(5, state_bytes=1000, state_seconds=0.2)
+    happened = goodput.watch(before.goodput, running=True, formed=2, now=NOW, reported=reported)
+    after = goodput.update(before, happened)
+    assert [(one.state_bytes, one.state_seconds) for one in after.timeline] == [(None, None), (1000, 0.2)]
+    assert after.timeline[1].lost_seconds == 0.4
+    assert goodput.update(after, happened).timeline == after.timeline

@@ -23,7 +23,12 @@ from worker.gang_helper import clean_environment
 def agent() -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
     """The agent's end of the channel: its path and what it hears."""
     heard: queue.Queue[dict[str, Any]] = queue.Queue()
-    server = control.Server(lambda peer, message: heard.put(message or {"type": "hung up"}))
+
+    def hear(peer: control.Peer, message: dict[str, Any] | None) -> None:
+        if message is not None or peer.wants:  # an agent that starts elsewhere connects to see whether this one lives
+            heard.put(message or {"type": "hung up"})
+
+    server = control.Server(hear)
     yield str(server.path), heard
     server.close()
 

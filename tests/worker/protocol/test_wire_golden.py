@@ -64,6 +64,8 @@ PROGRESS = wire.Progress(
     batch_size=128,
     batch_seconds=0.3,
     noise_scale=512.5,
+    state_bytes=100 << 20,
+    state_seconds=0.21,
     metrics={"loss": 0.5},
 )
 SAID = {

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -79,15 +79,18 @@ def build_message(
     metrics: Mapping[str, float],
     checkpoint_seconds: float = 0.0,
     own_seconds: float | None = None,
-    batch: Mapping[str, float] | None = None,
+    more: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The message to the agent, without numbers that JSON cannot represent. `batch`: what `BatchTimes` says."""
+    """The message to the agent, without numbers that JSON cannot represent.
+
+    `more`: what `BatchTimes` and `StateTransfer` say.
+    """
     saved = {"checkpointSeconds": round(checkpoint_seconds, 3)} if checkpoint_seconds else {}
     own = {"ownSeconds": float(f"{own_seconds:.4g}")} if own_seconds else {}
     return {
         **saved,
         **own,
-        **(batch or {}),
+        **(more or {}),
         "type": "progress",
         "rank": rank,
         "step": step,
@@ -117,6 +120,28 @@ class Waiting(contextlib.ContextDecorator):
 
 
 saving = Waiting()  # for checkpoints
+
+
+class StateTransfer:
+    """What it took to give the ranks of a session the state that they share, when they entered their world."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0  # that one rank has received from others
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def measure(self) -> Iterator[None]:
+        """A world is entered in this block."""
+        self.most_bytes, began = 0, time.monotonic()
+        yield
+        self.seconds = time.monotonic() - began
+
+    def as_message(self) -> dict[str, float]:
+        """What the agent is to know; nothing if no rank lacked anything."""
+        return {"stateBytes": self.most_bytes, "stateSeconds": round(self.seconds, 4)} if self.most_bytes else {}
+
+
+transfer = StateTransfer()  # of the session of this process
 
 
 class Growth(Protocol):
@@ -201,8 +226,8 @@ class Reporter:
         metrics = {name: float(value) for name, value in raw.items()}  # the only place that synchronises with the GPU
         if self._client is not None and now >= self._next_send:
             own = None if self._samples is None else self._samples.median(now)
-            waited, batch = saving.seconds, batches.as_message()
-            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited, own, batch))
+            waited, more = saving.seconds, batches.as_message() | transfer.as_message()
+            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited, own, more))
             self._next_send = now + INTERVAL
             self._latest = None if self._terminal is None else self._latest
         elif self._client is None:

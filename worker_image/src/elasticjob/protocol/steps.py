@@ -74,6 +74,8 @@ def read_progress(message: Mapping[str, Any], generation: int, slowest: tuple[in
         batch_size=_count(message.get("batchSize")) or None,
         batch_seconds=_number(message.get("batchSeconds")),
         noise_scale=_number(message.get("noiseScale")),
+        state_bytes=_count(message.get("stateBytes")) or None,
+        state_seconds=_number(message.get("stateSeconds")),
         metrics={
             str(name)[:253]: float(value)
             for name, value in (metrics.items() if isinstance(metrics, dict) else ())

@@ -177,6 +177,8 @@ class Progress:
     batch_size: int | None = None  # samples of a step of the optimizer, if the script lets the batch grow; then also:
     batch_seconds: float | None = None  # of a step of the optimizer
     noise_scale: float | None = None  # in samples: the batch in whose gradient the noise is as strong as the signal
+    state_bytes: int | None = None  # the most that one rank of a session received when this world was entered
+    state_seconds: float | None = None  # what that took
     metrics: dict[str, float] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
@@ -192,6 +194,8 @@ class Progress:
             batchSize=self.batch_size,
             batchSeconds=self.batch_seconds,
             noiseScale=self.noise_scale,
+            stateBytes=self.state_bytes,
+            stateSeconds=self.state_seconds,
             metrics=dict(list(self.metrics.items())[:32]),
         )
 

@@ -8,6 +8,7 @@ second copy of the model.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob.channel import progress
 from elasticjob.collectives import messages, plaindata, skeletons
 
 
@@ -69,9 +71,9 @@ class Exchange:
 
     def run(self, mine: Inventory) -> dict[str, Any] | None:
         """The source's state, on every rank but the source (None there). Sends only what some rank lacks."""
-        rows = [(name, section.text, section.digests) for name, section in mine.items()]
-        rows = messages.broadcast_json(rows, self.source, self.flags)
-        theirs = {name: Section(plaindata.decode(text), text, [], digests) for name, text, digests in rows}
+        told = [(name, section.text, section.digests) for name, section in mine.items()]
+        told = messages.broadcast_json(told, self.source, self.flags)
+        theirs = {name: Section(plaindata.decode(text), text, [], digests) for name, text, digests in told}
         parcels: list[_Parcel] = []
         lacks: list[int] = []
         received = {}
@@ -81,7 +83,10 @@ class Exchange:
             lacks += find_lacks(mine.get(name), section)
             received[name] = (section.skeleton, tensors)
         if parcels:
-            self._send(parcels, messages.all_gather_integers(lacks, self.flags))
+            rows = messages.all_gather_integers(lacks, self.flags)
+            self._send(parcels, rows)
+            sizes = [parcel.size for parcel in parcels]
+            progress.transfer.most_bytes += max(sum(itertools.compress(sizes, row)) for row in rows)
         if self.rank == self.source:
             return None
         return {name: skeletons.join(skeleton, tensors) for name, (skeleton, tensors) in received.items()}

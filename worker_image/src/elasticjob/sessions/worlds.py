@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from elasticjob.channel import control, place
+from elasticjob.channel import control, place, progress
 from elasticjob.channel.place import Place
 from elasticjob.collectives import messages
 from elasticjob.env import GENERATION
@@ -207,7 +207,8 @@ class Worlds:
         """Enter this world with the shared state; False if the world was lost meanwhile."""
         try:
             self._enter(called)
-            self._memory.agree(self.groups.flags)
+            with progress.transfer.measure():
+                self._memory.agree(self.groups.flags)
             with self.groups.owning():  # a Checkpointer's groups, for example
                 self._on_world()
         except StateLostError as lost:
