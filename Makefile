@@ -11,7 +11,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench first-minutes torch-matrix frameworks clean
+.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench first-minutes torch-matrix frameworks frameworks-short clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -130,6 +130,11 @@ $(FRAMEWORKS)/.made: tests/frameworks/requirements.txt tests/frameworks/constrai
 
 frameworks: setup $(FRAMEWORKS)/.made ## Training stacks through every change: transformers, Lightning, DeepSpeed, JAX and others.
 	@$(PY) -m pytest tests/frameworks -q -rA $(PYTEST_ARGS)
+
+# What CI runs of it: each stack once, as we recommend to use it.
+SHORT := transformers-adapter or accelerate-adapter or lightning-session or random_changes[0] or deepspeed-zero-2 or fsdp2 or jax
+frameworks-short: setup $(FRAMEWORKS)/.made ## The same in minutes: each stack once.
+	@$(PY) -m pytest tests/frameworks -q -rA -k "$(SHORT)" $(PYTEST_ARGS)
 
 clean: ## Remove the environment and everything that was made here.
 	@rm -rf $(VENV) .work dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
