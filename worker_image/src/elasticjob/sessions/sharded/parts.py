@@ -78,16 +78,17 @@ class Parcel:
         skeleton = skeletons.split(take_local(state, torch.Tensor.detach), tensors)
         size = sum(_align(slot.size) for slot in skeletons.find_slots(skeleton))
         parcel = cls(plaindata.encode(skeleton, "shards"), prepare(size, buffer, any(one.is_cuda for one in tensors)))
-        for view, tensor in zip(parcel._views(skeleton), tensors, strict=True):
-            view.copy_(tensor)
+        for piece, tensor in zip(parcel.view(skeleton), tensors, strict=True):
+            piece.copy_(tensor)
         return parcel
 
     def unpack(self) -> Any:
         """The part, of tensors that share the parcel's memory."""
         skeleton = plaindata.decode(self.text)
-        return skeletons.join(skeleton, list(self._views(skeleton)))
+        return skeletons.join(skeleton, list(self.view(skeleton)))
 
-    def _views(self, skeleton: Any) -> Iterator[torch.Tensor]:
+    def view(self, skeleton: Any) -> Iterator[torch.Tensor]:
+        """The pieces of the memory as tensors, one for each slot of the skeleton."""
         start = 0
         for slot in skeletons.find_slots(skeleton):
             yield self.data[start : start + slot.size].view(slot.dtype).view(slot.shape)
