@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -163,6 +164,22 @@ def test_a_tensor_without_a_count_of_changes_can_be_sent() -> None:
 def test_a_torch_without_its_compiler_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, forking._COMPILER, None)  # an import of it raises ImportError
     forking.import_compiler()
+
+
+@pytest.mark.parametrize(("binding", "kept"), [("nanobind", 0), ("pybind11_builtins", 1)])
+def test_what_was_inherited_is_freed_only_if_a_library_counts_it(
+    monkeypatch: pytest.MonkeyPatch, binding: str, kept: int
+) -> None:
+    metaclass = type("nb_type_0", (type,), {"__module__": binding})
+    library = types.ModuleType("triton._C.libtriton.ir")
+    vars(library)["location"] = metaclass("location", (), {})
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    gc.freeze()
+    try:
+        forking.thaw_what_is_counted()
+        assert min(gc.get_freeze_count(), 1) == kept
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize(("devices", "lost"), [(0, False), (1, True)])

@@ -11,6 +11,7 @@ Import no module here that needs torch: torch must be imported at a chosen time 
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import io
 import json
@@ -152,6 +153,7 @@ def _take_over(order: Order) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # otherwise all workers would draw the same numbers
     frameworks.mend_ranks()
+    atexit.register(forking.thaw_what_is_counted)
     with socket.socket(fileno=order.answer) as answer:
         answer.sendall(b"%d\n" % os.getpid())
         if answer.recv(1) != GO:

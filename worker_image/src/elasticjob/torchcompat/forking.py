@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
+import sys
 from typing import Any
 
 from elasticjob.torchcompat import probe
@@ -18,6 +20,17 @@ def import_compiler() -> None:
     """Import what the first optimizer of a process imports anyway, which takes about a second."""
     with contextlib.suppress(ImportError):
         importlib.import_module(_COMPILER)
+
+
+def thaw_what_is_counted() -> None:
+    """Let the garbage collector free what this process inherited, if a library prints what is left at its end.
+
+    Triton 3.9, which torch 2.15 uses, prints all of its functions that are not freed. To free everything takes more than
+    a second, so a process without such a library leaves it to the kernel.
+    """
+    kinds = vars(sys.modules.get("triton._C.libtriton.ir", object)).values()
+    if any(type(kind).__module__ == "nanobind" for kind in kinds):
+        gc.unfreeze()
 
 
 def has_lost_devices() -> bool:
