@@ -25,8 +25,8 @@ def import_compiler() -> None:
 def thaw_what_is_counted() -> None:
     """Let the garbage collector free what this process inherited, if a library prints what is left at its end.
 
-    Triton 3.9, which torch 2.15 uses, prints all of its functions that are not freed. To free everything takes more than
-    a second, so a process without such a library leaves it to the kernel.
+    Triton 3.9, which torch 2.15 uses, prints all of its functions that are not freed. To free everything takes more
+    than a second, so a process without such a library leaves it to the kernel.
     """
     kinds = vars(sys.modules.get("triton._C.libtriton.ir", object)).values()
     if any(type(kind).__module__ == "nanobind" for kind in kinds):
