@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
+
+from worker import warm_pods
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = ROOT / "worker_image" / "examples" / "steps.py"
@@ -25,7 +27,7 @@ BIN = Path(sys.executable).parent
 
 
 class Pod:
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes] | warm_pods.WarmProcess, log: Path) -> None:
         self.name = name
         self.process = process
         self.log_file = log
@@ -75,11 +77,12 @@ class Pod:
 
 
 class Pods:
-    """Starts pods and ends them all."""
+    """Starts pods and ends them all. `warm` forks them from a process that has made their imports already."""
 
-    def __init__(self, folder: Path, hub_url: str | None, subnet: int | None = None) -> None:
+    def __init__(self, folder: Path, hub_url: str | None, subnet: int | None = None, warm: bool = True) -> None:
         self.folder = folder
         self.hub_url = hub_url
+        self.warm = warm
         self.pods: dict[str, Pod] = {}
         self._numbers = itertools.count(2)
         # A subnet of one's own, so that tests that run side by side do not meet.
@@ -132,18 +135,25 @@ class Pods:
                 environment[key] = value
         log = self.folder / f"{name}-{len(self.pods)}.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [str(BIN / launcher), *command],
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                cwd=self.folder,
-                start_new_session=True,
-            )
+            process = self._start([str(BIN / launcher), *command], environment, env or {}, output)
         pod = Pod(name, process, log)
         self.pods[f"{name}/{process.pid}"] = pod
         return pod
+
+    def _start(
+        self, command: list[str], env: dict[str, str], given: Mapping[str, str | None], output: IO[bytes]
+    ) -> subprocess.Popen[bytes] | warm_pods.WarmProcess:
+        if self.warm and warm_pods.is_possible(given):
+            return warm_pods.shared().start(command, env, self.folder, output)
+        return subprocess.Popen(
+            command,
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=self.folder,
+            start_new_session=True,
+        )
 
 
 class Steps:

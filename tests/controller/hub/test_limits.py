@@ -383,7 +383,7 @@ def big_world(generation: int) -> wire.World:
 
 
 async def test_an_agent_that_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
-    settings = replace(FAST, slow_seconds=1.0, timeout_min=30.0, max_buffer_bytes=64 * 1024)
+    settings = replace(FAST, slow_seconds=1.0, timeout_min=5.0, max_buffer_bytes=64 * 1024)
     async with running_hub(settings) as running, seated(running, "digits-worker-1") as calm:
         with DeafAgent(running.port) as deaf:
             await deaf.connect("digits/digits-worker-0")
