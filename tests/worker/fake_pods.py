@@ -144,7 +144,7 @@ class Pods:
         self, command: list[str], env: dict[str, str], given: Mapping[str, str | None], output: IO[bytes]
     ) -> subprocess.Popen[bytes] | warm_pods.WarmProcess:
         if self.warm and warm_pods.is_possible(given):
-            return warm_pods.shared().start(command, env, self.folder, output)
+            return warm_pods.shared().start(command, env, self.folder, output, output)
         return subprocess.Popen(
             command,
             env=env,

@@ -16,7 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from worker import warm_pods
 
 PROGRAMS = Path(__file__).parent / "programs"
 REPOSITORY = Path(__file__).parents[2]
@@ -79,17 +81,16 @@ def run_gang(
     ) | dict(env or {})
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
-        processes = []
+        processes: list[subprocess.Popen[bytes] | warm_pods.WarmProcess] = []
         try:
             for rank in range(size):
                 with Path(folder, f"{rank}.out").open("wb") as out, Path(folder, f"{rank}.err").open("wb") as err:
                     processes.append(
-                        subprocess.Popen(
-                            [sys.executable, str(script), *arguments],
-                            env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                            stdout=out,
-                            stderr=err,
-                            start_new_session=True,
+                        _start(
+                            [str(script), *arguments],
+                            base | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                            env or {},
+                            (out, err),
                         )
                     )
             for process in processes:
@@ -105,7 +106,7 @@ def run_gang(
         members = [
             Member(
                 rank,
-                process.returncode,
+                process.wait(),
                 Path(folder, f"{rank}.out").read_text(),
                 Path(folder, f"{rank}.err").read_text(),
             )
@@ -115,3 +116,13 @@ def run_gang(
         if member.rank not in may_die:
             assert member.exit_code == 0, f"rank {member.rank}: {member.exit_code}\n{member.stderr[-3000:]}"
     return members
+
+
+def _start(
+    command: list[str], env: dict[str, str], given: Mapping[str, str], files: tuple[IO[bytes], IO[bytes]]
+) -> subprocess.Popen[bytes] | warm_pods.WarmProcess:
+    if warm_pods.is_possible(given):
+        return warm_pods.shared().start(command, env, Path.cwd(), *files)
+    return subprocess.Popen(
+        [sys.executable, *command], env=env, stdout=files[0], stderr=files[1], start_new_session=True
+    )

@@ -1,8 +1,8 @@
-"""Starts the agents of local pods from a process that has imported what they import.
+"""Starts the agents of local pods, and the ranks of small worlds, from a process that has imported what they import.
 
-A new interpreter takes two to three seconds of processor time until its agent runs, and most tests start several. They
-are forked instead: each as a session of its own, with its own files, folder, arguments and environment, as if it was
-executed. Tests of the start itself, or with variables that are read by an import, start a new interpreter.
+A new interpreter takes two to three seconds of processor time to import torch, and most tests start several. They are
+forked instead: each as a session of its own, with its own files, folder, arguments and environment, as if it was
+executed. Pods with variables that are read by an import start a new interpreter.
 
 Run as a program, this module is that process. It ends when its channel is closed.
 """
@@ -75,12 +75,14 @@ class WarmStart:
             )
         atexit.register(self.close)
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, output: IO[bytes]) -> WarmProcess:
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, output: IO[bytes], errors: IO[bytes]
+    ) -> WarmProcess:
         """Start a Python script with its arguments."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = json.dumps({"command": list(command), "env": dict(env), "cwd": str(cwd)}).encode()
         with theirs:
-            socket.send_fds(self._channel, [order], [output.fileno(), theirs.fileno()])
+            socket.send_fds(self._channel, [order], [output.fileno(), errors.fileno(), theirs.fileno()])
         return WarmProcess(int(ours.recv(32)), ours)
 
     def close(self) -> None:
@@ -89,7 +91,7 @@ class WarmStart:
 
 
 def is_possible(env: Mapping[str, str | None]) -> bool:
-    """Whether a process with these variables may be forked: none of them is read by what is imported already."""
+    """Whether a process with these variables of its own may be forked: no import reads them."""
     return not any(name.startswith(_READ_BY_IMPORTS) for name in env)
 
 
@@ -120,7 +122,7 @@ def serve(channel: socket.socket) -> None:
                 answer.sendall(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                 answer.close()
                 continue
-            text, (output, answer_file) = _receive(channel)
+            text, (output, errors, answer_file) = _receive(channel)
             if not text:
                 return
             answer = socket.socket(fileno=answer_file)
@@ -130,36 +132,37 @@ def serve(channel: socket.socket) -> None:
                     inherited.close()
                 for inherited_file in running:
                     os.close(inherited_file)
-                _become(json.loads(text), output)
+                _become(json.loads(text), output, errors)
             os.close(output)
+            os.close(errors)
             answer.sendall(b"%d" % pid)
             running[os.pidfd_open(pid)] = pid, answer
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, array.array[int]]:
-    files = array.array("i", [-1, -1])
-    text, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, socket.CMSG_SPACE(2 * files.itemsize))
+    files = array.array("i", [-1, -1, -1])
+    text, ancillary, _, _ = channel.recvmsg(_MAX_ORDER, socket.CMSG_SPACE(3 * files.itemsize))
     for _, _, data in ancillary:
         files = array.array("i", data)
     return text, files
 
 
-def _become(order: dict[str, object], output: int) -> None:
+def _become(order: dict[str, object], output: int, errors: int) -> None:
     """Run the script in this process, as its main module, and end with its exit code."""
     command, env = order["command"], order["env"]
     assert isinstance(command, list)
     assert isinstance(env, dict)
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for given, standard in ((nothing, 0), (output, 1), (output, 2)):
+    for given, standard in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(given, standard)
-    os.close(nothing)
-    os.close(output)
+        os.close(given)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(str(order["cwd"]))
     sys.argv = command
-    sys.path[0] = str(Path(command[0]).parent)
+    places = [str(Path(command[0]).parent), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:1] = dict.fromkeys(places)
     sys.stdout.reconfigure(line_buffering=False)  # type: ignore[union-attr]
     runpy.run_path(command[0], run_name="__main__")
     sys.exit(0)

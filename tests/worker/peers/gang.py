@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from elasticjob import env
+from elasticjob.peers import directory, keeper
 from elasticjob.peers.directory import Workers
 from elasticjob.peers.entering import Place
 from elasticjob.peers.keeper import Keeper
@@ -112,6 +115,11 @@ class Gang:
 
 
 def make(folder: Path) -> Iterator[Gang]:
-    gang = Gang(folder)
-    yield gang
-    gang.close()
+    """Pods that wait for less than those of a cluster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(directory, "QUIET", 0.4)
+        patch.setattr(keeper, "_LOOK_SECONDS", 0.1)
+        patch.setattr(keeper, "_REPORT_SECONDS", 0.3)
+        gang = Gang(folder)
+        yield gang
+        gang.close()
