@@ -2,8 +2,9 @@
 
 SHELL := /bin/bash
 PYTHON ?= python3
-# Test processes: one a core, at most four. Each has a control plane of its own.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
+# Test processes: one more than cores, because many tests wait, at most four. Each has a control plane of its own.
+CORES := $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
+WORKERS ?= $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 4)))
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -99,7 +100,7 @@ dist: setup ## Build what a release has into dist/: wheels, sdists, chart, manif
 	@$(PY) scripts/dist.py checksums
 
 chaos-short: setup ## Fault injection, the short form: a few minutes.
-	@$(PY) -m pytest tests/chaos tests/model -m chaos -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/chaos tests/model -m chaos -n $(CORES) --dist loadfile $(PYTEST_ARGS)
 
 mutants: setup ## Random small mistakes in the source: do the tests notice? SEED=n COUNT=k ONLY=path TESTS=folders
 	@$(PY) -m scripts.mutants --seed $(or $(SEED),1) --count $(or $(COUNT),20) $(if $(ONLY),--only $(ONLY)) $(if $(TESTS),--tests $(TESTS))

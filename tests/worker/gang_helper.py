@@ -44,6 +44,11 @@ class Member:
         return found
 
 
+def lines_of(stdout: str) -> list[str]:
+    """What the program printed, without gloo: that of torch 2.9 prints how many ranks it is connected to."""
+    return [line for line in stdout.splitlines() if not line.startswith("[Gloo]")]
+
+
 def clean_environment(**extra: str) -> dict[str, str]:
     """This process's environment without a launcher's variables."""
     prefixes = ("ELASTICJOB_", "PET_", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")

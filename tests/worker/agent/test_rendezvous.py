@@ -126,10 +126,10 @@ def test_training_goes_on_while_a_token_has_expired(hub: FakeHub, pods: Pods, st
     members = [pods.start(f"pod-{i}", *command(steps)) for i in range(2)]
     world = hub.wait_for_world(2)
     steps.wait_for_world(2, world.generation)
+    for i in range(2):  # before the hub goes, so that no agent tries again with what it has read already
+        (pods.folder / f"pod-{i}.token").write_text("expired\n")
     hub.close()
     hub.reconnect_grace = 60.0  # the agents try more and more seldom, until their tokens are renewed below
-    for i in range(2):
-        (pods.folder / f"pod-{i}.token").write_text("expired\n")
     hub.start()
     steps.wait(lambda _: all("does not accept the token" in member.log for member in members))
     before = len(steps.read())

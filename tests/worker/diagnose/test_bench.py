@@ -11,7 +11,7 @@ import pytest
 
 from elasticjob.diagnose import bench
 from elasticjob.errors import ConfigurationError
-from worker.gang_helper import clean_environment
+from worker.gang_helper import clean_environment, lines_of
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_run_with_a_plot(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elasticjob", "bench", "--sizes=4K,64K", "--seconds=0.01", f"--plot={picture}"]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = [json.loads(line) for line in lines_of(done.stdout)]
     assert {row["operation"] for row in rows} >= {"all_reduce", "all_gather", "broadcast", "send_recv"}
     assert {row["bytes"] for row in rows} == {4096, 65536}
     for row in rows:

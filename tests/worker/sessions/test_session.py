@@ -18,7 +18,7 @@ from elasticjob.channel.place import Place
 from elasticjob.sessions.process_groups import ProcessGroups, is_world_failure
 from worker.fake_hub import FakeHub, World
 from worker.fake_pods import STEPS, Pod, Pods, Steps
-from worker.gang_helper import clean_environment
+from worker.gang_helper import clean_environment, lines_of
 
 pytestmark = pytest.mark.timeout(300)
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_session.py")
@@ -360,7 +360,7 @@ for generation, size in ((1, 2), (2, 1)):
     done = subprocess.run(
         [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=90, check=True
     )
-    assert done.stdout.splitlines() == ["failed", "entered 0"], done.stderr
+    assert lines_of(done.stdout) == ["failed", "entered 0"], done.stderr
 
 
 def test_models_that_a_session_cannot_carry_are_refused() -> None:
@@ -386,7 +386,7 @@ dist.destroy_process_group()
     done = subprocess.run(
         [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=90, check=True
     )
-    sharded, wrapped = done.stdout.splitlines()
+    sharded, wrapped = lines_of(done.stdout)
     assert "cannot keep a sharded model: 'weight' is a DTensor" in sharded
     assert "Session(build=...)" in sharded
     assert "Give it the plain module" in wrapped
