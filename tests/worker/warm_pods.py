@@ -91,8 +91,11 @@ class WarmStart:
 
 
 def is_possible(env: Mapping[str, str | None]) -> bool:
-    """Whether a process with these variables of its own may be forked: no import reads them."""
-    return not any(name.startswith(_READ_BY_IMPORTS) for name in env)
+    """Whether a process with these variables of its own may be forked: no import reads them.
+
+    Never where coverage is measured, which begins with an interpreter.
+    """
+    return "COVERAGE_PROCESS_START" not in os.environ and not any(name.startswith(_READ_BY_IMPORTS) for name in env)
 
 
 _shared: list[WarmStart] = []
