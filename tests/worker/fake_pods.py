@@ -143,7 +143,8 @@ class Pods:
     def _start(
         self, command: list[str], env: dict[str, str], given: Mapping[str, str | None], output: IO[bytes]
     ) -> subprocess.Popen[bytes] | warm_pods.WarmProcess:
-        if self.warm and warm_pods.is_possible(given):
+        ours = Path(command[0]).parent == BIN  # a script of another environment needs that one's interpreter
+        if self.warm and ours and warm_pods.is_possible(given):
             return warm_pods.shared().start(command, env, self.folder, output, output)
         return subprocess.Popen(
             command,
