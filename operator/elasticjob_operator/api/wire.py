@@ -121,6 +121,8 @@ class AgentState(_Wire):
     quiet: Count = 0  # the generation in which its workers neither compute nor communicate, for longer than ever
     checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints
     preflight: Preflight | None = None  # of a job with health.preflight: Network
+    # With `ready`: the shards of a model that its workers have in memory, if other members lack them.
+    shards: Annotated[tuple[Count, ...], Field(max_length=2048)] = ()
 
 
 class Hello(_Wire):

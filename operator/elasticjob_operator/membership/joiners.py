@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 from elasticjob_operator.api.wire import AgentPhase
@@ -24,12 +26,30 @@ def find_joiners(situation: Situation, verdicts: Sequence[MemberVerdict]) -> lis
 def choose(survivors: Sequence[Worker], coming: Sequence[Worker], size: int) -> list[Worker]:
     """The members of the next world, of `size` pods: survivors keep their order, joiners are appended.
 
-    Whoever is to be replaced goes on only where nobody else is ready, or where no other survivor has the state.
+    If there are too many, those to be replaced stay out first, then joiners, then survivors, always the last ones; but
+    not a survivor that alone has a part of the state in memory, as long as another one can stay out instead.
     """
-    surplus = max(0, len(survivors) + len(coming) - size)
-    slow = [w for w in survivors if w.replaced][:surplus]
-    slow = slow if len(slow) < len(survivors) else slow[1:]
-    return [*(w for w in survivors if w not in slow), *coming][:size]
+    candidates = [*survivors, *coming]
+    surplus = len(candidates) - size
+    if surplus <= 0:
+        return candidates
+    parts = _find_parts(survivors)
+    holders = Counter(itertools.chain.from_iterable(parts.values()))
+    slow = [w for w in reversed(survivors) if w.replaced]
+    order = [w.pod.uid for w in (*slow, *reversed(coming), *reversed(survivors))]
+    out: set[str] = set()
+    for is_forced, uid in itertools.product((False, True), order):
+        mine = parts.get(uid, frozenset())
+        if len(out) < surplus and uid not in out and (is_forced or all(holders[part] > 1 for part in mine)):
+            out.add(uid)
+            holders.subtract(mine)
+    return [w for w in candidates if w.pod.uid not in out]
+
+
+def _find_parts(survivors: Sequence[Worker]) -> dict[str, frozenset[int]]:
+    """The parts of the training state that each of them has in memory, by UID: the whole one, unless it is sharded."""
+    shards = {w.pod.uid: frozenset(w.agent.state.shards if w.agent else ()) for w in survivors}
+    return shards if any(shards.values()) else dict.fromkeys(shards, frozenset((0,)))
 
 
 def is_ready(worker: Worker) -> bool:

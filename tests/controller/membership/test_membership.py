@@ -32,10 +32,16 @@ def worker(index: int = 1, **fields: Any) -> Worker:
     )
 
 
+def have_shards(shards: dict[int, tuple[int, ...]]) -> tuple[Worker, ...]:
+    """Survivors of a world, with the shards of a model that each has in memory."""
+    return tuple(make_worker(i, "ready", 1, said={"shards": held}) for i, held in shards.items())
+
+
 QUIET = tuple(make_worker(i, "running", 1, said={"quiet": 1}) for i in range(2))
 BLOCKED = tuple(make_worker(i, "stopping", 1, state_since=NOW - 1, said={"blocked": True}) for i in range(2))
 SLOW = make_worker(1, "running", 1, replaced=True)
 SLOW_READY = make_worker(1, "ready", 1, replaced=True)
+EVEN = Sizes(min=2, wanted=4, step=2)
 LATE = format_time(NOW - 100)
 LATELY = format_time(NOW - 10)
 
@@ -364,6 +370,27 @@ GONE = api.RendezvousStatus()
             make_situation(make_world(), (SLOW_READY, make_worker(2)), max=2),
             (State.STARTING, "lost", ["u1", "u2"], {"world"}),
             id="a-slow-survivor-that-alone-has-the-state-is-rank-0",
+        ),
+        pytest.param(
+            make_situation(
+                make_world(members=(0, 1, 2, 3)), have_shards({0: (0, 3), 1: (1, 0), 2: (2, 1)}), sizes=EVEN
+            ),
+            (State.STARTING, "lost", ["u0", "u2"], {"world"}),
+            id="survivors-with-the-only-copies-stay",
+        ),
+        pytest.param(
+            make_situation(make_world(members=(0, 1, 2, 3)), have_shards({0: (0,), 1: (1,), 2: (2,)}), sizes=EVEN),
+            (State.STARTING, "lost", ["u0", "u1"], {"world"}),
+            id="nobody-is-left-out-for-shards-that-are-lost",
+        ),
+        pytest.param(
+            make_situation(
+                make_world(members=(0, 1, 2, 3, 4, 5, 6, 7)),
+                have_shards({i: (i, (i - 1) % 8) for i in (0, 1, 2, 4, 5, 6, 7)}),
+                sizes=Sizes(min=4, wanted=8, step=4),
+            ),
+            (State.STARTING, "lost", ["u0", "u2", "u4", "u6"], {"world"}),
+            id="every-second-one-of-a-ring-is-enough",
         ),
         pytest.param(
             make_situation(make_world(members=(0, 1, 2)), running(0, 1, 2), max=2),

@@ -295,6 +295,15 @@ def test_sessions_go_from_world_to_world() -> None:
     assert (state.stage, state.idle) == (Stage.RUNNING, ())
 
 
+def test_the_hub_is_told_which_shards_the_sessions_have_after_a_loss() -> None:
+    running = make_state(Stage.RUNNING, sessions=True, nproc=2)
+    idle = (events.Idle(1, shards=(4, 2)), events.Idle(2, shards=(5, 4)))
+    state, _ = play(running, hub_changed(regroup()), *idle, events.Listening(STORE))
+    assert (state.published.phase, state.published.shards) == (wire.READY, (2, 4, 5))
+    state, _ = play(state, hub_changed(world(4)), events.Entered(4))
+    assert state.published.shards == ()
+
+
 def test_a_session_that_waits_for_a_lost_member_is_freed_although_another_has_left() -> None:
     _, done = play(make_state(Stage.RUNNING, sessions=True, nproc=2), events.Idle(1, "closed"), hub_changed(regroup()))
     assert kinds(done) == [wire.STOPPING, "CloseStores", "AskPause"]

@@ -11,21 +11,6 @@ import torch
 from elasticjob.channel import shared_memory
 from elasticjob.checkpoint.shelf import Shelf, SnapshotError
 from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
-from elasticjob.collectives.members import find_buddy
-
-
-@pytest.mark.parametrize(
-    ("size", "per_pod", "buddies"),
-    [
-        pytest.param(3, 1, [1, 2, 0], id="pods-of-one"),
-        pytest.param(4, 2, [2, 3, 0, 1], id="pods-of-two"),
-        pytest.param(2, 2, [0, 1], id="one-pod"),
-        pytest.param(1, 1, [0], id="alone"),
-        pytest.param(5, 2, [0, 1, 2, 3, 4], id="pods-of-different-sizes"),
-    ],
-)
-def test_a_copy_is_in_another_pod(size: int, per_pod: int, buddies: list[int]) -> None:
-    assert [find_buddy(rank, size, per_pod) for rank in range(size)] == buddies
 
 
 def whole(step: int, world: str = "w") -> Held:

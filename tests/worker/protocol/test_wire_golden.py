@@ -51,6 +51,7 @@ STATE = wire.AgentState(
         links=(Link("uid-2", 0.0002, 4e8, -0.5), Link("uid-3", problem="no connection to 10.0.0.5: timed out")),
         over=True,
     ),
+    shards=(3, 4),
 )
 PROGRESS = wire.Progress(
     generation=7,

@@ -189,6 +189,26 @@ def test_a_loss_costs_the_steps_since_the_last_copy(play: Play, seed: int, losse
     play.check_numbers(below=world.generation)
 
 
+def test_survivors_tell_which_shards_they_have(play: Play) -> None:
+    play.shards, play.arguments = None, (*play.arguments, "--copy-every", "1")
+    play.hub.set_size(4)
+    for _ in range(4):
+        play.join()
+    four = play.await_world(4)
+    play.steps.wait(partial(has_reached, 8))  # there are copies
+    first, second, third, last = four.pods
+    play.hub.set_size(2)
+    play.kill(last)
+    play.hub.unwanted.add(second)  # it has no place in the next world
+    two = play.await_world(2, four)
+    told = [(who, said["state"]["shards"]) for _, who, said in play.hub.history if said.get("state", {}).get("shards")]
+    assert sorted(told) == sorted([(first, [0, 3]), (second, [0, 1]), (third, [1, 2])]), "its own, and a copy"
+    assert set(two.pods) == {first, third}
+    lines = play.steps.read()
+    assert len({line["pid"] for line in lines}) == 4, "nobody was started twice"
+    check_copies(lines)
+
+
 def check_copies(lines: Sequence[dict[str, Any]]) -> None:
     """No step is missing, at most two that were done are repeated, and all ranks have one model after each."""
     spans: dict[int, list[int]] = {}

@@ -145,10 +145,14 @@ class SessionsMade(Event):
 
 @dataclass(frozen=True)
 class Idle(Event):
-    """A session has left its world and waits for the next one. `error`: the exception that ended the last one."""
+    """A session has left its world and waits for the next one. `error`: the exception that ended the last one.
+
+    `shards`: those of the model that it has in memory, if not every session has all.
+    """
 
     pid: int
     error: str | None = None
+    shards: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,8 @@ class Executor:
             self.post(events.Gone(peer.pid))
         elif kind == "idle":
             error = message.get("error")
-            self.post(events.Idle(peer.pid, None if error is None else str(error)))
+            shards = tuple(int(shard) for shard in message.get("shards", ()))
+            self.post(events.Idle(peer.pid, None if error is None else str(error), shards))
         elif kind == control.CORRUPT:
             failure = wire.Failure(self.state.generation, message=f"corrupt state: {message.get('message')}")
             self.post(events.Ended(wire.FAILED, failure))

@@ -90,7 +90,8 @@ def _listening(state: State, event: events.Listening, now: float) -> Result:
     if end is not None:
         return stages.give_up(state, end)
     state = replace(state, stage=Stage.READY)
-    return stages.publish(state, phase=wire.READY, store=event.store, failure=state.failure)
+    shards = tuple(sorted({shard for one in state.idle for shard in one.shards}))
+    return stages.publish(state, phase=wire.READY, store=event.store, failure=state.failure, shards=shards)
 
 
 def _entered(state: State, event: events.Entered, now: float) -> Result:

@@ -27,11 +27,11 @@ Result = tuple[State, Actions]
 def publish(state: State, **changes: object) -> Result:
     """Change fields of the published state, and send it to the hub.
 
-    What was seen of the workers ends with a phase, and so does a restore.
+    What was seen of the workers, or told by them, ends with a phase, and so does a restore.
     """
     if "phase" in changes:
         kept = state.published.checkpoint
-        changes = {"blocked": False, "checkpoint": kept and replace(kept, restoring=False), **changes}
+        changes = {"blocked": False, "checkpoint": kept and replace(kept, restoring=False), "shards": (), **changes}
     state = replace(state, published=replace(state.published, **changes))  # type: ignore[arg-type]
     return state, (events.Publish(state.published),)
 

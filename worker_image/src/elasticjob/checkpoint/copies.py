@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from elasticjob.checkpoint.shelf import Shelf, Slot, SnapshotError
 from elasticjob.checkpoint.snapshots import Held
-from elasticjob.collectives import members, messages, skeletons
+from elasticjob.collectives import messages, skeletons
+from elasticjob.context import buddies
 
 _log = logging.getLogger("elasticjob.checkpoint.copies")
 _NOTHING = -1
@@ -26,9 +27,10 @@ class Copies:
     def __init__(self, shelf: Shelf | None, per_pod: int, world: str) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         self._shelf, self._world, self._size = shelf, world, size
-        self._buddy, self._source = members.find_buddy(rank, size, per_pod), (rank - per_pod) % size
-        self.is_on = self._buddy != rank
         self._group = dist.new_group(backend="gloo")
+        chosen = buddies.choose(per_pod, self._group)
+        self.is_on = chosen is not None
+        self._buddy, self._source = (rank, rank) if chosen is None else (chosen.keeper, chosen.source)
         self._is_broken = False
         self._is_told = False
 

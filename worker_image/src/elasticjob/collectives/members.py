@@ -52,8 +52,3 @@ def group_device(group: Group) -> torch.device:
     if "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def find_buddy(rank: int, size: int, per_pod: int) -> int:
-    """The rank that keeps the copy of this rank's part: the same one of the next pod; itself if there is none."""
-    return (rank + per_pod) % size if size > per_pod and size % per_pod == 0 else rank

@@ -20,6 +20,7 @@ MAX_MEMBERS: Final = 1_000_000
 MAX_TEXT: Final = 4096
 MAX_TRACEBACK: Final = 16384
 MAX_DIAGNOSIS: Final = 40 * 1024
+MAX_SHARDS: Final = 2048
 
 STARTING: Final = "starting"
 READY: Final = "ready"
@@ -144,6 +145,7 @@ class AgentState:
     quiet: int = 0  # the generation in which its workers neither compute nor communicate
     checkpoint: Checkpoint | None = None  # of a job with `spec.checkpoints`
     preflight: Preflight | None = None  # of a job with `health.preflight: Network`
+    shards: tuple[int, ...] = ()  # with `ready`: of a model that its workers have in memory, if others lack them
 
     def dump(self) -> dict[str, Any]:
         return fields.drop_none(
@@ -159,6 +161,7 @@ class AgentState:
             quiet=self.quiet or None,
             checkpoint=None if self.checkpoint is None else asdict(self.checkpoint),
             preflight=None if self.preflight is None else self.preflight.dump(),
+            shards=list(self.shards[:MAX_SHARDS]) or None,
         )
 
 

@@ -42,6 +42,10 @@ class ModelState(Protocol):
     def has_copies(self) -> bool:
         """Whether another rank of this world also has each part of the state of this rank."""
 
+    @property
+    def lone_shards(self) -> tuple[int, ...]:
+        """After a loss: the shards of the model that are in the memory of this rank, and not of all; else none."""
+
     def connect(self, generation: int) -> None:
         """Create the process groups that this world needs besides the default one, which exists already."""
 
@@ -122,6 +126,7 @@ class ReplicatedModelState:
     """A model that every rank has completely: DDP in a world of several ranks, the plain module in a world of one."""
 
     has_copies = False  # not needed: every rank has the whole model
+    lone_shards = ()
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks, reduces: bool = True

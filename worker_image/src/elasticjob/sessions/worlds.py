@@ -161,7 +161,9 @@ class Worlds:
         self._leave()
         for action in self._step(machine.Left()):
             if isinstance(action, machine.SayIdle) and self._client is not None:
-                self._client.send({"type": "idle", "step": self._memory.committed, "error": action.error})
+                shards = list(self._memory.model_state.lone_shards)
+                committed = self._memory.committed
+                self._client.send({"type": "idle", "step": committed, "error": action.error, "shards": shards})
 
     def _leave(self) -> None:
         self._vote = None

@@ -1,6 +1,6 @@
 """Copies of a sharded model's shards in the memory of other pods, so that the loss of a pod loses no shard.
 
-After a step each rank copies its shards to host memory, and a thread sends them to the same rank of the next pod while
+After a step each rank copies its shards to host memory, and a thread sends them to the same rank of another pod while
 training goes on. All ranks begin at the same steps, and none begins the next copy before the last one is complete on
 all of them: until then each keeps the one before, so that there is always a step of which every shard exists twice.
 The state in which a world began is kept whole until its first copy is complete.
@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.collectives import members, messages, skeletons
+from elasticjob.collectives import messages, skeletons
+from elasticjob.context import buddies
+from elasticjob.context.buddies import Buddies
 from elasticjob.sessions.sharded.parts import Parcel, prepare
 
 logger = logging.getLogger("elasticjob")
@@ -29,13 +31,13 @@ _SIGNED = 1 << 63  # a digest is unsigned, a tensor's numbers are not
 class Exchange(threading.Thread):
     """One copy on its way: this rank's shards to one rank, those of another rank to this one."""
 
-    def __init__(self, step: int, mine: Parcel, old: torch.Tensor | None, ranks: tuple[int, int], group: Any) -> None:
-        """`ranks`: to which one, and from which. `old`: memory to receive into."""
+    def __init__(self, step: int, mine: Parcel, old: torch.Tensor | None, ranks: Buddies, group: Any) -> None:
+        """`old`: memory to receive into."""
         super().__init__(name=f"elasticjob-copy-{step}", daemon=True)
         self.step, self.mine, self.received = step, mine, Parcel("", torch.empty(0, dtype=torch.uint8))
-        self.source = ranks[1]
+        self.source = ranks.source
         self.is_complete = False
-        self._old, self._buddy, self._group = old, ranks[0], group
+        self._old, self._buddy, self._group = old, ranks.keeper, group
         self.start()
 
     def run(self) -> None:
@@ -74,7 +76,7 @@ class ShardCopies:
     def __init__(self, every: int) -> None:
         self._every = every
         self._rank = 0
-        self._ranks: tuple[int, int] | None = None  # to which one shards are sent, and whose arrive; None: no copies
+        self._buddies: Buddies | None = None  # None: no copies
         self._group: Any = None
         self._flags: Any = None
         self._present: Exchange | None = None
@@ -95,21 +97,20 @@ class ShardCopies:
     def connect(self, is_wanted: bool) -> None:
         """Create the process groups of a world. `is_wanted`: each rank has shards that no other rank has."""
         self.leave()
-        rank, size = dist.get_rank(), dist.get_world_size()
+        if not is_wanted or dist.get_world_size() == 1:
+            return
         per_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        buddy = members.find_buddy(rank, size, per_pod)
-        if is_wanted and buddy != rank:
-            self._rank, self._ranks = rank, (buddy, (rank - per_pod) % size)
-            self._group = dist.new_group(backend="gloo")  # gradients do not wait behind a copy
+        self._group = dist.new_group(backend="gloo")  # gradients do not wait behind a copy
+        self._rank, self._buddies = dist.get_rank(), buddies.choose(per_pod, self._group)
 
     def enter(self, flags: Any) -> bool:
         """Train in this world. `flags` is the group for small messages. Whether there will be copies."""
         self._flags = flags
-        return self._ranks is not None
+        return self._buddies is not None
 
     def after_step(self, step: int, read: Callable[[], Any]) -> None:
         """This step is applied: begin a copy of the state that `read` returns, or ask whether the last one is there."""
-        if self._ranks is None or self._flags is None:
+        if self._buddies is None or self._flags is None:
             return
         if self._asked is not None:
             self._hear()
@@ -121,7 +122,7 @@ class ShardCopies:
     def flush(self, step: int, read: Callable[[], Any]) -> None:
         """Wait until the copy of this step is complete on all ranks, unless it arrives damaged."""
         for _ in range(2):  # the present one, and that of this step
-            if self._ranks is None or self._flags is None or step in (one.step for one in (self._last,) if one):
+            if self._buddies is None or self._flags is None or step in (one.step for one in (self._last,) if one):
                 return
             if self._present is None:
                 self._begin(step, read)
@@ -138,7 +139,7 @@ class ShardCopies:
 
     def leave(self) -> None:
         """Forget the groups of a world and all copies."""
-        self._ranks = self._group = self._flags = self._present = self._last = self._spare = self._asked = None
+        self._buddies = self._group = self._flags = self._present = self._last = self._spare = self._asked = None
 
     def take(self) -> dict[int, dict[int, Any]]:
         """The world is lost: the parts of the model that are here, by step and by index of the shard."""
@@ -152,16 +153,16 @@ class ShardCopies:
         return held
 
     def _begin(self, step: int, read: Callable[[], Any]) -> None:
-        assert self._ranks is not None
+        assert self._buddies is not None
         spare, self._spare = self._spare, None
         mine, theirs = (None, None) if spare is None else (spare.mine.data, spare.received.data)
         try:
             parcel = Parcel.pack(read(), mine)
         except ValueError as error:  # the same one on all ranks
             logger.warning("%s: this model has no copies of its shards.", error)
-            self._ranks = None
+            self._buddies = None
             return
-        self._present = Exchange(step, parcel, theirs, self._ranks, self._group)
+        self._present = Exchange(step, parcel, theirs, self._buddies, self._group)
 
     def _ask(self, present: Exchange) -> None:
         is_over = not present.is_alive()

@@ -70,6 +70,12 @@ class ShardedModelState:
     def has_copies(self) -> bool:
         return self._mesh is not None and self._mesh.ndim == 2 and self._mesh.size(0) > 1
 
+    @property
+    def lone_shards(self) -> tuple[int, ...]:
+        if self._whole is not None or self._base is not None:
+            return ()
+        return tuple(sorted({index for indices in self._held.values() for index in indices}))
+
     def connect(self, generation: int) -> None:
         size = dist.get_world_size()
         cut = parts.count_shards(size, self._least)
