@@ -111,7 +111,10 @@ def test_chunks_travel_from_those_that_have_sent_least(
     sizes: list[int], lacks: list[str], routes: list[tuple[int, int, tuple[int, ...]] | None]
 ) -> None:
     table = [[one == "1" for one in row] for row in lacks]
-    assert transfer.plan_routes(sizes, table) == [None if one is None else transfer.Route(*one) for one in routes]
+    nodes = range(len(table))
+    assert transfer.plan_routes(sizes, table, nodes) == [
+        None if one is None else transfer.Route(*one) for one in routes
+    ]
 
 
 @pytest.mark.parametrize(("holders", "lackers"), [(1, 1), (1, 7), (2, 6), (4, 4), (7, 1)])
@@ -119,13 +122,30 @@ def test_no_rank_sends_much_more_than_the_state(holders: int, lackers: int) -> N
     """A broadcast from one rank takes as many times the state as there are levels in its tree."""
     table = [[False] * 64] * holders + [[True] * 64] * lackers
     load = [0] * (holders + lackers)
-    for route in transfer.plan_routes([1] * 64, table):
+    for route in transfer.plan_routes([1] * 64, table, range(len(table))):
         assert route is not None
         load[route.holder] += 1
         load[route.first] += len(route.others)
         assert {route.first, *route.others} == set(range(holders, holders + lackers))
     assert max(load[:holders]) == -(-64 // holders)
     assert max(load) <= 64
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lacking", "holders"),
+    [
+        pytest.param([1, 2, 2], {2}, {1}, id="the-one-of-the-same-node-sends-all"),
+        pytest.param([1, 1, 2], {2}, {0, 1}, id="nobody-is-near"),
+        pytest.param([1, 2, 1, 2], {2, 3}, {0, 1}, id="each-node-has-one"),
+        pytest.param([1, 1, 2, 2], {2, 3}, {0, 1}, id="a-new-node"),
+    ],
+)
+def test_chunks_come_from_the_same_node(nodes: list[int], lacking: set[int], holders: set[int]) -> None:
+    routes = transfer.plan_routes([1 << 20] * 8, [[rank in lacking] * 8 for rank in range(len(nodes))], nodes)
+    assert {route.holder for route in routes if route is not None} == holders
+    between = [nodes[route.holder] != nodes[route.first] for route in routes if route is not None]
+    is_new = not {nodes[rank] for rank in lacking} <= {nodes[rank] for rank in holders}
+    assert all(between) if is_new else not any(between)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ second copy of the model.
 from __future__ import annotations
 
 import itertools
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ import torch.distributed as dist
 
 from elasticjob.channel import progress
 from elasticjob.collectives import messages, plaindata, skeletons
+from elasticjob.context import buddies
+
+_WITHIN_A_NODE = 0.1  # what a byte costs there, if one to another node costs 1
 
 
 @dataclass
@@ -83,8 +87,10 @@ class Exchange:
             lacks += find_lacks(mine.get(name), section)
             received[name] = (section.skeleton, tensors)
         if parcels:
-            rows = messages.all_gather_integers(lacks, self.flags)
-            self._send(parcels, rows)
+            pod = self.rank // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            table = messages.all_gather_integers([buddies.number_node(os.environ, pod), *lacks], self.flags)
+            nodes, rows = [row[0] for row in table], [row[1:] for row in table]
+            self._send(parcels, rows, nodes)
             sizes = [parcel.size for parcel in parcels]
             progress.transfer.most_bytes += max(sum(itertools.compress(sizes, row)) for row in rows)
         if self.rank == self.source:
@@ -108,11 +114,11 @@ class Exchange:
     def _place(self, slot: skeletons.Slot) -> torch.device:
         return torch.device("cpu") if slot.device == "cpu" else self.device
 
-    def _send(self, parcels: Sequence[_Parcel], lacks: Sequence[Sequence[int]]) -> None:
-        """Send all parcels that some rank lacks. `lacks` is by rank, and 0 or 1 for each parcel."""
+    def _send(self, parcels: Sequence[_Parcel], lacks: Sequence[Sequence[int]], nodes: Sequence[int]) -> None:
+        """Send all parcels that some rank lacks. `lacks` is by rank, and 0 or 1 for each parcel; `nodes` is by rank."""
         on_cpu = [parcel.chunk[0].device == "cpu" for parcel in parcels]
         sizes = [parcel.size if cpu else 0 for parcel, cpu in zip(parcels, on_cpu, strict=True)]
-        self._relay(parcels, plan_routes(sizes, lacks))
+        self._relay(parcels, plan_routes(sizes, lacks, nodes))
         for index, parcel in enumerate(parcels):
             # NCCL's broadcast is a ring: every rank sends each byte once at most.
             if not on_cpu[index] and any(row[index] for row in lacks):
@@ -173,23 +179,30 @@ class Route:
     others: tuple[int, ...]
 
 
-def plan_routes(sizes: Sequence[int], lacks: Sequence[Sequence[int]]) -> list[Route | None]:
+def plan_routes(sizes: Sequence[int], lacks: Sequence[Sequence[int]], nodes: Sequence[int]) -> list[Route | None]:
     """A route for each chunk that some rank lacks, such that no rank sends much more than another. Pure.
 
     `sizes` are in bytes; 0 needs no route. `lacks` is by rank, and 0 or 1 for each chunk. At least one rank has each
-    chunk. The largest chunks are planned first.
+    chunk. `nodes` has a number for the node of each rank: a holder on the same node is preferred, until it has to send
+    ten times as much as others. The largest chunks are planned first.
     """
-    load = [0] * len(lacks)
+
+    def cost(source: int, target: int) -> float:
+        return sizes[index] * (_WITHIN_A_NODE if nodes[source] == nodes[target] else 1.0)
+
+    load = [0.0] * len(lacks)
     routes: list[Route | None] = [None] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         lackers = [rank for rank, row in enumerate(lacks) if row[index]]
         if not lackers or not sizes[index]:
             continue
-        holder = min((rank for rank, row in enumerate(lacks) if not row[index]), key=lambda rank: (load[rank], rank))
         first = min(lackers, key=lambda rank: (load[rank], rank))
-        load[holder] += sizes[index]
-        load[first] += sizes[index] * (len(lackers) - 1)
-        routes[index] = Route(holder, first, tuple(rank for rank in lackers if rank != first))
+        others = tuple(rank for rank in lackers if rank != first)
+        holders = [rank for rank, row in enumerate(lacks) if not row[index]]
+        holder = min(holders, key=lambda rank: (load[rank] + cost(rank, first), rank))
+        load[holder] += cost(holder, first)
+        load[first] += sum(cost(first, other) for other in others)
+        routes[index] = Route(holder, first, others)
     return routes
 
 
