@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import hypothesis
 import pytest
 
@@ -19,6 +21,8 @@ __all__ = [
     "operator_factory",
 ]
 
+_WORKER = Path(__file__).parent / "worker"  # tests of many processes that train
+
 # The normal run tries the same few examples every time; `--hypothesis-profile=long` tries thousands of new ones.
 hypothesis.settings.register_profile(
     "default", max_examples=40, stateful_step_count=15, derandomize=True, deadline=None
@@ -31,6 +35,18 @@ hypothesis.settings.load_profile("default")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked `long` too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several processes, the files that take longest begin first, so that none is left at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> int:
+    if item.get_closest_marker("cluster"):
+        return 0
+    return 1 if item.path.is_relative_to(_WORKER) else 2
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from benchmarks import launchers
+from benchmarks import cases, launchers
 from benchmarks.launchers import cluster, dlrover, local, nvrx, torchft, torchrun
 
 Make = Callable[[], launchers.Launcher]
@@ -45,9 +45,14 @@ IN_A_NODE = {
     "coordinator lost": "its store is in the agent of a node: see SIGKILL rank 0",
     "bytes": "its store is in the agent of a node, whose own share cannot be counted",
 }
+AS_RUN = dict.fromkeys(
+    (*(case.name for case in cases.EVERY), "bytes"),
+    "it starts as elasticjob-run does: what differs is the work that is kept",
+)
 CONTESTANTS = (
     Contestant("torchrun", local.torchrun, "best", ours=True, on_cluster=cluster.torchrun),
     Contestant("run", local.elasticjob_run, "best", ours=True, on_cluster=cluster.elasticjob_run),
+    Contestant("memory", local.elasticjob_run_memory, "best", "own", ours=True, lacks=AS_RUN),
     Contestant("session", local.session, "best", "own", ours=True, on_cluster=cluster.session),
     Contestant("cold", local.elasticjob_run_cold, "best", ours=True),
     Contestant("defaults", torchrun.defaults, "defaults", start_seconds=35, event_seconds=40, lacks=IN_A_NODE),

@@ -25,6 +25,7 @@ from benchmarks.processes import MARK, RUN, Pod
 OPERATOR = launchers.ROOT / "benchmarks" / "scripts" / "local_operator.py"
 BIN = Path(sys.executable).parent
 SESSION_SCRIPT = launchers.ROOT / "benchmarks" / "scripts" / "session_loop.py"
+CHECKPOINTER_SCRIPT = launchers.ROOT / "benchmarks" / "scripts" / "checkpointer_loop.py"
 SESSION_ENVIRONMENT = {"ELASTICJOB_IN_PROCESS": "1"}
 LOOK_SECONDS = 0.05  # polling interval for the end of a pod
 
@@ -203,6 +204,16 @@ def elasticjob_run() -> Local:
 def elasticjob_run_cold() -> Local:
     off = {"ELASTICJOB_WARM_START": "0"}
     return Local(name="ours: elasticjob-run, cold", program=("elasticjob-run",), environment=off)
+
+
+def elasticjob_run_memory() -> Local:
+    """With a script whose Checkpointer takes a snapshot in memory of each step."""
+    return Local(
+        name="ours: elasticjob-run, snapshots in memory",
+        program=("elasticjob-run",),
+        environment={"MEMORY_EVERY": "1"},
+        script=CHECKPOINTER_SCRIPT,
+    )
 
 
 def session() -> Local:

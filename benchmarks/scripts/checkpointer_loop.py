@@ -1,10 +1,12 @@
 """The loop of `loop.py` with a `Checkpointer`: started again in each world, it saves when a change is announced.
 
-It writes the same lines. `--checkpoint` is the directory, and is required.
+It writes the same lines. `--checkpoint` is the directory, and is required. The variable MEMORY_EVERY is the number of
+steps between two snapshots in memory (default: none).
 """
 
 from __future__ import annotations
 
+import os
 import time
 
 STARTED = time.time()
@@ -28,7 +30,11 @@ def main() -> None:
         model = torch.nn.Linear(args.size, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         trained = torch.nn.parallel.DistributedDataParallel(model)
-        checkpoint = elasticjob.Checkpointer(args.checkpoint, model, optimizer, every=args.checkpoint_every)
+        checkpoint = elasticjob.Checkpointer(
+            *(args.checkpoint, model, optimizer),
+            every=args.checkpoint_every,
+            memory_every=int(os.environ.get("MEMORY_EVERY", "0")),
+        )
         count = checkpoint.restore()
         write(t=time.time(), mark="connected")
         step, inputs = 0, torch.ones(1, args.size)
