@@ -38,15 +38,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes, the files that take longest begin first, so that none is left at the end."""
+    """With several processes, files that need a control plane come last: each process has one, which costs all others.
+
+    Among these, the order is that of the names, and not that of the number of tests: some with one test take longest.
+    """
     if hasattr(config, "workerinput"):
         items.sort(key=_order)
 
 
 def _order(item: pytest.Item) -> int:
     if item.get_closest_marker("cluster"):
-        return 0
-    return 1 if item.path.is_relative_to(_WORKER) else 2
+        return 2
+    return 0 if item.path.is_relative_to(_WORKER) else 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
