@@ -28,7 +28,7 @@ demo-session: setup ## The same story with a script that keeps its memory over e
 
 test: setup ## Run the tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
 	@echo "make test leaves out fault injection (make chaos-short), container nodes (make e2e), training stacks (make frameworks)"
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not chaos and not container" \
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not chaos and not container" \
 	  --ignore tests/frameworks/test_frameworks.py $(PYTEST_ARGS)
 
 test-long: setup ## Run what `make test` leaves out for its time: further cases of the slowest tests.

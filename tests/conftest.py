@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import hypothesis
 import pytest
 
@@ -21,8 +19,6 @@ __all__ = [
     "operator_factory",
 ]
 
-_WORKER = Path(__file__).parent / "worker"  # tests of many processes that train
-
 # The normal run tries the same few examples every time; `--hypothesis-profile=long` tries thousands of new ones.
 hypothesis.settings.register_profile(
     "default", max_examples=40, stateful_step_count=15, derandomize=True, deadline=None
@@ -35,21 +31,6 @@ hypothesis.settings.load_profile("default")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked `long` too")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes, files that need a control plane come last: each process has one, which costs all others.
-
-    Among these, the order is that of the names, and not that of the number of tests: some with one test take longest.
-    """
-    if hasattr(config, "workerinput"):
-        items.sort(key=_order)
-
-
-def _order(item: pytest.Item) -> int:
-    if item.get_closest_marker("cluster"):
-        return 2
-    return 0 if item.path.is_relative_to(_WORKER) else 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

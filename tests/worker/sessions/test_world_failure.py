@@ -105,6 +105,12 @@ def test_what_this_torch_raises_when_a_rank_dies() -> None:
     assert {name: verdict for name, (verdict, _) in found.items() if not verdict} == {}, found
 
 
+def test_no_rank_waits_for_a_send_that_gloo_forgot() -> None:
+    """If a rank's connections ended when it leaves, one of ten worlds or so would keep the other for the timeout."""
+    for member in run_gang(PROGRAMS / "lost_send_program.py", 2):
+        assert member.results["longest"] < 4.0
+
+
 def test_where_the_errors_cannot_be_told_apart_the_agent_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "can_be_recognized", lambda: False)
     monkeypatch.setattr(process_groups, "_WORD_SECONDS", 0.2)

@@ -48,6 +48,7 @@ class LocalWorkers:
         self._looks = looks.Looks(hang_timeout)
         self._evidence: wire.Failure | None = None
         self._stillness = stillness.Stillness()
+        self._blocked: dict[int, str] = {}  # stacks of workers (pids) that were found blocked while they were stopped
         self.killed: set[int] = set()  # workers (pids) that this agent killed, which is not their failure
         self.waiting: set[int] = set()  # workers (pids) that were found blocked in a collective
         self.find_workers: Callable[[], dict[int, int]] = self._find_peers  # pids by local rank
@@ -117,7 +118,10 @@ class LocalWorkers:
         """Send SIGKILL to the sessions that did not leave their world in time: all except these (pids)."""
         for peer in self._server.peers(control.SESSION):
             if peer.pid not in but:
-                logger.error("Worker %d did not leave its world in time; killing it, torch restarts it.", peer.pid)
+                stack = self._blocked.get(peer.pid, "")
+                where = f" It is blocked in:\n{stack}" if stack else ""
+                text = "Worker %d did not leave its world in time; killing it, torch restarts it.%s"
+                logger.error(text, peer.pid, where)
                 self._kill(peer.pid)
 
     def kill_all(self, but: Collection[int]) -> None:
@@ -196,6 +200,7 @@ class LocalWorkers:
             seen = [*seen[1 - hang.BLOCKED_LOOKS :], looks.take_stacks(self._server.folder, workers)]
             if hang.is_blocked(seen) is not told:
                 told = not told
+                self._blocked = {workers[rank]: stack for rank, stack in seen[-1].stacks.items() if rank in workers}
                 on_change(told)
             time.sleep(hang.BLOCKED_SECONDS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,12 +32,15 @@ class ProcessGroups:
         self._listeners: frozenset[int] = frozenset()  # ... and sockets that listened before ...
         self._pairs = 0  # ... and the number of ranks that connect to this one, at most
         self._connections: frozenset[int] = frozenset()  # connections that belong to the groups
+        self._kept: dict[int, int] = {}  # descriptors of those of the last world, which other ranks may not have left
+        self._keeping = threading.Lock()
 
     def enter(self, place: Place, is_lost: Callable[[], bool], connect: Callable[[], None] = lambda: None) -> None:
         """Join the world that the agent described, unless it is lost before its store has answered.
 
         `connect` creates further groups in it. Raises WorldLostError if a member was lost.
         """
+        self._forget_last()  # all ranks have left it, or there would be no next one
         self._pairs = place.world_size
         with self.owning():
             self._make(place, is_lost)
@@ -104,7 +108,14 @@ class ProcessGroups:
             sockets.knock(sockets.find_listeners() - self._listeners, self._pairs)
         inodes = self._connections if others is None else sockets.find_connections() - others
         if inodes:
-            sockets.shut_down(inodes)
+            with self._keeping:
+                sockets.shut_down(inodes, self._kept)
+
+    def _forget_last(self) -> None:
+        with self._keeping:
+            for descriptor in self._kept.values():
+                os.close(descriptor)
+            self._kept.clear()
 
 
 def is_world_failure(error: Exception, is_lost: Callable[[], bool]) -> bool:

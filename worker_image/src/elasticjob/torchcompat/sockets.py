@@ -2,8 +2,10 @@
 
 gloo has no abort: a collective waits until its peers answer, die or time out. If a peer is silent, shutting down our
 side of its connections makes the collective raise. Only the read side: gloo queues a failed write, and drops the queue
-when it then reads the end of the connection; a thread that waits for that send waits for the group's timeout. So does
-one whose peer dies while a send to it is queued: no call of this process ends that wait, so the agent ends the process.
+when it then reads the end of the connection; a thread that waits for that send waits for the group's timeout. For the
+same reason the connections stay open after gloo has closed its side, or the peer's writes would fail: each rank ends
+its own waiting. A peer that dies while a send to it is queued causes this wait too: no call of this process ends it, so
+the agent ends the process.
 
 While a group is created, one of two ranks waits for the other one to connect, and there is no connection yet to shut
 down. `knock` connects instead: gloo expects the number of the pair, and the pair ends when that connection does.
@@ -29,14 +31,17 @@ def find_connections() -> frozenset[int]:
     return frozenset(inode for inode, _ in _connected())
 
 
-def shut_down(inodes: frozenset[int]) -> int:
+def shut_down(inodes: frozenset[int], kept: dict[int, int] | None = None) -> int:
     """Shut down the read side of these connections, as if the peers had closed them; return how many still existed.
 
-    One that waits for its peer to answer fails at once.
+    One that waits for its peer to answer fails at once. A descriptor of each is added to `kept`, by inode: the
+    connection stays open for the peer until that is closed too.
     """
     count = 0
     for inode, connection in _connected():
         if inode in inodes:
+            if kept is not None and inode not in kept:
+                kept[inode] = os.dup(connection.fileno())
             with contextlib.suppress(OSError):  # the peer has already closed
                 connection.shutdown(socket.SHUT_RD)
                 count += 1
