@@ -8,9 +8,9 @@ import pytest
 
 from chaos.mutants import MUTANTS, ROOT, Mutant, kill
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
-
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name.replace(" ", "-")) for m in MUTANTS if m.quick])
 def test_a_mistake_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
     assert not kill(mutant, tmp_path)
