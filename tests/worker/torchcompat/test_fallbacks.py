@@ -87,6 +87,13 @@ def test_without_the_list_and_a_world_there_is_nothing_to_abort(without: Without
     assert groups.find_groups() == []
 
 
+def test_a_group_whose_backend_is_not_known_is_destroyed(without: Without, world: None) -> None:
+    without(groups._BACKEND)
+    groups.destroy_groups()
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+
+
 def test_checked_makes_a_store_of_its_own(without: Without, world: None) -> None:
     without(groups._STORE)
     with checked(timeout=5):
@@ -137,6 +144,7 @@ def test_caches_of_meshes_are_found_where_their_names_are_gone(
     assert [cache.cache_info().currsize for cache in caches] == [0, 0]
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # up to torch 2.6, of every mesh of the CPU
 @pytest.mark.parametrize("own_copy", [True, False])
 def test_shards_are_the_same_where_rank_0_sends_them(
     monkeypatch: pytest.MonkeyPatch, world: None, own_copy: bool

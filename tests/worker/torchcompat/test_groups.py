@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,3 +54,10 @@ def test_collectives_are_counted() -> None:
 )  # fmt: skip
 def test_an_entry_of_the_flight_recorder_is_a_line(entry: dict[str, Any], text: str) -> None:
     assert groups.describe(entry) == text
+
+
+def test_a_world_is_left_right_after_a_collective() -> None:
+    """Up to torch 2.7 a group that is freed then can wait for a thread that waits for the GIL."""
+    program = Path(__file__).parents[1] / "programs/leave_program.py"
+    done = subprocess.run([sys.executable, program, "60"], check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout == "left\n"

@@ -153,4 +153,6 @@ def _destroy() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+        from elasticjob.torchcompat import groups
+
+        groups.destroy_groups()

@@ -86,12 +86,12 @@ class ProcessGroups:
             dist.init_process_group(self._backend, store=here, rank=0, world_size=1)
 
     def leave(self, broken: bool) -> None:
+        if broken and dist.is_initialized():
+            self.abort()
+        self.flags = None  # or this group would be freed later than its backend
         if dist.is_initialized():
-            if broken:
-                self.abort()
             with contextlib.suppress(RuntimeError):
-                dist.destroy_process_group()
-        self.flags = None
+                groups.destroy_groups()
         self._connections = frozenset()
 
     def abort(self) -> None:

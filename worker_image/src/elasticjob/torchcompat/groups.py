@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from elasticjob.torchcompat import probe
@@ -18,6 +19,7 @@ _GROUPS = f"{_WORLD}.pg_map"
 _ENTERED = "torch._C._distributed_c10d.ProcessGroup._get_sequence_number_for_group"
 _RECORDER = "torch._C._distributed_c10d._dump_fr_trace_json"
 _STORE = "torch.distributed.distributed_c10d._get_default_store"
+_BACKEND = "torch._C._distributed_c10d.ProcessGroup._get_backend"
 
 
 def name_groups_anew() -> None:
@@ -42,6 +44,27 @@ def find_groups() -> list[Any]:
     with contextlib.suppress(TypeError, RuntimeError):  # removed or changed while it was read
         return list(probe.find(_GROUPS))
     return [dist.group.WORLD] if dist.is_initialized() else []
+
+
+def destroy_groups() -> None:
+    """Destroy all process groups, like `destroy_process_group`.
+
+    gloo's threads need the GIL to free the tensors of their last collective, and a group joins them when it is freed.
+    Up to torch 2.7 it does so with the GIL held, which is a deadlock. The Python object of a backend releases the GIL
+    first, so it is kept for longer than its group.
+    """
+    backends = [_find_gloo(group) for group in find_groups()]
+    dist.destroy_process_group()
+    backends.clear()
+
+
+def _find_gloo(group: Any) -> Any:
+    """The group's backend for tensors in host memory; None if it has none or torch does not expose it."""
+    if probe.find(_BACKEND) is None:
+        return None
+    with contextlib.suppress(Exception):
+        return group._get_backend(torch.device("cpu"))
+    return None
 
 
 def find_store() -> Any:
@@ -126,6 +149,12 @@ PROBES = (
         (_STORE,),
         "checked() makes a store of its own",
         probe.has_all(_STORE),
+    ),
+    Probe(
+        "a world is left without a deadlock on torch 2.7 and older",
+        (_BACKEND,),
+        "a process can wait for ever when it destroys its groups right after a collective",
+        probe.has_all(_BACKEND),
     ),
     Probe(
         "a hang is noticed in scripts that report no steps, and the rank that is behind is named",
