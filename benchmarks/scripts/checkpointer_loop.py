@@ -1,7 +1,7 @@
 """The loop of `loop.py` with a `Checkpointer`: started again in each world, it saves when a change is announced.
 
 It writes the same lines. `--checkpoint` is the directory, and is required. The variable MEMORY_EVERY is the number of
-steps between two snapshots in memory (default: none).
+steps between two snapshots in memory (default: none); with them, one of ten checkpoints is written to the directory.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ def main() -> None:
         model = torch.nn.Linear(args.size, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         trained = torch.nn.parallel.DistributedDataParallel(model)
+        memory_every = int(os.environ.get("MEMORY_EVERY", "0"))
         checkpoint = elasticjob.Checkpointer(
             *(args.checkpoint, model, optimizer),
-            every=args.checkpoint_every,
-            memory_every=int(os.environ.get("MEMORY_EVERY", "0")),
+            every=args.checkpoint_every * (10 if memory_every else 1),
+            memory_every=memory_every,
         )
         count = checkpoint.restore()
         write(t=time.time(), mark="connected")
