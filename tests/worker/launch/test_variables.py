@@ -76,3 +76,4 @@ def test_the_variables_are_right_in_every_world(hub: FakeHub, pods: Pods, tmp_pa
     stays = program == "variables_in_session.py"
     assert (find_processes(before) < find_processes(after)) == stays, "a session keeps its processes, others restart"
     assert (find_processes(last) < find_processes(after)) == stays
+    assert not any("did not leave its world in time" in pod.log for pod in members.values())
