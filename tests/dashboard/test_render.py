@@ -189,6 +189,14 @@ def test_a_job_without_anything_is_a_page_too() -> None:
     Reader(page(empty))
 
 
+def test_only_a_pool_that_there_is_not_is_hidden() -> None:
+    def hidden(**more: str) -> list[str]:
+        return re.findall(r'aria-labelledby="h-(\w+)" hidden', page(regions(job()) | more))
+
+    assert hidden(worlds="", pool="") == ["pool"]
+    assert hidden(pool="<p>two jobs</p>") == []
+
+
 def hostile(value: Any) -> Any:
     """The same object with hostile text in place of every text that users or their programs choose."""
     if isinstance(value, dict):

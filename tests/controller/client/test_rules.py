@@ -18,6 +18,7 @@ from elasticjob_operator.client.connection import find_kubeconfig
 from elasticjob_operator.client.execute import ExecUnavailableError, exit_code_of
 from elasticjob_operator.client.logs import is_newer, split_stamp
 from elasticjob_operator.rest.errors import decode_error
+from elasticjob_operator.times import parse_time
 
 
 def status(code: int, reason: str, message: str) -> str:
@@ -224,6 +225,16 @@ def test_a_recording_survives_being_cut_off() -> None:
         past.read_recording(f"nonsense\n{line}\n")
     newer = json.dumps(json.loads(line) | {"more": 1})
     assert past.read_recording(newer) == [sample]
+
+
+def test_a_sample_has_the_progress_as_far_as_there_is_any() -> None:
+    sample = past.take_sample(given.job(), 1000.0)
+    when = parse_time(given.GENERATION_TIME)
+    assert (sample.step, sample.total_steps, sample.progress_time, sample.metrics) == (40, 100, when, {"loss": 0.5})
+    raw = given.running_status()
+    del raw["progress"]
+    silent = past.take_sample(given.job(raw), 1000.0)
+    assert (silent.step, silent.total_steps, silent.progress_time, silent.metrics) == (None, None, None, {})
 
 
 def test_time_that_goes_by_is_booked() -> None:

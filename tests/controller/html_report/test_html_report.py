@@ -90,6 +90,11 @@ def test_an_empty_history_is_a_page_too() -> None:
     text = render(Facts("new", "default", "Pending", START), past.build_history([], []), None)
     assert text.count("nothing was recorded") == 3
     assert "No world was formed yet" in text
+    assert "No world has trained yet" in text
+    waits = past.Sample(START, "Pending")
+    assert "No world has trained yet" in render(
+        Facts("new", "default", "Pending", START), past.build_history([], []), waits
+    )
 
 
 def test_a_bar_is_divided_as_the_time_was_spent() -> None:

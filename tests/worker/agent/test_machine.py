@@ -373,6 +373,21 @@ def test_when_workers_are_started_before_there_is_a_world(wants: bool | None, hu
 
 
 @pytest.mark.parametrize(
+    ("welcome", "ran", "waits"),
+    [
+        pytest.param(None, False, False, id="the hub has not answered"),
+        pytest.param(wire.Welcome(1, 3), False, False, id="nobody trains"),
+        pytest.param(wire.Welcome(1, 3, training=True), False, True, id="others train, and would wait for it"),
+        pytest.param(wire.Welcome(1, 3, training=True), True, False, id="it was one of them"),
+        pytest.param(wire.Welcome(1, 3, training=True, in_process=True), False, False, id="its sessions start at once"),
+    ],
+)
+def test_a_joiner_imports_before_it_is_ready(welcome: wire.Welcome | None, ran: bool, waits: bool) -> None:
+    state = State(wire.AgentState(), 30.0, None, hub=HubView(welcome=welcome), ran=ran)
+    assert rules.awaits_imports(state) is waits
+
+
+@pytest.mark.parametrize(
     ("stage", "generation", "wants", "kept"),
     [
         pytest.param(Stage.RUNNING, 3, None, True, id="they run"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -110,3 +111,22 @@ def test_no_hook_is_left_behind() -> None:
         stopwatch.before_step(optimizer)
     assert not parameter._backward_hooks
     assert len(samples.found) == 1, "one step in many is measured"
+
+
+@dataclass
+class Moment:
+    """An event of a GPU's stream."""
+
+    at: float  # milliseconds
+    has_passed: bool = True
+
+    def elapsed_time(self, last: Moment) -> float:
+        return last.at - self.at
+
+    def query(self) -> bool:
+        return self.has_passed
+
+
+@pytest.mark.parametrize(("has_passed", "seconds"), [(True, 0.25), (False, None)])
+def test_a_device_that_is_behind_is_asked_again(has_passed: bool, seconds: float | None) -> None:
+    assert pace._Cuda().between(Moment(1000.0), Moment(1250.0, has_passed)) == seconds

@@ -390,3 +390,26 @@ dist.destroy_process_group()
     assert "cannot keep a sharded model: 'weight' is a DTensor" in sharded
     assert "Session(build=...)" in sharded
     assert "Give it the plain module" in wrapped
+
+
+def test_errors_reach_the_script_where_no_other_world_can_come() -> None:
+    """Without an agent neither a bug nor a lost world may be passed over: nobody calls the process again."""
+    program = """
+import torch
+from elasticjob import Session
+from elasticjob.errors import CollectiveFailedError
+model = torch.nn.Linear(1, 1)
+session = Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+for block in (session.step, session.interruptible):
+    for error in (ValueError("a bug"), CollectiveFailedError("Connection closed by peer")):
+        try:
+            with block():
+                raise error
+            print("passed over")
+        except (ValueError, CollectiveFailedError) as raised:
+            print(raised)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=90, check=True
+    )
+    assert lines_of(done.stdout) == ["a bug", "Connection closed by peer"] * 2, done.stderr

@@ -160,6 +160,25 @@ def test_checks_and_topology_add_to_the_pods() -> None:
     assert placement.gates == ("kueue.x-k8s.io/topology",)
 
 
+@pytest.mark.parametrize(
+    ("annotation", "value", "request_"),
+    [
+        ("required-topology", "rack", {"required": "rack"}),
+        ("preferred-topology", "block", {"preferred": "block"}),
+        ("unconstrained-topology", "true", {"unconstrained": True}),
+        ("unconstrained-topology", "false", {"unconstrained": False}),
+        ("slice-size", "4", {"podSetSliceSize": 4}),
+        ("slice-size", "many", {"podSetSliceSize": 0}),
+    ],
+)
+def test_a_topology_request_has_the_types_of_the_workload(
+    annotation: str, value: str, request_: dict[str, Any]
+) -> None:
+    template = {"metadata": {"annotations": {f"kueue.x-k8s.io/podset-{annotation}": value}}}
+    spec = make_spec(2, 4, template=template | {"spec": SPEC.template["spec"]})
+    assert manifests.find_topology(spec) == {**request_, "podIndexLabel": "elasticjob.dev/replica-index"}
+
+
 def test_a_workload_asks_for_what_the_pods_will_need() -> None:
     template = {
         "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}},

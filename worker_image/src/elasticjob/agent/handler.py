@@ -111,9 +111,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         if not self._checked:
             self._checked = True
             self._check()
-        state = self.executor.state
-        is_joiner = not state.ran and not rules.starts_early(state)
-        if is_joiner and state.hub.welcome is not None and state.hub.welcome.training:
+        if rules.awaits_imports(self.executor.state):
             self._server.await_imports()
         match self.executor.await_workers_world():
             case events.Exit() as end:

@@ -93,6 +93,12 @@ def starts_early(state: State) -> bool:
     return state.wants_sessions is True or (state.hub.welcome is not None and state.hub.welcome.in_process)
 
 
+def awaits_imports(state: State) -> bool:
+    """Whether to let the workers' imports end before this pod is ready: others train, and will stop to let it join."""
+    welcome = state.hub.welcome
+    return welcome is not None and welcome.training and not state.ran and not starts_early(state)
+
+
 def holds_torch(state: State) -> bool:
     """Whether torch's loop must not poll its workers: they are being stopped, which is not a failure."""
     if state.stage in (Stage.OVER, Stage.STOPPING, Stage.STOPPED):

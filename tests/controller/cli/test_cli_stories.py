@@ -1,0 +1,167 @@
+"""Commands that follow a job or read its logs, with a client that replays what a cluster would send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Self, cast
+
+import pytest
+import yaml
+
+from controller import client_fixture as given
+from elasticjob_operator.cli import common
+from elasticjob_operator.cli.launch.following import follow_job
+from elasticjob_operator.cli.root import run
+from elasticjob_operator.client import Change, Client, Job, Line, NotFoundError, Pod
+from elasticjob_operator.client.execute import ExecUnavailableError
+
+HANG = {
+    "kind": "RankHung",
+    "rank": 1,
+    "pod": "digits-worker-1",
+    "generation": 3,
+    "time": given.GENERATION_TIME,
+    "summary": "rank 1 sleeps in train.py",
+}
+
+
+def job(**status: Any) -> Job:
+    raw = given.manifest()
+    return Job.parse({**raw, "metadata": {**raw["metadata"], "uid": "u"}, "status": given.running_status() | status})
+
+
+Killed = list[str]  # inside the class, `list` is its method
+
+
+class Replay:
+    """A client of one job: its changes, the lines of its log, and what a command in a pod ends with."""
+
+    def __init__(
+        self, *changes: Change, lines: tuple[str, ...] = (), ends: tuple[int, str] | ExecUnavailableError = (0, "")
+    ) -> None:
+        self._changes = changes
+        self._lines = lines
+        self._ends = ends
+        self.killed: Killed = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def get(self, name: str) -> Job:
+        return self._changes[-1].job
+
+    async def list(self, **_: object) -> Sequence[Job]:
+        return [change.job for change in self._changes]
+
+    async def pods(self, name: str) -> Sequence[Pod]:
+        return [Pod(given.pod_object(name, index, "")) for index in range(2)]
+
+    async def execute(self, *_: object) -> tuple[int, str]:
+        if isinstance(self._ends, ExecUnavailableError):
+            raise self._ends
+        return self._ends
+
+    async def kill_pod(self, pod: Pod) -> None:
+        self.killed.append(pod.name)
+
+    async def watch(self, *_: object) -> AsyncGenerator[Change]:
+        for change in self._changes:
+            yield change
+
+    async def logs(self, *_: object, **__: object) -> AsyncGenerator[Line]:
+        for text in self._lines:
+            yield Line(pod="digits-worker-1", ranks=range(1, 2), text=text)
+
+
+async def test_following_a_job_ends_when_it_is_deleted() -> None:
+    client = Replay(Change("ADDED", job()), Change("DELETED", job()))
+    with pytest.raises(NotFoundError, match="digits was deleted"):
+        await follow_job(cast(Client, client), "digits")
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "lines", "code", "told"),
+    [
+        (None, (), 2, ["job digits has not hung, or the logs of its pods no longer tell"]),
+        (HANG, (), 0, ["generation 3 hung", "rank 1 sleeps in train.py", "no pod of the job has a report"]),
+        (
+            HANG,
+            ("elasticjob: hang report of generation 3: rank 1 sleeps", "  File train.py", "ordinary"),
+            0,
+            ["generation 3 hung", "=== digits-worker-1, generation 3: rank 1 sleeps\n  File train.py"],
+        ),
+    ],
+)
+def test_diagnose_tells_what_the_status_and_the_logs_know(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    diagnosis: dict[str, Any] | None,
+    lines: tuple[str, ...],
+    code: int,
+    told: list[str],
+) -> None:
+    client = Replay(Change("ADDED", job(diagnosis=diagnosis)), lines=lines)
+    monkeypatch.setattr(common.Target, "client", lambda _: client)
+    assert run(["diagnose", "digits"]) == code
+    captured = capsys.readouterr()
+    for text in told:
+        assert text in captured.out + captured.err
+    assert ("no pod of the job has a report" in captured.err) == (diagnosis is not None and not lines)
+
+
+@pytest.mark.parametrize(
+    ("how", "ends", "code", "told", "killed"),
+    [
+        ("auto", (0, ""), 0, "killed the process of rank 1 in pod digits-worker-1", []),
+        ("process", (0, ""), 0, "killed the process of rank 1 in pod digits-worker-1", []),
+        ("auto", (3, ""), 0, "no process with RANK=1 in pod digits-worker-1; deleting", ["digits-worker-1"]),
+        ("process", (3, ""), 1, "rank 1 was not killed: no process with RANK=1 in pod digits-worker-1", []),
+        ("process", (126, "no sh"), 1, "exec in pod digits-worker-1 failed with exit code 126: no sh", []),
+        ("auto", ExecUnavailableError("exec is forbidden"), 0, "exec is forbidden; deleting", ["digits-worker-1"]),
+        ("pod", (0, ""), 0, "killed pod digits-worker-1 with rank 1", ["digits-worker-1"]),
+    ],
+)
+def test_a_rank_is_killed_in_the_first_way_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+    ends: tuple[int, str] | ExecUnavailableError,
+    code: int,
+    told: str,
+    killed: list[str],
+) -> None:
+    client = Replay(Change("ADDED", job()), ends=ends)
+    monkeypatch.setattr(common.Target, "client", lambda _: client)
+    assert run(["chaos", "rank", "digits", "1", "--how", how]) == code
+    captured = capsys.readouterr()
+    assert told in captured.out + captured.err
+    assert client.killed == killed
+
+
+@pytest.mark.parametrize("output", ["json", "yaml", "name", "wide", None])
+def test_the_list_has_the_form_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str | None
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(common.Target, "client", lambda _: Replay(Change("ADDED", job())))
+    assert run(["list", *(["-o", output] if output else [])]) == 0
+    out = capsys.readouterr().out
+    match output:
+        case "json" | "yaml":
+            found = json.loads(out) if output == "json" else yaml.safe_load(out)
+            assert [item["metadata"]["name"] for item in found["items"]] == ["digits"]
+        case "name":
+            assert out == "elasticjob.elasticjob.dev/digits\n"
+        case _:
+            assert out.split()[0] == "NAME" and ("GOODPUT" in out) == (output == "wide")
+
+
+def test_an_empty_list_says_where_else_to_look(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(common.Target, "client", lambda _: Replay())
+    assert run(["list"]) == 0
+    assert "no ElasticJobs found; -A looks in all namespaces" in capsys.readouterr().out
