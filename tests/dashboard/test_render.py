@@ -127,6 +127,7 @@ def test_the_regions_of_a_job() -> None:
         lastFailure={
             "pod": "digits-worker-1", "node": "node-1", "rank": 1, "exitCode": 1, "generation": 2,
             "time": "2026-01-01T00:00:05Z", "traceback": "Traceback:\nValueError: no", "logTail": "the end",
+            "message": "the disk is full",
         },
         scaling={"pool": "default", "size": 2, "wanted": 4, "reason": "the others gain more",
                  "speeds": [{"size": 2, "stepSeconds": 0.5}], "expectedGainPercent": 12,
@@ -140,6 +141,7 @@ def test_the_regions_of_a_job() -> None:
     assert "2 pods, 2 processes, generation 3" in told["state"] and "the others gain more" in told["state"]
     assert "rank 1 in digits-worker-1 on node-1: exit code 1" in told["failures"]
     assert "2026-01-01 00:00:05" in told["failures"] and "ValueError: no" in told["failures"]
+    assert "the disk is full" in told["failures"]
     assert "the end" in told["failures"] and "MemberLost" in told["failures"]
     assert "expected to change its speed by +12 %" in told["pool"] and "2: 2/s" in told["pool"]
     assert "it costs 5.6 an hour, 1.25 so far, 11 at its end" in told["pool"]

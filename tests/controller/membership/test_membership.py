@@ -303,6 +303,11 @@ GONE = api.RendezvousStatus()
             id="start-waits-for-those-on-their-way",
         ),
         pytest.param(
+            make_situation(GONE, tuple(make_worker(i, state_since=NOW - 1) for i in range(4)), missing=1),
+            (State.STARTING, "start", ["u0", "u1", "u2", "u3"], {"world"}),
+            id="start-with-all-that-are-wanted-waits-for-no-spare",
+        ),
+        pytest.param(
             make_situation(GONE, READY[:2], missing=2),
             (State.STARTING, "start", ["u0", "u1"], {"world"}),
             id="start-waits-only-so-long",
