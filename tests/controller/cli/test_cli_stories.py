@@ -82,6 +82,14 @@ async def test_following_a_job_ends_when_it_is_deleted() -> None:
         await follow_job(cast(Client, client), "digits")
 
 
+async def test_following_a_job_ends_with_its_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    done = job(phase="Complete", conditions=[given.condition("Complete")])
+    client = Replay(Change("ADDED", job()), Change("MODIFIED", done), lines=("epoch 3",))
+    assert await follow_job(cast(Client, client), "digits") == done
+    captured = capsys.readouterr()
+    assert "epoch 3" in captured.out and "Complete" in captured.err
+
+
 @pytest.mark.parametrize(
     ("diagnosis", "lines", "code", "told"),
     [
