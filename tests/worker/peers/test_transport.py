@@ -1,0 +1,133 @@
+"""Connections between agents: who is let in, what is refused, and how many there can be."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from elasticjob.peers import transport
+from elasticjob.peers.transport import ClosedError, Header, Link, PeerError, RefusedError, Server
+
+pytestmark = pytest.mark.timeout(60)
+KEY = "of-this-job"
+HELLO = len(b"elasticjob-peer-1") + 32  # bytes
+
+
+def answer(header: Header, body: bytes) -> tuple[Header, bytes]:
+    if header["op"] == "fail":
+        raise OSError("the disk is full")
+    return {"op": header["op"]}, body[::-1]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server("127.0.0.1", lambda: KEY, answer)
+    yield server
+    server.close()
+
+
+def connect(server: Server, key: str = KEY) -> Link:
+    return transport.connect("127.0.0.1", server.port, key)
+
+
+def test_requests_are_answered_and_a_refusal_ends_no_connection(server: Server) -> None:
+    link = connect(server)
+    assert link.call("turn", b"abc") == ({"op": "turn"}, b"cba")
+    with pytest.raises(RefusedError, match="OSError: the disk is full"):
+        link.call("fail")
+    assert link.call("turn") == ({"op": "turn"}, b"")
+    link.close()
+
+
+@pytest.mark.parametrize("key", ["of-another-job", ""])
+def test_nobody_without_the_key_is_let_in(server: Server, key: str) -> None:
+    with pytest.raises(PeerError):
+        connect(server, key)
+    link = connect(server)
+    assert link.call("turn")[0] == {"op": "turn"}
+    link.close()
+
+
+def test_something_else_that_connects_is_sent_away(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: another-pod.of-another-job\r\n\r\n"[:HELLO])
+        said = b"".join(iter(lambda: stranger.recv(4096), b""))
+    assert len(said) == HELLO, "its own hello, and nothing after it"
+
+
+@pytest.mark.parametrize(
+    ("frame", "problem"),
+    [
+        pytest.param(struct.pack("!II", 2, 0) + b"{}" + b"x" * 32, "was changed on its way", id="a wrong proof"),
+        pytest.param(struct.pack("!II", 1 << 20, 0), "too large", id="a large header"),
+        pytest.param(struct.pack("!II", 2, (64 << 20) + 1), "too large", id="a large body"),
+        pytest.param(struct.pack("!II", 2, 0) + b"{}", "has closed the connection", id="half a frame"),
+    ],
+)
+def test_a_frame_that_breaks_the_protocol_is_an_error(frame: bytes, problem: str) -> None:
+    ours, theirs = socket.socketpair()
+    links: list[Link] = []
+    other = threading.Thread(target=lambda: links.append(Link(theirs, KEY, serves=True)))
+    other.start()
+    link = Link(ours, KEY, serves=False)
+    other.join()
+    theirs.sendall(frame)
+    theirs.close()
+    with pytest.raises(PeerError, match=problem):
+        link.receive()
+    ours.close()
+
+
+def test_a_frame_cannot_be_repeated() -> None:
+    ours, theirs = socket.socketpair()
+    links: list[Link] = []
+    other = threading.Thread(target=lambda: links.append(Link(theirs, KEY, serves=True)))
+    other.start()
+    link = Link(ours, KEY, serves=False)
+    other.join()
+    links[0].send({"step": 1})
+    frame = ours.recv(4096, socket.MSG_PEEK)
+    assert link.receive() == ({"step": 1}, b"")
+    theirs.sendall(frame)
+    with pytest.raises(PeerError, match="was changed on its way"):
+        link.receive()
+    for one in (ours, theirs):
+        one.close()
+
+
+def test_there_are_only_so_many_connections_until_one_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_MOST_LINKS", 3)
+    links = [connect(server) for _ in range(3)]
+    with pytest.raises((PeerError, OSError)):
+        connect(server)
+    assert [link.call("turn")[0] for link in links] == [{"op": "turn"}] * 3
+    links.pop().close()
+    ended = threading.Event()
+
+    def is_let_in() -> bool:
+        try:
+            links.append(connect(server))
+        except (PeerError, OSError):
+            return False
+        return True
+
+    while not is_let_in():  # the server sees the end of a connection soon, and the test has a timeout
+        ended.wait(0.01)
+    assert links[-1].call("turn")[0] == {"op": "turn"}
+    for link in links:
+        link.close()
+
+
+def test_a_server_that_closes_ends_its_connections(server: Server) -> None:
+    link = connect(server)
+    assert link.call("turn")[0] == {"op": "turn"}
+    server.close()
+    with pytest.raises((ClosedError, OSError)):
+        link.call("turn")
+    link.close()
+    with pytest.raises((PeerError, OSError)):
+        connect(server)
