@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elasticjob.agent import torch_agent
+from elasticjob.torchcompat import elastic_agent
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,21 @@ def test_failures(
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=exit_code, error_file=str(file))
     found = torch_agent.describe(failure, generation=2, rank=0)
     assert (found.exit_code, found.signal, found.message if has_raised else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("codes", "has_workers"),
+    [
+        pytest.param((), False, id="none was started"),
+        pytest.param((None, None), True, id="all run"),
+        pytest.param((0, None), True, id="one runs"),
+        pytest.param((0, -9), False, id="all have ended"),
+    ],
+)
+def test_whether_a_worker_is_still_there(
+    codes: tuple[int | None, ...], has_workers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = {rank: SimpleNamespace(poll=lambda code=code: code) for rank, code in enumerate(codes)}
+    monkeypatch.setattr(elastic_agent, "find_processes", lambda _: processes)
+    assert torch_agent.has_workers(cast(Any, object())) is has_workers
+    assert not torch_agent.has_workers(None)

@@ -14,6 +14,7 @@ def wrote(*paths: str, unready: tuple[str, ...] = (), copies: int = 1) -> Report
 
 
 NOTHING = Report(copies=1)
+START = 1000.0  # of the clock, in seconds
 
 
 def test_a_record_is_made_when_all_have_looked_once_more() -> None:
@@ -75,12 +76,12 @@ def test_which_record_is_kept(
     old, new = (Record(1, number, wrote(path).files) for number, path in ((1, "a"), (2, "b")))
     names = {"old": old.name, "new": new.name, "": ""}
     lead.take(0, wrote("b"), 0)
-    assert lead.find_kept(0.0, old) is None, "not all have reported"
+    assert lead.find_kept(START, old) is None, "not all have reported"
     for rank in (1, 2):
         lead.take(rank, NOTHING, 0, old.name)
-    assert lead.find_kept(0.0, old) == (1, 1)
+    assert lead.find_kept(START, old) == (1, 1)
     for rank, name in enumerate(known, start=1):
         lead.take(rank, Report(copies=copies), 0, names[name])
-    lead.find_kept(0.0, new)
-    assert lead.find_kept(seconds, new) == expected
+    lead.find_kept(START, new)
+    assert lead.find_kept(START + seconds, new) == expected
     assert lead.is_known(new) is ("new" in known)
