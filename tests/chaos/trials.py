@@ -63,6 +63,8 @@ def run_trials(
             with lock:
                 took = time.monotonic() - started
                 print(f"{'WRONG' if wrong else 'ok':5} {took:5.1f} s {faults:3} faults  {trial.name}", flush=True)
+                if wrong:
+                    print(wrong, flush=True)  # at once: a run of hours may not reach its end
                 report.histories += 1
                 report.faults += faults
                 report.violations += [wrong] if wrong else []
@@ -75,8 +77,6 @@ def run_trials(
         thread.join()
     report.seconds = time.monotonic() - began
     report.more = score()
-    for wrong in report.violations:
-        print(wrong, flush=True)
     print(report.line(), flush=True)
     return report
 

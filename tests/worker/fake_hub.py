@@ -407,22 +407,13 @@ class FakeHub:
             if pod in self.agents:
                 self._tell(self.agents[pod], directive)
 
-    def _is_missed(self, pod: str, now: float) -> bool:
-        """Whether it was lost before it had left the world: the others cannot end a last step with it."""
-        agent = self.agents.get(pod)
-        return (
-            agent is not None
-            and agent.lost_at is not None
-            and now - agent.lost_at > self.form_grace
-            and agent.phase in ("running", "stopping")
-        )
-
-    def _hurry(self, pods: list[str]) -> None:
-        assert self.world is not None
-        for pod in pods:
-            agent = self.agents.get(pod)
-            if agent is not None and agent.phase in ("running", "stopping"):
-                self._tell(agent, self._regroup_directive(self.world.generation, "member lost", checkpoint=False))
+    def _stop_waiting_for_lost(self, world: World, now: float) -> None:
+        """Where a member was lost before it had left its world, the others cannot end a last step with it."""
+        still = [self.agents[pod] for pod in world.pods if pod in self.agents]
+        still = [agent for agent in still if agent.phase in ("running", "stopping")]
+        if any(agent.lost_at is not None and now - agent.lost_at > self.form_grace for agent in still):
+            for agent in still:
+                self._tell(agent, self._regroup_directive(world.generation, "member lost", checkpoint=False))
 
     def _candidates(self, now: float) -> list[Agent]:
         return [
@@ -433,8 +424,8 @@ class FakeHub:
 
     def _form(self, now: float) -> None:
         old = self.world.pods if self.world is not None else []
-        if any(self._is_missed(pod, now) for pod in old):
-            self._hurry(old)
+        if self.world is not None:
+            self._stop_waiting_for_lost(self.world, now)
         for pod in old:
             agent = self.agents.get(pod)
             if agent is None or agent.phase in ("leaving", "failed", "succeeded", "starting"):

@@ -87,14 +87,12 @@ def test_goodput_is_a_bound_where_no_steps_are_reported(measured: str, shown: st
 
 
 def test_an_empty_history_is_a_page_too() -> None:
-    text = render(Facts("new", "default", "Pending", START), past.build_history([], []), None)
+    facts, nothing = Facts("new", "default", "Pending", START), past.build_history([], [])
+    text = render(facts, nothing, None)
     assert text.count("nothing was recorded") == 3
     assert "No world was formed yet" in text
-    assert "No world has trained yet" in text
-    waits = past.Sample(START, "Pending")
-    assert "No world has trained yet" in render(
-        Facts("new", "default", "Pending", START), past.build_history([], []), waits
-    )
+    for last in (None, past.Sample(START, "Pending")):
+        assert "No world has trained yet" in render(facts, nothing, last)
 
 
 def test_a_bar_is_divided_as_the_time_was_spent() -> None:

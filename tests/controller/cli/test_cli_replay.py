@@ -1,9 +1,9 @@
-"""Commands that follow a job or read its logs, with a client that replays what a cluster would send."""
+"""Commands that follow, list, diagnose and kill, with a client that replays what a cluster would send."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Self, cast
 
 import pytest
@@ -11,6 +11,7 @@ import yaml
 
 from controller import client_fixture as given
 from elasticjob_operator.cli import common
+from elasticjob_operator.cli.chaos import NONE_FOUND
 from elasticjob_operator.cli.launch.following import follow_job
 from elasticjob_operator.cli.root import run
 from elasticjob_operator.client import Change, Client, Job, Line, NotFoundError, Pod
@@ -27,11 +28,7 @@ HANG = {
 
 
 def job(**status: Any) -> Job:
-    raw = given.manifest()
-    return Job.parse({**raw, "metadata": {**raw["metadata"], "uid": "u"}, "status": given.running_status() | status})
-
-
-Killed = list[str]  # inside the class, `list` is its method
+    return given.job(given.running_status() | status)
 
 
 class Replay:
@@ -43,7 +40,7 @@ class Replay:
         self._changes = changes
         self._lines = lines
         self._ends = ends
-        self.killed: Killed = []
+        self.killed: tuple[str, ...] = ()
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,7 +62,7 @@ class Replay:
         return self._ends
 
     async def kill_pod(self, pod: Pod) -> None:
-        self.killed.append(pod.name)
+        self.killed += (pod.name,)
 
     async def watch(self, *_: object) -> AsyncGenerator[Change]:
         for change in self._changes:
@@ -74,6 +71,16 @@ class Replay:
     async def logs(self, *_: object, **__: object) -> AsyncGenerator[Line]:
         for text in self._lines:
             yield Line(pod="digits-worker-1", ranks=range(1, 2), text=text)
+
+
+@pytest.fixture
+def answer_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Replay], None]:
+    """Let every command talk to this client."""
+
+    def replace(client: Replay) -> None:
+        monkeypatch.setattr(common.Target, "client", lambda _: client)
+
+    return replace
 
 
 async def test_following_a_job_ends_when_it_is_deleted() -> None:
@@ -104,7 +111,7 @@ async def test_following_a_job_ends_with_its_last_lines(capsys: pytest.CaptureFi
     ],
 )
 def test_diagnose_tells_what_the_status_and_the_logs_know(
-    monkeypatch: pytest.MonkeyPatch,
+    answer_with: Callable[[Replay], None],
     capsys: pytest.CaptureFixture[str],
     diagnosis: dict[str, Any] | None,
     lines: tuple[str, ...],
@@ -112,7 +119,7 @@ def test_diagnose_tells_what_the_status_and_the_logs_know(
     told: list[str],
 ) -> None:
     client = Replay(Change("ADDED", job(diagnosis=diagnosis)), lines=lines)
-    monkeypatch.setattr(common.Target, "client", lambda _: client)
+    answer_with(client)
     assert run(["diagnose", "digits"]) == code
     captured = capsys.readouterr()
     for text in told:
@@ -123,26 +130,26 @@ def test_diagnose_tells_what_the_status_and_the_logs_know(
 @pytest.mark.parametrize(
     ("how", "ends", "code", "told", "killed"),
     [
-        ("auto", (0, ""), 0, "killed the process of rank 1 in pod digits-worker-1", []),
-        ("process", (0, ""), 0, "killed the process of rank 1 in pod digits-worker-1", []),
-        ("auto", (3, ""), 0, "no process with RANK=1 in pod digits-worker-1; deleting", ["digits-worker-1"]),
-        ("process", (3, ""), 1, "rank 1 was not killed: no process with RANK=1 in pod digits-worker-1", []),
-        ("process", (126, "no sh"), 1, "exec in pod digits-worker-1 failed with exit code 126: no sh", []),
-        ("auto", ExecUnavailableError("exec is forbidden"), 0, "exec is forbidden; deleting", ["digits-worker-1"]),
-        ("pod", (0, ""), 0, "killed pod digits-worker-1 with rank 1", ["digits-worker-1"]),
+        ("auto", (0, ""), 0, "killed the process of rank 1 in pod digits-worker-1", ()),
+        ("process", (0, ""), 0, "killed the process of rank 1 in pod digits-worker-1", ()),
+        ("auto", (NONE_FOUND, ""), 0, "no process with RANK=1 in pod digits-worker-1; deleting", ("digits-worker-1",)),
+        ("process", (NONE_FOUND, ""), 1, "rank 1 was not killed: no process with RANK=1 in pod digits-worker-1", ()),
+        ("process", (126, "no sh"), 1, "exec in pod digits-worker-1 failed with exit code 126: no sh", ()),
+        ("auto", ExecUnavailableError("exec is forbidden"), 0, "exec is forbidden; deleting", ("digits-worker-1",)),
+        ("pod", (0, ""), 0, "killed pod digits-worker-1 with rank 1", ("digits-worker-1",)),
     ],
 )
 def test_a_rank_is_killed_in_the_first_way_that_works(
-    monkeypatch: pytest.MonkeyPatch,
+    answer_with: Callable[[Replay], None],
     capsys: pytest.CaptureFixture[str],
     how: str,
     ends: tuple[int, str] | ExecUnavailableError,
     code: int,
     told: str,
-    killed: list[str],
+    killed: tuple[str, ...],
 ) -> None:
     client = Replay(Change("ADDED", job()), ends=ends)
-    monkeypatch.setattr(common.Target, "client", lambda _: client)
+    answer_with(client)
     assert run(["chaos", "rank", "digits", "1", "--how", how]) == code
     captured = capsys.readouterr()
     assert told in captured.out + captured.err
@@ -151,10 +158,13 @@ def test_a_rank_is_killed_in_the_first_way_that_works(
 
 @pytest.mark.parametrize("output", ["json", "yaml", "name", "wide", None])
 def test_the_list_has_the_form_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str | None
+    answer_with: Callable[[Replay], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str | None,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(common.Target, "client", lambda _: Replay(Change("ADDED", job())))
+    answer_with(Replay(Change("ADDED", job())))
     assert run(["list", *(["-o", output] if output else [])]) == 0
     out = capsys.readouterr().out
     match output:
@@ -168,8 +178,8 @@ def test_the_list_has_the_form_that_is_asked_for(
 
 
 def test_an_empty_list_says_where_else_to_look(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    answer_with: Callable[[Replay], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(common.Target, "client", lambda _: Replay())
+    answer_with(Replay())
     assert run(["list"]) == 0
     assert "no ElasticJobs found; -A looks in all namespaces" in capsys.readouterr().out
