@@ -97,11 +97,9 @@ def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path)
             reports.append(run_trials("clustersessions", args.seed, lanes[:1], trials))
         if "health" in suites:
             score = health.Score()
-            # One lane: a rank that waits for a core is as slow as one with a fault.
-            found = run_trials(
-                "health", args.seed, lanes[:1], health.make_trials(args.seed, args.health_faults, score), score.more
-            )
-            reports.append(found)
+            # On few cores with --lanes 1: a rank that waits for a core is as slow as one with a fault.
+            trials = health.make_trials(args.seed, args.health_faults, score)
+            reports.append(run_trials("health", args.seed, lanes, trials, score.more))
         if "fuzz" in suites:
             reports.append(fuzz.run(lanes[0], args.seed, 300))
         if "soak" in suites:

@@ -200,7 +200,7 @@ def suffer(stage: Stage, seed: int, length: int, score: Score) -> None:
 
 def start_on_bad_node(stage: Stage, kind: str, score: Score) -> None:
     """A job whose pods start on three nodes, one of which is bad; a fourth one is free."""
-    free = NodeSpec(f"free-{stage.name}")
+    free = NodeSpec(f"free-{stage.jobs.namespace}-{stage.name}")
     stage.jobs.cluster.add_node(free)
     try:
         training, bad = _start(stage, kind)
