@@ -73,6 +73,7 @@ class Invariants:
                 if p.live
                 and p.uid not in replaced
                 and not p.disruption
+                and not p.sick_device
                 and p.uid not in doomed
                 and p.node not in leaving
                 and not self._leaves(seen, p.uid)

@@ -104,6 +104,7 @@ class Cause(StrEnum):
     DRAIN = "drain", "a node is being drained"
     NODE_LEAVING = "node-leaving", "a node is about to be removed"
     DISRUPTION = "disruption", "a pod is about to be disrupted"
+    DEVICE = "device", "a device of a pod is unhealthy"
     POD_DELETED = "pod-deleted", "a pod is being deleted"
     POD_LEAVING = "pod-leaving", "a pod was asked to stop"
     SUSPENDED = "suspended", "the job was suspended and resumed"

@@ -105,7 +105,7 @@ def signal_name(exit_code: int) -> str:
 
 def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
     """Whether the cluster or the program caused the end of this pod."""
-    if pod.disruption or pod.deleting is not None:
+    if pod.disruption or pod.deleting is not None or pod.sick_device:
         return Blame.INFRASTRUCTURE
     if pod.reason in ("Evicted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"):
         return Blame.INFRASTRUCTURE

@@ -77,6 +77,19 @@ def _phase_of_ended(phase: PodPhase, found: Exit, status: Raw) -> PodPhase:
     return PodPhase.FAILED if found.code else PodPhase.SUCCEEDED
 
 
+def find_sick_device(status: Raw) -> str:
+    """The first device of a pod that is unhealthy, `resource id`; "" if none is, or if the kubelet does not tell it.
+
+    Kubernetes has this since 1.31 (KEP-4680). `Unknown` is no evidence: a device plugin that restarts causes it too.
+    """
+    for container in status.get("containerStatuses") or ():
+        for allocated in container.get("allocatedResourcesStatus") or ():
+            for device in allocated.get("resources") or ():
+                if device.get("health") == "Unhealthy":
+                    return f"{allocated.get('name', '')} {device.get('resourceID', '')}"
+    return ""
+
+
 def _look_at_init_containers(spec: Raw, status: Raw) -> tuple[Exit | None, Raw]:
     """The exit of a failed init container, and the waiting state of one that blocks the trainer.
 

@@ -38,6 +38,19 @@ PROBLEMS: Final = {
     ("StorageReady", "False"): "EKS node monitoring agent: a storage problem",
     ("NetworkingReady", "False"): "EKS node monitoring agent: a network problem",
     ("AcceleratedHardwareReady", "False"): "EKS node monitoring agent: a broken GPU or accelerator",
+    ("GpuMemWatch", "True"): "NVSentinel: memory of a GPU",
+    ("GpuPcieWatch", "True"): "NVSentinel: the PCIe link of a GPU",
+    ("GpuSmWatch", "True"): "NVSentinel: a multiprocessor of a GPU",
+    ("GpuNvlinkWatch", "True"): "NVSentinel: an NVLink connection",
+    ("GpuMcuWatch", "True"): "NVSentinel: the microcontroller of a GPU",
+    ("GpuPmuWatch", "True"): "NVSentinel: the power management of a GPU",
+    ("GpuInforomWatch", "True"): "NVSentinel: the InfoROM of a GPU is corrupt",
+    ("GpuDriverWatch", "True"): "NVSentinel: the driver of the GPUs",
+    ("SysLogsXIDError", "True"): "NVSentinel: the kernel's log has a fatal XID error",
+    ("SysLogsSXIDError", "True"): "NVSentinel: the kernel's log has a fatal error of an NVSwitch",
+    ("SysLogsGPUFallenOff", "True"): "NVSentinel: a GPU has fallen off the bus",
+    ("NVSwitchFatalError", "True"): "NVSentinel: a fatal error of an NVSwitch",
+    ("NVSwitchDown", "True"): "NVSentinel: an NVSwitch does not respond",
 }
 
 

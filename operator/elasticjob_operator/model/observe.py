@@ -44,6 +44,7 @@ class Pod:
     waiting_message: str = ""
     exit: Exit | None = None
     disruption: str = ""  # reason of the DisruptionTarget condition
+    sick_device: str = ""  # a device of its own that the kubelet reports as unhealthy
     reason: str = ""  # status.reason, for example Evicted or NodeLost
     message: str = ""
     conditions: tuple[tuple[str, str], ...] = ()
@@ -219,6 +220,7 @@ def observe_pod(raw: Raw) -> Pod | None:
         waiting_message=found.waiting_message,
         exit=found.exit,
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
+        sick_device=containers.find_sick_device(status),
         reason=status.get("reason") or "",
         message=status.get("message") or "",
         conditions=tuple(sorted((t, c.get("status", "")) for t, c in conditions.items())),

@@ -92,7 +92,8 @@ SENT_AWAY = frozenset({Cause.POD_DELETED, Cause.DISRUPTION, Cause.POD_LEAVING}) 
 def departure(pod: Pod, node: Node | None, agent: Agent | None) -> Departure | None:
     """Why the cluster, or the pod itself, wants the pod to leave the world; None if neither does.
 
-    Pods on a node that will be removed can still train: the operator does not go below minReplicas for them.
+    Pods on a node that will be removed, or with an unhealthy device, can still train: the operator does not go below
+    minReplicas for them.
     """
     if pod.deleting is not None:
         return Departure(Cause.POD_DELETED)
@@ -104,6 +105,8 @@ def departure(pod: Pod, node: Node | None, agent: Agent | None) -> Departure | N
         return Departure(Cause.NODE_LEAVING, patient=True)
     if node is not None and node.cordoned:
         return Departure(Cause.DRAIN, patient=True)
+    if pod.sick_device:
+        return Departure(Cause.DEVICE, patient=True)
     return None
 
 

@@ -36,6 +36,13 @@ def raw_pod(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, 
     }
 
 
+def with_devices(*healths: str) -> dict[str, Any]:
+    """The status of a pod whose GPUs have this health."""
+    devices = [{"resourceID": f"GPU-{number}", "health": health} for number, health in enumerate(healths)]
+    allocated = [{"name": "nvidia.com/gpu", "resources": devices}]
+    return {"phase": "Running", "containerStatuses": [{"name": "worker", "allocatedResourcesStatus": allocated}]}
+
+
 START = parse_time("2026-01-01T00:00:00Z") or 0.0
 
 
@@ -113,6 +120,9 @@ def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
             id="disruption",
         ),
         pytest.param({"phase": "Failed", "reason": "Evicted"}, {"reason": "Evicted", "exit": None}, id="evicted"),
+        pytest.param(with_devices("Healthy", "Unhealthy"), {"sick_device": "nvidia.com/gpu GPU-1"}, id="sick-device"),
+        pytest.param(with_devices("Healthy", "Unknown"), {"sick_device": ""}, id="devices-nobody-knows-of"),
+        pytest.param(with_devices(), {"sick_device": ""}, id="no-devices"),
     ],
 )
 def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:

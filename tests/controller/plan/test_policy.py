@@ -93,6 +93,9 @@ def test_deadlines(run_policy: dict[str, Any], status: dict[str, Any], expected:
             make_pod(), make_node(leaving="spot"), make_agent(), Departure("node-leaving", patient=True), id="taint"
         ),
         pytest.param(make_pod(), make_node(cordoned=True), None, Departure("drain", patient=True), id="cordon"),
+        pytest.param(
+            make_pod(sick_device="gpu 1"), make_node(), make_agent(), Departure("device", patient=True), id="device"
+        ),
         pytest.param(make_pod(), None, make_agent(), None, id="node-unknown"),
     ],
 )
@@ -233,6 +236,10 @@ def test_free_indices(existing: list[int], count: int, limit: int | None, expect
         pytest.param(
             make_pod(0, "Failed", exit=Exit(1)), make_node(problem="KernelDeadlock=True"), Blame.INFRASTRUCTURE,
             id="node-is-broken",
+        ),
+        pytest.param(
+            make_pod(0, "Failed", exit=Exit(1), sick_device="gpu 1"), make_node(), Blame.INFRASTRUCTURE,
+            id="device-is-broken",
         ),
     ],
 )  # fmt: skip

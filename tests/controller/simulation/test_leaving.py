@@ -106,6 +106,28 @@ def test_spot_taint_at_min_trains_until_the_end() -> None:
     cluster.run_until(lambda: cluster.size == 2)
 
 
+def test_a_pod_with_an_unhealthy_device_is_replaced() -> None:
+    cluster = started()
+    sick = cluster.pod(1)
+    sick.update(sick_device="nvidia.com/gpu GPU-1")
+    cluster.run_until(lambda: cluster.size == 4 and cluster.generation > 1 and cluster.trains)
+    assert saved(cluster, 1) == {True}, "it could still train"
+    assert sick.uid not in cluster.pods
+    assert ("digits-worker-1", "device", False) in cluster.removed
+    assert cluster.status.restarts.total == 0
+    assert cluster.status.node_faults == [], "the node's other devices are healthy"
+
+
+def test_unhealthy_devices_everywhere_stop_nobody_at_min() -> None:
+    cluster = started(spec=make_spec(2, 2), size=2, nodes=2)
+    for index in range(2):
+        cluster.pod(index).update(sick_device="nvidia.com/gpu GPU-1")
+    for node in cluster.nodes:
+        cluster.change_node(node, cordoned=True)  # no room for others
+    cluster.run(300)
+    assert (cluster.size, cluster.generation) == (2, 1)
+
+
 def test_deleted_pod_leaves_gracefully_and_is_replaced() -> None:
     cluster = started()
     cluster.delete_pod(cluster.pod(1).uid)

@@ -112,6 +112,12 @@ class Histories(RuleBasedStateMachine):
             pod.update(disruption="EvictionByEvictionAPI")
             self.cluster.delete_pod(pod.uid)
 
+    @rule(number=pick, device=st.sampled_from(["", "nvidia.com/gpu GPU-1"]))
+    def spoil_device(self, number: int, device: str) -> None:
+        pod = self._pod(number, lambda p: not p.record.terminal)
+        if pod:
+            pod.update(sick_device=device)
+
     @rule(behaviour=st.sampled_from(["slow", "pull-error", "exit1", "bad-command"]), index=st.integers(0, 6))
     def spoil_next_container(self, behaviour: str, index: int) -> None:
         if self.cluster.generation or behaviour != "bad-command":
