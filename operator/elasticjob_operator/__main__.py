@@ -141,6 +141,11 @@ def main() -> None:
     help="Size limit of a job's pod template, as compact JSON.",
 )
 @click.option(
+    "--taint-faulty-nodes",
+    is_flag=True,
+    help="Taint nodes on which jobs failed (PreferNoSchedule), for the pods of others; needs get and patch on nodes.",
+)
+@click.option(
     "--integrations",
     multiple=True,
     type=click.Choice(["kueue", "gangs"]),

@@ -26,6 +26,7 @@ import pytest
 from chart_fixture import CHART, container, render
 from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster, Kube, KubeError
+from elasticjob_operator.times import format_time
 from manifests.test_chart_release import await_no_crds, remove_crds
 from operator_fixture import MERGE, Jobs, light_spec, stop_process, wait_for
 
@@ -210,6 +211,12 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     jobs.patch("life", {"template": template})
     operator.await_request("pods/resize", "patch")
 
+    # A node on which it failed is tainted for everybody.
+    world = jobs.status("life")["rendezvous"]
+    fault = {"node": world["members"][0]["node"], "count": 2, "lastTime": format_time(time.time())}
+    kube.request("PATCH", f"{jobs.path}/life/status", {"status": {"nodeFaults": [fault]}}, content_type=MERGE)
+    operator.await_request("nodes", "patch")
+
     # Written by another version of the operator: everything that is not a pod is brought up to date.
     changes = {
         "services": f"/api/v1/namespaces/{place}/services/life-workers",
@@ -265,6 +272,7 @@ def test_every_rule_is_used_and_none_is_missing(audited: Cluster, work: str, mod
         "replicas": 0,
         "watchNamespaces": [work] if mode == "namespaced" else [],
         "crds": {"keep": False},
+        "operator": {"taintFaultyNodes": True},
         "images": {"runtime": {"enabled": False}},  # nodes that run processes have no images
     }
     namespace = f"system-{mode}"

@@ -28,6 +28,7 @@ TOKEN_AUDIENCE: Final = GROUP
 LABEL_JOB: Final = f"{GROUP}/job-name"
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 LABEL_INDEX: Final = f"{GROUP}/replica-index"
+TAINT_FAULTY: Final = f"{GROUP}/faulty"  # on nodes, if the administrator wants it
 LABEL_APP: Final = "app.kubernetes.io/managed-by"
 LABEL_APP_VALUE: Final = "elasticjob-operator"
 

@@ -6,11 +6,12 @@ deleted takes its part with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from elasticjob_operator import api
+from elasticjob_operator.api import names
 from elasticjob_operator.times import format_time, parse_time
 
 HALF_LIFE_SECONDS: Final = 6 * 3600.0
@@ -76,6 +77,17 @@ def _record(node: str, told: Sequence[tuple[str, int, float]], now: float) -> No
         last=max(at for _, _, at in told),
         jobs=tuple(sorted(job for job, _, _ in told)),
     )
+
+
+def choose_taints(nodes: Mapping[str, bool], faulty: Collection[str]) -> dict[str, bool]:
+    """The nodes to change: whether each gets the taint, or loses it. `nodes`: all of them, and whether they have it."""
+    return {name: name in faulty for name, has_it in nodes.items() if has_it != (name in faulty)}
+
+
+def with_taint(taints: Sequence[Mapping[str, Any]], wanted: bool) -> list[Mapping[str, Any]]:
+    """The taints of a node with the one that says that it is faulty, or without it."""
+    others = [taint for taint in taints if taint.get("key") != names.TAINT_FAULTY]
+    return [*others, {"key": names.TAINT_FAULTY, "effect": "PreferNoSchedule"}] if wanted else others
 
 
 def names_of(records: Iterable[NodeRecord]) -> tuple[str, ...]:

@@ -86,6 +86,7 @@ class Node:
     cordoned: bool = False
     leaving: str = ""  # key of the taint that announces its removal
     problem: str = ""  # the condition that says that it is broken
+    tainted: bool = False  # the operator has told everybody that it is faulty
     share: PoolShare = PoolShare()
     place: Place = ()  # in the network
 
@@ -154,6 +155,7 @@ _KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # prefixes of a job's annotation
 def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
     """The snapshot of a core/v1 Node."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    taints = spec.get("taints") or ()
     ready, since = True, None
     for condition in status.get("conditions") or ():
         if condition.get("type") == "Ready":
@@ -164,8 +166,9 @@ def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
         ready=ready,
         not_ready_since=since,
         cordoned=bool(spec.get("unschedulable")),
-        leaving=notices.find_removal(spec.get("taints") or ()),
+        leaving=notices.find_removal(taints),
         problem=notices.find_problem(status.get("conditions") or ()),
+        tainted=any(taint.get("key") == names.TAINT_FAULTY for taint in taints),
         share=share,
         place=topology.find_place(raw["metadata"]["name"], raw["metadata"].get("labels") or {}),
     )

@@ -1,11 +1,20 @@
-"""The nodes that new pods should avoid, by the faults that all jobs had and by conditions of the nodes."""
+"""Faulty nodes, by the faults that all jobs had and by conditions of the nodes: what new pods avoid, and the taints."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from typing import Final
 
+from elasticjob_operator.api import names
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import MERGE_PATCH, path_of
+
+logger = logging.getLogger(__name__)
 
 _SECONDS: Final = 5.0
 _MOST_BROKEN: Final = 50  # every pod names them
@@ -22,8 +31,46 @@ class NodeMemory:
     def find(self, now: float) -> tuple[str, ...]:
         """The nodes that new pods of any job should avoid. `now` is in seconds since the epoch."""
         if self._at is None or not 0 <= now - self._at < _SECONDS:
-            told = ((f"{ns}/{name}", job.status.node_faults) for (ns, name), (job, _) in self._cache.jobs.items())
             broken = {node.name for node in self._cache.nodes.values() if node.problem}
-            faulty = faulty_nodes.names_of(faulty_nodes.remember(told, now))
+            faulty = find_faulty(self._cache, now)
             self._nodes, self._at = tuple(sorted({*faulty, *sorted(broken)[:_MOST_BROKEN]})), now
         return self._nodes
+
+
+def find_faulty(cache: Cache, now: float) -> tuple[str, ...]:
+    """The nodes with faults of jobs that are not forgotten yet."""
+    told = ((f"{ns}/{name}", job.status.node_faults) for (ns, name), (job, _) in cache.jobs.items())
+    return faulty_nodes.names_of(faulty_nodes.remember(told, now))
+
+
+class NodeTaints:
+    """Keeps the taint of faulty nodes, so that other pods than ours prefer other nodes too."""
+
+    def __init__(self, api: Api, cache: Cache) -> None:
+        self._api = api
+        self._cache = cache
+
+    async def run(self) -> None:
+        """Renew the taints every few seconds. Call it only as the leader."""
+        while True:
+            await self.renew(time.time())
+            await asyncio.sleep(_SECONDS)
+
+    async def renew(self, now: float) -> None:
+        """Taint the nodes that are faulty, and no others. `now` is in seconds since the epoch."""
+        known = {node.name: node.tainted for node in self._cache.nodes.values()}
+        for name, wanted in faulty_nodes.choose_taints(known, find_faulty(self._cache, now)).items():
+            try:
+                await self._write(name, wanted)
+            except ApiError as error:  # the node is gone, or somebody else has written: the next round looks again
+                logger.warning("node %s: the taint %s was not written: %s", name, names.TAINT_FAULTY, error)
+
+    async def _write(self, name: str, wanted: bool) -> None:
+        path = path_of("v1", "nodes", name=name)
+        node = await self._api.request("GET", path)
+        taints = faulty_nodes.with_taint(node["spec"].get("taints") or (), wanted)
+        version = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        await self._api.request(
+            "PATCH", path, {"metadata": version, "spec": {"taints": taints}}, content_type=MERGE_PATCH
+        )
+        logger.info("node %s: %s %s", name, "has the taint" if wanted else "lost the taint", names.TAINT_FAULTY)

@@ -43,6 +43,7 @@ from elasticjob_operator.run.cluster import build_watches, discover
 from elasticjob_operator.run.controller import Controller
 from elasticjob_operator.run.http import HttpServer
 from elasticjob_operator.run.loop_lag import Pulse
+from elasticjob_operator.run.node_memory import NodeTaints
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.pooling import PoolLoop
 from elasticjob_operator.run.serving import Serving
@@ -218,6 +219,8 @@ class Operator:
                 await self._elect(election)
                 group.create_task(self._keep_going("the start of leading", self._lead))
                 group.create_task(self._keep_going("the pool", self.pool.run))
+                if self.options.taint_faulty_nodes:
+                    group.create_task(self._keep_going("the taints of nodes", NodeTaints(self.api, self.cache).run))
                 await self._stay(election)
         except* UsageError as errors:
             raise errors.exceptions[0] from None

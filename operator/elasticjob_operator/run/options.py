@@ -42,6 +42,7 @@ class Options:
     max_replicas_per_job: int = bounds.Limits().replicas
     max_template_bytes: int = bounds.Limits().template_bytes
     integrations: tuple[str, ...] = ()
+    taint_faulty_nodes: bool = False
     pools: tuple[Pool, ...] = (Pool("default", "nvidia.com/gpu"),)
     pool_objective: Objective = Objective.GOODPUT
     settings: member_health.Settings = field(default_factory=member_health.Settings)

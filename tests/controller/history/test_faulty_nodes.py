@@ -75,3 +75,36 @@ def test_a_fault_on_another_node_forgets_none() -> None:
     """A job that loses a pod five hours later still avoids the node that failed it twice."""
     later = faulty_nodes.note([fault("a", 2, 5)], "b", NOW)
     assert faulty_nodes.names_of(faulty_nodes.remember([("ml/job", later)], NOW)) == ("a",)
+
+
+OWN = {"key": "elasticjob.dev/faulty", "effect": "PreferNoSchedule"}
+GPU = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "faulty", "changes"),
+    [
+        ({"a": False, "b": False}, ["b"], {"b": True}),
+        ({"a": True, "b": True}, ["b"], {"a": False}),
+        ({"a": False}, ["gone"], {}),
+        ({}, [], {}),
+    ],
+)
+def test_faulty_nodes_have_the_taint_and_others_lose_it(
+    nodes: dict[str, bool], faulty: list[str], changes: dict[str, bool]
+) -> None:
+    assert faulty_nodes.choose_taints(nodes, faulty) == changes
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "after"),
+    [
+        ([], True, [OWN]),
+        ([GPU], True, [GPU, OWN]),
+        ([GPU, {**OWN, "effect": "NoSchedule"}], True, [GPU, OWN]),
+        ([OWN, GPU], False, [GPU]),
+        ([], False, []),
+    ],
+)
+def test_the_taints_of_others_stay(before: list[dict[str, str]], wanted: bool, after: list[dict[str, str]]) -> None:
+    assert faulty_nodes.with_taint(before, wanted) == after

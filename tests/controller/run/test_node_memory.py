@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
 from controller.builders import NOW
 from elasticjob_operator.kube.cache import Cache
-from elasticjob_operator.run.node_memory import NodeMemory
+from elasticjob_operator.run.node_memory import NodeMemory, NodeTaints
 from elasticjob_operator.times import format_time
 
 
@@ -36,3 +41,63 @@ def test_new_pods_avoid_what_other_jobs_and_detectors_found() -> None:
     assert memory.find(NOW + 6) == ("node1", "node3")
     cache.drop_job(("ml", "one"), "one")
     assert memory.find(NOW - 100) == ("node1",), "a clock that was set back"
+
+
+class Nodes:
+    """The nodes of an API server: merges a patch of taints, if it is for the version that is stored."""
+
+    def __init__(self, cache: Cache, **taints: list[dict[str, str]]) -> None:
+        self.cache = cache
+        self.spoiled = ""  # whenever it is read, somebody else writes it
+        self.raw: dict[str, Any] = {}
+        for name, own in taints.items():
+            self.put(name, own)
+
+    def put(self, name: str, taints: list[dict[str, str]]) -> None:
+        version = int(self.raw[name]["metadata"]["resourceVersion"]) + 1 if name in self.raw else 1
+        metadata = {"name": name, "resourceVersion": str(version)}
+        self.raw[name] = {"metadata": metadata, "spec": {"taints": taints}, "status": {}}
+        self.cache.put_node(self.raw[name])
+
+    def taints(self, name: str) -> list[str]:
+        return [f"{taint['key']}:{taint['effect']}" for taint in self.raw[name]["spec"]["taints"]]
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        name = request.path.rpartition("/")[2]
+        node = self.raw[name]
+        if request.method == "PATCH":
+            body = await request.json()
+            if body["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"]:
+                return web.json_response({"kind": "Status", "code": 409, "reason": "Conflict"}, status=409)
+            self.put(name, body["spec"]["taints"])
+        answer = web.json_response(node)
+        if request.method == "GET" and name == self.spoiled:
+            self.put(name, node["spec"]["taints"])
+        return answer
+
+
+GPU = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+
+
+async def test_faulty_nodes_are_tainted_until_their_faults_are_forgotten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = Cache(lambda key: None)
+    nodes = Nodes(cache, node1=[GPU], node2=[])
+    cache.put_job(raw_job("one", "node1", 2))
+    nodes.spoiled = "node1"
+    async with answering(nodes.answer, tmp_path) as api:
+        api.leadership.lend(1e9)
+        taints = NodeTaints(api, cache)
+        await taints.renew(NOW)
+        assert nodes.taints("node1") == ["nvidia.com/gpu:NoSchedule"]
+        assert "node1" in caplog.text, "somebody else wrote meanwhile, and it is told"
+        nodes.spoiled = ""
+        await taints.renew(NOW)
+        assert nodes.taints("node1") == ["nvidia.com/gpu:NoSchedule", "elasticjob.dev/faulty:PreferNoSchedule"]
+        assert nodes.taints("node2") == []
+        before = nodes.raw["node1"]["metadata"]["resourceVersion"]
+        await taints.renew(NOW + 3600)
+        assert nodes.raw["node1"]["metadata"]["resourceVersion"] == before, "nothing has changed"
+        await taints.renew(NOW + 7 * 3600)
+        assert nodes.taints("node1") == ["nvidia.com/gpu:NoSchedule"]

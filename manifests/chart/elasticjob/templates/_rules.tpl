@@ -81,7 +81,7 @@ operator under these rules and fails when one is missing or unused.
 # Drains, taints and lost nodes.
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [list, watch]
+  verbs: [list, watch{{ if .Values.operator.taintFaultyNodes }}, get, patch{{ end }}]
 {{- end }}
 {{- if .Values.integrations.kueue }}
 # Where the pods of a queue's job may run, and which number its class stands for.
