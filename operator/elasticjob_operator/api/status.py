@@ -54,6 +54,14 @@ class Member(StatusModel):
     leaving: str | None = Field(default=None, description="Why the next generation will not contain it.")
 
 
+class LostMember(StatusModel):
+    """A member of an earlier world that was lost, and whose pod has not ended yet."""
+
+    uid: str
+    rank: int
+    generation: int
+
+
 class StoreAddress(StatusModel):
     address: str
     port: int
@@ -69,6 +77,9 @@ class RendezvousStatus(StatusModel):
     reason: str | None = Field(default=None, description="Why this generation was formed.")
     succeeded: list[str] = Field(
         default_factory=list, description="Pods (UIDs) that succeeded in an earlier generation of the last world."
+    )
+    lost: list[LostMember] = Field(
+        default_factory=list, description="Members of earlier worlds that were lost, until their pods have ended."
     )
 
 

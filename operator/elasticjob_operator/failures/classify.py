@@ -35,6 +35,7 @@ class Failure:
     traceback: str = ""
     log_tail: str = ""
     rank: int | None = None
+    generation: int = 0  # the world that it ended; 0: the present one
     signal: str = ""
     blame: Blame = Blame.USER
     conditions: tuple[tuple[str, str], ...] = ()

@@ -25,6 +25,7 @@ class RendezvousFields(TypedDict, total=False):
     members: list[api.Member]
     store: api.StoreAddress | None
     succeeded: list[str]
+    lost: list[api.LostMember]
 
 
 class BackoffFields(TypedDict, total=False):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
-from elasticjob_operator.failures import backoff_rules, budget, classify, mistakes
+from elasticjob_operator.failures import backoff_rules, budget, classify, lost_members, mistakes
 from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
 from elasticjob_operator.history import faulty_nodes, rank_failures
@@ -90,7 +90,7 @@ def _charge(
         status.restarts,
         spec.elastic_policy,
         free=verdict is Verdict.RESTART_FREE,
-        generation=world.generation if any(f.rank is not None for f in found) else 0,
+        generation=world.generation if any(f.rank is not None and not f.generation for f in found) else 0,
         counted=[f.pod_uid for f in found if f.pod_uid],
         step=seen.step if seen.step is not None else (status.progress.step if status.progress else None),
         now=seen.now,
@@ -100,13 +100,15 @@ def _charge(
     for node in sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE}):
         unfit = any(f.node == node and f.reason in (classify.PREFLIGHT, classify.CORRUPT) for f in found)
         faults = faulty_nodes.note(faults, node, seen.now, faulty_nodes.PROOF if unfit else 1)
-    record = reporting.failure_status(failure, world.generation, seen.now)
-    others = [reporting.failure_status(f, world.generation, seen.now) for f in found if f is not failure]
-    merged = rank_failures.merge(status.failures, [record, *others])
+    records = [
+        reporting.failure_status(f, f.generation or world.generation, seen.now)
+        for f in (failure, *(f for f in found if f is not failure))
+    ]
+    merged = rank_failures.merge(status.failures, records)
     return revise(
         status,
         restarts=restarts,
-        last_failure=record,
+        last_failure=records[0],
         failures=merged,
         node_faults=faults,
         diagnosis=reporting.diagnose(failure, found, world.generation, seen.now) or status.diagnosis,
@@ -205,8 +207,9 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
     """Failures that have not been accounted for yet."""
     ranks = {j.member.uid: j.member.rank for j in verdicts}
     settled = not any(j.health in _UNSETTLED for j in verdicts)
+    lost = status.rendezvous.lost
     found = [
-        _failure_of(pod, seen, status, ranks.get(pod.uid))
+        lost_members.place(_failure_of(pod, seen, status, ranks.get(pod.uid)), lost, pod.uid)
         for pod in sorted(seen.pods, key=lambda p: p.index)
         if (settled if pod.uid in ranks else pod.deleting is None)  # the exit of a pod being deleted does not matter
         and pod.uid not in status.restarts.counted

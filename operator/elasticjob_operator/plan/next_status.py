@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from elasticjob_operator import api
-from elasticjob_operator.failures import backoff_rules, copies, silence
+from elasticjob_operator.failures import backoff_rules, copies, lost_members, silence
 from elasticjob_operator.history import goodput, worlds
 from elasticjob_operator.membership.decide import Decision, State
+from elasticjob_operator.membership.member_health import MemberHealth
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.selection import PodSelection
@@ -15,13 +16,16 @@ from elasticjob_operator.sizing.values import Size
 from elasticjob_operator.times import parse_time
 
 
-def build_rendezvous(status: api.Status, pods: PodSelection, decision: Decision) -> api.RendezvousStatus:
+def build_rendezvous(seen: Seen, status: api.Status, pods: PodSelection, decision: Decision) -> api.RendezvousStatus:
     """The world after this decision."""
     before = status.rendezvous
-    world = decision.world or before
+    world, lost = decision.world or before, []
     if decision.world is not None:
         ended = [m.uid for m in pods.succeeded]
         world = revise(world, succeeded=[*before.succeeded, *ended])
+        lost = [j.member for j in decision.verdicts if j.health is MemberHealth.LOST and not j.leaving]
+    awaited = {p.uid for p in seen.pods if p.uid not in status.restarts.counted}
+    world = revise(world, lost=lost_members.update(before.lost, lost, before.generation, awaited))
     size = 0 if decision.state in (State.WAITING, State.REGROUPING) else len(world.members)
     processes = sum(m.nproc for m in world.members) if size else 0
     return revise(world, world_size=size, processes=processes)

@@ -241,7 +241,7 @@ def _check_success(spec: api.Spec, status: api.Status, verdicts: Sequence[Member
 def _write(
     seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods: PodSelection, decision: Decision
 ) -> Plan:
-    status = revise(status, rendezvous=next_status.build_rendezvous(status, pods, decision))
+    status = revise(status, rendezvous=next_status.build_rendezvous(seen, status, pods, decision))
     status = next_status.build(seen, spec, status, pods, decision)
     silent = first(next_status.find_agentless(seen, spec, status).at, silence.find_no_progress(status, seen.now).at)
     calm = flapping.find_restless(status, seen.now).at
