@@ -34,7 +34,7 @@ def test_failures(
         extra = {"py_callstack": "Traceback ...\nValueError: bad", "timestamp": "1"}
         file.write_text(json.dumps({"message": {"message": "ValueError: bad", "extraInfo": extra}}))
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=exit_code, error_file=str(file))
-    found = torch_agent.describe(failure, generation=2, rank=0)
+    found = torch_agent.describe(failure, generation=2, first_rank=0)
     assert (found.exit_code, found.signal, found.message if has_raised else None) == expected
 
 

@@ -177,6 +177,8 @@ def test_a_crashed_worker_comes_back_as_a_newcomer(hub: FakeHub, pods: Pods, ste
     now = {line["rank"]: line["pid"] for line in steps.read() if line["generation"] == again.generation}
     assert now[0] == workers[0], "the survivor kept its process"
     assert now[1] != workers[1]
+    told = {(one["generation"], one["rank"]) for one in hub.failures() if one.get("signal") == "SIGKILL"}
+    assert told == {(world.generation, 1)}, "its rank in this world, and not the one that it was started with"
 
 
 @pytest.mark.long

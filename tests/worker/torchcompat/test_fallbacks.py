@@ -240,7 +240,7 @@ def test_without_the_agents_processes_their_pids_are_known() -> None:
     assert elastic_agent.find_processes(agent) == {}
     assert not torch_agent.has_workers(agent)
     torch_agent.signal_workers(agent, signal.SIGKILL)
-    assert torch_agent.find_failure(agent, 1) is None
+    assert torch_agent.find_failure(agent, 1, 0) is None
 
 
 def test_without_torchs_notes_a_failure_is_seen_in_the_exit_codes() -> None:
@@ -248,9 +248,9 @@ def test_without_torchs_notes_a_failure_is_seen_in_the_exit_codes() -> None:
     processes = [types.SimpleNamespace(pid=pid, poll=lambda code=code: code) for pid, code in ((11, 0), (12, 3))]
     handlers = {rank: types.SimpleNamespace(proc=process) for rank, process in enumerate(processes)}
     agent._pcontext = types.SimpleNamespace(subprocess_handlers=handlers)
-    found = torch_agent.find_failure(agent, 1)
+    found = torch_agent.find_failure(agent, 1, 4)
     assert found is not None
-    assert (found.rank, found.exit_code) == (1, 3)
+    assert (found.rank, found.local_rank, found.exit_code) == (5, 1, 3)
 
 
 def test_where_main_of_torchrun_is_elsewhere_nothing_is_forked() -> None:

@@ -58,7 +58,7 @@ class Executor:
         self._examining = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="elasticjob-agent", daemon=True)
         self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
-        self.workers = LocalWorkers(self.hub, settings.hang_timeout, self._find_place, self._on_message)
+        self.workers = LocalWorkers(self.hub, settings.hang_timeout, self.find_place, self._on_message)
         self._stores = stores.Stores(settings, self._look, self.post, self.finish, self._look_at_workers)
 
     # For torch's loop, in the main thread.
@@ -222,7 +222,7 @@ class Executor:
 
     def _find_failure(self) -> wire.Failure | None:
         agent = self.agent
-        return None if agent is None else torch_agent.find_failure(agent, self.state.generation, self.workers.killed)
+        return None if agent is None else torch_agent.find_failure(agent, *self.find_place(), self.workers.killed)
 
     # Workers.
 
@@ -232,7 +232,7 @@ class Executor:
     def _look_at_workers(self) -> tuple[directory.Workers, list[int]]:
         return torch_agent.look_at_workers(self.agent)
 
-    def _find_place(self) -> tuple[int, int]:
+    def find_place(self) -> tuple[int, int]:
         """The current generation, and the global rank of this pod's first worker in it."""
         state = self.state
         return state.generation, 0 if state.world is None else directives.base_rank(state.world)

@@ -215,8 +215,8 @@ class ElasticJobRendezvous(RendezvousHandler):
         if error is None:
             self.executor.end(wire.SUCCEEDED)
         elif isinstance(error, ChildFailedError):
-            rank, failure = error.get_first_failure()
-            self.executor.end(wire.FAILED, torch_agent.describe(failure, state.generation, rank))
+            _, failure = error.get_first_failure()
+            self.executor.end(wire.FAILED, torch_agent.describe(failure, *self.executor.find_place()))
         elif self._terminated or (isinstance(error, SystemExit) and state.published.phase != wire.RUNNING):
             self.executor.end(state.published.phase)
         else:

@@ -51,10 +51,13 @@ def signal_workers(agent: SimpleElasticAgent | None, number: signal.Signals) -> 
                 os.killpg(process.pid, number)
 
 
-def find_failure(agent: SimpleElasticAgent, generation: int, killed: Collection[int] = ()) -> wire.Failure | None:
+def find_failure(
+    agent: SimpleElasticAgent, generation: int, first_rank: int, killed: Collection[int] = ()
+) -> wire.Failure | None:
     """The first failure among the agent's latest workers, whether torch has noted it yet or not; None if none failed.
 
-    Workers in `killed` (pids), which this agent ended, do not count.
+    `first_rank`: the global rank of local rank 0 in this generation; torch knows only the one that a worker had when it
+    was started. Workers in `killed` (pids), which this agent ended, do not count.
     """
     failures = elastic_agent.find_noted_failures(agent) or _find_dead(agent)
     failures = [failure for failure in failures if failure.pid not in killed]
@@ -62,10 +65,7 @@ def find_failure(agent: SimpleElasticAgent, generation: int, killed: Collection[
         return None
     # torch sends SIGTERM to the rest when one has failed.
     first = min(failures, key=lambda f: (find_code(f) == -signal.SIGTERM, getattr(f, "timestamp", 0)))
-    workers = agent.get_worker_group().workers
-    local_rank = int(first.local_rank)
-    rank = workers[local_rank].global_rank if local_rank < len(workers) else None
-    return describe(first, generation, rank)
+    return describe(first, generation, first_rank)
 
 
 def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:
@@ -86,7 +86,7 @@ def find_code(failure: Any) -> int:
     return 1 if has_raised else code
 
 
-def describe(failure: Any, generation: int, rank: int | None) -> wire.Failure:
+def describe(failure: Any, generation: int, first_rank: int) -> wire.Failure:
     """Convert torch's ProcessFailure to a wire failure. Signals become exit codes of 128 + number."""
     exit_code = find_code(failure)
     message, traceback = _read_error(failure)
@@ -94,7 +94,7 @@ def describe(failure: Any, generation: int, rank: int | None) -> wire.Failure:
         message = None
     return wire.Failure(
         generation=generation,
-        rank=rank,
+        rank=first_rank + int(failure.local_rank),
         local_rank=int(failure.local_rank),
         exit_code=exit_code if exit_code >= 0 else 128 - exit_code,
         signal=_signal_name(-exit_code) if exit_code < 0 else None,
