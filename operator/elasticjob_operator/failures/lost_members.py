@@ -18,7 +18,7 @@ _MOST: Final = 32  # as many as there are failures in a status
 def update(
     noted: Sequence[api.LostMember], lost: Iterable[api.Member], generation: int, awaited: Collection[str]
 ) -> list[api.LostMember]:
-    """The members to remember, with those that this generation lost. `awaited`: pods (UIDs) that have not been counted."""
+    """The members to remember, with those that this generation lost. `awaited`: pods (UIDs) not counted yet."""
     new = [api.LostMember(uid=member.uid, rank=member.rank, generation=generation) for member in lost]
     return [one for one in (*new, *noted) if one.uid in awaited][:_MOST]
 
