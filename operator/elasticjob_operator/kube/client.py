@@ -15,7 +15,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from elasticjob_operator.kube.fair_queue import Slots, Urgency
-from elasticjob_operator.kube.json_stream import Lines, Unreadable, decode
+from elasticjob_operator.kube.json_stream import Head, Lines, Take, Unreadable, decode, ignore, keep
 from elasticjob_operator.kube.leadership import Leadership
 from elasticjob_operator.rest.errors import ApiError, UnreadableError, decode_error, no_reply
 from elasticjob_operator.rest.request import JSON, Query, Request, namespace_of, resource_name
@@ -98,6 +98,18 @@ class Api:
         Raises NotLeadingError, without sending anything, for a write while this replica does not lead.
         """
         request = Request(method, path, query=query, body=body, content_type=content_type, accept=accept)
+        data = await self._ask(request, urgency, job, timeout)
+        return await decode_body(data, request.title) if data else {}
+
+    async def fetch(self, path: str, query: Query, accept: str) -> bytes:
+        """The body of a GET, for `decode_body`. Raises ApiError; UnreadableError if it is too large."""
+        return await self._ask(Request("GET", path, query=query, accept=accept))
+
+    async def _ask(
+        self, request: Request, urgency: Urgency = Urgency.NORMAL, job: str = "", timeout: float | None = None
+    ) -> bytes:
+        """The body of the response."""
+        method, path = request.method, request.path
         owner = (namespace_of(path), job)
         await self._slots.acquire(owner, urgency)
         try:
@@ -115,7 +127,7 @@ class Api:
             self._slots.release(owner)
         if status >= 400:
             raise decode_error(status, data, response.headers.get("Retry-After"))
-        return await _decode(data, request.title) if data else {}
+        return data
 
     async def stream(
         self, path: str, query: Query, idle: float, accept: str = JSON
@@ -179,8 +191,9 @@ async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
     return b"".join(parts)
 
 
-async def _decode(data: bytes, what: str) -> Any:
+async def decode_body(data: bytes, what: str, take: Take = keep, head: Head = ignore) -> Any:
+    """The value of the response to `what`: see `json_stream.decode`. Raises UnreadableError."""
     try:
-        return await decode(data)
+        return await decode(data, take, head)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(what, f"the response is not valid JSON: {type(error).__name__}") from None

@@ -21,8 +21,13 @@ from elasticjob_operator.kube.intake import Intake
 Credentials = Callable[[], Awaitable[kopf.ConnectionInfo]]
 
 
-def build_registry(cache: Cache, intake: Intake, credentials: Credentials) -> kopf.OperatorRegistry:
-    """A registry with our handler, and the credentials that the rest of the operator uses."""
+def build_registry(
+    cache: Cache, intake: Intake, credentials: Credentials, on_listed: Callable[[], None]
+) -> kopf.OperatorRegistry:
+    """A registry with our handler, and the credentials that the rest of the operator uses.
+
+    `on_listed` is called for each job that kopf reports from a list, and not from a watch.
+    """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -32,6 +37,8 @@ def build_registry(cache: Cache, intake: Intake, credentials: Credentials) -> ko
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def seen(event: Mapping[str, Any], **_: Any) -> None:  # async because kopf runs other functions in threads
         raw = dict(event["object"])
+        if event.get("type") is None:
+            on_listed()
         intake.take(names.PLURAL, raw, lambda: cache.apply_job(event.get("type"), raw))
 
     return registry

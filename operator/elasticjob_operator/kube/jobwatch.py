@@ -1,15 +1,17 @@
-"""Runs kopf's watch of the ElasticJobs, and restarts it when kopf gives up.
+"""Lists the ElasticJobs, and then runs kopf's watch of them, and restarts it when kopf gives up.
+
+The operator's own list comes first: it is several times as fast as kopf's, which takes five jobs at a time and gives
+each a queue and a task. kopf lists all jobs once more before it watches, and again after a gap. It reports what exists,
+and not what was deleted before: so after each of its lists, the jobs are compared with what exists.
 
 kopf stops if the API server answers a watch with an error such as 410 Gone, or rejects a token twice. Then the jobs are
-listed, because kopf would not report those deleted meanwhile, and kopf is started again.
+listed, and kopf is started again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from typing import Any
 
 import kopf
 
@@ -19,13 +21,14 @@ from elasticjob_operator.kube import handlers
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
-from elasticjob_operator.kube.listing import Listing
+from elasticjob_operator.kube.listing import Listing, Raw, Take
 from elasticjob_operator.kube.supervise import insist
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
-from elasticjob_operator.turn import Turn
 
 logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 1.0  # without a job from a list of kopf's: the list is complete
 
 
 class JobWatch:
@@ -47,6 +50,7 @@ class JobWatch:
         self._namespaces = namespaces
         self._stopped = stopped
         self._logins = 0
+        self._kopf_lists = asyncio.Event()  # kopf will list the jobs, or has just reported one from a list
 
     async def run(self) -> None:
         """Run until stopped, or until kopf ends on a signal."""
@@ -55,43 +59,50 @@ class JobWatch:
             await self.catch_up()
 
     async def catch_up(self) -> None:
-        """Bring the cache in step with the jobs that exist; also needed before the first pass."""
+        """Bring the cache in step with the jobs that exist; needed before the first pass, and before `run`."""
+        await self._compare(self._take)
+
+    async def compare(self) -> None:
+        """Follow kopf's lists: drop the jobs that were deleted before one. Runs until it is cancelled."""
+        while True:
+            await self._kopf_lists.wait()
+            while self._kopf_lists.is_set():  # one page of the list follows the other
+                self._kopf_lists.clear()
+                await asyncio.sleep(QUIET_SECONDS)
+            await self._compare()
+
+    async def _compare(self, take: Take | None = None) -> None:
+        """Drop the cached jobs that do not exist; `take` those that do, or else only their metadata is read."""
         for namespace in self._namespaces or ("",):
             before = [(key, job.uid) for key, (job, _) in self._cache.jobs.items() if namespace in ("", key[0])]
-            present = await self._take_all(namespace)
+            present = await self._list(namespace, take)
             for key, uid in before:
                 if uid not in present:
                     self._cache.drop_job(key, uid)
 
-    async def _take_all(self, namespace: str) -> set[str]:
-        """Enter every job of this namespace, or of all; return the UIDs of the existing jobs."""
+    async def _list(self, namespace: str, take: Take | None) -> set[str]:
+        """The UIDs of the existing jobs in this namespace, or in all."""
+        path = path_of(names.API_VERSION, names.PLURAL, namespace)
+        listing = Listing(self._api, path, self._intake, is_metadata_enough=take is None)
         failures = 0
         while True:
-            present: set[str] = set()
-            turn = Turn()
             try:
-                listing = Listing(self._api, path_of(names.API_VERSION, names.PLURAL, namespace), self._intake)
-                async with contextlib.aclosing(listing.pages()) as pages:
-                    async for page in pages:
-                        present.update(item["metadata"]["uid"] for item in page.present)
-                        for item in page.items:
-                            self._take({"apiVersion": names.API_VERSION, "kind": names.KIND, **item})
-                            await turn.pause()
-                return present
+                listed = await listing.read(take or (lambda item: None))
+                return {item["metadata"]["uid"] for item in listed.present}
             except ApiError as error:
                 failures += 1
                 pause = spread(find_pause(failures, most=10.0, asked=error.retry_after))
                 logger.warning("cannot list the jobs: %s; retrying in %.1f s", error, pause)
                 await asyncio.sleep(pause)
 
-    def _take(self, raw: dict[str, Any]) -> None:
+    def _take(self, raw: Raw) -> None:
         self._intake.take(names.PLURAL, raw, lambda: self._cache.put_job(raw))
 
     async def _run_kopf(self) -> bool:
         """Run kopf; return whether to run it again."""
         try:
             await kopf.operator(
-                registry=handlers.build_registry(self._cache, self._intake, self._credentials),
+                registry=handlers.build_registry(self._cache, self._intake, self._credentials, self._kopf_lists.set),
                 settings=handlers.build_settings(),
                 standalone=True,
                 identity=self._identity,  # type: ignore[arg-type] # the default needs a user name
@@ -113,6 +124,7 @@ class JobWatch:
         this waits for a new one; each result differs from the ones before.
         """
         self._logins += 1
+        self._kopf_lists.set()
         if self._logins > 1:
             path = path_of(names.API_VERSION, names.PLURAL, (self._namespaces or ("",))[0])
             await insist(lambda: self._api.request("GET", path, query={"limit": "1"}), refusals=())

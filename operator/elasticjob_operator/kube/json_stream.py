@@ -1,16 +1,14 @@
 """Decodes JSON from the API server: a watch line by line, a response item by item.
 
 A line that is too long or invalid is returned as `Unreadable`, not raised, so the watch continues. A long list is
-decoded one item at a time, so that the event loop can run in between.
+decoded one item at a time, so that the event loop can run in between, and no more than one item need be in memory.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +97,7 @@ class _Reader:
 
     def value(self) -> Any:
         """The next value. Raises ValueError or RecursionError."""
-        with _without_collector():
-            value, self._at = self._decoder.raw_decode(self._text, self._at)
+        value, self._at = self._decoder.raw_decode(self._text, self._at)
         self.skip()
         return value
 
@@ -122,37 +119,53 @@ class _Reader:
             raise ValueError("more than one value")
 
 
-async def decode(data: bytes) -> Any:
-    """The value of a response; yields to the event loop between list items. Raises ValueError or RecursionError."""
+Take = Callable[[Any], Any]
+Head = Callable[[Any], Awaitable[None]]
+
+
+def keep(item: Any) -> Any:
+    return item
+
+
+async def ignore(metadata: Any) -> None:
+    """No use for the metadata of a list."""
+
+
+async def decode(data: bytes, take: Take = keep, head: Head = ignore) -> Any:
+    """The value of a response; yields to the event loop between list items. Raises ValueError or RecursionError.
+
+    Each item of a list is replaced by what `take` makes of it, as soon as it is decoded: what `take` does not keep is
+    freed. `head` gets the list's metadata, which most lists begin with, before their items are decoded. Both may have
+    been called when the rest of the response turns out to be invalid.
+    """
     reader = _Reader(data.decode()) if len(data) > LARGE_BYTES else None
     if reader is None or not reader.take("{"):
-        with _without_collector():
-            return json.loads(data)
+        return await _convert(json.loads(data), take, head)
     value: dict[str, Any] = {}
     for _ in reader.members("}"):
         name = reader.value()
         reader.expect(":")
         is_list = name == "items" and reader.take("[")
-        value[name] = await _decode_items(reader) if is_list else reader.value()
+        value[name] = await _decode_items(reader, take) if is_list else reader.value()
+        if name == "metadata":
+            await head(value[name])
     reader.end()
     return value
 
 
-async def _decode_items(reader: _Reader) -> list[Any]:
+async def _convert(value: Any, take: Take, head: Head) -> Any:
+    """The same for a short response, which is decoded already."""
+    if isinstance(value, dict):
+        if "metadata" in value:
+            await head(value["metadata"])
+        if isinstance(value.get("items"), list):
+            value["items"] = [take(item) for item in value["items"]]
+    return value
+
+
+async def _decode_items(reader: _Reader, take: Take) -> list[Any]:
     items, turn = [], Turn()
     for _ in reader.members("]"):
-        items.append(reader.value())
+        items.append(take(reader.value()))
         await turn.pause()
     return items
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Disable the garbage collector, which would scan each value many times although none is garbage yet."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -1,42 +1,56 @@
 """Reads long lists page by page, even if objects are large or invalid.
 
 A page that is too large or cannot be decoded is requested again in smaller pieces, until the responsible object is
-alone; it is skipped by name. So no object hides the others, and the objects of a large cluster are never in memory
-together.
+alone; it is skipped by name. So no object hides the others. Objects are passed on one by one as they are decoded, while
+the server prepares the next page: the objects of a large cluster are never in memory together.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.client import Api, decode_body
 from elasticjob_operator.kube.intake import Intake, name_of
 from elasticjob_operator.rest.errors import UnreadableError
 from elasticjob_operator.rest.request import resource_name
 
 Raw = Mapping[str, Any]
+Take = Callable[[Raw], object]
 
 PAGE = 500
 PLAIN = "application/json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 SEND_SECONDS = 0.001  # until a request has been sent
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    items: Sequence[Raw]
-    version: str  # resourceVersion of the whole list
-    following: str  # continue token of the next page; empty after the last
-    unreadable: Sequence[Raw] = ()  # metadata of the objects that are missing in the items
+class Listed:
+    """What exists at one version."""
 
-    @property
-    def present(self) -> Iterator[Raw]:
-        """All existing objects, including those that cannot be read."""
-        return itertools.chain(self.items, self.unreadable)
+    present: list[Raw]  # `{"metadata": …}` with the IDENTITY of every object, including those that cannot be read
+    version: str  # resourceVersion of the list
+
+
+@dataclass(slots=True)
+class _Page:
+    """A page that is requested, and what is known of it so far."""
+
+    limit: int
+    token: str
+    coming: asyncio.Task[bytes]
+    present: list[Raw] = field(default_factory=list)
+    version: str = ""
+    next: _Page | None = None
+
+    def stop(self) -> None:
+        self.coming.cancel()
+        if self.next is not None:
+            self.next.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +64,35 @@ class Listing:
     is_metadata_enough: bool = False
     fields: str = ""  # field selector
 
-    async def pages(self) -> AsyncGenerator[Page]:
-        """The pages, each with the next one requested in advance. Raises ApiError; 410 if it took too long."""
-        coming = asyncio.create_task(self._read(PAGE, ""))
+    async def read(self, take: Take) -> Listed:
+        """Call `take` once with each object that can be read; return what exists.
+
+        `take` may get two versions of an object that changes while a page is read again.
+        Raises ApiError; 410 if it took too long.
+        """
+        present: list[Raw] = []
+        taken: set[tuple[str, ...]] = set()  # from pages that could not be read to their end
+        page = self._request(PAGE, "")
         try:
             while True:
-                page, limit = await coming
-                if page.following:
-                    coming = asyncio.create_task(self._read(min(PAGE, 2 * limit), page.following))
-                    await asyncio.sleep(SEND_SECONDS)
-                yield page
-                if not page.following:
-                    return
+                try:
+                    await self._decode(page, take, taken)
+                except UnreadableError as error:
+                    page.stop()
+                    taken.update(_identify(one) for one in page.present)
+                    if page.limit > 1:
+                        page = self._request(max(1, page.limit // 4), page.token)
+                        continue
+                    page = self._request(1, page.token, METADATA_LIST)
+                    await self._decode(page, functools.partial(self._skip, error.message), frozenset())
+                present += page.present
+                if page.next is None:
+                    return Listed(present, page.version)
+                page = page.next
         finally:
-            coming.cancel()
+            page.stop()
 
-    async def _read(self, limit: int, token: str) -> tuple[Page, int]:
-        """A page of at most `limit` objects, and the limit that was used in the end."""
-        while True:
-            try:
-                return await self._ask(limit, token, METADATA_LIST if self.is_metadata_enough else PLAIN), limit
-            except UnreadableError as error:
-                if limit == 1:
-                    return await self._leave_out(token, error), 1
-                limit = max(1, limit // 4)
-
-    async def _leave_out(self, token: str, error: UnreadableError) -> Page:
-        """The page of the single object that cannot be read."""
-        page = await self._ask(1, token, METADATA_LIST)
-        for item in page.items:
-            self.intake.skip(resource_name(self.path), name_of(item), "Unreadable", error.message)
-        return replace(page, items=(), unreadable=page.items)
-
-    async def _ask(self, limit: int, token: str, accept: str) -> Page:
+    def _request(self, limit: int, token: str, accept: str = "") -> _Page:
         query = {"limit": str(limit)}
         if self.selector:
             query["labelSelector"] = self.selector
@@ -90,7 +100,30 @@ class Listing:
             query["fieldSelector"] = self.fields
         if token:
             query["continue"] = token
-        raw = await self.api.request("GET", self.path, query=query, accept=accept)
-        metadata = raw.get("metadata") or {}
-        version, following = metadata.get("resourceVersion") or "", metadata.get("continue") or ""
-        return Page(raw.get("items") or (), str(version), str(following))
+        accept = accept or (METADATA_LIST if self.is_metadata_enough else PLAIN)
+        return _Page(limit, token, asyncio.create_task(self.api.fetch(self.path, query, accept)))
+
+    async def _decode(self, page: _Page, take: Take, taken: Collection[tuple[str, ...]]) -> None:
+        """Take the other objects of a page, and request the next one as soon as its token is known."""
+
+        def take_one(item: Raw) -> None:
+            one = {"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}}
+            page.present.append(one)
+            if not taken or _identify(one) not in taken:
+                take(item)
+
+        async def read_head(metadata: Raw | None) -> None:
+            page.version = str((metadata or {}).get("resourceVersion") or "")
+            following = (metadata or {}).get("continue")
+            if following:
+                page.next = self._request(min(PAGE, 2 * page.limit), following)
+                await asyncio.sleep(SEND_SECONDS)
+
+        await decode_body(await page.coming, self.path, take_one, read_head)
+
+    def _skip(self, why: str, item: Raw) -> None:
+        self.intake.skip(resource_name(self.path), name_of(item), "Unreadable", why)
+
+
+def _identify(one: Raw) -> tuple[str, ...]:
+    return tuple(str(one["metadata"].get(key, "")) for key in IDENTITY)

@@ -24,12 +24,10 @@ from elasticjob_operator.kube.json_stream import Unreadable
 from elasticjob_operator.kube.listing import Listing
 from elasticjob_operator.rest.errors import ApiError, decode_watch_error
 from elasticjob_operator.rest.request import METADATA_ONLY, resource_name
-from elasticjob_operator.turn import Turn
 
 logger = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
-IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 SERVER_SECONDS = 240  # interval at which a watch is renewed, ± 20 %
 # A longer silence may mean a dead connection, but not always: if a resource has not changed since the API server
 # started, there are no bookmarks either. So the end of a silent watch is not logged.
@@ -104,20 +102,10 @@ class Watch:
         await asyncio.sleep(pause)
 
     async def _list(self) -> str:
-        """Apply the list page by page; return its resource version."""
-        listed: list[Raw] = []
-        version = ""
-        turn = Turn()
-        async with contextlib.aclosing(self._listing.pages()) as pages:
-            async for page in pages:
-                for item in page.items:
-                    self._enter("ADDED", item)
-                    await turn.pause()
-                for item in page.present:
-                    listed.append({"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}})
-                version = page.version
-        self._replace(listed, version)
-        return version
+        """Apply the list; return its resource version."""
+        listed = await self._listing.read(lambda item: self._enter("ADDED", item))
+        self._replace(listed.present, listed.version)
+        return listed.version
 
     async def _follow(self) -> None:
         query = {

@@ -208,14 +208,14 @@ class Operator:
             async with asyncio.TaskGroup() as group:
                 for watch in self._watches:
                     group.create_task(self._keep_going(f"the watch of {watch.path}", watch.run))
-                group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))
                 group.create_task(self._keep_going("the certificate", self.serving.keep_fresh))
                 if self.kueue is not None:
                     group.create_task(self._keep_going("the integration of Kueue", self.kueue.follower.run))
                     with contextlib.suppress(TimeoutError):  # until then, jobs keep the pods that they have
                         await asyncio.wait_for(self.kueue.follower.has_looked.wait(), KUEUE_SECONDS)
-                await asyncio.gather(*(w.synced.wait() for w in self._watches))
-                await self.jobs.catch_up()
+                await asyncio.gather(self.jobs.catch_up(), *(w.synced.wait() for w in self._watches))
+                group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))
+                group.create_task(self._keep_going("the comparison of jobs", self.jobs.compare))
                 await self._elect(election)
                 group.create_task(self._keep_going("the start of leading", self._lead))
                 group.create_task(self._keep_going("the pool", self.pool.run))

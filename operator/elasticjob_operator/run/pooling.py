@@ -13,9 +13,9 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
@@ -220,12 +220,11 @@ class PoolLoop:
         try:
             for namespace in self._namespaces or ("",):
                 listing = Listing(self._api, path_of("v1", "pods", namespace), self._intake, NOT_OURS, fields=PLACED)
-                async with contextlib.aclosing(listing.pages()) as pages:
-                    async for page in pages:
-                        for raw in page.items:
-                            add = functools.partial(capacity.add_held, held, self._pools, raw["spec"])
-                            self._intake.take("pods", raw, add)
+                await listing.read(functools.partial(self._add_held, held))
         except ApiError as error:
             logger.warning("cannot count the devices that other pods hold, so jobs may be promised too many: %s", error)
             return
         self._held = held
+
+    def _add_held(self, held: Held, raw: Mapping[str, Any]) -> None:
+        self._intake.take("pods", raw, lambda: capacity.add_held(held, self._pools, raw["spec"]))

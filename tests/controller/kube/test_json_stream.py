@@ -65,6 +65,33 @@ async def test_a_reply(value: Any, indent: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        pytest.param('{"metadata": 1, "items": [2, 3]}', ["head 1", "take 2", "take 3"], id="short"),
+        pytest.param('{"items": [2, 3], "metadata": 1}', ["head 1", "take 2", "take 3"], id="short, of a custom kind"),
+        pytest.param('{"metadata": 1, "items": [2, 3], "x": L}', ["head 1", "take 2", "take 3"], id="long"),
+        pytest.param('{"items": [2, 3], "metadata": 1, "x": L}', ["take 2", "take 3", "head 1"], id="of a custom kind"),
+        pytest.param('{"items": {"a": 2}, "x": L}', [], id="no list"),
+        pytest.param("[2, 3]", [], id="no object"),
+    ],
+)
+async def test_items_are_taken_as_they_come(text: str, calls: list[str]) -> None:
+    made: list[str] = []
+
+    def take(item: int) -> str:
+        made.append(f"take {item}")
+        return f"taken {item}"
+
+    async def head(metadata: int) -> None:
+        made.append(f"head {metadata}")
+
+    value = await decode(text.replace("L", json.dumps(LONG)).encode(), take, head)
+    assert made == calls
+    if "take 2" in calls:
+        assert value["items"] == ["taken 2", "taken 3"]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         pytest.param('{"items":[' + json.dumps(LONG), id="cut off"),

@@ -41,13 +41,13 @@ class Server:
 
 async def read(server: Server, directory: Path, intake: Intake, **options: Any) -> tuple[list[str], list[str]]:
     """The names of the objects that were read, and of all that are there."""
-    read, present = [], []
+    read: list[str] = []
     async with answering(server.answer, directory) as api:
-        async for page in Listing(api, "/api/v1/pods", intake, **options).pages():
-            assert page.version == "7"
-            read += [i["metadata"]["name"] for i in page.items]
-            present += [i["metadata"]["name"] for i in page.present]
-    return read, present
+        listing = Listing(api, "/api/v1/pods", intake, **options)
+        listed = await listing.read(lambda item: read.append(item["metadata"]["name"]))
+    assert listed.version == "7"
+    assert all(item == {"metadata": {"name": item["metadata"]["name"], "namespace": "t"}} for item in listed.present)
+    return read, [item["metadata"]["name"] for item in listed.present]
 
 
 async def test_pages(tmp_path: Path) -> None:

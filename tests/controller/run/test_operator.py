@@ -27,6 +27,9 @@ LISTS = {"elasticjobs": [
     }
 ]}  # fmt: skip
 
+_VERSION = {"groupVersion": names.API_VERSION, "version": names.VERSION}
+GROUP = {"name": names.GROUP, "versions": [_VERSION], "preferredVersion": _VERSION}
+
 
 class Server:
     """A cluster with one job that has no pods, where somebody else holds the Lease until `holder` is changed."""
@@ -62,13 +65,11 @@ class Server:
         if request.path.startswith("/apis/kueue"):
             return web.json_response({"message": "no endpoints available"}, status=503)
         if request.path == "/apis":
-            version = {"groupVersion": names.API_VERSION, "version": names.VERSION}
-            group = {"name": names.GROUP, "versions": [version], "preferredVersion": version}
             kueue = {
                 "name": "kueue.x-k8s.io",
                 "versions": [{"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}],
             }
-            return web.json_response({"groups": [group, kueue]})
+            return web.json_response({"groups": [GROUP, kueue]})
         if resource == names.VERSION:
             kind = {"name": names.PLURAL, "singularName": "elasticjob", "kind": names.KIND, "namespaced": True}
             return web.json_response({"resources": [{**kind, "verbs": ["get", "list", "watch", "patch"]}]})
@@ -119,6 +120,63 @@ async def test_a_follower_looks_at_the_certificate_and_writes_nothing(tmp_path: 
         await until(lambda: any("/elasticjobs/j" in w for w in server.writes), life)
         assert leads(operator) and server.secret_looks > before
         assert any(w.startswith("PUT") and "/secrets/" in w for w in server.writes), "it renews the certificate"
+        operator.stop()
+        await life
+
+
+class Deleting(Server):
+    """Jobs are deleted between two lists, and nobody is told: one after the operator's first list, one in a gap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs = ["stays", "goes-first", "goes-in-a-gap"]
+        self.lists: list[str] = []  # the limits that were asked for
+        self.gap = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/api":
+            return web.json_response({"versions": ["v1"]})
+        if request.path == "/api/v1":  # kopf wants to know that there are namespaces
+            kind = {"name": "namespaces", "singularName": "namespace", "kind": "Namespace", "namespaced": False}
+            return web.json_response({"resources": [{**kind, "verbs": ["get", "list", "watch"]}]})
+        if request.path == "/apis":
+            return web.json_response({"groups": [GROUP]})
+        if request.path.rpartition("/")[2] != "elasticjobs":
+            return await super().answer(request)
+        if "watch" in request.query:
+            return await self._watch_until_the_gap(request)
+        self.lists.append(request.query["limit"])
+        pattern = LISTS["elasticjobs"][0]
+        jobs = [{**pattern, "metadata": {**pattern["metadata"], "name": name, "uid": name}} for name in self.jobs]
+        if request.query["limit"] == "500" and "goes-first" in self.jobs:
+            self.jobs.remove("goes-first")
+        return web.json_response({"metadata": {"resourceVersion": "7"}, "items": jobs})
+
+    async def _watch_until_the_gap(self, request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse()
+        await out.prepare(request)
+        await self.gap.wait()
+        if "goes-in-a-gap" in self.jobs:
+            self.jobs.remove("goes-in-a-gap")
+            await out.write(b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n')
+        else:
+            await asyncio.sleep(60)
+        return out
+
+
+async def test_jobs_that_were_deleted_before_a_list_of_kopfs_are_missed(tmp_path: Path) -> None:
+    server = Deleting()
+    async with answering(server.answer, tmp_path) as api:
+        options = Options(hub_host="127.0.0.1", hub_port=0, http_host="127.0.0.1", http_port=0, identity="me")
+        operator = Operator(options, api)
+        life = asyncio.create_task(operator.run())
+        await until(lambda: len(operator.cache.jobs) == 3, life)
+        await until(lambda: len(operator.cache.jobs) == 2, life)
+        assert set(operator.cache.jobs) == {("t", "stays"), ("t", "goes-in-a-gap")}
+        server.gap.set()
+        await until(lambda: len(operator.cache.jobs) == 1, life)
+        assert set(operator.cache.jobs) == {("t", "stays")}
+        assert server.lists.index("500") < server.lists.index("5"), "the operator's own list comes before kopf's"
         operator.stop()
         await life
 
