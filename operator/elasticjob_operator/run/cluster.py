@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from dataclasses import replace
@@ -16,10 +17,12 @@ from elasticjob_operator.kube.watch import Watch
 from elasticjob_operator.model import served
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Kind
+from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 
 logger = logging.getLogger(__name__)
 
+NO_CRD = f"the CustomResourceDefinition {names.PLURAL}.{names.GROUP} is not installed: apply crds/"
 SELECTOR = f"{names.LABEL_APP}={names.LABEL_APP_VALUE}"
 
 
@@ -39,6 +42,18 @@ async def discover(api: Api, *, with_gangs: bool, with_image_volumes: bool) -> S
         if not found.has_image_volumes:
             logger.warning("the cluster has no image volumes: an init container copies the runtime")
     return found
+
+
+async def await_crd(api: Api, namespaces: tuple[str, ...]) -> None:
+    """Return once ElasticJobs are served, since the operator may be installed before the CRD."""
+    path = path_of(names.API_VERSION, names.PLURAL, namespaces[0] if namespaces else "")
+    while True:
+        try:
+            await api.request("GET", path, query={"limit": "1"})
+            return
+        except ApiError as error:
+            logger.warning(NO_CRD if error.status == 404 else f"the API server: {error}")
+            await asyncio.sleep(1.0)
 
 
 def build_watches(api: Api, cache: Cache, intake: Intake, namespaces: tuple[str, ...], found: Served) -> list[Watch]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from elasticjob_operator import __version__ as version
 from elasticjob_operator import ratelimit
-from elasticjob_operator.api import bounds, names
+from elasticjob_operator.api import bounds
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.apply.apply import Applier
@@ -36,10 +36,8 @@ from elasticjob_operator.kube.watch import Watch
 from elasticjob_operator.plan.plan import Config, Plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.pool import capacity
-from elasticjob_operator.rest.errors import ApiError
-from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run import file_limits, metrics
-from elasticjob_operator.run.cluster import build_watches, discover
+from elasticjob_operator.run.cluster import NO_CRD, await_crd, build_watches, discover
 from elasticjob_operator.run.controller import Controller
 from elasticjob_operator.run.http import HttpServer
 from elasticjob_operator.run.loop_lag import Pulse
@@ -48,6 +46,7 @@ from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.pooling import PoolLoop
 from elasticjob_operator.run.serving import Serving
 from elasticjob_operator.run.templates import Templates
+from elasticjob_operator.start_times import StartTimes
 
 __all__ = ["Operator", "Options", "UsageError"]
 
@@ -71,6 +70,8 @@ class Operator:
         self._watches: list[Watch] = []  # created once it is known which kinds the cluster serves
         self._warnings: dict[str, ratelimit.Bucket] = {}
         # Metrics.
+        self.times = StartTimes()
+        self.times.end("imports")
         self.metrics = metrics.Metrics(version=version)
         api.observer = self.metrics.count_request
         self.pulse = Pulse(self.metrics)
@@ -145,12 +146,13 @@ class Operator:
             self.applier.recorder.record(known[0], [Event("ForeignObject", text, warning=True)], now)
 
     def _observe_pass(self, key: JobKey, plan: Plan, seconds: float) -> None:
+        self.times.count_pass(key)
         self.metrics.pass_seconds.observe(seconds)
         self.metrics.update_job(key, plan.status)
 
     def _why_not_ready(self) -> str:
         if not self._crd:
-            return f"the CustomResourceDefinition {names.PLURAL}.{names.GROUP} is not installed: apply crds/"
+            return NO_CRD
         missing = [w for w in self._watches if not w.synced.is_set()]
         return "the caches are being filled" if missing or not self._watches else ""
 
@@ -199,7 +201,9 @@ class Operator:
     async def _prepare(self) -> None:
         await self._discover()
         await self.serving.prepare()
-        await self._await_crd()
+        await await_crd(self.api, self.options.namespaces)
+        self._crd = True
+        self.times.end("connected")
 
     async def _live(self, election: Election) -> None:
         """Watch, wait for the Lease, and act until it is lost. Failures of background tasks do not end it."""
@@ -213,7 +217,8 @@ class Operator:
                     group.create_task(self._keep_going("the integration of Kueue", self.kueue.follower.run))
                     with contextlib.suppress(TimeoutError):  # until then, jobs keep the pods that they have
                         await asyncio.wait_for(self.kueue.follower.has_looked.wait(), KUEUE_SECONDS)
-                await asyncio.gather(self.jobs.catch_up(), *(w.synced.wait() for w in self._watches))
+                await asyncio.gather(self._list_jobs(), *(w.synced.wait() for w in self._watches))
+                self.times.end("pods and all other objects")
                 group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))
                 group.create_task(self._keep_going("the comparison of jobs", self.jobs.compare))
                 await self._elect(election)
@@ -253,6 +258,7 @@ class Operator:
         self.hub.started_at = time.time()
         self.hub.leader = True
         self.metrics.leader.set(1)
+        self.times.lead(self.cache.jobs)
         self.controller.start()
         service, address = self.serving.service, self.options.pod_address
         if endpoint.is_ours_to_point(service, address):
@@ -273,6 +279,10 @@ class Operator:
         self.controller.config = replace(self.controller.config, ca_pem=ca_pem)
         self.controller.wake_all()
 
+    async def _list_jobs(self) -> None:
+        await self.jobs.catch_up()
+        self.times.end("jobs")
+
     async def _watch_jobs(self) -> None:
         await self.jobs.run()
         self.stop()  # kopf handles signals while it runs, and returns
@@ -283,18 +293,3 @@ class Operator:
         gangs, volumes = "gangs" in self.options.integrations, self.options.runtime_as_volume
         served = self.applier.served = await discover(self.api, with_gangs=gangs, with_image_volumes=volumes)
         self.controller.config = replace(self.controller.config, has_native_gangs=served.has("PodGroup"))
-
-    async def _await_crd(self) -> None:
-        """Wait for the CRD, since the operator may be installed first."""
-        scope = self.options.namespaces[0] if self.options.namespaces else ""
-        while True:
-            try:
-                await self.api.request("GET", path_of(names.API_VERSION, names.PLURAL, scope), query={"limit": "1"})
-                self._crd = True
-                return
-            except ApiError as error:
-                if error.status == 404:
-                    logger.warning(self._why_not_ready())
-                else:
-                    logger.warning("the API server: %s", error)
-                await asyncio.sleep(1.0)
