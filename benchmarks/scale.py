@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, start
 from benchmarks.system import System
 from elasticjob_devcluster import wait_until
 
@@ -52,13 +52,11 @@ class Fleet:
     created: float  # seconds until all pods existed
     made_cpu: float  # the operator's CPU until then
     memory: float  # MiB, after it had created them
-    first: float  # seconds from the start of a new operator to its first pass
-    all_seen: float  # seconds until every job had a pass
-    start_cpu: float
     memory_anew: float  # MiB of the new operator
     idle: Counter[str] = field(default_factory=Counter)  # the operator's requests while idle
     idle_cpu: float = 0.0  # seconds of CPU per second
     listed: float = 0.0  # seconds of `kubectl elasticjob list`
+    start: tuple[harness.Result, ...] = ()  # where the time of the start went
 
     def lines(self) -> list[harness.Result]:
         label = f"{self.jobs} x {self.pods} at rest"
@@ -70,13 +68,11 @@ class Fleet:
             line("create to all pods exist", self.created),
             line("operator CPU until all pods exist", self.made_cpu),
             line("operator memory after making them (MiB)", self.memory, "rate"),
-            line("operator start to its first pass", self.first),
-            line("operator start to a pass of every job", self.all_seen),
-            line("operator CPU from start to a pass of every job", self.start_cpu),
             line("operator memory after a start (MiB)", self.memory_anew, "rate"),
             line(f"operator requests in {IDLE_SECONDS:.0f} s but watches (count)", sum(self.idle.values()), "rate"),
             line("operator CPU per second", self.idle_cpu),
             line("kubectl elasticjob list", self.listed),
+            *self.start,
         ]
 
 
@@ -131,19 +127,21 @@ def measure_fleet(
     memory = process.memory_info().rss / 2**20
 
     system.kill_operator()
-    began = system.start_operator()
+    lists = start.measure_lists(system)
+    server, said = system.server_cpu(), len(system.read_log())
+    system.start_operator()
     process = system.operator_process()
-    wait_until(lambda: count_passes(system) > 0, bound, "the new operator's first pass", poll=0.05)
-    first = time.time() - began
-    wait_until(lambda: count_passes(system) >= jobs, bound, "a pass of every job", poll=0.2)
-    all_seen, start_cpu = time.time() - began, _cpu(process)
+    # Not asked of the operator, which would have to answer meanwhile.
+    wait_until(lambda: "every job" in start.read_phases(system.read_log()[said:]), bound, "every pass", poll=0.05)
+    server, phases = system.server_cpu() - server, start.read_phases(system.read_log()[said:])
     settle(system, bound)
     cpu = _cpu(process)
     idle = measure_idle(system, IDLE_SECONDS)
     idle_cpu = (_cpu(process) - cpu) / IDLE_SECONDS
     memory_anew = process.memory_info().rss / 2**20
     listed = min(time_list(system, namespace) for _ in range(LISTS))
-    return Fleet(jobs, pods, created, made_cpu, memory, first, all_seen, start_cpu, memory_anew, idle, idle_cpu, listed)
+    found = start.describe(f"{jobs} x {pods}", phases, lists, server)
+    return Fleet(jobs, pods, created, made_cpu, memory, memory_anew, idle, idle_cpu, listed, tuple(found))
 
 
 def time_list(system: System, namespace: str) -> float:

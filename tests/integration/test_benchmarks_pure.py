@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
 import pytest
 
-from benchmarks import controlplane, goodput, harness, peers, timeline
+from benchmarks import controlplane, goodput, harness, peers, start, timeline
 from benchmarks.system import parse_requests
+from elasticjob_operator.start_times import StartTimes
 
 
 def make_step(t: float, rank: int, world: int, step: int, pid: int = 1, count: int = 0) -> timeline.Step:
@@ -159,3 +161,35 @@ def test_a_peer_is_there_only_in_its_pinned_version(tmp_path: Path) -> None:
 def test_the_pins_of_the_peers_do_not_contradict_those_of_the_project() -> None:
     ours, theirs = (peers.parse_pins(path.read_text()) for path in (peers.CONSTRAINTS, peers.PINS))
     assert not set(ours) & set(theirs)
+
+
+def test_the_phases_of_a_start_are_read_as_the_operator_logs_them(caplog: pytest.LogCaptureFixture) -> None:
+    seconds = iter((0.5, 1.25, 2.0, 3.0))
+    times = StartTimes(lambda: next(seconds), lambda: 0.25)
+    with caplog.at_level(logging.INFO):
+        times.end("pods and all other objects")
+        times.lead(["a", "b"])
+        for job in ("a", "b"):
+            times.count_pass(job)
+    log = "".join(f"22:00:00.000 INFO    {line}\n22:00:00.000 INFO    t/a: 0 s (CPU 7 s)\n" for line in caplog.messages)
+    assert {name: (one.seconds, one.cpu) for name, one in start.read_phases(log).items()} == {
+        "pods and all other objects": (0.5, 0.25),
+        "leads": (1.25, 0.25),
+        "first pass": (2.0, 0.25),
+        "every job": (3.0, 0.25),
+    }
+
+
+@pytest.mark.parametrize("metadata_first", [True, False], ids=["typed", "custom"])
+def test_a_list_is_read_to_its_last_page(metadata_first: bool) -> None:
+    asked = []
+
+    def get(path: str) -> bytes:
+        asked.append(path)
+        rest = {1: ',"continue":"AB"', 2: ',"continue":"CD"'}.get(len(asked), "")
+        parts = [f'"metadata":{{"x":1{rest}}}', f'"items":["{"x" * 10_000}"]']
+        return ("{" + ",".join(parts if metadata_first else parts[::-1]) + "}").encode()
+
+    pages = list(start.read_pages(get, "/pods", "&a=b"))
+    assert len(pages) == 3
+    assert asked == [f"/pods?limit=500&a=b{token}" for token in ("", "&continue=AB", "&continue=CD")]

@@ -49,11 +49,12 @@ class Kube:
         body: object = None,
         *,
         content_type: str = "application/json",
+        accept: str = "application/json",
         timeout: float = 30,
     ) -> bytes:
         """Send one request; reconnects if the server closed a kept connection. Bytes are sent unchanged."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body)
-        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        headers = {"Content-Type": content_type, "Accept": accept}
         for attempt in (0, 1):
             connection = self._connection(timeout, fresh=attempt > 0)
             try:
