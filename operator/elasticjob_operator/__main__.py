@@ -209,8 +209,7 @@ def run(log_format: str, log_level: str, **options: Any) -> None:
 def calm_collector() -> None:
     """Lets Python look for cycles a seventieth as often.
 
-    Reading JSON makes thousands of containers and no cycle; with the defaults three quarters of the time to read a list
-    of pods goes into looking for some.
+    Its objects live long and have hardly a cycle: with the defaults, a start among 10,000 pods costs 5 % more CPU.
     """
     gc.collect()
     gc.freeze()  # what the imports made stays
