@@ -72,9 +72,10 @@ class JobWatch:
             await self._compare()
 
     async def _compare(self, take: Take | None = None) -> None:
-        """Drop the cached jobs that do not exist. Those that do are taken, or else only their metadata is read:
+        """Drop the cached jobs that do not exist, and `take` those that do.
 
-        beside kopf's watch, an old list could bring back a job whose deletion the watch has reported since.
+        Without `take`, only their metadata is read: beside kopf's watch, a list could bring back a job whose deletion
+        the watch has reported since.
         """
         for namespace in self._namespaces or ("",):
             before = [(key, job.uid) for key, (job, _) in self._cache.jobs.items() if namespace in ("", key[0])]
