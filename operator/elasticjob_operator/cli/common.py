@@ -89,7 +89,8 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             ours = segment.control is not None  # cursor movements of the live view
-            yield segment if ours else segment._replace(text=printable(segment.text))
+            text = segment.text if ours else printable(segment.text)
+            yield segment if text is segment.text else segment._replace(text=text)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Final, NamedTuple
 
 import click
@@ -90,7 +91,8 @@ class _Group(click.Group):
         place = COMMANDS.get(cmd_name)
         if place is None:
             return None
-        found = getattr(importlib.import_module(f"elasticjob_operator.cli.{place.module}"), place.name)
+        load = ctx.obj or importlib.import_module
+        found = getattr(load(f"elasticjob_operator.cli.{place.module}"), place.name)
         assert isinstance(found, click.Command)
         return found
 
@@ -105,10 +107,12 @@ def cli() -> None:
     """Show and control ElasticJobs: PyTorch training that keeps going while its pods come and go."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; return the exit code."""
+def run(arguments: Sequence[str], load: Callable[[str], ModuleType] = importlib.import_module) -> int:
+    """Run one command line, whose module `load` imports; return the exit code."""
     try:
-        code = cli.main(list(arguments), prog_name=_NAME, complete_var=_COMPLETE_VARIABLE, standalone_mode=False)
+        code = cli.main(
+            list(arguments), prog_name=_NAME, complete_var=_COMPLETE_VARIABLE, standalone_mode=False, obj=load
+        )
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 0 if not arguments else options.USAGE

@@ -15,7 +15,7 @@ _GAP: Final = 3
 
 
 class PlainTable(Table):
-    """A table with one segment for each cell, where every row fits into the width.
+    """A table with few segments, where every row fits into the width.
 
     Where one does not, rich lays it out: it measures and wraps each cell, which takes half a second for 1,000 rows.
     """
@@ -46,12 +46,16 @@ def _width(cells: Sequence[object]) -> int | None:
 
 
 def _lay_out(console: Console, columns: Sequence[Sequence[object]], widths: list[int]) -> Iterator[Segment]:
+    """One segment for all rows up to the next cell with a style: a console handles each one by itself."""
+    plain: list[str] = []
     for row in zip(*columns, strict=True):
         for cell, width in zip(row, widths, strict=True):
             text = cell.plain if isinstance(cell, Text) else str(cell)
-            gap = " " * (width - cell_len(text) + _GAP)
             if isinstance(cell, Text) and cell.style:
-                yield from (Segment(text, console.get_style(cell.style)), Segment(gap))
+                yield from (Segment("".join(plain)), Segment(text, console.get_style(cell.style)))
+                plain = []
             else:
-                yield Segment(text + gap)
-        yield Segment.line()
+                plain.append(text)
+            plain.append(" " * (width - cell_len(text) + _GAP))
+        plain.append("\n")
+    yield Segment("".join(plain))

@@ -61,9 +61,14 @@ def test_colours_stay() -> None:
     assert any("\x1b[32mRunning" in line for line in shown(both(CELLS["style"])[0], 120))
 
 
-def test_a_cell_is_one_piece_where_the_table_fits() -> None:
+def test_the_cells_between_two_colours_are_one_piece_where_the_table_fits() -> None:
     short, _ = both(CELLS["style"])
     out = common.SafeConsole(file=io.StringIO(), width=120)
     pieces = [piece for piece in out.render(short) if piece.text.strip()]
-    assert len(pieces) == 9
-    assert Segment("Running", Style.parse("green")) in pieces
+    assert [piece.text.split() for piece in pieces] == [
+        ["NAME", "PHASE", "AGE", "digits"],
+        ["Running"],
+        ["3m", "another-name", "-"],
+        ["Running"],
+    ]
+    assert pieces[1] == pieces[3] == Segment("Running", Style.parse("green"))

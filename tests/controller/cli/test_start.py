@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -57,6 +58,38 @@ def test_a_command_imports_what_it_needs(arguments: list[str], most: int, withou
     imported = set(json.loads(done.stderr.splitlines()[-1]))
     assert imported & set(without) == set()
     assert len(imported) <= most
+
+
+@pytest.mark.parametrize("mine", [{}, {"SSL_CERT_FILE": "/mine", "SSL_CERT_DIR": "/mine.d"}], ids=["unset", "set"])
+def test_a_command_reads_the_certificates_of_the_machine_for_none_of_its_imports(mine: dict[str, str]) -> None:
+    """aiohttp makes a default for TLS when it is imported: it finds no certificates then, and whoever comes later does.
+
+    Such as the credential plugin of a kubeconfig, which gets this environment.
+    """
+    program = """
+import json, os, ssl, sys
+names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+seen, real = [], ssl.SSLContext.set_default_verify_paths
+def look(context):
+    seen.append([os.environ.get(name) for name in names])
+    real(context)
+ssl.SSLContext.set_default_verify_paths = look
+from elasticjob_operator import cli
+sys.argv = ["kubectl-elasticjob", "list", "--kubeconfig", "/no/such/file"]
+try:
+    cli.main()
+finally:
+    print(json.dumps([seen, [os.environ.get(name) for name in names]]))
+"""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SSL_CERT_")} | mine
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False, env=environ
+    )
+    assert done.returncode == 2, done.stderr
+    seen, left = json.loads(done.stdout)
+    assert seen, "aiohttp makes no default any more: load_without_certificates can go"
+    assert all(found == [os.devnull, os.devnull] for found in seen)
+    assert left == [mine.get("SSL_CERT_FILE"), mine.get("SSL_CERT_DIR")]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
