@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -69,6 +70,8 @@ with open("said-%d.json" % dist.get_rank(), "w") as file:
 dist.destroy_process_group()
 """
 LIBRARIES = {
+    "collecting": "import gc\nTHRESHOLDS, ENABLED = gc.get_threshold(), gc.isenabled()\n",
+    "choosy": "import gc\ngc.set_threshold(5000, 7, 9)\ngc.disable()\n",
     "quiet": "import os\nPID = os.getpid()\nos.environ['SET_BY_IMPORT'] = 'yes'\n",
     "lazy": "import os\ndef __getattr__(name):\n    if name != 'late': raise AttributeError(name)\n"
     "    globals()['late'] = os.getpid()\n    return late\n",
@@ -110,6 +113,27 @@ def test_the_imports_of_a_script_are_made_before_its_worker(hub: FakeHub, pods: 
     assert said["quiet"] == said["late"] != said["pid"], "one process imported both, before the worker"
     assert said["set"] == "yes", "what an import set is there"
     assert "modules imported before the workers start" in log
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        pytest.param("quiet", [list(gc.get_threshold()), True], id="as Python does"),
+        pytest.param("choosy", [[5000, 7, 9], False], id="as a library wants"),
+    ],
+)
+def test_garbage_is_collected_in_the_script_and_not_during_the_imports(
+    hub: FakeHub, pods: Pods, tmp_path: Path, library: str, expected: list[Any]
+) -> None:
+    hub.set_size(1)
+    more = (
+        '"at_import": collecting.THRESHOLDS, "frozen": gc.get_freeze_count(), '
+        '"now": [gc.get_threshold(), gc.isenabled()], '
+    )
+    said, _ = run_script(pods, tmp_path, f"import collecting\nimport {library}\nimport gc", more)
+    assert said["at_import"][0] > 10**9, "no import is interrupted by a collection"
+    assert said["now"] == expected
+    assert said["frozen"] > 100_000, "no collection looks at what was imported, nor copies its pages"
 
 
 def test_it_can_be_turned_off(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:

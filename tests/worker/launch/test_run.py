@@ -220,6 +220,16 @@ def test_what_must_be_quick_imports_the_standard_library_alone(code: str, most: 
         assert "torchrun --help" in done.stdout
 
 
+def test_the_agent_collects_garbage_after_its_imports() -> None:
+    code = (
+        "import gc; before = gc.get_threshold(); from elasticjob import launcher, run;"
+        "launcher.main = lambda *_: print(gc.get_threshold() == before, gc.get_freeze_count() > 100_000);"
+        "run.main(['train.py'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
 def test_sigterm_twice_means_now(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
     hub.set_size(1)
     pod = pods.start("pod-0", str(STEPS), "--out", str(tmp_path / "out"), launcher="elasticjob-run")

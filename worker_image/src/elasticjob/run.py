@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from elasticjob.launch import fork_server
+from elasticjob.launch import fork_server, process
 
 HELP = """\
 usage: elasticjob-run [OPTIONS] SCRIPT [ARGUMENTS]
@@ -36,11 +36,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments[:1] in (["--help"], ["-h"]):
         print(HELP)  # torchrun's own takes as long as the import of torch
         return
+    process.pause_collection()
     from elasticjob import launcher
 
+    process.freeze()
     server = fork_server.ForkServer()
     if fork_server.is_wanted(arguments, os.environ):
         server.fork(arguments)  # outside of every `try`: a worker returns from here as the user's script
+    process.resume_collection()
     try:
         launcher.main(arguments, server)
     finally:

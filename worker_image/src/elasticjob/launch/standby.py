@@ -61,6 +61,7 @@ def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = ()) -> 
     `arguments` are those of torchrun: the standby imports what the script that they name imports.
     """
     process.die_with_parent(agent)
+    process.pause_collection()
     import torch.distributed  # noqa: F401 - the import that workers are spared
 
     if not select.select([channel], [], [], 0)[0]:
@@ -153,6 +154,7 @@ def _take_over(order: Order) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # otherwise all workers would draw the same numbers
     frameworks.mend_ranks()
+    process.resume_collection()
     atexit.register(forking.thaw_what_is_counted)
     with socket.socket(fileno=order.answer) as answer:
         answer.sendall(b"%d\n" % os.getpid())
