@@ -64,15 +64,19 @@ def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = ()) -> 
     process.pause_collection()
     import torch.distributed  # noqa: F401 - the import that workers are spared
 
+    with_torch = process.age(agent)
     if not select.select([channel], [], [], 0)[0]:
         _import_what_optimizers_need()
+    with_compiler = process.age(agent)
     process.freeze()
     before: dict[str, str] = {}
     if arguments and preload.is_on(os.environ):
         before = dict(os.environ)
         ahead.import_ahead(arguments)
+    told = describe_start(with_torch, with_compiler, process.age(agent))
     with contextlib.suppress(OSError):  # the agent has exited meanwhile, and has logged why
         channel.sendall(READY)
+        print(f"elasticjob: {told}", file=sys.stderr, flush=True)
     while (order := _receive(channel)) is not None:
         if _fork_child_of(agent):
             channel.close()
@@ -85,6 +89,14 @@ def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = ()) -> 
         for file in (order.stdout, order.stderr, order.answer):
             os.close(file)
     os._exit(0)
+
+
+def describe_start(torch: float, compiler: float, script: float) -> str:
+    """Where the time went, given the age of the pod's first process after each of these imports, in seconds."""
+    return (
+        f"Workers can start after {script:.2f} s: torch and the agent {torch:.2f} s, what optimizers need "
+        f"{compiler - torch:.2f} s, the script's imports {script - compiler:.2f} s."
+    )
 
 
 def _import_what_optimizers_need() -> None:
