@@ -7,12 +7,13 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from elasticjob.launch.fork_server import Child
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 FILES = 1100  # more than select() can look at
 
 
@@ -38,3 +39,22 @@ def test_its_end_is_awaited_with_many_open_files(many_files: None) -> None:
     process.stdin.close()
     assert child.wait(30) == 1, "there is no input"
     process.returncode = child.returncode  # it is reaped
+
+
+def test_a_worker_that_is_ordered_at_once_imports_no_compiler_either(tmp_path: Path) -> None:
+    """As those of a session are: what the first optimizer of a process imports is there, for this one and the next."""
+    (tmp_path / "train.py").write_text("import sys; print('torch._dynamo' in sys.modules)")
+    (tmp_path / "agent.py").write_text(
+        "import os, sys\n"
+        "from elasticjob.launch import fork_server\n"
+        "server = fork_server.ForkServer()\n"
+        "server.fork()\n"
+        "for _ in range(2):\n"
+        "    worker = server.start((sys.executable, '-u', 'train.py'), os.environ, None, None)\n"
+        "    print(worker.wait(100), flush=True)\n"
+        "server.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True
+    )
+    assert done.stdout.split() == ["True", "0", "True", "0"], done.stderr

@@ -17,7 +17,6 @@ import io
 import json
 import os
 import runpy
-import select
 import socket
 import sys
 import time
@@ -65,8 +64,7 @@ def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = ()) -> 
     import torch.distributed  # noqa: F401 - the import that workers are spared
 
     with_torch = process.age(agent)
-    if not select.select([channel], [], [], 0)[0]:
-        _import_what_optimizers_need()
+    _import_what_optimizers_need()
     with_compiler = process.age(agent)
     process.freeze()
     before: dict[str, str] = {}
@@ -100,7 +98,10 @@ def describe_start(torch: float, compiler: float, script: float) -> str:
 
 
 def _import_what_optimizers_need() -> None:
-    """Import torch's compiler, which the first optimizer of a process does anyway: it takes a second, free here."""
+    """Import torch's compiler, which the first optimizer of a process does anyway: here once for all workers.
+
+    Also if a worker is ordered already: it would import the same, as would each one after it.
+    """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
         "1"  # looking for devices must not initialize CUDA, which does not survive a fork
     )
