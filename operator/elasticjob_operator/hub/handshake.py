@@ -8,8 +8,8 @@ The first bytes of a socket are expensive, because they start a TLS handshake. S
 handshakes per iteration of the event loop: a storm of connections costs a joiner one round, and connected agents
 nothing.
 
-TLS is implemented here because asyncio's server allocates a read buffer of 256 KiB per connection, five times the cost
-of everything else of an agent; messages are small, so 4 KiB are enough.
+TLS is uvloop's, begun here so that a socket waits for its turn before it costs anything. asyncio's own, in Python, takes
+as much CPU for a connection as the handshake itself, and touches a read buffer of 256 KiB in each.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import asyncio
 import logging
 import math
 import ssl
-from asyncio import sslproto
 from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 
 from aiohttp import http_exceptions, web
+from uvloop.loop import SSLProtocol
 
 WORDS_A_TURN: Final = 4
 
@@ -104,44 +104,60 @@ class _Plain(Visitor, asyncio.Protocol):
         self.handler.resume_writing()
 
 
-class _TLS(Visitor, sslproto.SSLProtocol):
-    """asyncio's TLS with a small buffer."""
+class _Hushed(Visitor, asyncio.Protocol):
+    """Keeps the first bytes of a TLS client until its turn, and only then creates what TLS needs."""
 
-    max_size = 4 * 1024
+    _word = b""
 
     def __init__(
         self, listener: HandshakeListener, handler: web.RequestHandler, context: ssl.SSLContext, patience: float
     ) -> None:
-        Visitor.__init__(self, listener, handler)
-        sslproto.SSLProtocol.__init__(
-            self,
-            asyncio.get_running_loop(),
-            handler,
-            context,
-            None,  # type: ignore[arg-type]  # no task waits for the handshake
-            server_side=True,
-            ssl_handshake_timeout=math.ceil(patience),
-            ssl_shutdown_timeout=1,
-        )
-        self._bytes = 0
+        super().__init__(listener, handler)
+        self._context = context
+        self._patience = patience
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.arrive(transport)
-        super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.listener.gone(self)
-        super().connection_lost(exc)
 
-    def buffer_updated(self, nbytes: int) -> None:
-        if self.may_speak:
-            super().buffer_updated(nbytes)
-            return
-        self._bytes = nbytes  # they stay in the buffer, because reading is paused
-        self.wait()
+    def data_received(self, data: bytes) -> None:
+        self._word += data
+        if len(self._word) == len(data):
+            self.wait()
 
     def forward(self) -> None:
-        super().buffer_updated(self._bytes)
+        assert self.raw is not None
+        word, self._word = self._word, b""
+        tls = _TLS(
+            asyncio.get_running_loop(),
+            self.handler,
+            self._context,
+            None,  # no task waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=math.ceil(self._patience),
+            ssl_shutdown_timeout=1,
+        )
+        tls.visitor = self
+        self.raw.set_protocol(tls)
+        tls.connection_made(self.raw)
+        while word:
+            room = tls.get_buffer(len(word))
+            size = min(len(room), len(word))
+            room[:size] = word[:size]
+            tls.buffer_updated(size)
+            word = word[size:]
+
+
+class _TLS(SSLProtocol):  # type: ignore[misc]  # uvloop has no types for it
+    """uvloop's TLS, which tells the listener of the socket's end."""
+
+    visitor: Visitor
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.visitor.listener.gone(self.visitor)
+        super().connection_lost(exc)
 
 
 class HandshakeListener:
@@ -175,7 +191,7 @@ class HandshakeListener:
         """The protocol factory for `loop.create_server`."""
         context = self._context()
         if context is not None:
-            return _TLS(self, self._server(), context, self._patience)
+            return _Hushed(self, self._server(), context, self._patience)
         return _Plain(self, self._server())
 
     def arrived(self, visitor: Visitor) -> None:
