@@ -58,9 +58,10 @@ async def running_hub(
     authenticate: auth.Authenticator = by_name,
     leader: bool = True,
     context: ssl.SSLContext | None = None,
+    expected: int = 0,
 ) -> AsyncIterator[RunningHub]:
     woken: list[JobKey] = []
-    hub = Hub(authenticate=authenticate, wake=woken.append, settings=settings)
+    hub = Hub(authenticate=authenticate, wake=woken.append, settings=settings, expected=lambda: expected)
     hub.leader = leader
     running = RunningHub(hub, woken)
     running.port = await hub.start("127.0.0.1", 0, context)

@@ -262,6 +262,7 @@ class Welcome(_Wire):
     training: bool = False  # a world is training and must stop for a joiner: finish all imports before becoming ready
     probes: bool = True  # this hub sends `probe` to an agent whose state has a `preflight`
     peer_key: Short | None = None  # for an agent that asked for it: secret, the same for all agents of the job
+    reconnect_seconds: float = 0.0  # all agents spread their attempts over this time when they have lost the hub
 
 
 class DirectiveMessage(_Wire):

@@ -20,6 +20,8 @@ class HubSettings:
     heartbeat_max: float = 5.0
     connections_per_heartbeat_second: float = 500.0  # beyond this many, agents ping less often
     timeout_min: float = 5.0
+    reconnects_per_second: float = 2500.0  # a core can do so many handshakes
+    reconnect_max: float = 5.0  # half of the time after which an agent that is not back yet counts as lost
     timeout_heartbeats: float = 5.0
     sweep_seconds: float = 0.5
     progress_wake_seconds: float = 1.0
@@ -52,6 +54,11 @@ def heartbeat_seconds(connections: int, settings: HubSettings) -> float:
 def timeout_seconds(heartbeat: float, settings: HubSettings) -> float:
     """Seconds of silence after which an agent is lost."""
     return max(settings.timeout_min, heartbeat * settings.timeout_heartbeats)
+
+
+def reconnect_seconds(agents: int, settings: HubSettings) -> float:
+    """Seconds over which so many agents spread their attempts when all of them have lost the hub."""
+    return min(settings.reconnect_max, agents / settings.reconnects_per_second)
 
 
 def answer_seconds(timeout: float) -> float:

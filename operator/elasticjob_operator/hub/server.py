@@ -39,7 +39,9 @@ class Hub:
         clock: Callable[[], float] = time.time,
         settings: limits.HubSettings | None = None,
         on_restart: Callable[[str], None] = lambda task: None,
+        expected: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`expected`: the number of pods whose agents may connect, which a new hub has still to meet."""
         self._authenticate = authenticate
         self._clock = clock
         self._settings = settings or limits.HubSettings()
@@ -52,6 +54,7 @@ class Hub:
         self._listener: handshake.HandshakeListener | None = None
         self._context: ssl.SSLContext | None = None
         self._leader = False
+        self._expected = expected
         self._on_restart = on_restart  # called when a background task failed
         self.started_at = clock()
         self.counts = self._registry.counts  # "refused:401", "closed:silent", "message:state", ...
@@ -264,6 +267,7 @@ class Hub:
             in_process=entry.job.is_in_process,
             training=entry.job.is_training,
             peer_key=entry.job.peer_key if hello.peers else None,
+            reconnect_seconds=limits.reconnect_seconds(max(len(self._registry), self._expected()), self._settings),
         )
         await link.send(frames.encode(welcome))
         self._registry.send_soon(entry)

@@ -176,6 +176,9 @@ class Cache:
     def pods(self, key: JobKey) -> tuple[Pod, ...]:
         return tuple(self._pods.get(key, {}).values())
 
+    def count_pods(self) -> int:
+        return len(self._job_of)
+
     def find_pod(self, namespace: str, name: str, uid: str) -> str | None:
         """The job of this worker pod; None if it is not, or not yet, known as a worker of an existing job."""
         key = self._job_of.get(uid)

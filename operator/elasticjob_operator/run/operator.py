@@ -87,6 +87,7 @@ class Operator:
             wake=self._wake,
             settings=hub_limits,
             on_restart=self._count_restart,
+            expected=self.cache.count_pods,
         )
         self.metrics.watch_hub(self.hub)
         self.http = HttpServer(self.metrics, self._why_not_ready, capacity=shares.http)

@@ -13,6 +13,7 @@ from elasticjob_operator import ratelimit
 from elasticjob_operator import text as texts
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import frames, limits
+from elasticjob_operator.membership import member_health
 
 T = TypeVar("T")
 
@@ -183,6 +184,18 @@ def test_heartbeats_are_rarer_where_there_are_many(connections: int, heartbeat: 
     settings = limits.HubSettings()
     assert limits.heartbeat_seconds(connections, settings) == heartbeat
     assert limits.timeout_seconds(heartbeat, settings) == 5 * heartbeat
+
+
+@pytest.mark.parametrize(
+    ("agents", "spread"), [(0, 0.0), (8, 0.0032), (1000, 0.4), (10_000, 4.0), (12_500, 5.0), (100_000, 5.0)]
+)
+def test_the_more_agents_there_are_the_longer_they_take_to_come_back(agents: int, spread: float) -> None:
+    assert limits.reconnect_seconds(agents, limits.HubSettings()) == pytest.approx(spread)
+
+
+def test_every_agent_is_back_before_it_counts_as_lost() -> None:
+    """An attempt at the end of the spread that fails is repeated once, within the grace of a new operator."""
+    assert 2 * limits.HubSettings().reconnect_max <= member_health.Settings().restart_grace
 
 
 @given(st.lists(st.floats(0, 10), max_size=60), st.floats(0.1, 10), st.integers(1, 10))

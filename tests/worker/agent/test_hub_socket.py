@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from elasticjob.agent import hub_socket
 from elasticjob.env import Settings
@@ -56,3 +57,30 @@ def test_a_refused_connection_names_the_refusal(tmp_path: Path) -> None:
         url = f"ws://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(ConnectionRefusedError):
             asyncio.run(hub_socket.open_socket(settings(tmp_path, url)))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        pytest.param(1001, True, id="the hub stops"),
+        pytest.param(1012, True, id="it does not lead any more"),
+        pytest.param(1000, False, id="an ordinary end"),
+        pytest.param(4409, False, id="replaced"),
+        pytest.param(None, False, id="the connection broke"),
+    ],
+)
+def test_all_agents_are_sent_away_if_the_hub_says_so(tmp_path: Path, code: int | None, expected: bool) -> None:
+    async def end(server: ServerConnection) -> None:
+        if code is None:
+            server.transport.abort()
+        else:
+            await server.close(code)
+
+    async def meet() -> bool:
+        async with serve(end, "127.0.0.1", 0) as listening:
+            port = next(iter(listening.sockets)).getsockname()[1]
+            connection = await hub_socket.open_socket(settings(tmp_path, f"ws://127.0.0.1:{port}"))
+            await asyncio.wait_for(connection.wait_closed(), 20)
+            return hub_socket.is_sent_away(connection)
+
+    assert asyncio.run(meet()) is expected

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,38 @@ def test_back_off_starts_at_once_and_ends_at_five_seconds() -> None:
     assert delays == sorted(delays)
     assert delays[-1] == 5.0
     assert directives.backoff(3, 0.0) == pytest.approx(directives.backoff(3, 1.0) / 2)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "spread", "sent_away", "least", "most"),
+    [
+        pytest.param(0, 4.0, False, 0.0, 0.0, id="one connection broke: at once, however many agents there are"),
+        pytest.param(0, 0.003, True, 0.0, 0.003, id="the hub sends a few agents away: practically at once"),
+        pytest.param(0, 4.0, True, 0.0, 4.0, id="the hub sends thousands away: over the spread"),
+        pytest.param(1, 4.0, False, 0.05, 4.0, id="the hub is gone: over the spread"),
+        pytest.param(1, 0.003, False, 0.05, 0.1, id="the hub of a few is gone: as ever"),
+        pytest.param(2, 4.0, False, 2.0, 4.0, id="still gone: at most one attempt in half a spread"),
+        pytest.param(2, 0.003, False, 0.1, 0.2, id="still gone, a few: as ever"),
+        pytest.param(2, 60.0, False, 2.5, 5.0, id="never later than five seconds"),
+        pytest.param(30, 4.0, False, 2.5, 5.0, id="the back-off is the longer one"),
+        pytest.param(30, 4.0, True, 2.5, 5.0, id="sent away counts for the first attempt only"),
+    ],
+)
+def test_attempts_are_spread_where_all_agents_lost_the_hub(
+    attempt: int, spread: float, sent_away: bool, least: float, most: float
+) -> None:
+    def wait(fraction: float) -> float:
+        return directives.backoff(attempt, fraction, spread, sent_away=sent_away)
+
+    assert (wait(0.0), wait(1.0)) == pytest.approx((least, most))
+
+
+def test_ten_thousand_agents_come_back_at_an_even_rate() -> None:
+    rng, rate = random.Random(1), 2500.0
+    waits = [directives.backoff(0, rng.random(), 10_000 / rate, sent_away=True) for _ in range(10_000)]
+    in_a_second = Counter(int(wait) for wait in waits)
+    assert set(in_a_second) == {0, 1, 2, 3}
+    assert max(in_a_second.values()) < 1.1 * rate
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob.agent.events import HubView
-from elasticjob.agent.hub_socket import OPEN_SECONDS, HubError, explain, open_socket, parse
+from elasticjob.agent.hub_socket import OPEN_SECONDS, HubError, explain, is_sent_away, open_socket, parse
 from elasticjob.env import Settings
 from elasticjob.protocol import directives, wire
 from elasticjob.protocol.preflight import Probe
@@ -54,6 +54,7 @@ class Hub:
         self._progress: wire.Progress | None = None
         self._diagnoses: list[str] = []
         self._closing = False
+        self._sent_away = False  # whether the hub itself has ended the last connection, and so that of all agents
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="elasticjob-hub", daemon=True)
@@ -146,7 +147,9 @@ class Hub:
                 return
             if time.monotonic() - began > _GOOD_CONNECTION and self._view.welcome is not None:
                 attempt = 0
-            await self._pause(directives.backoff(attempt, random.random()))  # noqa: S311 - spreads load
+            spread = 0.0 if self._view.welcome is None else self._view.welcome.reconnect_seconds
+            fraction = random.random()  # noqa: S311 - spreads load
+            await self._pause(directives.backoff(attempt, fraction, spread, sent_away=self._sent_away))
             attempt += 1
 
     async def _pause(self, seconds: float) -> None:
@@ -176,6 +179,7 @@ class Hub:
         """Open one connection and serve it until it ends."""
         from websockets.exceptions import WebSocketException
 
+        self._sent_away = False
         try:
             socket = await open_socket(self._settings)
         except WebSocketException as error:
@@ -187,6 +191,7 @@ class Hub:
         except WebSocketException as error:
             raise ConnectionError(f"the hub closed the connection ({error})") from None
         finally:
+            self._sent_away = is_sent_away(socket)
             self._update_view(connected=False)
             await asyncio.wait_for(socket.close(), 2.0)
 

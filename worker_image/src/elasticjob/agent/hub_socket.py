@@ -16,6 +16,7 @@ OPEN_SECONDS = 10.0  # for the upgrade: the hub may have to ask the API server a
 # For TCP. After the operator moved, a Service may still send a connection to a pod that is gone, and sends all packets
 # of that connection there. A new connection is what finds the new leader, well within the hub's patience.
 CONNECT_SECONDS = 2.0
+_AWAY = (1001, 1012)
 
 
 class HubError(Exception):
@@ -86,6 +87,12 @@ def parse(text: str | bytes) -> wire.Welcome | wire.Directive | wire.Refusal:
         return wire.parse(text)
     except wire.WireError as error:
         raise HubError(str(error)) from None
+
+
+def is_sent_away(connection: Any) -> bool:
+    """Whether the hub has closed this connection because it stops or does not lead any more: all agents reconnect."""
+    closed = connection.protocol.close_rcvd
+    return closed is not None and closed.code in _AWAY
 
 
 def explain(error: Exception, settings: Settings) -> Exception:

@@ -78,6 +78,7 @@ class Welcome:
     training: bool = False  # other members are training, and will stop for a joiner
     probes: bool = False  # the hub sends `probe` to an agent whose state has a `preflight`
     peer_key: str = ""  # by which the agents of the job know each other, if this one asked for it
+    reconnect_seconds: float = 0.0  # over which all agents of the hub spread their attempts after they lost it
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ def parse(text: str | bytes) -> Welcome | Directive | Refusal:
     if kind == "welcome":
         heartbeat, timeout = (fields.read_number(message, name) for name in ("heartbeatSeconds", "timeoutSeconds"))
         in_process, training, probes = (message.get(name) is True for name in ("inProcess", "training", "probes"))
-        return Welcome(heartbeat, timeout, in_process, training, probes, str(message.get("peerKey", "")))
+        reconnect = fields.read_number(message, "reconnectSeconds", 0.0)
+        return Welcome(heartbeat, timeout, in_process, training, probes, str(message.get("peerKey", "")), reconnect)
     if kind == "error":
         return Refusal(fields.read_text(message, "code"), fields.read_text(message, "message"))
     if kind == "directive":
