@@ -1,8 +1,10 @@
-"""The hub: connect N agents, form a world of all of them, lose a member and form the next.
+"""The hub: connect N agents, form a world of all of them, lose a member and form the next, restart the hub.
 
 Agents are real sockets in a separate process, including TLS. The limit for comparison is the same event loop writing
 the same bytes to the same number of bare connections: the difference is the hub's cost. CPU seconds are those of the
 hub's process; on a busy machine they are more meaningful than wall time.
+
+`--churn SECONDS` measures something else instead: 10,000 agents in worlds of 1,000, of which 2 % are lost each second.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, Options, Report, Result, parse_options, say
+from benchmarks.harness import ROOT, Kind, Options, Report, Result, parse_options, say
 
 PEER = "bare asyncio connections, the same bytes"
 CASE_SECONDS = 240.0
-LIMIT_BYTES = 50 * 1024
+LIMIT_BYTES = 60 * 1024
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,26 @@ class Size:
 
 
 QUICK = (Size(100, True), Size(1000, True))
-FULL = (Size(100, True), Size(1000, False), Size(1000, True), Size(5000, False), Size(5000, True))
+FULL = (
+    Size(100, True),
+    Size(1000, False),
+    Size(1000, True),
+    Size(5000, False),
+    Size(5000, True),
+    Size(10_000, True),
+)
+CHURN_QUICK = (200, 100)  # agents, and members of each world
+CHURN_FULL = (10_000, 1000)
 
 
-def measure(size: Size, *, raw: bool, idle: float) -> dict[str, Any] | None:
+def measure(size: Size, *more: str, seconds: float = CASE_SECONDS) -> dict[str, Any] | None:
     """One run in a fresh process; None if it did not finish in time."""
-    command = [sys.executable, "-m", "benchmarks.scripts.hub_case", "--agents", str(size.agents), "--idle", str(idle)]
-    command += (["--tls"] if size.tls else []) + (["--raw"] if raw else [])
+    command = [sys.executable, "-m", "benchmarks.scripts.hub_case", "--agents", str(size.agents), *more]
+    command += ["--tls"] if size.tls else []
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CASE_SECONDS, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
+        say(f"{size.name}: not finished after {seconds:.0f} s")
         return None
     if done.returncode:
         say(f"{size.name}: {done.stderr.strip().splitlines()[-1:]}")
@@ -62,12 +74,17 @@ def results(size: Size, ours: Sequence[dict[str, Any]], peers: Sequence[dict[str
 
     return [
         line("connect, to the last welcome", "connect", "connect"),
-        line("connect, CPU", "connectCpu", None),
+        line("connect, CPU", "connectCpu", "connectCpu"),
+        line("connect, CPU of the agents' side", "swarmCpu", None),
         line("form a world, to the last agent", "form", "form"),
         line("form a world, CPU", "formCpu", "formCpu"),
         line("lose a member and form the next world, to the last agent", "change", None),
         line("lose a member and form the next world, CPU", "changeCpu", None),
         line("heartbeats, CPU per second", "idleCpu", None),
+        line("the hub restarts, until all agents are back", "back", None),
+        line("the hub restarts, CPU", "backCpu", None),
+        Result("hub", f"{size.name}: the hub restarts, attempts", of("backAttempts", ours), "none", [], "steps"),
+        Result("hub", f"{size.name}: the hub restarts, most attempts a second", of("backPeak", ours), "none", [], "rate"),
         Result(
             "hub", f"{size.name}: memory of an agent", of("agentBytes", ours), PEER, of("agentBytes", peers), "bytes"
         ),
@@ -111,6 +128,9 @@ def draw(path: Path, found: dict[Size, tuple[list[dict[str, Any]], list[dict[str
 
 
 def run(options: Options) -> None:
+    if options.extra.churn is not None:
+        run_churn(options)
+        return
     report = Report("hub", options.out)
     found: dict[Size, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
     chosen = tuple(Size(agents, tls=True) for agents in options.extra.agents or ())
@@ -122,7 +142,7 @@ def run(options: Options) -> None:
                 break
             say(f"{size.name}, {turn + 1} of {options.repeats}")
             for runs, raw in ((ours, False), (peers, True)):
-                one = measure(size, raw=raw, idle=1.0 if options.quick else 5.0)
+                one = measure(size, "--idle", "1" if options.quick else "10", *(["--raw"] if raw else []))
                 if one is not None:
                     runs.append(one)
         if ours:
@@ -132,7 +152,38 @@ def run(options: Options) -> None:
         draw(options.out / "hub.png", found)
 
 
+def run_churn(options: Options) -> None:
+    report = Report("hub-churn", options.out)
+    agents, members = CHURN_QUICK if options.quick else CHURN_FULL
+    agents = options.extra.agents[0] if options.extra.agents else agents
+    seconds, rate = options.extra.churn, options.extra.rate
+    more = ("--churn", str(seconds), "--members", str(members), "--rate", str(rate))
+    found = measure(Size(agents, True), *more, seconds=CASE_SECONDS + seconds)
+    if found is None:
+        raise SystemExit("the churn was not measured")
+    report.add_all(churn_results(f"{agents} agents in worlds of {members}, {rate:.0%} lost a second", found))
+
+
+def churn_results(name: str, found: dict[str, Any]) -> list[Result]:
+    def line(case: str, value: float, kind: Kind = "seconds") -> Result:
+        return Result("hub-churn", f"{name}: {case}", [value], "none", [], kind)
+
+    return [
+        line("a regroup, median", found["median"]),
+        line("a regroup, 99 %", found["p99"]),
+        line("a regroup, longest", found["max"]),
+        line("regroups", found["regroups"], "steps"),
+        line("members lost", found["killed"], "steps"),
+        line("agents lost by silence", found["silent"], "steps"),
+        line("CPU of the hub per second", found["hubCpu"]),
+        line("CPU of the agents' side per second", found["swarmCpu"]),
+        line("memory of the hub's process", found["mib"] * 2**20, "bytes"),
+    ]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--churn", type=float, nargs="?", const=300.0, help="seconds of steady losses (default: 300)")
+    parser.add_argument("--rate", type=float, default=0.02, help="share of the agents lost a second (default: 0.02)")
     parser.add_argument("--agents", type=int, nargs="*", help="only these numbers of agents, with TLS")
 
 

@@ -1,7 +1,9 @@
 """Thousands of minimal agents in one process, so that the measurement is dominated by the hub.
 
-They use the real protocol over real sockets but parse only the head of a directive. Commands are JSON lines on standard
-input, responses go to standard output. Times are CLOCK_MONOTONIC, which all processes of a machine share.
+They use the real protocol over real sockets, ping as often as the hub told each of them, and come back like real agents
+(`elasticjob.protocol.directives.backoff`), but parse only the head of a directive and do not check the hub's
+certificate. Commands are JSON lines on standard input, responses go to standard output. Times are CLOCK_MONOTONIC,
+which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -9,12 +11,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import re
+import resource
 import ssl
 import struct
 import sys
 import time
-from typing import Any
+from typing import Any, cast
+
+import uvloop
+
+from elasticjob.protocol import directives
 
 DIRECTIVE = re.compile(rb'"action":"(world|regroup)".{0,40}?"generation":(\d+)')
 UPGRADE = (
@@ -23,6 +31,8 @@ UPGRADE = (
     "Authorization: Bearer {token}\r\n\r\n"
 )
 PING = b"\x89\x80\0\0\0\0"
+CLOSE = b"\x88\x80\0\0\0\0"
+AWAY = (b"\x03\xe9", b"\x03\xf4")  # 1001, 1012
 
 
 def text_frame(message: dict[str, Any]) -> bytes:
@@ -34,24 +44,50 @@ def text_frame(message: dict[str, Any]) -> bytes:
 
 
 class Agent(asyncio.Protocol):
-    """One connection. `raw` connections only count bytes: the limit to compare with."""
+    """One agent, over its connections. `raw` ones only count bytes: the limit to compare with."""
 
     def __init__(self, swarm: Swarm, number: int) -> None:
         self._swarm = swarm
         self._number = number
+        self._lives = 0
+        self._attempt = 0
+        self._spread = 0.0
+        self._start()
+
+    def _start(self) -> None:
         self._buffer = bytearray()
         self._upgraded = False
+        self._sent_away = False
         self._transport: asyncio.Transport | None = None
-        self.welcomed = False
+        self._pinging: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._start()
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
         if self._swarm.raw:
             self._swarm.seated()
         else:
-            token = f"bench/bench-worker-{self._number}"
-            transport.write(UPGRADE.format(token=token).encode())
+            self._transport.write(UPGRADE.format(token=self._swarm.token(self._number)).encode())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._transport = None
+        if self._pinging is not None:
+            self._pinging.cancel()
+        if not self._swarm.raw:
+            self.come_back()
+
+    def come_back(self) -> None:
+        """Plan the next attempt, as a real agent does."""
+        wait = directives.backoff(self._attempt, random.random(), self._spread, sent_away=self._sent_away)  # noqa: S311
+        self._attempt += 1
+        asyncio.get_running_loop().call_later(wait, self._swarm.connect_soon, self)
+
+    def die(self) -> None:
+        """The pod is lost, and another one takes its place: a new agent, which is in no world."""
+        if self._transport is not None:
+            self._lives += 1
+            self._attempt, self._spread = 0, 0.0
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._swarm.raw:
@@ -63,11 +99,15 @@ class Agent(asyncio.Protocol):
             if end < 0:
                 return
             if not self._buffer.startswith(b"HTTP/1.1 101"):
-                raise SystemExit(f"the hub refused agent {self._number}: {bytes(self._buffer[:200])!r}")
+                self._swarm.refused += 1
+                assert self._transport is not None
+                self._transport.abort()
+                return
             del self._buffer[: end + 4]
             self._upgraded = True
             state = {"phase": "starting", "generation": 0}
-            self._say({"v": 1, "type": "hello", "agent": f"a-{self._number}", "sizes": True, "state": state})
+            name = f"a-{self._number}-{self._lives}"
+            self._say({"v": 1, "type": "hello", "agent": name, "sizes": True, "state": state})
         while self._take_frame():
             pass
 
@@ -84,6 +124,10 @@ class Agent(asyncio.Protocol):
             return False
         if opcode == 1:
             self._hear(bytes(self._buffer[head : head + min(size, 256)]))
+        elif opcode == 8 and self._transport is not None:
+            self._sent_away = bytes(self._buffer[head : head + 2]) in AWAY
+            self._transport.write(CLOSE)
+            self._transport.close()
         del self._buffer[: head + size]
         return True
 
@@ -91,48 +135,69 @@ class Agent(asyncio.Protocol):
         found = DIRECTIVE.search(text)
         if found is None:
             if b'"welcome"' in text:
-                assert self._transport is not None
-                self._swarm.transports.append(self._transport)
-                self._swarm.seated()
+                self._settle(json.loads(text))
             return
         action, generation = found[1].decode(), int(found[2])
         self._swarm.told(action, generation)
         state: dict[str, Any] = {"phase": "running", "generation": generation}
         if action == "regroup":
-            state |= {"phase": "ready", "store": {"address": "10.0.0.1", "port": 40_000 + generation}}
+            state |= {"phase": "ready", "store": {"address": "10.0.0.1", "port": 40_000 + generation % 20_000}}
         self._say({"v": 1, "type": "state", "state": state})
 
+    def _settle(self, welcome: dict[str, Any]) -> None:
+        self._attempt, self._spread = 0, welcome["reconnectSeconds"]
+        if self._swarm.joins:
+            store = {"address": "10.0.0.1", "port": 40_000}
+            self._say({"v": 1, "type": "state", "state": {"phase": "ready", "generation": 0, "store": store}})
+        self._swarm.seated()
+        every = float(welcome["heartbeatSeconds"])
+        loop = asyncio.get_running_loop()
+        self._pinging = loop.call_later(every * random.random(), self._ping, loop, every)  # noqa: S311
+
+    def _ping(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
+        if self._transport is not None:
+            self._transport.write(PING)
+            self._pinging = loop.call_later(every, self._ping, loop, every)
+
     def _say(self, message: dict[str, Any]) -> None:
-        assert self._transport is not None
-        self._transport.write(text_frame(message))
+        if self._transport is not None:
+            self._transport.write(text_frame(message))
 
 
 class Swarm:
-    def __init__(self, raw: bool, agents: int) -> None:
-        self.raw = raw
-        self.transports: list[asyncio.Transport] = []
-        self._agents = agents
+    def __init__(self, arguments: argparse.Namespace, context: ssl.SSLContext | None) -> None:
+        self.raw: bool = arguments.raw
+        self.joins: bool = arguments.members > 0  # newcomers are ready at once
+        self.refused = 0
+        self.attempts: list[float] = []
+        self.agents = [Agent(self, number) for number in range(arguments.agents)]
+        self._port: int = arguments.port
+        self._members: int = arguments.members
+        self._context = context
+        self._gate = asyncio.Semaphore(arguments.parallel)
         self._seated = 0
         self._raw_bytes = 0
         self._raw_goal = 0
         self._told: dict[tuple[str, int], int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def token(self, number: int) -> str:
+        job = f"bench-{number // self._members}" if self._members else "bench"
+        return f"{job}/bench-worker-{number}"
 
     def answer(self, **message: Any) -> None:
-        print(json.dumps({**message, "at": time.monotonic()}), flush=True)
+        print(json.dumps({**message, "at": time.monotonic(), "cpu": time.process_time()}), flush=True)
 
     def seated(self) -> None:
         self._seated += 1
-        if self._seated == self._agents:
-            self.answer(event="seated")
+        if self._seated == len(self.agents):
+            self.answer(event="seated", refused=self.refused, attempts=self.attempts)
 
     def told(self, action: str, generation: int) -> None:
         key = (action, generation)
         self._told[key] = self._told.get(key, 0) + 1
-        if self._told[key] == self._agents:
+        if self._told[key] == len(self.agents):
             self.answer(event=action, generation=generation)
-
-    def expect_raw(self, count: int) -> None:
-        self._raw_goal = self._raw_bytes + count
 
     def count_raw(self, count: int) -> None:
         self._raw_bytes += count
@@ -140,48 +205,61 @@ class Swarm:
             self._raw_goal = 0
             self.answer(event="raw")
 
-    async def ping_forever(self, every: float) -> None:
-        while True:
-            await asyncio.sleep(every)
-            for transport in self.transports:
-                if not transport.is_closing():
-                    transport.write(PING)
+    async def connect(self, agent: Agent) -> None:
+        async with self._gate:
+            self.attempts.append(time.monotonic())
+            try:
+                await asyncio.get_running_loop().create_connection(
+                    lambda: agent,
+                    "127.0.0.1",
+                    self._port,
+                    ssl=self._context,
+                    server_hostname="hub" if self._context else None,
+                    ssl_handshake_timeout=60 if self._context else None,
+                )
+            except OSError:
+                agent.come_back()
+
+    def connect_soon(self, agent: Agent) -> None:
+        task = asyncio.get_running_loop().create_task(self.connect(agent))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def obey(self, command: dict[str, Any]) -> None:
+        if "raw" in command:
+            self._raw_goal = self._raw_bytes + int(command["raw"])
+        if command.get("leave"):  # the hub is about to go: count who is back
+            self._seated, self.refused, self.attempts = 0, 0, []
+            self._gate = asyncio.Semaphore(len(self.agents))
+        if "kill" in command:
+            for agent in random.sample(self.agents, int(command["kill"])):
+                agent.die()
+        self.answer(event="done")
 
 
 async def main(arguments: argparse.Namespace) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loop = asyncio.get_running_loop()
-    swarm = Swarm(arguments.raw, arguments.agents)
-    context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None
-    gate = asyncio.Semaphore(arguments.parallel)
-
-    async def connect(number: int) -> None:
-        async with gate:
-            await loop.create_connection(
-                lambda: Agent(swarm, number),
-                "127.0.0.1",
-                arguments.port,
-                ssl=context,
-                ssl_handshake_timeout=60 if context else None,
-            )
-
+    context = None
+    if arguments.tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    swarm = Swarm(arguments, context)
     swarm.answer(event="start")
-    pinging = asyncio.create_task(swarm.ping_forever(arguments.ping)) if arguments.ping else None
-    await asyncio.gather(*(connect(number) for number in range(arguments.agents)))
+    await asyncio.gather(*(swarm.connect(agent) for agent in swarm.agents))
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
-        swarm.expect_raw(int(json.loads(line)["raw"]))
-        swarm.answer(event="expecting")
-    if pinging is not None:
-        pinging.cancel()
+        swarm.obey(json.loads(line))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--agents", type=int, required=True)
-    parser.add_argument("--ca")
+    parser.add_argument("--members", type=int, default=0, help="of each job; newcomers are ready at once")
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--raw", action="store_true")
-    parser.add_argument("--ping", type=float, default=0.0)
     parser.add_argument("--parallel", type=int, default=64)
-    asyncio.run(main(parser.parse_args()))
+    uvloop.run(main(parser.parse_args()))

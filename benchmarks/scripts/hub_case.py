@@ -1,7 +1,8 @@
-"""One measurement of the hub in a separate process: connect N agents, form a world, change a member.
+"""One measurement of the hub in a separate process: connect N agents, form a world, change a member, restart the hub.
 
 Prints one JSON object. Each measurement uses a fresh process, because memory left by an earlier case would be counted.
-With `--raw` the same bytes go through bare asyncio connections: the cost of the event loop itself.
+With `--raw` the same bytes go through bare asyncio connections: the cost of the event loop itself. With `--churn`
+members are lost all the time (`hub_churn`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import json
 import resource
 import ssl
 import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from typing import Any, cast
 
 import uvloop
 
+from benchmarks.scripts import hub_churn
+from elasticjob_operator.__main__ import calm_collector
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.hub import auth, certificates, frames
@@ -32,6 +35,7 @@ from elasticjob_operator.hub.server import Hub
 from elasticjob_operator.run import file_limits
 
 JOB: JobKey = ("default", "bench")
+PARALLEL = 32  # requests to the API server, as the operator's default
 SWARM = Path(__file__).with_name("agent_swarm.py")
 
 
@@ -62,7 +66,8 @@ def world_for(generation: int, size: int) -> dict[str, wire.Directive]:
 class Swarm:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.hub: Hub | None = None
+        self.hub: Hub | None = None  # none of whose connections may be closed now
+        self.cpu = 0.0  # seconds of the swarm's process, at its last event
 
     def _look(self) -> None:
         """Fail if an agent is lost: it would never get the directive, and the wait would never end."""
@@ -70,8 +75,8 @@ class Swarm:
         if lost:
             raise SystemExit(f"the machine is too busy for these agents: {lost}")
 
-    async def event(self, event: str) -> float:
-        """The time at which the swarm reports that this has happened to all of its agents."""
+    async def event(self, event: str) -> dict[str, Any]:
+        """What the swarm reports when this has happened to all of its agents. `at` is the time."""
         assert self.process.stdout is not None
         while True:
             reading = asyncio.ensure_future(self.process.stdout.readline())
@@ -81,23 +86,24 @@ class Swarm:
             line = reading.result()
             if not line:
                 raise SystemExit("the swarm has ended early")
-            found = json.loads(line)
+            found: dict[str, Any] = json.loads(line)
             if found["event"] == event:
-                return float(found["at"])
+                self.cpu = float(found["cpu"])
+                return found
 
-    async def expect_raw(self, count: int) -> None:
+    async def tell(self, **command: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"raw": count}).encode() + b"\n")
-        await self.event("expecting")
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        await self.event("done")
 
 
 @asynccontextmanager
-async def swarming(port: int, agents: int, ca: str, *more: str) -> AsyncIterator[Swarm]:
+async def swarming(port: int, agents: int, tls: bool, *more: str) -> AsyncIterator[Swarm]:
     command = [sys.executable, str(SWARM), "--port", str(port), "--agents", str(agents), *more]
-    if ca:
-        command += ["--ca", ca]
+    if tls:
+        command += ["--tls"]
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**22
     )
     try:
         yield Swarm(process)
@@ -113,24 +119,28 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def measure_hub(agents: int, context: ssl.SSLContext | None, ca: str, idle: float) -> dict[str, Any]:
-    # Thousands of handshakes queue up on one core here, so the time limits are longer.
-    settings = HubSettings(
-        hello_seconds=120, max_pending_sockets=20_000, max_unauthenticated=20_000, max_pending=40_000
-    )
-    hub = Hub(authenticate=by_name, wake=lambda job: None, settings=settings)
+def make_hub(agents: int, wake: Callable[[JobKey], None] = lambda job: None) -> Hub:
+    """A hub with the operator's limits, which knows how many pods there are."""
+    _, settings = file_limits.take_all(PARALLEL, HubSettings())
+    hub = Hub(authenticate=by_name, wake=wake, settings=settings, expected=lambda: agents)
     hub.leader = True
+    return hub
+
+
+async def measure_hub(agents: int, context: ssl.SSLContext | None, idle: float) -> dict[str, Any]:
+    hub = make_hub(agents)
     port = await hub.start("127.0.0.1", 0, context)
     found: dict[str, Any] = {}
     before, stretch = resident_bytes(), Stretch()
-    heartbeat = min(5.0, max(1.0, agents / 500))
     try:
-        async with swarming(port, agents, ca, "--ping", str(heartbeat)) as swarm:
+        async with swarming(port, agents, context is not None) as swarm:
             start = await swarm.event("start")
-            found["connect"] = await swarm.event("seated") - start
+            seated = await swarm.event("seated")
+            found["connect"] = seated["at"] - start["at"]
             found["agentBytes"] = (resident_bytes() - before) / agents
-
             found["connectCpu"] = stretch.cpu_seconds()
+            found["swarmCpu"] = seated["cpu"] - start["cpu"]
+            swarm.hub = hub
             stretch = Stretch()
             await asyncio.sleep(idle)
             found["idleCpu"] = stretch.cpu_seconds() / (time.monotonic() - stretch.start)
@@ -150,6 +160,19 @@ async def measure_hub(agents: int, context: ssl.SSLContext | None, ca: str, idle
             found["change"], found["changeCpu"] = time.monotonic() - stretch.start, stretch.cpu_seconds()
             found["toldBytes"] = (resident_bytes() - before) / agents
             assert hub.connections == agents, hub.counts
+
+            swarm.hub = None
+            await swarm.tell(leave=True)
+            await hub.stop()
+            hub = make_hub(agents)
+            await hub.start("127.0.0.1", port, context)
+            stretch = Stretch()
+            back = await swarm.event("seated")
+            found["back"], found["backCpu"] = back["at"] - stretch.start, stretch.cpu_seconds()
+            met = [at - stretch.start for at in back["attempts"] if at >= stretch.start]
+            found["backAttempts"] = len(met)
+            found["backPeak"] = max(Counter(int(at / 0.25) for at in met).values(), default=0) / 0.25
+            found["backRefused"] = back["refused"]
     finally:
         await hub.stop()
     return found
@@ -169,10 +192,10 @@ async def tell(hub: Hub, swarm: Swarm, directives: dict[str, wire.Directive], ev
     """Seconds until the last agent has received the directive."""
     start = time.monotonic()
     hub.direct(JOB, directives)
-    return await swarm.event(event) - start
+    return float((await swarm.event(event))["at"]) - start
 
 
-async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> dict[str, Any]:
+async def measure_raw(agents: int, context: ssl.SSLContext | None) -> dict[str, Any]:
     """The same bytes to the same number of sockets, without a hub."""
     transports: list[asyncio.Transport] = []
 
@@ -188,18 +211,20 @@ async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> d
     found: dict[str, Any] = {}
     frame = frames.DirectiveEncoder().encode(world_for(1, agents)[uid(0)], sizes=True)
     try:
-        async with swarming(server.sockets[0].getsockname()[1], agents, ca, "--raw") as swarm:
+        async with swarming(server.sockets[0].getsockname()[1], agents, context is not None, "--raw") as swarm:
+            stretch = Stretch()
             start = await swarm.event("start")
-            found["connect"] = await swarm.event("seated") - start
+            found["connect"] = (await swarm.event("seated"))["at"] - start["at"]
+            found["connectCpu"] = stretch.cpu_seconds()
             await until(lambda: len(transports) == agents)
             found["agentBytes"] = (resident_bytes() - before) / agents
-            await swarm.expect_raw(len(frame) * agents)
+            await swarm.tell(raw=len(frame) * agents)
             stretch = Stretch()
             for number, transport in enumerate(transports):
                 transport.write(frame)
                 if number % 32 == 0:
                     await asyncio.sleep(0)
-            found["form"] = await swarm.event("raw") - stretch.start
+            found["form"] = (await swarm.event("raw"))["at"] - stretch.start
             found["formCpu"] = stretch.cpu_seconds()
     finally:
         server.close()
@@ -210,16 +235,24 @@ async def measure_raw(agents: int, context: ssl.SSLContext | None, ca: str) -> d
 
 async def main(arguments: argparse.Namespace) -> None:
     file_limits.raise_soft_limit()  # like the operator; the agents are in a separate process
-    context, ca = None, ""
-    with tempfile.TemporaryDirectory() as folder:
-        if arguments.tls:
-            bundle = certificates.create(["127.0.0.1"], datetime.now(UTC))
-            context, ca = certificates.server_context(bundle), str(Path(folder) / "ca.crt")
-            Path(ca).write_bytes(bundle.trust)
-        if arguments.raw:
-            found = await measure_raw(arguments.agents, context, ca)
-        else:
-            found = await measure_hub(arguments.agents, context, ca, arguments.idle)
+    calm_collector()  # like the operator
+    context = None
+    if arguments.tls:
+        context = certificates.server_context(certificates.create(["127.0.0.1"], datetime.now(UTC)))
+    if arguments.raw:
+        found = await measure_raw(arguments.agents, context)
+    elif arguments.churn:
+        churn = hub_churn.Churn(arguments.agents, arguments.members, arguments.rate, arguments.churn)
+        hub = make_hub(arguments.agents, churn.wake)
+        port = await hub.start("127.0.0.1", 0, context)
+        try:
+            more = ("--members", str(arguments.members))
+            async with swarming(port, arguments.agents, context is not None, *more) as swarm:
+                found = await churn.run(hub, swarm)
+        finally:
+            await hub.stop()
+    else:
+        found = await measure_hub(arguments.agents, context, arguments.idle)
     print(json.dumps(found))
 
 
@@ -229,4 +262,7 @@ if __name__ == "__main__":
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--raw", action="store_true")
     parser.add_argument("--idle", type=float, default=5.0)
+    parser.add_argument("--churn", type=float, default=0.0, help="seconds in which members are lost")
+    parser.add_argument("--members", type=int, default=1000, help="of each world, with --churn")
+    parser.add_argument("--rate", type=float, default=0.02, help="share of the agents lost a second, with --churn")
     uvloop.run(main(parser.parse_args()))  # the operator's event loop

@@ -1,0 +1,147 @@
+"""Steady churn: agents are killed all the time, others take their places, and every job regroups as soon as it can.
+
+The decisions here are the simplest possible: a world that has lost a member is over, and the next one has all agents
+that are ready when every survivor is. What is measured is the hub: its messages, connections and registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.hub.server import Hub
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEP_SECONDS = 0.05  # between kills
+PASS_SECONDS = 0.02  # between two passes over a job, as with the operator's coalesced wake-ups
+
+
+class Killer(Protocol):
+    """The swarm of agents."""
+
+    cpu: float
+
+    async def event(self, event: str) -> dict[str, Any]: ...
+
+    async def tell(self, **command: Any) -> None: ...
+
+
+@dataclass
+class Job:
+    """One job, its world, and how long each of its regroups took."""
+
+    key: JobKey
+    generation: int = 0
+    members: dict[str, str] = field(default_factory=dict)  # pod UID -> agent
+    regrouping: bool = False
+    began: float | None = None  # of the regroup that is under way
+    took: list[float] = field(default_factory=list)
+
+    def decide(self, hub: Hub, wanted: int, now: float) -> None:
+        """One pass: what follows from the agents' states."""
+        agents = hub.agents(self.key)
+        there = {uid: agent for uid, agent in agents.items() if agent.connected}
+        staying = [uid for uid, name in self.members.items() if uid in there and there[uid].agent_id == name]
+        ready = [uid for uid, agent in there.items() if agent.state.phase is wire.AgentPhase.READY]
+        if self.generation == 0:
+            if len(ready) == wanted:
+                self._announce(hub, ready, there)
+        elif self.regrouping:
+            if all(self._has_left(there[uid]) for uid in staying):
+                self._announce(hub, ready, there)
+        else:
+            lost = len(staying) < len(self.members)
+            if all(there[uid].state.generation == self.generation for uid in staying):
+                self._end_regroup(now)
+            if lost:
+                self.began = now if self.began is None else self.began
+                self.regrouping = True
+                regroup = wire.Regroup(generation=self.generation, reason="lost")
+                hub.direct(self.key, dict.fromkeys(staying, regroup))
+
+    def _has_left(self, agent: Any) -> bool:
+        return bool(agent.state.phase is wire.AgentPhase.READY and agent.state.generation == self.generation)
+
+    def _end_regroup(self, now: float) -> None:
+        if self.began is not None:
+            self.took.append(now - self.began)
+            self.began = None
+
+    def _announce(self, hub: Hub, ready: Sequence[str], there: Any) -> None:
+        self.generation += 1
+        self.regrouping = False
+        self.members = {uid: there[uid].agent_id for uid in ready}
+        members = tuple(wire.Member(pod=uid, rank=rank, address="10.0.0.1", nproc=8) for rank, uid in enumerate(ready))
+        store = wire.Store(address="10.0.0.1", port=40_000)
+        one = wire.World(generation=self.generation, rank=0, members=members, store=store)
+        hub.direct(self.key, {uid: one.model_copy(update={"rank": rank}) for rank, uid in enumerate(ready)})
+
+
+class Churn:
+    """`agents` in worlds of `members` each, of which `rate` (a share) are lost each second, for some seconds."""
+
+    def __init__(self, agents: int, members: int, rate: float, seconds: float) -> None:
+        self._agents, self._members, self._rate, self._seconds = agents, members, rate, seconds
+        keys: list[JobKey] = [("default", f"bench-{number}") for number in range(-(-agents // members))]
+        self._jobs = {key: Job(key) for key in keys}
+        self._woken: dict[JobKey, None] = {}
+
+    def wake(self, key: JobKey) -> None:
+        self._woken[key] = None
+
+    async def run(self, hub: Hub, swarm: Killer) -> dict[str, Any]:
+        """The report. CPU is that of this process: the hub and these decisions."""
+        await swarm.event("seated")
+        deciding = asyncio.create_task(self._decide_forever(hub))
+        try:
+            while any(job.generation == 0 for job in self._jobs.values()):
+                await asyncio.sleep(PASS_SECONDS)
+            start, cpu, swarm_cpu, most = time.monotonic(), time.process_time(), swarm.cpu, 0.0
+            killed = 0
+            while (now := time.monotonic() - start) < self._seconds:
+                due = int(self._agents * self._rate * now) - killed
+                if due:
+                    await swarm.tell(kill=due)
+                    killed += due
+                most = max(most, _resident_mib())
+                await asyncio.sleep(STEP_SECONDS)
+            seconds, cpu = time.monotonic() - start, time.process_time() - cpu
+        finally:
+            deciding.cancel()
+        took = sorted(seconds for job in self._jobs.values() for seconds in job.took)
+        if not took:
+            raise SystemExit("no world formed again: lost members were not noticed, or the machine is too busy")
+        return {
+            "regroups": len(took),
+            "killed": killed,
+            "median": took[len(took) // 2],
+            "p99": took[int(0.99 * len(took))],
+            "max": took[-1],
+            "hubCpu": cpu / seconds,
+            "swarmCpu": (swarm.cpu - swarm_cpu) / seconds,
+            "mib": most,
+            "silent": hub.counts["lost:silent"],
+        }
+
+    async def _decide_forever(self, hub: Hub) -> None:
+        while True:
+            woken, self._woken = self._woken, {}
+            for key in woken:
+                if key in self._jobs:
+                    self._jobs[key].decide(hub, self._members_of(key), time.monotonic())
+            await asyncio.sleep(PASS_SECONDS)
+
+    def _members_of(self, key: JobKey) -> int:
+        number = int(key[1].rpartition("-")[2])
+        return min(self._members, self._agents - number * self._members)
+
+
+def _resident_mib() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
