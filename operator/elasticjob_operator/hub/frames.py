@@ -1,7 +1,7 @@
 """Encodes messages to text frames, and decodes them. Pure.
 
-A world of a thousand members is sent a thousand times, each time with the same list of members. So the list is encoded
-once, and each frame adds only the rank.
+A world of a thousand members is sent a thousand times, and only the rank differs. So the rest is encoded once, and each
+frame adds its rank.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Problem:
     code: str
     message: str
 
+
+_BY_AGENT = {"members", "sizes", "rank"}  # of a world
 
 Message = wire.Hello | wire.State | wire.Progress | wire.Diagnosis
 
@@ -75,30 +77,54 @@ def encode(message: wire.Welcome | wire.Error) -> bytes:
 
 
 class DirectiveEncoder:
-    """Encodes the directives of one job; caches the encoded members of the last world."""
+    """Encodes the directives of one job. What the agents of a world, or of a regroup, share is encoded once."""
 
     def __init__(self) -> None:
-        self._members: tuple[wire.Member, ...] = ()
-        self._listed = b"[]"
-        self._sizes = b"[]"
+        self._shared: wire.Directive | None = None  # the last directive ...
+        self._frame = b""  # ... and its frame; of a world only what is before the rank
+        self._members: tuple[wire.Member, ...] | None = None
+        self._listed = self._sizes = b""
 
     def encode(self, directive: wire.Directive, *, sizes: bool = False) -> bytes:
         """The frame; with `sizes` for an agent that supports these instead of members."""
-        head: dict[str, object] = {"v": wire.PROTOCOL_VERSION, "type": "directive"}
         if not isinstance(directive, wire.World):
-            return json.dumps({**head, "directive": directive.dump()}, separators=(",", ":")).encode()
-        # Tuple comparison checks identity first, so worlds that share their members cost nothing here.
-        if directive.members != self._members:
-            listed = [member.dump() for member in directive.members]
-            self._listed = json.dumps(listed, separators=(",", ":")).encode()
-            self._sizes = json.dumps(sizes_of(directive.members), separators=(",", ":")).encode()
-        self._members = directive.members  # even if equal: later directives share these objects
-        own = directive.model_dump(by_alias=True, exclude_none=True, mode="json", exclude={"members", "sizes"})
-        text = json.dumps({**head, "directive": own}, separators=(",", ":")).encode()
-        # `text` ends with the closing braces of the directive and the message.
+            if directive != self._shared:
+                self._frame = _encode_directive(directive.dump())
+                self._shared = directive
+            return self._frame
+        if not self._shares_all_but_rank(directive):
+            own = directive.model_dump(by_alias=True, exclude_none=True, mode="json", exclude=_BY_AGENT)
+            self._frame = _encode_directive(own)[:-2]  # without the closing braces of the directive and the message
+            self._shared = directive
+        return b'%s,"rank":%d,%s}}' % (self._frame, directive.rank, self._list(directive.members, sizes))
+
+    def _shares_all_but_rank(self, world: wire.World) -> bool:
+        known = self._shared
+        return isinstance(known, wire.World) and (world.generation, world.restarts, world.store) == (
+            known.generation,
+            known.restarts,
+            known.store,
+        )
+
+    def _list(self, members: tuple[wire.Member, ...], sizes: bool) -> bytes:
+        # Equal tuples are compared member by member even if they are the same: for a world that is a square.
+        if members is not self._members:
+            if members != self._members:
+                self._listed = self._sizes = b""
+            self._members = members
         if sizes:
-            return b'%s,"sizes":%s}}' % (text[:-2], self._sizes)
-        return b'%s,"members":%s}}' % (text[:-2], self._listed)
+            self._sizes = self._sizes or b'"sizes":' + _dump(sizes_of(members))
+            return self._sizes
+        self._listed = self._listed or b'"members":' + _dump([member.dump() for member in members])
+        return self._listed
+
+
+def _encode_directive(value: dict[str, object]) -> bytes:
+    return _dump({"v": wire.PROTOCOL_VERSION, "type": "directive", "directive": value})
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def sizes_of(members: tuple[wire.Member, ...]) -> list[tuple[int, int]]:
