@@ -84,7 +84,9 @@ def results(size: Size, ours: Sequence[dict[str, Any]], peers: Sequence[dict[str
         line("the hub restarts, until all agents are back", "back", None),
         line("the hub restarts, CPU", "backCpu", None),
         Result("hub", f"{size.name}: the hub restarts, attempts", of("backAttempts", ours), "none", [], "steps"),
-        Result("hub", f"{size.name}: the hub restarts, most attempts a second", of("backPeak", ours), "none", [], "rate"),
+        Result(
+            "hub", f"{size.name}: the hub restarts, most attempts a second", of("backPeak", ours), "none", [], "rate"
+        ),
         Result(
             "hub", f"{size.name}: memory of an agent", of("agentBytes", ours), PEER, of("agentBytes", peers), "bytes"
         ),

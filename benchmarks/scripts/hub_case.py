@@ -66,12 +66,18 @@ def world_for(generation: int, size: int) -> dict[str, wire.Directive]:
 class Swarm:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.hub: Hub | None = None  # none of whose connections may be closed now
+        self._hub: Hub | None = None
+        self._closed: Counter[str] = Counter()
         self.cpu = 0.0  # seconds of the swarm's process, at its last event
+
+    def watch(self, hub: Hub | None) -> None:
+        """From now on none of its connections may be closed."""
+        self._hub = hub
+        self._closed = Counter() if hub is None else _count_closed(hub)
 
     def _look(self) -> None:
         """Fail if an agent is lost: it would never get the directive, and the wait would never end."""
-        lost = {} if self.hub is None else {k: n for k, n in self.hub.counts.items() if k.startswith("closed:")}
+        lost = {} if self._hub is None else dict(_count_closed(self._hub) - self._closed)
         if lost:
             raise SystemExit(f"the machine is too busy for these agents: {lost}")
 
@@ -95,6 +101,10 @@ class Swarm:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
         await self.event("done")
+
+
+def _count_closed(hub: Hub) -> Counter[str]:
+    return Counter({reason: count for reason, count in hub.counts.items() if reason.startswith("closed:")})
 
 
 @asynccontextmanager
@@ -140,7 +150,7 @@ async def measure_hub(agents: int, context: ssl.SSLContext | None, idle: float) 
             found["agentBytes"] = (resident_bytes() - before) / agents
             found["connectCpu"] = stretch.cpu_seconds()
             found["swarmCpu"] = seated["cpu"] - start["cpu"]
-            swarm.hub = hub
+            swarm.watch(hub)
             stretch = Stretch()
             await asyncio.sleep(idle)
             found["idleCpu"] = stretch.cpu_seconds() / (time.monotonic() - stretch.start)
@@ -161,7 +171,7 @@ async def measure_hub(agents: int, context: ssl.SSLContext | None, idle: float) 
             found["toldBytes"] = (resident_bytes() - before) / agents
             assert hub.connections == agents, hub.counts
 
-            swarm.hub = None
+            swarm.watch(None)
             await swarm.tell(leave=True)
             await hub.stop()
             hub = make_hub(agents)

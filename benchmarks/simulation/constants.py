@@ -6,6 +6,7 @@ size, and are checked at the others; one write to the API server is fitted to th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class Constants:
     message: float  # of the hub: one frame sent or received, in a burst
     ping: float  # of the hub: a ping and its pong, alone
     agent_bytes: float  # memory of the hub for an agent that has heard of two worlds
+    look: float = 4e-7  # of the hub: whether a connection is silent or slow, at each sweep
     write: float = 1.79e-3  # of the API server: one write and what follows from it (etcd, watches)
     listed: float = 5.3e-4  # of operator and API server together: a pod in the list of a start (10,000 pods: 5.3 s)
     pod: float = 1.8e-3  # of the operator: a pod's whole life (1 x 1000: 1.8 s)
@@ -39,13 +41,31 @@ class Constants:
 
 def fit(hub: Mapping[tuple[str, int], float], agents: int = FITTED_AT) -> Constants:
     """The constants that follow from what was measured with this number of agents: see `measured.HUB_ROWS`."""
-    pings = agents / limits.heartbeat_seconds(agents, limits.HubSettings())
+    heartbeats = hub["heartbeats", agents] - Constants.look * count_looks(agents)
     return Constants(
         handshake=hub["connect", agents] / agents,
         message=hub["change", agents] / agents / MESSAGES_OF_A_CHANGE,
-        ping=hub["heartbeats", agents] / pings,
+        ping=heartbeats / count_pings(agents),
         agent_bytes=hub["memory", agents],
     )
+
+
+def count_pings(agents: int) -> float:
+    """Pings a second on one hub. Each agent keeps the interval of the moment in which it connected."""
+    settings = limits.HubSettings()
+    few = settings.connections_per_heartbeat_second * settings.heartbeat_min
+    many = settings.connections_per_heartbeat_second * settings.heartbeat_max
+    between = max(1.0, min(agents, many) / few)
+    return (
+        min(agents, few) / settings.heartbeat_min
+        + settings.connections_per_heartbeat_second * math.log(between)
+        + max(0.0, agents - many) / settings.heartbeat_max
+    )
+
+
+def count_looks(agents: int) -> float:
+    """Looks at a connection a second, on one hub."""
+    return agents / limits.HubSettings().sweep_seconds
 
 
 def count_member_bytes() -> float:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from benchmarks.simulation import scenarios
 from benchmarks.simulation.constants import MESSAGES_OF_A_REAL_CHANGE, Constants, count_member_bytes
-from elasticjob_operator.hub.limits import HubSettings, heartbeat_seconds, timeout_seconds
+from elasticjob_operator.hub.limits import HubSettings, reconnect_seconds
+from elasticjob_operator.membership import member_health
 
 AGENTS_OF_A_JOB = 10
 ETCD_BYTES = 1.5 * 2**20  # --max-request-bytes
@@ -33,18 +34,13 @@ class Limit:
 
 
 def answer_connecting(constants: Constants, agents: int) -> float:
-    """Seconds until all agents are back after a new leader: before the timeout of the first ones, or they try again."""
-    return agents * constants.handshake
+    """Seconds until all agents are back after a new leader: the hub is busy, or they spread their attempts."""
+    return max(agents * constants.handshake, reconnect_seconds(agents, HubSettings()))
 
 
 def estimate_change(constants: Constants, agents: int) -> float:
     """Seconds of `scenarios.change`, whose hub is busy all the time."""
     return agents * constants.message * MESSAGES_OF_A_REAL_CHANGE + 4 * constants.latency
-
-
-def find_timeout(agents: int) -> float:
-    settings = HubSettings()
-    return timeout_seconds(heartbeat_seconds(agents, settings), settings)
 
 
 LIMITS = (
@@ -59,15 +55,15 @@ LIMITS = (
         "heartbeats, share of a core",
         "",
         BUSY,
-        lambda constants, agents: agents / heartbeat_seconds(agents, HubSettings()) * constants.ping,
+        scenarios.rest_share,
         "an interval that grows with the agents instead of ending at 5 s, then several hubs",
     ),
     Limit(
-        "all agents back after a new leader, before the silence of the first counts against it",
+        "all agents back after a new leader, before a member that is not counts as lost",
         "s",
-        find_timeout(20_000),
+        member_health.Settings().restart_grace,
         answer_connecting,
-        "tickets of TLS sessions for any leader, reconnects spread over the whole timeout, then several hubs",
+        "a longer wait of a new leader that knows of many pods, then several hubs",
     ),
     Limit(
         "memory of the hub",
@@ -88,7 +84,7 @@ LIMITS = (
         "s",
         REGROUP_GOAL,
         estimate_change,
-        "frames encoded once and written without a task for each, then a tree: one agent of a rack tells the others",
+        "a tree: one agent of a rack tells the others",
     ),
     Limit(
         "one world: its members in the status of the job",

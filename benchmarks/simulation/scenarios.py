@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks.simulation.constants import HANDSHAKE_BYTES, Constants, frame_bytes
+from benchmarks.simulation.constants import HANDSHAKE_BYTES, Constants, count_looks, count_pings, frame_bytes
 from benchmarks.simulation.engine import Simulation, Station
 from elasticjob_operator.hub import limits
 
@@ -161,9 +161,15 @@ def regroup(site: Site, hub: int, agents: int, done: Callable[[], None]) -> None
 
 def rest(constants: Constants, agents: int, hubs: int = 1, seconds: float = 10.0) -> Outcome:
     """Heartbeats alone, for some seconds: `cpu` divided by `seconds` is the hubs' share of a core each."""
-    site = Site(constants, hubs)
-    interval = limits.heartbeat_seconds(agents // hubs, limits.HubSettings())
+    site, settings = Site(constants, hubs), limits.HubSettings()
+    for sweep in range(int(seconds / settings.sweep_seconds)):
+        for hub in range(hubs):
+            site.simulation.at(
+                sweep * settings.sweep_seconds,
+                lambda hub=hub: site.cores[hub].work(constants.look * agents / hubs),  # type: ignore[misc]
+            )
     for agent in range(agents):
+        interval = limits.heartbeat_seconds(agent // hubs + 1, settings)
         at = interval * agent / agents
         while at < seconds:
             site.simulation.at(at, lambda hub=agent % hubs: site.cores[hub].work(constants.ping))  # type: ignore[misc]
@@ -172,6 +178,11 @@ def rest(constants: Constants, agents: int, hubs: int = 1, seconds: float = 10.0
     outcome = site.finish()
     outcome.seconds = seconds
     return outcome
+
+
+def rest_share(constants: Constants, agents: int) -> float:
+    """The share of its core that a hub uses for agents that do nothing."""
+    return count_pings(agents) * constants.ping + count_looks(agents) * constants.look
 
 
 def create(constants: Constants, jobs: int, pods: int, hubs: int = 1) -> Outcome:
@@ -245,8 +256,7 @@ def churn(
     regroup is over when both are.
     """
     site, rng, took = Site(constants, hubs), random.Random(seed), []
-    interval = limits.heartbeat_seconds(jobs * agents // hubs, limits.HubSettings())
-    pings_share = jobs * agents / hubs / interval * constants.ping
+    pings_share = rest_share(constants, jobs * agents // hubs)
 
     def lose() -> None:
         began, hub = site.simulation.now, rng.randrange(jobs) % hubs

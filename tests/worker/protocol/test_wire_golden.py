@@ -77,7 +77,9 @@ SAID = {
 }
 WORLD = wire.World(generation=7, rank=1, nprocs=(4, 4, 8), store=STORE, restarts=3)
 HEARD = {
-    "welcome": wire.Welcome(1.5, 7.5, in_process=True, training=True, probes=True, peer_key="secret", reconnect_seconds=4.5),
+    "welcome": wire.Welcome(
+        1.5, 7.5, in_process=True, training=True, probes=True, peer_key="secret", reconnect_seconds=4.5
+    ),
     "world_with_sizes": WORLD,
     "world_with_members": dataclasses.replace(WORLD, nprocs=(4, 8)),
     "regroup": wire.Regroup(7, "drain", checkpoint=True, grace_seconds=12.5),
