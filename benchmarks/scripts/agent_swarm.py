@@ -78,7 +78,7 @@ class Agent(asyncio.Protocol):
 
     def come_back(self) -> None:
         """Plan the next attempt, as a real agent does."""
-        wait = directives.backoff(self._attempt, random.random(), self._spread, sent_away=self._sent_away)  # noqa: S311
+        wait = directives.backoff(self._attempt, random.random(), self._spread, sent_away=self._sent_away)
         self._attempt += 1
         asyncio.get_running_loop().call_later(wait, self._swarm.connect_soon, self)
 
@@ -152,7 +152,7 @@ class Agent(asyncio.Protocol):
         self._swarm.seated()
         every = float(welcome["heartbeatSeconds"])
         loop = asyncio.get_running_loop()
-        self._pinging = loop.call_later(every * random.random(), self._ping, loop, every)  # noqa: S311
+        self._pinging = loop.call_later(every * random.random(), self._ping, loop, every)
 
     def _ping(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
         if self._transport is not None:

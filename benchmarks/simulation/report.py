@@ -11,7 +11,7 @@ from benchmarks.simulation.constants import FITTED_AT, Constants, fit
 
 TOLERANCE = 0.2
 EXCEPTIONS = {
-    "5000 agents: form a world": "a search for cycles, which Python makes less often in the operator, fell into the measurement",
+    "5000 agents: form a world": "a search for cycles fell into it, which the operator makes less often",
     "1 x 8: until all pods exist": "the runs themselves ranged from 0.024 to 0.068 s",
 }
 AGENTS, JOBS = 100_000, 10_000

@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-# (namespace, name) of an ElasticJob. This is where shards would be cut (docs/scale.md): a hub, its registry, its cache and
-# its queue for the keys that hash to it. Across jobs they share only limits, by namespace and by address.
+# (namespace, name) of an ElasticJob. This is where shards would be cut (docs/scale.md): a hub, its registry, its cache
+# and its queue for the keys that hash to it. Across jobs they share only limits, by namespace and by address.
 JobKey = tuple[str, str]
 
 GROUP: Final = "elasticjob.dev"

@@ -8,8 +8,8 @@ The first bytes of a socket are expensive, because they start a TLS handshake. S
 handshakes per iteration of the event loop: a storm of connections costs a joiner one round, and connected agents
 nothing.
 
-TLS is uvloop's, begun here so that a socket waits for its turn before it costs anything. asyncio's own, in Python, takes
-half as much CPU again for a connection, and touches a read buffer of 256 KiB in each.
+TLS is uvloop's, begun here so that a socket waits for its turn before it costs anything. asyncio's own, in Python,
+takes half as much CPU again for a connection, and touches a read buffer of 256 KiB in each.
 """
 
 from __future__ import annotations

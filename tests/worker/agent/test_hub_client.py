@@ -1,0 +1,67 @@
+"""When the agent comes back: at once if only its connection broke, spread if the hub has sent all agents away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from elasticjob.agent.hub_client import Hub
+from elasticjob.env import Settings
+from elasticjob.protocol import wire
+
+
+def reconnect(tmp_path: Path, spread: float, code: int | None) -> float:
+    """Seconds from the end of an agent's first connection, by this close code or broken, to its second hello."""
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    ended: list[float] = []
+    came_back: list[float] = []
+
+    async def meet(server: ServerConnection) -> None:
+        await server.recv()
+        if ended:
+            came_back.append(time.monotonic())
+        welcome = {"heartbeatSeconds": 5, "timeoutSeconds": 60, "reconnectSeconds": spread}
+        await server.send(json.dumps({"v": 1, "type": "welcome", **welcome}))
+        if ended:
+            await server.wait_closed()
+            return
+        await server.send(json.dumps({"v": 1, "type": "directive", "directive": {"action": "stop", "reason": "done"}}))
+        ended.append(time.monotonic())
+        if code is None:
+            server.transport.close()
+        else:
+            await server.close(code)
+
+    async def run() -> None:
+        async with serve(meet, "127.0.0.1", 0, close_timeout=0.2) as listening:
+            port = next(iter(listening.sockets)).getsockname()[1]
+            settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
+            back = threading.Event()
+            hub = Hub(settings, {}, wire.AgentState(), lambda view: back.set() if came_back else None)
+            hub.start()
+            try:
+                assert await asyncio.to_thread(back.wait, 30), "the agent did not come back"
+            finally:
+                await asyncio.to_thread(hub.close)
+
+    asyncio.run(run())
+    return came_back[0] - ended[0]
+
+
+def test_an_agent_whose_connection_broke_comes_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    reconnect(tmp_path, spread=3600, code=None)  # with the spread, it would not be back within the test's patience
+
+
+@pytest.mark.parametrize("code", [1001, 1012])
+def test_agents_that_are_sent_away_wait_their_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    assert reconnect(tmp_path, spread=1.5, code=code) >= 1.5
