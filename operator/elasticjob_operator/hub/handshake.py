@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from aiohttp import http_exceptions, web
-from uvloop.loop import SSLProtocol
+from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # its types leave it out
 
 WORDS_A_TURN: Final = 4
 
