@@ -17,13 +17,13 @@ from typing import Any, Protocol
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.apply import batches, manifests, refusals, resizing
+from elasticjob_operator.apply import batches, deletions, manifests, refusals, resizing
 from elasticjob_operator.apply.events import EventRecorder
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.model import ownership
-from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
@@ -100,20 +100,6 @@ class Applier:
         assert isinstance(made, list)
         assert isinstance(failed, list)
         return _refused(made) + _refused(failed)
-
-    async def look_again(self, job: Job, pod: Pod) -> None:
-        """Read an overdue pod, whose deletion the watch may have missed, and update the cache."""
-        path = path_of("v1", "pods", job.namespace, pod.name)
-        try:
-            raw = await self._api.request("GET", path)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            raw = None
-        if raw is None or raw["metadata"]["uid"] != pod.uid:
-            self._cache.drop_pod(pod.uid)
-        else:
-            self._cache.put_pod(raw)
 
     # The job.
 
@@ -212,10 +198,7 @@ class Applier:
             body["gracePeriodSeconds"] = 0
         logger.info("%s/%s: deleting %s: %s", job.namespace, job.name, deletion.name, deletion.why)
         raw = await self._unless_gone(self._api.request("DELETE", path, body, urgency=Urgency.NOW, job=job.name))
-        if raw is None or raw.get("kind") == "Status" or not _lingers(raw):
-            self._cache.drop_pod(deletion.uid)
-        else:
-            self._cache.put_pod(raw)
+        deletions.take_answer(self._cache, deletion.uid, raw)
 
     # Everything else.
 
@@ -271,12 +254,6 @@ class Applier:
             if error.status in (404, 409):
                 return None
             raise
-
-
-def _lingers(raw: Mapping[str, Any]) -> bool:
-    """Whether the response to a deletion shows a pod in its grace period."""
-    metadata = raw.get("metadata") or {}
-    return metadata.get("deletionTimestamp") is not None and metadata.get("deletionGracePeriodSeconds") != 0
 
 
 async def _gather(calls: Sequence[Awaitable[None]]) -> list[ApiError]:

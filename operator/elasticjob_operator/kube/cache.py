@@ -8,44 +8,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.model import observe, ownership
+from elasticjob_operator.model.child_objects import ChildObject, observe_child
 from elasticjob_operator.model.observe import Job, Node, Pod
+from elasticjob_operator.model.ownership import POD, Dependent, UnownedObject
+from elasticjob_operator.recent import Recent
+
+__all__ = ["Cache", "UnownedObject", "is_older"]
 
 Raw = Mapping[str, Any]
 
-LONGEST_MEMORY = 10_000  # UIDs of deleted objects, and of unowned ones
+LONGEST_MEMORY = 10_000  # UIDs of deleted pods and jobs, and of unowned objects
 
 
 def is_older(version: str, than: str) -> bool:
     """Whether a resourceVersion is certainly older than another; False if they are not numbers."""
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
-
-
-@dataclass(frozen=True, slots=True)
-class UnownedObject:
-    """An object with the operator's label that no ElasticJob controls."""
-
-    kind: str
-    namespace: str
-    name: str
-    job: str  # the job in its labels
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    """The cached properties of a child object other than a pod."""
-
-    owner: str  # UID of the job
-    digest: str  # digest of its input; "" if it was modified by someone else
-    uid: str
-    version: str
-    sound: str  # its generation, or else its resourceVersion, when it last matched the wanted state
 
 
 class Cache:
@@ -64,12 +46,13 @@ class Cache:
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
-        self._gone: dict[str, None] = {}  # recently deleted UIDs: a late event must not restore them
+        self._gone: Recent[str, None] = Recent(LONGEST_MEMORY)  # deleted UIDs: a late event must not restore them
+        self._ended: Recent[JobKey, str] = Recent(LONGEST_MEMORY)  # UIDs of jobs that were deleted
         self.nodes: dict[str, Node] = {}
         self.nodes_known = False
-        self._children: dict[JobKey, dict[tuple[str, str], _Child]] = {}
+        self._children: dict[JobKey, dict[tuple[str, str], ChildObject]] = {}
         self._jobs_on_node: dict[str, Counter[JobKey]] = {}  # with the number of pods
-        self._unowned: dict[str, None] = {}  # UIDs that were reported
+        self._unowned: Recent[str, None] = Recent(LONGEST_MEMORY)  # UIDs that were reported
 
     # Jobs.
 
@@ -83,10 +66,19 @@ class Cache:
                 return
         elif known is not None and is_older(version, known[1]):
             return  # a predecessor with the same name
+        if self._ended.get(key) == metadata["uid"]:
+            del self._ended[key]  # seen again: it is not certain that it was deleted
         self.jobs[key] = (observe.observe_job(raw, self._limits), version)
         self._wake(key)
 
+    def end_job(self, key: JobKey, uid: str) -> None:
+        """The API server reports that this very job was deleted, so what it owned has no owner any more."""
+        self.drop_job(key, uid)
+        self._ended[key] = uid
+        self._wake(key)
+
     def drop_job(self, key: JobKey, uid: str) -> None:
+        """The job was not found. That alone does not prove its deletion: its kind may not be served for a moment."""
         known = self.jobs.get(key)
         if known is not None and known[0].uid == uid:
             del self.jobs[key]
@@ -96,7 +88,7 @@ class Cache:
         """Apply a watch event from kopf; `kind` is None for the initial listing."""
         metadata = raw["metadata"]
         if kind == "DELETED":
-            self.drop_job((metadata["namespace"], metadata["name"]), metadata["uid"])
+            self.end_job((metadata["namespace"], metadata["name"]), metadata["uid"])
         else:
             self.put_job(raw)
 
@@ -128,8 +120,6 @@ class Cache:
 
     def drop_pod(self, uid: str) -> None:
         self._gone[uid] = None
-        while len(self._gone) > LONGEST_MEMORY:
-            del self._gone[next(iter(self._gone))]
         self._remove_pod(uid)
 
     def _remove_pod(self, uid: str) -> None:
@@ -195,8 +185,6 @@ class Cache:
         if uid in self._unowned:
             return
         self._unowned[uid] = None
-        while len(self._unowned) > LONGEST_MEMORY:
-            del self._unowned[next(iter(self._unowned))]
         job = str((metadata.get("labels") or {}).get(names.LABEL_JOB, ""))
         self._on_unowned(UnownedObject(kind, metadata["namespace"], metadata["name"], job, why))
 
@@ -245,18 +233,11 @@ class Cache:
         key, place = (metadata["namespace"], job), (kind, metadata["name"])
         children = self._children.setdefault(key, {})
         known = children.get(place)
-        version, uid = str(metadata.get("resourceVersion", "")), str(metadata.get("uid", ""))
-        if known is not None and known.uid == uid and is_older(version, known.version):
+        made = observe_child(metadata, known, is_sound=is_sound)
+        if known is not None and known.uid == made.uid and is_older(made.version, known.version):
             return
-        # metadata.generation counts changes of the spec; kinds without it change only together with their spec.
-        mark = str(metadata.get("generation") or version)
-        if is_sound or (known is None and metadata.get("generation") in (None, 1)):
-            sound = mark
-        else:
-            sound = known.sound if known is not None and known.uid == uid else ""
-        digest = str((metadata.get("annotations") or {}).get(names.ANNOTATION_DIGEST, ""))
-        children[place] = _Child(owner, digest if mark == sound else "", uid, version, sound)
-        if known is None or (known.owner, known.digest) != (owner, children[place].digest):
+        children[place] = made
+        if known is None or (known.owner, known.digest) != (owner, made.digest):
             self._wake(key)
 
     def drop_child(self, kind: str, namespace: str, job: str, name: str) -> None:
@@ -294,6 +275,24 @@ class Cache:
         """The UID of a child of this job; "" if it is unknown."""
         known = self._children.get(job.key, {}).get((kind, name))
         return known.uid if known is not None and known.owner == job.uid else ""
+
+    # What deleted jobs have left.
+
+    def left_over(self, key: JobKey) -> tuple[Dependent, ...]:
+        """What only the deleted job of this name owned; nothing if no deletion was reported."""
+        uid = self._ended.get(key)
+        if uid is None:
+            return ()
+        pods = (p for p in self.pods(key) if p.job_uid == uid and not p.is_shared)
+        found = [Dependent(POD, p.name, p.uid, p.resource_version, p.deleting is not None) for p in pods]
+        for (kind, name), child in self._children.get(key, {}).items():
+            if child.owner == uid and child.uid and not child.is_shared:
+                found.append(Dependent(kind, name, child.uid, child.version))
+        return tuple(found)
+
+    def leave(self, key: JobKey) -> None:
+        """Leave what the deleted job owned to the garbage collector."""
+        self._ended.pop(key, None)
 
     def forget(self, key: JobKey) -> None:
         self._children.pop(key, None)

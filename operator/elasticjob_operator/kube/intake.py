@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elasticjob_operator.recent import Recent
+
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 10_000  # warnings that are not repeated
@@ -19,7 +21,7 @@ class Intake:
 
     def __init__(self, count: Callable[[str, str], None] = lambda kind, problem: None) -> None:
         self._count = count
-        self._said: dict[tuple[str, str, str], None] = {}
+        self._said: Recent[tuple[str, str, str], None] = Recent(REMEMBERED)
 
     def take(self, kind: str, raw: Mapping[str, Any], enter: Callable[[], None]) -> None:
         """Call `enter`, which may raise."""
@@ -35,8 +37,6 @@ class Intake:
         if said in self._said:
             return
         self._said[said] = None
-        if len(self._said) > REMEMBERED:
-            del self._said[next(iter(self._said))]
         logger.warning("skipping %s %s: %s", kind, name or "(of unknown name)", why)
 
 

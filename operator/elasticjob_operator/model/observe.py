@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, names, podtemplate, wire
-from elasticjob_operator.model import containers, notices, reading, topology
+from elasticjob_operator.model import containers, notices, ownership, reading, topology
 from elasticjob_operator.model.containers import Exit, PodPhase
 from elasticjob_operator.model.topology import Place
 from elasticjob_operator.templates import taking
@@ -53,6 +53,7 @@ class Pod:
     sizes: tuple[podtemplate.Size, ...] = ()  # CPU and memory that its spec asks for
     resize_problem: str = ""  # why the node has not given it these
     resource_version: str = ""
+    is_shared: bool = False  # the job is not its only owner
 
     @property
     def terminal(self) -> bool:
@@ -232,6 +233,7 @@ def observe_pod(raw: Raw) -> Pod | None:
         sizes=_share(podtemplate.find_sizes(spec.get("containers") or ())),
         resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),
+        is_shared=ownership.is_shared(metadata),
     )
 
 

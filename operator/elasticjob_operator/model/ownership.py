@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from elasticjob_operator.api import names
 
 Raw = Mapping[str, Any]
+POD = "Pod"
+
+
+@dataclass(frozen=True, slots=True)
+class UnownedObject:
+    """An object with the operator's label that no ElasticJob controls."""
+
+    kind: str
+    namespace: str
+    name: str
+    job: str  # the job in its labels
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dependent:
+    """An object that only one job owns, as it was seen last."""
+
+    kind: str
+    name: str
+    uid: str
+    version: str  # its resourceVersion, which changes if the owner reference is removed
+    is_going: bool = False  # it is being deleted
 
 
 def owner_of(metadata: Raw) -> tuple[str, str]:
@@ -17,6 +41,11 @@ def owner_of(metadata: Raw) -> tuple[str, str]:
         if reference.get("controller") and reference.get("kind") == names.KIND and group == names.GROUP:
             return str(reference.get("name", "")), str(reference.get("uid", ""))
     return "", ""
+
+
+def is_shared(metadata: Raw) -> bool:
+    """Whether it has another owner: then the garbage collector keeps it when its job is gone."""
+    return len(metadata.get("ownerReferences") or ()) > 1
 
 
 def why_no_worker(metadata: Raw) -> str:

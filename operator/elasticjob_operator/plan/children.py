@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.model.ownership import POD, Dependent
 from elasticjob_operator.plan.values import Child, Config, Kind
+
+_DELETED = (Kind.NETWORK_POLICY, Kind.DISRUPTION_BUDGET, Kind.SERVICE, Kind.AUTOSCALER)  # after the pods of a job
 
 
 def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ...]:
@@ -42,6 +45,17 @@ def unwanted_children(wanted: Sequence[Child], existing: Mapping[tuple[str, str]
     )
     kinds = {child.kind for child in wanted}
     return tuple(c for c in switched if c.kind not in kinds and (c.kind.value, c.name) in existing)
+
+
+def choose_left_over(left: Sequence[Dependent]) -> tuple[Dependent, ...]:
+    """What to delete now of what a deleted job has left: its pods, and when they have ended, what protected them.
+
+    The operator has no right to delete certificates and pod groups, which are left to the garbage collector.
+    """
+    pods = [one for one in left if one.kind == POD]
+    if pods:
+        return tuple(pod for pod in pods if not pod.is_going)
+    return tuple(one for one in left if one.kind in _DELETED)
 
 
 def needs_service(spec: api.Spec) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.apply import deletions
 from elasticjob_operator.apply.apply import Applier
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.hub import server as hubs
@@ -174,13 +175,14 @@ class Controller:
                 self._wake_later(key, loop, max(0.0, wake_at - self._clock()))
 
     async def _pass(self, key: JobKey, loop: _Loop) -> float | None:
+        has_left = await deletions.clear(self._api, self._cache, self._applier.served, key)
         known = self._cache.jobs.get(key)
         if known is None:
             if self._queue is not None:
                 await self._queue.forget(key, self._cache.pods(key))
             agents = self._hub.agents(key)
             self._hub.direct(key, directives.release(agents, ()))
-            if any(agent.connected for agent in agents.values()):
+            if has_left or any(agent.connected for agent in agents.values()):
                 return None  # the deletion of the last pod wakes this job
             self._hub.forget(key)
             self._cache.forget(key)
@@ -245,7 +247,8 @@ class Controller:
         overdue = [p for due, p in going if due <= now]
         if overdue and loop.look_at <= now:
             loop.look_at = now + LOOK_SECONDS
-            await asyncio.gather(*(self._applier.look_again(job, p) for p in overdue))
+            looks = (deletions.look_again(self._api, self._cache, job.namespace, p.name, p.uid) for p in overdue)
+            await asyncio.gather(*looks)
         return max(min(due for due, _ in going), loop.look_at)
 
     def _forget_pods(self, key: JobKey, loop: _Loop, present: set[str]) -> None:

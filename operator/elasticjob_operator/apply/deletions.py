@@ -1,0 +1,84 @@
+"""Deletes what a deleted job has left, without waiting for the garbage collector, and nothing else (ADR 31)."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.apply import batches, manifests, refusals
+from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.fair_queue import Urgency
+from elasticjob_operator.model.ownership import POD, Dependent
+from elasticjob_operator.model.served import Served
+from elasticjob_operator.plan import children
+from elasticjob_operator.plan.values import Kind
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import path_of
+
+logger = logging.getLogger(__name__)
+
+
+async def clear(api: Api, cache: Cache, served: Served, key: JobKey) -> bool:
+    """Delete what the deleted job of this name has left. Return whether that goes on when the cache has changed.
+
+    A rejected deletion is left to the garbage collector, with the rest. Raises ApiError if it has to be retried.
+    """
+    left = cache.left_over(key)
+    chosen = children.choose_left_over(left)
+    errors = await batches.run_all(functools.partial(_delete, api, cache, served, key, one) for one in chosen)
+    for error in errors:
+        if not isinstance(error, ApiError) or not refusals.is_refusal(error):
+            raise error
+    if errors:
+        logger.info("%s/%s: %s; what the job has left goes with the garbage collector", *key, errors[0])
+        cache.leave(key)
+        return False
+    return bool(chosen) or any(one.is_going for one in left)
+
+
+async def _delete(api: Api, cache: Cache, served: Served, key: JobKey, one: Dependent) -> None:
+    """Delete it as it was seen, with its owner reference: if that was removed since, its version is another."""
+    body = {"preconditions": {"uid": one.uid, "resourceVersion": one.version}}
+    try:
+        if one.kind == POD:
+            raw = await api.request("DELETE", path_of("v1", "pods", key[0], one.name), body, job=key[1])
+            take_answer(cache, one.uid, raw)
+            return
+        resource = manifests.resource_of_kind(Kind(one.kind), served)
+        path = path_of(resource.group_version, resource.plural, key[0], one.name)
+        await api.request("DELETE", path, body, urgency=Urgency.LATER, job=key[1])
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
+        if one.kind == POD:
+            await look_again(api, cache, key[0], one.name, one.uid)
+    if one.kind != POD:  # one that has changed is entered again by its watch
+        cache.drop_child(one.kind, *key, one.name)
+
+
+def take_answer(cache: Cache, uid: str, raw: Mapping[str, Any] | None) -> None:
+    """Enter the answer to a pod's deletion, which shows the pod if it is in its grace period; None: it was gone."""
+    metadata = (raw or {}).get("metadata") or {}
+    lingers = metadata.get("deletionTimestamp") is not None and metadata.get("deletionGracePeriodSeconds") != 0
+    if raw is None or raw.get("kind") == "Status" or not lingers:
+        cache.drop_pod(uid)
+    else:
+        cache.put_pod(raw)
+
+
+async def look_again(api: Api, cache: Cache, namespace: str, name: str, uid: str) -> None:
+    """Read a pod whose deletion or change the watch may have missed, and update the cache."""
+    try:
+        raw = await api.request("GET", path_of("v1", "pods", namespace, name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raw = None
+    if raw is None or raw["metadata"]["uid"] != uid:
+        cache.drop_pod(uid)
+    else:
+        cache.put_pod(raw)
