@@ -9,6 +9,7 @@ from typing import Any
 
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import batches, manifests, refusals
+from elasticjob_operator.apply.manifests.gangs import Resource
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
@@ -20,6 +21,8 @@ from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 
 logger = logging.getLogger(__name__)
+
+_PODS = Resource("v1", "pods")
 
 
 async def clear(api: Api, cache: Cache, served: Served, key: JobKey) -> bool:
@@ -43,20 +46,25 @@ async def clear(api: Api, cache: Cache, served: Served, key: JobKey) -> bool:
 async def _delete(api: Api, cache: Cache, served: Served, key: JobKey, one: Dependent) -> None:
     """Delete it as it was seen, with its owner reference: if that was removed since, its version is another."""
     body = {"preconditions": {"uid": one.uid, "resourceVersion": one.version}}
+    resource = _PODS if one.kind == POD else manifests.resource_of_kind(Kind(one.kind), served)
+    path = path_of(resource.group_version, resource.plural, key[0], one.name)
+    urgency = Urgency.NORMAL if one.kind == POD else Urgency.LATER
     try:
-        if one.kind == POD:
-            raw = await api.request("DELETE", path_of("v1", "pods", key[0], one.name), body, job=key[1])
-            take_answer(cache, one.uid, raw)
-            return
-        resource = manifests.resource_of_kind(Kind(one.kind), served)
-        path = path_of(resource.group_version, resource.plural, key[0], one.name)
-        await api.request("DELETE", path, body, urgency=Urgency.LATER, job=key[1])
+        raw = await api.request("DELETE", path, body, urgency=urgency, job=key[1])
     except ApiError as error:
         if error.status not in (404, 409):
             raise
+        raw = await _read(api, path, one.uid) if error.status == 409 else None
         if one.kind == POD:
-            await look_again(api, cache, key[0], one.name, one.uid)
-    if one.kind != POD:  # one that has changed is entered again by its watch
+            _enter(cache, one.uid, raw)
+        else:
+            cache.drop_child(one.kind, *key, one.name)
+            if raw is not None:
+                cache.put_child(one.kind, raw)
+        return
+    if one.kind == POD:
+        take_answer(cache, one.uid, raw)
+    else:
         cache.drop_child(one.kind, *key, one.name)
 
 
@@ -71,14 +79,23 @@ def take_answer(cache: Cache, uid: str, raw: Mapping[str, Any] | None) -> None:
 
 
 async def look_again(api: Api, cache: Cache, namespace: str, name: str, uid: str) -> None:
-    """Read a pod whose deletion or change the watch may have missed, and update the cache."""
+    """Read a pod whose deletion the watch may have missed, and update the cache."""
+    _enter(cache, uid, await _read(api, path_of("v1", "pods", namespace, name), uid))
+
+
+async def _read(api: Api, path: str, uid: str) -> Any:
+    """The object with this UID; None if it is gone."""
     try:
-        raw = await api.request("GET", path_of("v1", "pods", namespace, name))
+        raw = await api.request("GET", path)
     except ApiError as error:
         if error.status != 404:
             raise
-        raw = None
-    if raw is None or raw["metadata"]["uid"] != uid:
+        return None
+    return raw if raw["metadata"]["uid"] == uid else None
+
+
+def _enter(cache: Cache, uid: str, raw: Any) -> None:
+    if raw is None:
         cache.drop_pod(uid)
     else:
         cache.put_pod(raw)

@@ -10,7 +10,8 @@ from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.model.ownership import POD, Dependent
 from elasticjob_operator.plan.values import Child, Config, Kind
 
-_DELETED = (Kind.NETWORK_POLICY, Kind.DISRUPTION_BUDGET, Kind.SERVICE, Kind.AUTOSCALER)  # after the pods of a job
+_ENDED_WITH_JOB = (Kind.DISRUPTION_BUDGET, Kind.AUTOSCALER)
+_ENDED_WITH_PODS = (Kind.NETWORK_POLICY, Kind.SERVICE)
 
 
 def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ...]:
@@ -48,14 +49,13 @@ def unwanted_children(wanted: Sequence[Child], existing: Mapping[tuple[str, str]
 
 
 def choose_left_over(left: Sequence[Dependent]) -> tuple[Dependent, ...]:
-    """What to delete now of what a deleted job has left: its pods, and when they have ended, what protected them.
+    """What to delete now of what a deleted job has left. What its pods need until they have ended goes after them.
 
     The operator has no right to delete certificates and pod groups, which are left to the garbage collector.
     """
     pods = [one for one in left if one.kind == POD]
-    if pods:
-        return tuple(pod for pod in pods if not pod.is_going)
-    return tuple(one for one in left if one.kind in _DELETED)
+    kinds = _ENDED_WITH_JOB if pods else (*_ENDED_WITH_JOB, *_ENDED_WITH_PODS)
+    return (*(pod for pod in pods if not pod.is_going), *(one for one in left if one.kind in kinds))
 
 
 def needs_service(spec: api.Spec) -> bool:
