@@ -19,8 +19,9 @@ def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ..
     children: list[Child] = []
     if needs_service(spec):
         children.append(Child(Kind.SERVICE, names.service_name(job.name)))
-    minimum = (("minAvailable", spec.min_replicas),)
-    children.append(Child(Kind.DISRUPTION_BUDGET, names.disruption_budget_name(job.name), minimum))
+    if job.status.rendezvous.generation:  # before its first world, a job has nothing that a drain should wait for
+        minimum = (("minAvailable", spec.min_replicas),)
+        children.append(Child(Kind.DISRUPTION_BUDGET, names.disruption_budget_name(job.name), minimum))
     if spec.network.policy and not spec.template["spec"].get("hostNetwork"):
         children.append(Child(Kind.NETWORK_POLICY, names.network_policy_name(job.name)))
     if config.ca_pem:
