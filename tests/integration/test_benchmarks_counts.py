@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,16 @@ def test_bytes_of_a_large_world() -> None:
     assert len(frames.DirectiveEncoder().encode(world, sizes=True)) <= 256
 
 
+def count_by_resource(requests: Counter[str]) -> dict[str, int]:
+    """The operator's requests by resource."""
+    found: Counter[str] = Counter()
+    for labels, count in requests.items():
+        match = re.search(r'resource="([^"]*)"', labels)
+        assert match is not None
+        found[match[1]] += count
+    return dict(found)
+
+
 def count_writes_of_a_rescale(system: System) -> dict[str, int]:
     """The operator's own writes from a user's `spec.replicas` until nothing happens any more, by resource."""
     kube, namespace = system.cluster.kube, system.make_namespace()
@@ -100,13 +111,30 @@ def count_writes_of_a_rescale(system: System) -> dict[str, int]:
     kube.request("PATCH", f"{path}/grows", {"spec": {"replicas": 3}}, content_type=MERGE)
     assert cases.wait_until(lambda: system.count_pods(namespace) == 3, PATIENCE)
     scale.settle(system, PATIENCE)
-    writes = costs.only_writes(scale.count_requests(system) - before)
-    found: dict[str, int] = {}
-    for labels, count in writes.items():
-        match = re.search(r'resource="([^"]*)"', labels)
-        assert match is not None
-        found[match[1]] = found.get(match[1], 0) + count
-    return found
+    return count_by_resource(costs.only_writes(scale.count_requests(system) - before))
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("nothing_is_left")
+def test_requests_of_a_deletion(tmp_path: Path) -> None:
+    """The operator deletes what a job has left, with one request for each: here nobody else does."""
+    pods = 10
+    try:
+        system = System(tmp_path / "system", flags=("--controllers=*,-garbagecollector",))
+    except BinariesUnavailable as error:
+        pytest.skip(f"no cluster: {error}")
+    with system:
+        kube, namespace = system.cluster.kube, system.make_namespace()
+        path = f"{JOBS}/namespaces/{namespace}/elasticjobs"
+        kube.request("POST", path, controlplane.build_elastic_job("goes", pods))
+        assert cases.wait_until(lambda: system.count_pods(namespace) == pods, PATIENCE)
+        scale.settle(system, PATIENCE)
+        before = scale.count_requests(system)
+        kube.request("DELETE", f"{path}/goes")
+        assert cases.wait_until(lambda: system.count_pods(namespace) == 0, PATIENCE), "the operator deletes the pods"
+        scale.settle(system, PATIENCE)
+        assert count_by_resource(scale.count_requests(system) - before) == {"pods": pods, "networkpolicies": 1}
 
 
 @pytest.mark.cluster
@@ -124,8 +152,8 @@ def test_requests_of_a_jobs_life(tmp_path: Path) -> None:
         assert life.created is not None
         assert life.deleted is not None
         assert life.writes["POST", "pods"] == pods, "one request a pod, none twice"
-        # NetworkPolicy, PodDisruptionBudget, `spec.replicas` and the status.
-        assert sum(life.writes.values()) <= pods + 4, dict(life.writes)
+        # NetworkPolicy, `spec.replicas` and the status; a PodDisruptionBudget comes with the first world.
+        assert sum(life.writes.values()) <= pods + 3, dict(life.writes)
         rescale = count_writes_of_a_rescale(system)
         assert rescale.pop("pods") == 1
         assert set(rescale) == {"elasticjobs/status"}

@@ -15,7 +15,7 @@ from elasticjob_operator.client.diagnosis import find_report
 from integration.test_sessions import await_step as await_session_step
 from integration.test_sessions import read_steps, start
 from integration.test_training import await_step, torchrun_spec
-from operator_fixture import Jobs, wait_for
+from operator_fixture import Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -100,13 +100,31 @@ def test_pods_of_a_deleted_job_end_at_once(jobs: Jobs, tmp_path: Path) -> None:
     def stay() -> list[dict[str, Any]]:
         return [p for p in jobs.pods("gone") if p["metadata"]["uid"] in old]
 
-    # The garbage collector may learn of a kind as late as half a minute after its CRD was made.
     wait_for(lambda: all("deletionTimestamp" in p["metadata"] for p in stay()), "the old pods are asked to go")
     began = time.monotonic()
     wait_for(lambda: not stay(), "the old pods are gone")
     assert time.monotonic() - began < 10, "the grace period is 30 s"
     jobs.await_world("gone", 2)
     await_step(tmp_path / "second", 2)
+
+
+def test_what_is_orphaned_stays(jobs: Jobs) -> None:
+    """`kubectl delete --cascade=orphan`: pods and their policy stay, and the pods of a job deleted after it go."""
+    jobs.create("kept", light_spec(replicas=2))
+    jobs.create("gone", light_spec(replicas=1))
+    jobs.await_world("kept", 2)
+    jobs.await_world("gone", 1)
+    before = {p["metadata"]["uid"] for p in jobs.pods("kept")}
+    jobs.kube.request("DELETE", f"{jobs.path}/kept", {"propagationPolicy": "Orphan"})
+    wait_for(lambda: not jobs.get("kept"), "the job is gone", timeout=120)
+    jobs.delete("gone")
+    wait_for(lambda: not jobs.pods("gone"), "the operator has seen both deletions, and acted")
+    pods = jobs.pods("kept")
+    assert {p["metadata"]["uid"] for p in pods} == before
+    assert not any(p["metadata"].get("deletionTimestamp") for p in pods)
+    assert not any(p["metadata"].get("ownerReferences") for p in pods)
+    policies = f"/apis/networking.k8s.io/v1/namespaces/{jobs.namespace}/networkpolicies"
+    assert jobs.kube.get(f"{policies}/kept-workers") is not None
 
 
 def test_a_worker_that_is_killed_is_blamed_and_not_its_peer(jobs: Jobs) -> None:

@@ -31,7 +31,7 @@ async def clear(api: Api, cache: Cache, served: Served, key: JobKey) -> bool:
     A rejected deletion is left to the garbage collector, with the rest. Raises ApiError if it has to be retried.
     """
     left = cache.left_over(key)
-    chosen = children.choose_left_over(left)
+    chosen = children.choose_left_over(key[1], left)
     errors = await batches.run_all(functools.partial(_delete, api, cache, served, key, one) for one in chosen)
     for error in errors:
         if not isinstance(error, ApiError) or not refusals.is_refusal(error):

@@ -10,8 +10,9 @@ from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.model.ownership import POD, Dependent
 from elasticjob_operator.plan.values import Child, Config, Kind
 
-_ENDED_WITH_JOB = (Kind.DISRUPTION_BUDGET, Kind.AUTOSCALER)
-_ENDED_WITH_PODS = (Kind.NETWORK_POLICY, Kind.SERVICE)
+# What the operator deletes of a deleted job. It has no right to delete certificates and pod groups.
+_WITH_PODS = {Kind.DISRUPTION_BUDGET: names.disruption_budget_name, Kind.AUTOSCALER: names.autoscaler_name}
+_AFTER_PODS = {Kind.NETWORK_POLICY: names.network_policy_name, Kind.SERVICE: names.service_name}
 
 
 def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ...]:
@@ -49,14 +50,15 @@ def unwanted_children(wanted: Sequence[Child], existing: Mapping[tuple[str, str]
     return tuple(c for c in switched if c.kind not in kinds and (c.kind.value, c.name) in existing)
 
 
-def choose_left_over(left: Sequence[Dependent]) -> tuple[Dependent, ...]:
-    """What to delete now of what a deleted job has left. What its pods need until they have ended goes after them.
+def choose_left_over(job: str, left: Sequence[Dependent]) -> tuple[Dependent, ...]:
+    """What to delete now of what the deleted job of this name has left; what its pods need goes after them.
 
-    The operator has no right to delete certificates and pod groups, which are left to the garbage collector.
+    Only pods and what bears the names that the operator gives: all else is left to the garbage collector.
     """
     pods = [one for one in left if one.kind == POD]
-    kinds = _ENDED_WITH_JOB if pods else (*_ENDED_WITH_JOB, *_ENDED_WITH_PODS)
-    return (*(pod for pod in pods if not pod.is_going), *(one for one in left if one.kind in kinds))
+    kinds = _WITH_PODS if pods else {**_WITH_PODS, **_AFTER_PODS}
+    ours = {(kind.value, name(job)) for kind, name in kinds.items()}
+    return (*(pod for pod in pods if not pod.is_going), *(one for one in left if (one.kind, one.name) in ours))
 
 
 def needs_service(spec: api.Spec) -> bool:

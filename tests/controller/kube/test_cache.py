@@ -190,3 +190,43 @@ class TestChildren:
             watched.cache.put_child("ConfigMap", raw_child(labels=labels, ownerReferences=[]))
         assert watched.digests() == {}
         assert [(s.kind, s.name, s.job) for s in watched.unowned] == [("ConfigMap", "digits-workers", "digits")]
+
+
+def test_what_a_deleted_job_has_left(watched: Watched) -> None:
+    cache = watched.cache
+    cache.put_pod(raw_pod(0))
+    cache.put_pod(raw_pod(1, deletionTimestamp="2026-01-01T00:00:30Z"))
+    cache.put_pod(raw_pod(2, job_uid="job-2"))
+    cache.put_pod(raw_pod(3, ownerReferences=[OWNER, {**OWNER, "uid": "other", "controller": False}]))
+    cache.put_child("NetworkPolicy", raw_child())
+    cache.put_child("Service", raw_child("strange", ownerReferences=[{**OWNER, "uid": "job-2"}]))
+    assert cache.left_over(KEY) == (), "the job is there"
+    watched.woken.clear()
+    cache.apply_job("DELETED", raw_job())
+    assert watched.woken
+    assert [(one.kind, one.uid, one.version, one.is_going) for one in cache.left_over(KEY)] == [
+        ("Pod", "u0", "20", False),
+        ("Pod", "u1", "20", True),
+        ("NetworkPolicy", "child-1", "30", False),
+    ]
+    cache.put_job(raw_job("job-2", "40"))
+    assert {one.uid for one in cache.left_over(KEY)} == {"u0", "u1", "child-1"}, "another job has its name now"
+    cache.leave(KEY)
+    assert cache.left_over(KEY) == ()
+
+
+def test_a_job_that_is_seen_again_has_left_nothing(watched: Watched) -> None:
+    """Whatever made the cache believe in its deletion: nothing of a job that is there may be deleted."""
+    watched.cache.put_pod(raw_pod())
+    watched.cache.apply_job("DELETED", raw_job())
+    watched.cache.put_job(raw_job(version="50"))
+    assert watched.cache.left_over(KEY) == ()
+    assert watched.cache.jobs[KEY][0].uid == "job-1"
+
+
+def test_an_old_deletion_is_not_that_of_the_job_of_today(watched: Watched) -> None:
+    watched.cache.put_job(raw_job("job-2", "40"))
+    watched.cache.put_pod(raw_pod(job_uid="job-2"))
+    watched.cache.apply_job("DELETED", raw_job("job-1", "30"))
+    assert watched.cache.jobs[KEY][0].uid == "job-2"
+    assert watched.cache.left_over(KEY) == ()

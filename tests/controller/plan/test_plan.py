@@ -36,12 +36,24 @@ def condition(made: Plan, type: str) -> tuple[str, str, str]:
 def test_a_fresh_job_gets_its_pods_and_objects() -> None:
     made = plan(see(make_job(has_replicas=False)))
     assert made.create == (NewPod(0), NewPod(1), NewPod(2), NewPod(3))
-    assert [c.kind for c in made.ensure] == [Kind.DISRUPTION_BUDGET, Kind.NETWORK_POLICY]
+    assert [c.kind for c in made.ensure] == [Kind.NETWORK_POLICY]
     assert made.set_replicas == 4
     assert made.status.phase == "Pending"
     assert made.status.start_time == format_time(NOW)
     assert condition(made, "Running") == ("False", "WaitingForPods", "0 of at least 2 pods are ready")
     assert not made.directives
+
+
+def test_a_budget_is_made_when_the_first_world_is_written() -> None:
+    """Until then nothing would be lost, and a drain must not wait for a job that does not start."""
+    pods = (make_pod(0), make_pod(1))
+    agents = {f"u{i}": make_agent(i, "ready") for i in range(2)}
+    job = make_job(make_spec(2, 2))
+    first = plan(see(job, pods, agents=agents))
+    assert first.status.rendezvous.generation == 1
+    assert Kind.DISRUPTION_BUDGET not in {c.kind for c in first.ensure}, "it does not delay the world"
+    second = plan(see(replace(job, status=first.status), pods, agents=agents))
+    assert [c.values for c in second.ensure if c.kind is Kind.DISRUPTION_BUDGET] == [(("minAvailable", 2),)]
 
 
 def test_the_job_is_looked_at_before_pods_are_replaced() -> None:
@@ -111,7 +123,7 @@ def test_what_was_rejected_is_held_back(pods: bool) -> None:
 
 def test_a_finished_job_needs_no_budget_and_no_autoscaler() -> None:
     policy = {"minReplicas": 2, "maxReplicas": 4, "metrics": [{"type": "Resource"}]}
-    first = plan(see(make_job(make_spec(elasticPolicy=policy))))
+    first = plan(see(make_job(make_spec(elasticPolicy=policy), started(rendezvous=make_world()))))
     children = frozenset((c.kind.value, c.name, c.digest) for c in first.ensure)
     ended = ending.end(see(make_job()), started(), api.Phase.COMPLETE, "Completed", "").status
     made = plan(see(make_job(make_spec(elasticPolicy=policy), ended), children=children))

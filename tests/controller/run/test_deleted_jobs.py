@@ -1,0 +1,72 @@
+"""A job is deleted while a replica leads: what is deleted with it, against a server that has the objects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from controller.api_fixture import answering
+from controller.apply.test_deletions import POD, POLICY, Server
+from controller.kube.test_cache import KEY, raw_child, raw_job, raw_pod
+from elasticjob_operator.run.operator import Operator
+from elasticjob_operator.run.options import Options
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextlib.asynccontextmanager
+async def leading(server: Server, directory: Path) -> AsyncIterator[Operator]:
+    """A replica that leads and has seen a job with one pod; its watches do not run."""
+    async with answering(server.answer, directory) as api:
+        operator = Operator(Options(), api)
+        operator.cache.put_pod(raw_pod())
+        operator.cache.put_child("NetworkPolicy", raw_child())
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        try:
+            yield operator
+        finally:
+            await operator.controller.stop()
+
+
+async def until_deleted(server: Server, *paths: str) -> None:
+    async with asyncio.timeout(20):
+        while any(path in server.objects for path in paths):  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_deletion_is_followed_by_that_of_all_it_owned(tmp_path: Path) -> None:
+    server = Server((POD, raw_pod()), (POLICY, raw_child()))
+    async with leading(server, tmp_path) as operator:
+        operator.cache.apply_job("DELETED", raw_job())
+        await until_deleted(server, POD, POLICY)
+        assert [one for one in server.asked if one.startswith("DELETE")] == [
+            "DELETE digits-worker-0",
+            "DELETE digits-workers",
+        ]
+
+
+async def test_the_policy_waits_for_the_end_of_a_pod(tmp_path: Path) -> None:
+    server = Server((POD, raw_pod()), (POLICY, raw_child()), grace=30)
+    async with leading(server, tmp_path) as operator:
+        operator.cache.apply_job("DELETED", raw_job())
+        async with asyncio.timeout(20):
+            while operator.cache.pods(KEY)[0].deleting is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert server.asked == ["DELETE digits-worker-0"]
+        server.grace = 0
+        operator.cache.apply_pod("DELETED", raw_pod())
+        await until_deleted(server, POLICY)
+
+
+async def test_a_job_of_the_same_name_does_not_keep_the_old_pods(tmp_path: Path) -> None:
+    server = Server((POD, raw_pod()))
+    async with leading(server, tmp_path) as operator:
+        operator.cache.apply_job("DELETED", raw_job())
+        operator.cache.put_job(raw_job("job-2", "40"))
+        await until_deleted(server, POD)
