@@ -126,7 +126,7 @@ def in_parallel(calls: Sequence[Callable[[], object]]) -> None:
 
 
 def only_writes(counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
-    """The controller's creations and updates. Deletions are excluded: the garbage collector does them for both."""
+    """The controller's creations and updates. Deletions are excluded: one for each object, whoever sends it."""
     others: tuple[str, ...] = (
         "leases",
         "events",
