@@ -88,9 +88,9 @@ class Applier:
         """Write the objects and the job concurrently; return the rejected writes once all have completed."""
         children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
         pods = (functools.partial(self._create_pod, job, new) for new in plan.create[:MOST_CREATIONS])
-        made, failed, written = await asyncio.gather(
-            asyncio.gather(*(self._ensure(job, child) for child in children), return_exceptions=True),
+        failed, made, written = await asyncio.gather(  # in this order: a small job's pods are what its user waits for
             batches.run_all(pods),
+            asyncio.gather(*(self._ensure(job, child) for child in children), return_exceptions=True),
             self._write_job(job, version, plan),
             return_exceptions=True,
         )
