@@ -99,22 +99,22 @@ class Cache:
         uid = metadata["uid"]
         if uid in self._gone:
             return
+        before, version = self._job_of.get(uid), str(metadata.get("resourceVersion", ""))
+        known = self._pods[before][uid] if before is not None else None
+        # Checked first: the watch repeats every own write, and to observe a pod is most of the work.
+        if known is not None and (known.resource_version == version or is_older(version, known.resource_version)):
+            return
         why = ownership.why_no_worker(metadata)
         if why:
             self._put_unowned("Pod", metadata, why)
         pod = None if why else observe.observe_pod(raw)
-        if pod is None:
+        key = (metadata["namespace"], pod.job) if pod is not None else None
+        if before != key:
             self._remove_pod(uid)
+        if pod is None or key is None:
             return
-        key = (metadata["namespace"], pod.job)
-        pods = self._pods.setdefault(key, {})
-        known = pods.get(uid)
-        if known is not None and (
-            known.resource_version == pod.resource_version or is_older(pod.resource_version, known.resource_version)
-        ):
-            return
-        self._move(key, known.node if known else "", pod.node)
-        pods[uid] = pod
+        self._move(key, known.node if known is not None and before == key else "", pod.node)
+        self._pods.setdefault(key, {})[uid] = pod
         self._job_of[uid] = key
         self._wake(key)
 

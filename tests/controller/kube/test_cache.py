@@ -230,3 +230,19 @@ def test_an_old_deletion_is_not_that_of_the_job_of_today(watched: Watched) -> No
     watched.cache.apply_job("DELETED", raw_job("job-1", "30"))
     assert watched.cache.jobs[KEY][0].uid == "job-2"
     assert watched.cache.left_over(KEY) == ()
+
+
+def test_a_pod_that_is_given_to_another_job_leaves_the_first(watched: Watched) -> None:
+    cache = watched.cache
+    cache.put_pod(raw_pod())
+    cache.put_node({"metadata": {"name": "node0"}})
+    watched.woken.clear()
+    labels = {names.LABEL_JOB: "other", names.LABEL_JOB_UID: "job-9", names.LABEL_INDEX: "0"}
+    owner = {**OWNER, "name": "other", "uid": "job-9"}
+    cache.put_pod(raw_pod(name="other-worker-0", labels=labels, ownerReferences=[owner], resourceVersion="21"))
+    assert watched.woken == [KEY, ("team", "other")]
+    assert (len(cache.pods(KEY)), len(cache.pods(("team", "other")))) == (0, 1)
+    cache.drop_pod("u0")
+    watched.woken.clear()
+    cache.apply_node("DELETED", {"metadata": {"name": "node0"}})
+    assert watched.woken == [], "no job has a pod on it"
