@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.builders import TEMPLATE, make_job, make_spec
+from controller.builders import TEMPLATE, make_job, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.apply.manifests import Settings
@@ -262,7 +262,9 @@ def test_the_runtime_is_mounted_where_the_cluster_can() -> None:
 
 
 def child(kind: Kind, spec: api.Spec, config: Config | None = None) -> Child:
-    return next(c for c in wanted_children(make_job(spec), spec, config or Config()) if c.kind is kind)
+    """One of the objects of a job that had a world."""
+    job = make_job(spec, api.Status(rendezvous=make_world(), template_hash=spec.template_hash))
+    return next(c for c in wanted_children(job, spec, config or Config()) if c.kind is kind)
 
 
 def test_the_disruption_budget_keeps_min() -> None:
