@@ -1,4 +1,4 @@
-"""Deletes what a deleted job has left, without waiting for the garbage collector, and nothing else (ADR 31)."""
+"""Deletes what a deleted job has left, without waiting for the garbage collector, and nothing else (ADR 32)."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class JobWatch:
             present = await self._list(namespace, take)
             for key, uid in before:
                 if uid not in present:
-                    self._cache.end_job(key, uid)
+                    self._cache.drop_job(key, uid)
 
     async def _list(self, namespace: str, take: Take | None) -> set[str]:
         """The UIDs of the existing jobs in this namespace, or in all."""
