@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks import cases, launchers
-from benchmarks.launchers import cluster, dlrover, local, nvrx, torchft, torchrun
+from benchmarks.launchers import cluster, dlrover, lmresiliency, local, nvrx, ray_train, torchft, torchrun
 
 Make = Callable[[], launchers.Launcher]
 
@@ -84,14 +84,28 @@ CONTESTANTS = (
         event_seconds=35,
         lacks=nvrx.LACKS,
     ),
+    Contestant(
+        *("ray", ray_train.tuned, "best", "own", "ray"),
+        start_seconds=25,
+        event_seconds=20,
+        lacks=ray_train.LACKS,
+    ),
+    Contestant(
+        *("ray-defaults", ray_train.defaults, "defaults", "own", "ray"),
+        start_seconds=25,
+        event_seconds=75,
+        lacks=ray_train.LACKS,
+    ),
+    Contestant(
+        *("lmresiliency", lmresiliency.tuned, "best"),
+        package="lm-resiliency",
+        start_seconds=5,
+        lacks=lmresiliency.LACKS,
+    ),
+    Contestant(
+        *("lmresiliency-defaults", lmresiliency.defaults, "defaults"),
+        package="lm-resiliency",
+        start_seconds=10,
+        lacks=lmresiliency.LACKS,
+    ),
 )
-ABSENT = {
-    "Ray Train 2.60": (
-        "installs, but has no launcher here yet: where one was tried, at a load of 20 to 38, its head ended each time "
-        "because its own agent had not started in time"
-    ),
-    "LMResiliency 0.2.0": (
-        "installs, but torch 2.13 does not register its rendezvous backend: torch calls its entry point without the "
-        "argument that it wants. Its world would have a fixed size, with standbys that only its manager admits"
-    ),
-}

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import cases, harness, peers, plots
-from benchmarks.launchers.catalogue import ABSENT, CONTESTANTS, Contestant
+from benchmarks.launchers.catalogue import CONTESTANTS, Contestant
 from benchmarks.processes import install_clean_up
 from benchmarks.scoreboard import measuring, page
 from benchmarks.scoreboard.cells import Board
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     seed = extra.seed if extra.seed is not None else random.SystemRandom().randrange(10**6)
     harness.say(f"seed {seed}: repeat with --seed {seed}")
     today = datetime.now(UTC).date().isoformat()
-    board = Board(harness.describe_machine(load=False), today, seed, quick, absent=ABSENT)
+    board = Board(harness.describe_machine(load=False), today, seed, quick)
     chosen = choose(options)
     missing = set(peers.find_missing(sorted({one.package for one in chosen if one.package})))
     run = measuring.Measuring(board, options.out / "scoreboard.json", options.deadline, chosen)

@@ -43,10 +43,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Board:
-    """One run. `loads` are the machine's one-minute load averages, one for each measurement.
-
-    `absent` has systems that could not take part at all, with the reason.
-    """
+    """One run. `loads` are the machine's one-minute load averages, one for each measurement."""
 
     machine: str
     date: str
@@ -54,7 +51,6 @@ class Board:
     quick: bool
     loads: tuple[float, ...] = ()
     cells: tuple[Cell, ...] = ()
-    absent: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)

@@ -87,7 +87,6 @@ def render_row(row: str, cells: Sequence[Cell]) -> str:
 
 def render_board(board: Board) -> str:
     parts = [render_heading(board), render_summary(board)]
-    parts += [f"Not in the tables: {name} ({reason})." for name, reason in board.absent.items()]
     parts += [render_row(row, cells) for row, cells in group_by_row(board.cells).items()]
     return "\n\n".join(parts)
 

@@ -88,8 +88,7 @@ def make_board() -> cells.Board:
         replace(PEER, samples=(1.0, None, 1.01), note="not in 75 s"),
         replace(PEER, system="DLRover defaults", settings="defaults", note="not installed"),
     )
-    absent = {"Other 1.0": "does not install here"}
-    return cells.Board("a machine", "2026-11-22", 7, quick=True, loads=(1.0, 3.5), cells=made, absent=absent)
+    return cells.Board("a machine", "2026-11-22", 7, quick=True, loads=(1.0, 3.5), cells=made)
 
 
 def test_a_board_survives_its_file() -> None:
@@ -102,7 +101,6 @@ def test_the_page_states_the_machine_its_load_and_why_a_cell_is_empty() -> None:
     best = "| SIGKILL: recovery | **ElasticJob: session**: 0.06 s (0.05 s to 0.07 s, 75%) |"
     assert f"{best} torchft tuned: 1.01 s (1.00 s to never, 75%) | 0.059 |" in text
     assert "| DLRover defaults | defaults | own | not measured | 0 | not installed |" in text
-    assert "Not in the tables: Other 1.0 (does not install here)." in text
     assert text.index("| torchft tuned | best") < text.index("| DLRover defaults")
 
 
