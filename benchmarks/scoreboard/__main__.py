@@ -24,7 +24,6 @@ from benchmarks.scoreboard.cells import Board
 
 LEFT_OUT = ("cold", "tuned")  # other settings of systems that take part: to be named
 QUICK_CASES = ("start 2 below max", "SIGKILL follower", "grow 2 to 3")
-QUICK_SLOW_CASE = "SIGKILL follower"
 BUDGETS = (500.0, 3 * 3600.0)  # an event may run over it by its time limit
 PARTS = ("events", "goodput", "costs")
 
