@@ -57,10 +57,14 @@ class RayTrain(Nodes):
         start = [
             *(str(peers.BIN / "ray"), "start", "--head", f"--node-ip-address={HEAD}", f"--port={self.port}"),
             *(f"--ray-client-server-port={find_port(HEAD)}", f"--temp-dir={job.directory}"),
-            *("--num-cpus=0", "--include-dashboard=false", *NODE),
+            *("--num-cpus=0", "--include-dashboard=false", f"--dashboard-port={find_port('127.0.0.1')}", *NODE),
         ]
         program = [str(peers.BIN / "python"), str(SCRIPT), "--out", str(job.steps), *job.arguments]
-        env = {"BENCH_WORKERS": f"{wanted} {job.maximum}", "BENCH_RESIZE_SECONDS": str(self.resize_seconds)}
+        env = {
+            "BENCH_ADDRESS": f"{HEAD}:{self.port}",
+            "BENCH_WORKERS": f"{wanted} {job.maximum}",
+            "BENCH_RESIZE_SECONDS": str(self.resize_seconds),
+        }
         # Both are the head node: one pod.
         command = ["sh", "-c", f'{" ".join(start)} && exec "$@"', "sh", *program]
         self.start_keeper(command, self.environment() | env)

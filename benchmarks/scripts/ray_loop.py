@@ -1,8 +1,8 @@
 """The loop of `loop.py` in Ray Train's own style: a program on the head node, whose function each worker runs.
 
 It writes the same lines. Ray connects the process group before it calls the function, so there is one mark, `script`.
-`BENCH_WORKERS` has the number of nodes to wait for and the most workers, `BENCH_RESIZE_SECONDS` how often Ray considers
-another size, and on each other node `BENCH_NODE` its number.
+There, `BENCH_ADDRESS` is that of Ray's store, `BENCH_WORKERS` has the number of nodes to wait for and the most workers,
+and `BENCH_RESIZE_SECONDS` says how often Ray considers another size. `BENCH_NODE` is the number of each other node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def train(args: argparse.Namespace) -> None:
 def main() -> None:
     args = parse_arguments(__doc__)
     wanted, maximum = map(int, os.environ["BENCH_WORKERS"].split())
-    ray.init(address="auto", log_to_driver=False)
+    ray.init(address=os.environ["BENCH_ADDRESS"], log_to_driver=False)
     while ray.cluster_resources().get("CPU", 0) < wanted:
         time.sleep(0.05)
     TorchTrainer(
