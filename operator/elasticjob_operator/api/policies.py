@@ -277,8 +277,8 @@ class Health(Model):
         default=0,
         ge=0,
         le=1_000_000,
-        description="Every how many steps sessions compare their replicas; 0: never. A rank that differs from most "
-        "others is excluded, and all go back to the last step that they agreed on.",
+        description="Every how many steps sessions compare their replicas, of the model or of each shard; 0: never. A "
+        "rank that differs from most of them is excluded, and all go back to the last step that they agreed on.",
     )
 
 

@@ -49,18 +49,26 @@ def describe_parameters(model: nn.Module) -> dict[str, Any]:
     return {"hash": digest.hexdigest()[:16], "size": sum(tensor.abs().sum().item() for tensor in whole)}
 
 
-def break_next_agreement() -> None:
-    """The next agreement of all ranks succeeds, but this rank is cut off before it learns that."""
-    agree = dist.all_reduce
+def break_next(name: str) -> None:
+    """The next collective of this name that the session waits for succeeds, but this rank is cut off before it learns
+    that: `all_reduce`, by which the ranks agree to apply a step, or `all_gather`, by which they compare their replicas.
+    """
+    call = getattr(dist, name)
 
-    def fail(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        work = agree(tensor, *args, **kwargs)
-        if tensor.numel() == 1 and work is None:  # no gradient, and the session waits for it
-            dist.all_reduce = agree
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        work = call(*args, **kwargs)
+        if name == "all_gather" or (args[0].numel() == 1 and work is None):  # no gradient, and the session waits for it
+            setattr(dist, name, call)
             raise RuntimeError("[/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection reset by peer")
         return work
 
-    dist.all_reduce = fail
+    setattr(dist, name, fail)
+
+
+@torch.no_grad()
+def flip_bit(optimizer: torch.optim.Optimizer) -> None:
+    """In this rank's shard of the first parameter."""
+    optimizer.param_groups[0]["params"][0].to_local().view(torch.int32)[0, 0] ^= 1 << 20
 
 
 def main() -> None:
@@ -72,6 +80,11 @@ def main() -> None:
     parser.add_argument("--shards", type=int)
     parser.add_argument("--copy-every", type=int, default=0)
     parser.add_argument("--break-at", type=int, help="the last rank takes no notice of what all agreed in this step")
+    parser.add_argument(
+        "--doubt-at", type=int, help="half of the ranks do not learn that all are equal after this step"
+    )
+    parser.add_argument("--flip-in", type=int, default=0, help="size of the world in which a bit of one rank flips ...")
+    parser.add_argument("--flip-rank", type=int, default=1, help="... in the shard of this one")
     args = parser.parse_args()
     forbid_unpickling("torch/distributed/checkpoint/")
     args.out.mkdir(exist_ok=True)
@@ -83,6 +96,7 @@ def main() -> None:
     loader = DataLoader(TensorDataset(x, y), batch_sampler=sampler)
     descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     checkpoints: list[Checkpointer] = []
+    has_flipped = False
 
     def on_world(here: session.Session) -> None:
         checkpoints[:] = [Checkpointer(args.checkpoints, here.model, here.optimizer, sampler=sampler)]
@@ -98,7 +112,10 @@ def main() -> None:
             before = run.committed
             if before + 1 == args.break_at and run.rank == run.world_size - 1:
                 args.break_at = None
-                break_next_agreement()
+                break_next("all_reduce")
+            if before + 1 == args.doubt_at and run.rank % 2 == 1:
+                args.doubt_at = None
+                break_next("all_gather")
             with run.step():
                 loss = nn.functional.mse_loss(run.model(inputs), targets) * run.scale
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -122,6 +139,11 @@ def main() -> None:
             if run.committed > before:
                 line["used"] = [sampler.epoch, sampler.used]
                 os.write(descriptor, (json.dumps(line) + "\n").encode())
+            is_due = run.committed == 10 and not has_flipped
+            if is_due and (run.world_size, run.rank) == (args.flip_in, args.flip_rank):
+                has_flipped = True
+                flip_bit(run.optimizer)
+                print(f"a bit flips after step {run.committed}", flush=True)
             time.sleep(args.step_seconds)
     run.close()
 

@@ -12,7 +12,7 @@ import torch
 from elasticjob import env
 from elasticjob.data import samplers
 from elasticjob.errors import ReplicasDifferError
-from elasticjob.sessions import replicas
+from elasticjob.sessions import machine, replicas
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.replicas import Replicas, Verdict
@@ -40,6 +40,24 @@ pytestmark = pytest.mark.timeout(300)
 )
 def test_who_is_guilty(digests: list[int], guilty: set[int] | None) -> None:
     assert replicas.judge(digests) == guilty
+
+
+@pytest.mark.parametrize(
+    ("shards", "digests", "guilty"),
+    [
+        pytest.param(2, [7, 1, 7, 1, 7, 1], None, id="all replicas equal"),
+        pytest.param(2, [7, 1, 7, 2, 7, 1], {3}, id="one of three replicas of the second shard"),
+        pytest.param(2, [8, 1, 7, 1, 7, 2], {0, 5}, id="one of each shard"),
+        pytest.param(2, [7, 7, 7, 7, 7, 8], {5}, id="equal shards are no replicas of each other"),
+        pytest.param(2, [7, 1, 7, 2], set(), id="one of two: nobody knows which"),
+        pytest.param(2, [7, 1, 8, 2, 9, 1], {3}, id="nobody knows it of the first shard, but of the second"),
+        pytest.param(2, [7, 1, 8, 2, 9, 3], set(), id="all differ"),
+        pytest.param(1, [7, 7, 8], {2}, id="one shard"),
+        pytest.param(3, [7, 1, 2], None, id="one replica: nothing to compare"),
+    ],
+)
+def test_who_is_guilty_of_the_replicas_of_a_shard(shards: int, digests: list[int], guilty: set[int] | None) -> None:
+    assert replicas.judge(digests, shards) == guilty
 
 
 G, N = frozenset({1}), frozenset[int]()
@@ -143,6 +161,7 @@ class World(Worlds):
     """A world of three whose other ranks do as they are told; this is rank 0."""
 
     rank, size = 0, 3
+    state = machine.State(generation=1)
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -37,6 +37,7 @@ class Play:
     steps: Steps
     arguments: tuple[str, ...]
     shards: int | None = 2
+    env: dict[str, str | None] = field(default_factory=dict)
     members: dict[str, Pod] = field(default_factory=dict)
 
     def command(self, *more: str, folder: Path | None = None) -> tuple[str, ...]:
@@ -45,7 +46,7 @@ class Play:
 
     def join(self, *more: str) -> None:
         name = f"pod-{len(self.members)}"
-        self.members[name] = self.pods.start(name, *self.command(*more), launcher="elasticjob-run")
+        self.members[name] = self.pods.start(name, *self.command(*more), launcher="elasticjob-run", env=self.env)
 
     def kill(self, *pods: str) -> None:
         for pod in pods:

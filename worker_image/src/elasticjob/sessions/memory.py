@@ -110,9 +110,12 @@ class Memory:
             _forget_gradients(extra)
 
     def copy(self, old: Copy | None = None) -> Copy:
-        """A copy of the state after this step; it reuses the memory of an `old` one."""
+        """A copy of this rank's state after this step; it reuses the memory of an `old` one."""
+        return self._copy({**self.model_state.part(), **self._others()}, old)
+
+    def _copy(self, state: dict[str, Any], old: Copy | None = None) -> Copy:
         tensors: list[torch.Tensor] = []
-        skeleton = skeletons.split(self._state(), tensors)
+        skeleton = skeletons.split(state, tensors)
         slots = list(skeletons.find_slots(skeleton))
         if old is None or list(skeletons.find_slots(old.skeleton)) != slots:
             return Copy(self.committed, skeleton, [tensor.clone() for tensor in tensors], self._random)
@@ -121,8 +124,10 @@ class Memory:
         return Copy(self.committed, skeleton, old.tensors, self._random)
 
     def go_back(self, copy: Copy) -> None:
-        """Continue from this copy, which stays what it is."""
-        self._take_over(skeletons.join(copy.skeleton, [tensor.clone() for tensor in copy.tensors]))
+        """Continue from this copy of the same world, which stays what it is."""
+        value = skeletons.join(copy.skeleton, [tensor.clone() for tensor in copy.tensors])
+        self.model_state.load_part(value)
+        self._load_others(value)
         self.committed, self._random = copy.step, copy.random
         torch.set_rng_state(copy.random)
         self.model_state.optimizer.zero_grad()
@@ -156,12 +161,14 @@ class Memory:
         self._clean = self._clean and (keep or rank == source)
         received = transfer.Exchange(rank, source, group, self.model_state.device, keep).run(inventory)
         if received is not None:
-            self._take_over(received)
+            self.model_state.load(received)
+            self._load_others(received)
         self.committed, self._clean = rank_states[source].step, True
 
     def _keep_places(self, steps: Sequence[int]) -> None:
-        """Keep the state of these steps, and of no others. Only the present one may be new."""
-        self._places = {step: self._places[step] if step in self._places else self.copy() for step in steps}
+        """Keep all but the model of these steps, and of no others. Only the present one may be new."""
+        places = self._places
+        self._places = {step: places[step] if step in places else self._copy(self._others()) for step in steps}
 
     def _go_to(self, place: Copy) -> None:
         """Continue from this step; the model is already there."""
@@ -172,12 +179,11 @@ class Memory:
 
     def _state(self) -> dict[str, Any]:
         """The state that must be equal on all ranks, in the sections that are compared and sent."""
-        extras = {name: extra.state_dict() for name, extra in self._extras.items()}
-        return {**self.model_state.state(), "extras": extras, "position": self._position}
+        return {**self.model_state.state(), **self._others()}
 
-    def _take_over(self, value: dict[str, Any]) -> None:
-        self.model_state.load(value)
-        self._load_others(value)
+    def _others(self) -> dict[str, Any]:
+        extras = {name: extra.state_dict() for name, extra in self._extras.items()}
+        return {"extras": extras, "position": self._position}
 
     def _load_others(self, value: dict[str, Any]) -> None:
         for name, extra in self._extras.items():

@@ -43,6 +43,10 @@ class ModelState(Protocol):
         """Whether another rank of this world also has each part of the state of this rank."""
 
     @property
+    def shards(self) -> int:
+        """The number of parts of the model in this world: rank r has part r % shards, and so does each rank like it."""
+
+    @property
     def lone_shards(self) -> tuple[int, ...]:
         """After a loss: the shards of the model that are in the memory of this rank, and not of all; else none."""
 
@@ -87,6 +91,15 @@ class ModelState(Protocol):
     def settle(self, step: int) -> tuple[int, ...]:
         """All ranks of the new world agree on the state after this step: start to train. Returns like `after_step`."""
 
+    def part(self) -> dict[str, Any]:
+        """This rank's part of the state in this world. Its tensors are those that the next step changes."""
+
+    def load_part(self, value: dict[str, Any]) -> None:
+        """Go back to an earlier part of this rank in the same world. No other rank takes part in it."""
+
+    def compared(self) -> dict[str, Any]:
+        """What must be equal bit by bit on all ranks with the same part: the parameters and the optimizer's state."""
+
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         """Do not reduce gradients while they are accumulated."""
 
@@ -126,6 +139,7 @@ class ReplicatedModelState:
     """A model that every rank has completely: DDP in a world of several ranks, the plain module in a world of one."""
 
     has_copies = False  # not needed: every rank has the whole model
+    shards = 1
     lone_shards = ()
 
     def __init__(
@@ -186,6 +200,15 @@ class ReplicatedModelState:
     def load(self, value: dict[str, Any]) -> None:
         self._module.load_state_dict(value["model"])
         self.optimizer.load_state_dict(value["optimizer"])
+
+    def part(self) -> dict[str, Any]:
+        return self.state()
+
+    def load_part(self, value: dict[str, Any]) -> None:
+        self.load(value)
+
+    def compared(self) -> dict[str, Any]:
+        return {"parameters": list(self._module.parameters()), "optimizer": self.optimizer.state_dict()}
 
     def settle(self, step: int) -> tuple[int, ...]:
         """Create the DDP if it was postponed: it broadcasts rank 0's parameters, so all must agree first."""

@@ -1,10 +1,12 @@
-"""Silent corruption: what must be equal on all ranks is compared every few steps.
+"""Silent corruption: what must be equal on several ranks is compared every few steps.
 
 A bit that flips in one rank's parameters reaches the others with its gradients, so it cannot be mended later. If the
 digests differ, all ranks go back to the last state that all of them agreed on, of which each keeps a copy. A rank that
-differs from most of the others is not trusted any more: it leaves the job.
+differs from most of its replicas is not trusted any more: it leaves the job.
 
-Compared are the parameters and the state of the optimizer. Buffers are not: those of batch norm differ by rank.
+The replicas of a rank are those with the same part of the model: all ranks, if every rank has the whole model; those
+with the same shard, if there are several copies of a sharded one. Compared are the parameters and the state of the
+optimizer. Buffers are not: those of batch norm differ by rank.
 """
 
 from __future__ import annotations
@@ -25,13 +27,19 @@ from elasticjob.sessions.worlds import Worlds
 logger = logging.getLogger("elasticjob")
 
 
-def judge(digests: Sequence[int]) -> frozenset[int] | None:
-    """The ranks that differ from more than half of all; empty if nobody knows who is wrong, None if all are equal."""
-    common, count = Counter(digests).most_common(1)[0]
-    if count == len(digests):
-        return None
-    guilty = frozenset(rank for rank, one in enumerate(digests) if one != common)
-    return guilty if 2 * count > len(digests) else frozenset()
+def judge(digests: Sequence[int], shards: int = 1) -> frozenset[int] | None:
+    """The ranks that differ from more than half of their replicas; empty if nobody knows who is wrong, None if all are
+    equal. Rank r has part r % `shards` of the model. Pure.
+    """
+    guilty: set[int] = set()
+    differs = False
+    for part in range(shards):
+        replicas = range(part, len(digests), shards)
+        common, count = Counter(digests[rank] for rank in replicas).most_common(1)[0]
+        differs = differs or count < len(replicas)
+        if 2 * count > len(replicas):
+            guilty.update(rank for rank in replicas if digests[rank] != common)
+    return frozenset(guilty) if differs else None
 
 
 class Verdict(Enum):
@@ -53,7 +61,10 @@ def decide(guilty: frozenset[int] | None, rank: int, in_vain: bool) -> Verdict:
 
 
 class Replicas:
-    """Compares the replicas of a session after every `every` steps and after each epoch; 0: never."""
+    """Compares the replicas of a session after every `every` steps and after each epoch; 0: never.
+
+    In a world without replicas, in which each shard is on one rank, there is nothing to compare.
+    """
 
     def __init__(self, memory: Memory, worlds: Worlds, every: int) -> None:
         self._memory = memory
@@ -64,7 +75,7 @@ class Replicas:
 
     def enter(self) -> None:
         """All ranks of a new world have the same state."""
-        is_on = self._every > 0 and self._worlds.size > 1
+        is_on = self._every > 0 and self._worlds.size > self._memory.model_state.shards
         self._agreed = self._memory.copy(self._agreed) if is_on else None
 
     def keep(self) -> None:
@@ -85,9 +96,11 @@ class Replicas:
             digests = self._worlds.exchange(digest(self._memory))
         except RuntimeError:
             # The world broke. Others may know that the ranks differ, and this state may be trained on wrong gradients.
+            # Or they know that all are equal, and go on from this step: then they need this rank's shard of it.
+            self._memory.model_state.keep(self._memory.committed, self._worlds.state.generation)
             self._memory.go_back(agreed)
             raise
-        guilty, rank = judge(digests), self._worlds.rank
+        guilty, rank = judge(digests, self._memory.model_state.shards), self._worlds.rank
         verdict = decide(guilty, rank, self._in_vain)
         self._in_vain = not guilty and verdict is Verdict.GO_BACK
         if verdict is Verdict.GO_ON:
@@ -98,7 +111,7 @@ class Replicas:
         agreement.go_back(agreed.step)
         step = self._memory.committed
         if verdict is Verdict.LEAVE:
-            text = f"after step {step}, the parameters of rank {rank} differ from those of most other ranks"
+            text = f"after step {step}, the parameters of rank {rank} differ from those of most of its replicas"
             self._worlds.give_up_corrupt(f"{text}; all agreed after step {agreed.step}")
         if verdict is Verdict.STOP:
             raise ReplicasDifferError(_explain(step, agreed.step, len(digests)))
@@ -116,16 +129,15 @@ class Replicas:
 def _explain(step: int, agreed: int, size: int) -> str:
     return (
         f"After step {step}, the parameters of the {size} ranks differ again, although all had gone back to step "
-        f"{agreed}. Either a device computes wrongly: with three or more ranks, the one that differs from most others "
-        "is excluded. Or this script trains other parameters on each rank: set health.compareEverySteps to 0."
+        f"{agreed}. Either a device computes wrongly: with three or more ranks (of a sharded model, with three or more "
+        "copies), the one that differs from most others is excluded. Or this script trains other parameters on each "
+        "rank: set health.compareEverySteps to 0."
     )
 
 
 def digest(memory: Memory) -> int:
-    """A digest of the parameters and of the optimizer's state, for a signed 64-bit word."""
-    model, optimizer = memory.model_state.model, memory.model_state.optimizer
-    compared = {"parameters": list(model.parameters()), "optimizer": optimizer.state_dict()}
-    return transfer.digest_inventory(transfer.take_inventory(compared))
+    """A digest of this rank's parameters and of its optimizer's state, for a signed 64-bit word."""
+    return transfer.digest_inventory(transfer.take_inventory(memory.model_state.compared()))
 
 
 def read_every(environ: Mapping[str, str]) -> int:

@@ -91,8 +91,7 @@ class Session:
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
         client = control.connect() if keeps_memory else None
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
-        every = 0 if client is None or build is not None else read_every(os.environ)
-        self._replicas = Replicas(self._memory, self._worlds, every)
+        self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         self._went_back = False  # to a step before the last one, in the same world
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)

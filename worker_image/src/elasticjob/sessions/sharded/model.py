@@ -71,6 +71,11 @@ class ShardedModelState:
         return self._mesh is not None and self._mesh.ndim == 2 and self._mesh.size(0) > 1
 
     @property
+    def shards(self) -> int:
+        assert self._mesh is not None, "a world is connected first"
+        return self._mesh.size(self._mesh.ndim - 1)
+
+    @property
     def lone_shards(self) -> tuple[int, ...]:
         if self._whole is not None or self._base is not None:
             return ()
@@ -106,7 +111,7 @@ class ShardedModelState:
 
     def keep(self, step: int, generation: int) -> bool:
         assert self._mesh is not None
-        cut = (generation, self._mesh.size(self._mesh.ndim - 1))
+        cut = (generation, self.shards)
         if self._copies is not None and (held := self._copies.take()):
             self._held, self._cut = held, cut
         if self._filled and self.has_copies and step not in self._held:
@@ -197,6 +202,20 @@ class ShardedModelState:
         self._base = (step, self._whole) if self._whole is not None and has_trained and is_on else None
         self._whole, self._held, self._filled = None, {}, True
         return self._find_places(self._copies)
+
+    def part(self) -> dict[str, Any]:
+        return {name: parts.find_local(value) for name, value in self._read().items()}
+
+    def load_part(self, value: dict[str, Any]) -> None:
+        model, optimizer = self._present()
+        present = self._read()
+        model.load_state_dict(parts.put_back(value["model"], present["model"]))
+        optimizer.load_state_dict(parts.put_back(value["optimizer"], present["optimizer"]))
+
+    def compared(self) -> dict[str, Any]:
+        state = self._read()  # the parameters are shards after that, also those that FSDP has gathered
+        parameters = list(self._present()[0].parameters())
+        return {"parameters": parts.find_local(parameters), "optimizer": parts.find_local(state["optimizer"])}
 
     def _fill(self, whole: dict[str, Any]) -> None:
         model, optimizer = self._present()

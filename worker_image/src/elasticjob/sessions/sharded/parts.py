@@ -51,6 +51,33 @@ def _find_dim(tensor: Any) -> int:
     return int(cuts[0].dim)
 
 
+def find_local(value: Any) -> Any:
+    """A state with this rank's part of each sharded tensor instead of it, in the same memory."""
+    if isinstance(value, DTensor):
+        return value.to_local().detach()
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, dict):
+        return {key: find_local(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([find_local(item) for item in value])
+    return value
+
+
+def put_back(part: Any, present: Any) -> Any:
+    """The state whose `find_local` this part was, in the same world: sharded tensors are those of the `present` state,
+    overwritten.
+    """
+    if isinstance(present, DTensor):
+        present.to_local().detach().copy_(part)
+        return present
+    if isinstance(part, dict):
+        return {key: put_back(item, present[key]) for key, item in part.items()}
+    if isinstance(part, list | tuple):
+        return type(part)([put_back(*pair) for pair in zip(part, present, strict=True)])
+    return part
+
+
 def put_together(parts: Sequence[Any]) -> Any:
     """The whole state, from the parts of each shard's rank, in shard order."""
     first = parts[0]
