@@ -1,4 +1,4 @@
-"""The costs of the runtime for a training script: import, report, checkpoint, sampler; and of an agent for a pod.
+"""The costs of the runtime for a script: import, report, checkpoint, sampler, steps of sessions; and of an agent.
 
 Every case runs in fresh processes. An import is the whole lifetime of an interpreter that imports and exits; the peer
 imports only torch. Memory is the proportional share (PSS) of the agent process, idle before its first world: shared
@@ -28,6 +28,9 @@ MEASURED = {
     "checkpoint: restore": ("checkpoint:restore", "torch.load and load_state_dict"),
     "sampler: an epoch of 200,000, one of 4 ranks": ("sampler", "DistributedSampler and BatchSampler"),
 }
+SESSION_SCRIPT = launchers.ROOT / "benchmarks" / "scripts" / "session_cost.py"
+SESSIONS = (("ddp", 2), ("fsdp", 2), ("hsdp", 2), ("fsdp", 4), ("hsdp", 4))
+PLAIN = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "FSDP2, two copies"}
 IMPORTS = (
     "import torch; import elasticjob",
     "import torch; import elasticjob; elasticjob.init, elasticjob.report, elasticjob.all_reduce",
@@ -49,6 +52,34 @@ def run_case(case: str, repeats: int, megabytes: int, directory: Path) -> dict[s
         raise RuntimeError(f"{case}: {done.stderr.strip()[-600:]}")
     found: dict[str, list[float]] = json.loads(done.stdout)
     return found
+
+
+def measure_session(kind: str, ranks: int, repeats: int, steps: int) -> list[harness.Result]:
+    """A step in a session against the plain one, in turns of the same processes: wall time, and CPU time of a rank."""
+    command = [
+        sys.executable,
+        str(SESSION_SCRIPT),
+        "steps",
+        "--kind",
+        kind,
+        "--ranks",
+        str(ranks),
+        "--steps",
+        str(steps),
+    ]
+    found = []
+    for _ in range(repeats):
+        done = subprocess.run(
+            command, env=launchers.base_environment(), capture_output=True, text=True, timeout=300, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"session, {kind}: {done.stderr.strip()[-600:]}")
+        found.append(json.loads(done.stdout))
+    results = []
+    for what, name in (("Step", "a step in a session"), ("Cpu", "a step in a session, CPU time")):
+        ours, plain = ([one[f"{side}{what}Us"] / 1e6 for one in found] for side in ("session", "plain"))
+        results.append(harness.Result("runtime", f"{name}: {kind}, {ranks} ranks", ours, PLAIN[kind], plain))
+    return results
 
 
 def time_import(code: str) -> float:
@@ -102,6 +133,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         size = f", {megabytes} MiB" if case.startswith("checkpoint") else ""
         report.add(harness.Result("runtime", label + size, found["ours"], peer, found["peer"]))
     report.add_all(measure_imports(options.repeats))
+    for kind, ranks in SESSIONS[:1] if options.quick else SESSIONS:
+        if options.has_time():
+            report.add_all(measure_session(kind, ranks, 1 if options.quick else 3, 1000))
     if not options.quick:
         ours = [measure_agent(local.elasticjob_run_cold()) for _ in range(2)]
         plain = [measure_agent(torchrun.tuned()) for _ in range(2)]

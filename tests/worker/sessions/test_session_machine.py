@@ -9,18 +9,20 @@ from elasticjob.channel.place import Place
 from elasticjob.sessions.machine import (
     Abort,
     Action,
+    AwaitLast,
     Broke,
     Called,
     CalledOver,
     Enter,
     Entered,
     Event,
+    LastAgreed,
     Left,
+    Promise,
     SayIdle,
     Stage,
     State,
     StepDone,
-    Vote,
     step,
 )
 
@@ -37,26 +39,52 @@ def play(state: State, *events: Event) -> tuple[State, list[Action]]:
     return state, done
 
 
-RUNNING = State(Stage.RUNNING, generation=3)
+RUNNING = State(Stage.RUNNING, generation=3, size=2)
 
 
-def test_an_announced_end_is_reached_by_all_after_the_same_step() -> None:
-    state, done = play(RUNNING, CalledOver(3, announced=True))
-    assert (state.stage, done, state.is_lost) == (Stage.RUNNING, [], False)
-    state, done = play(state, StepDone(agreed=False, alone=False))
-    assert (state.stage, done) == (Stage.RUNNING, [Vote(over=True)])
-    state, done = play(state, StepDone(agreed=True, alone=False), Left())
+def test_a_rank_that_is_told_of_the_end_promises_the_step_that_it_may_be_in_and_waits_after_it() -> None:
+    state, done = play(RUNNING, StepDone(), StepDone(), CalledOver(3, announced=True))
+    assert (state.stage, done, state.is_lost) == (Stage.RUNNING, [Promise(3, 3)], False)
+    state, done = play(state, StepDone())
+    assert (state.stage, done) == (Stage.RUNNING, [AwaitLast()])
+    state, done = play(state, LastAgreed(3, 3), Left())
     assert (state.stage, done) == (Stage.IDLE, [SayIdle(None)])
 
 
-def test_a_rank_that_was_not_told_yet_leaves_with_the_others() -> None:
-    state, done = play(RUNNING, StepDone(agreed=False, alone=False), StepDone(agreed=True, alone=False))
-    assert (state.stage, done) == (Stage.INTERRUPTED, [Vote(over=False)])
+def test_it_goes_on_until_the_last_step_that_any_rank_has_promised() -> None:
+    state, done = play(RUNNING, CalledOver(3, announced=True), StepDone(), LastAgreed(3, 3), StepDone())
+    assert (state.stage, done) == (Stage.RUNNING, [Promise(3, 1), AwaitLast()])
+    state, done = play(state, StepDone())
+    assert (state.stage, done) == (Stage.INTERRUPTED, [])
+
+
+def test_who_knows_the_last_step_early_does_not_wait() -> None:
+    state, done = play(RUNNING, CalledOver(3, announced=True), LastAgreed(3, 2), StepDone(), StepDone())
+    assert (state.stage, done) == (Stage.INTERRUPTED, [Promise(3, 1)])
+
+
+def test_it_promises_once() -> None:
+    _, done = play(RUNNING, CalledOver(3, announced=True), CalledOver(3, announced=True), CalledOver(4, announced=True))
+    assert done == [Promise(3, 1)]
+
+
+def test_an_end_that_is_announced_before_the_world_is_entered_is_promised_in_it() -> None:
+    state, done = play(State(generation=3), CalledOver(4, announced=True), Called(make_place(4)))
+    assert done == [Enter(make_place(4))]
+    assert play(state, Entered())[1] == [Promise(4, 1)]
+
+
+def test_steps_are_counted_anew_in_each_world() -> None:
+    state, _ = play(RUNNING, StepDone(), CalledOver(3, announced=True), StepDone(), LastAgreed(3, 2), Left())
+    state, _ = play(state, Called(make_place(4)), LastAgreed(3, 1), Entered())
+    state, done = play(state, StepDone(), CalledOver(4, announced=True))
+    assert (state.stage, done) == (Stage.RUNNING, [Promise(4, 2)]), "what the last world agreed on is over"
 
 
 @pytest.mark.parametrize(("over", "stage"), [(3, Stage.INTERRUPTED), (2, Stage.RUNNING)])
 def test_a_world_of_one_agrees_with_itself(over: int, stage: Stage) -> None:
-    state, done = play(RUNNING, CalledOver(over, announced=True), StepDone(agreed=False, alone=True))
+    alone = State(Stage.RUNNING, generation=3, size=1)
+    state, done = play(alone, CalledOver(over, announced=True), StepDone())
     assert (state.stage, done) == (stage, [])
 
 
@@ -102,7 +130,7 @@ def test_which_world_is_entered(state: State, generation: int, enters: bool) -> 
 def test_a_world_is_running_when_all_agree_on_its_state() -> None:
     state, _ = play(State(generation=3), Called(make_place(4)))
     assert state.stage is Stage.IDLE
-    assert play(state, Entered())[0] == State(Stage.RUNNING, 4)
+    assert play(state, Entered())[0] == State(Stage.RUNNING, 4, size=2)
 
 
 def test_a_place_survives_its_ways() -> None:

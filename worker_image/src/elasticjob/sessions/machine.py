@@ -3,6 +3,10 @@
 A session is *running* in a world; *interrupted* once all ranks have agreed to leave it after the same step; *broken*
 after a member was lost; or *idle*: in no world, waiting for the next. Messages from the agent can arrive at any time,
 even before this process enters the world that they refer to.
+
+When a rank learns that the end of its world is announced, it promises to go on until the end of the step that it may
+be in, and no further before it knows what all others have promised. The latest promised step is the last one for all:
+every rank can reach it, because no other one stops before it. So the ranks agree without a message in each step.
 """
 
 from __future__ import annotations
@@ -27,6 +31,10 @@ class State:
     over: int = -1  # the newest generation that the agent ended ...
     lost: int = -1  # ... and the newest that it ended without notice
     error: str | None = None  # what broke the last world
+    size: int = 1  # the number of ranks of the world
+    done: int = 0  # steps in this world
+    promised: int | None = None  # the step (counted in this world) after which this rank waits for the others' promises
+    last: int | None = None  # the step after which all leave
 
     @property
     def is_over(self) -> bool:
@@ -51,10 +59,15 @@ class CalledOver:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step is applied on this rank. `agreed`: in the step before, all ranks agreed to stop after this one."""
+    """A step is applied on this rank."""
 
-    agreed: bool
-    alone: bool  # the world has one rank
+
+@dataclass(frozen=True)
+class LastAgreed:
+    """All ranks of a generation have promised a step, this one at the latest."""
+
+    generation: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ class Entered:
     """The ranks of the world agree on the training state."""
 
 
-Event = CalledOver | StepDone | Broke | Left | Called | Entered
+Event = CalledOver | StepDone | LastAgreed | Broke | Left | Called | Entered
 
 
 # Actions.
@@ -93,10 +106,16 @@ class Abort:
 
 
 @dataclass(frozen=True)
-class Vote:
-    """At the end of the next step, let all ranks learn whether the agent has ended the world on any of them."""
+class Promise:
+    """Tell all ranks after which step of this world this one waits, and learn what they tell."""
 
-    over: bool
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class AwaitLast:
+    """Wait until all ranks have promised a step."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +130,7 @@ class Enter:
     place: Place
 
 
-Action = Abort | Vote | SayIdle | Enter
+Action = Abort | Promise | AwaitLast | SayIdle | Enter
 Result = tuple[State, tuple[Action, ...]]
 
 
@@ -121,10 +140,12 @@ def step(state: State, event: Event) -> Result:
         case CalledOver(generation, announced):
             over = max(state.over, generation)
             if announced:
-                return replace(state, over=over), ()
+                return _promise(replace(state, over=over))
             return replace(state, over=over, lost=max(state.lost, generation)), (Abort(),)
-        case StepDone(agreed, alone):
-            return _end_step(state, agreed, alone)
+        case StepDone():
+            return _end_step(replace(state, done=state.done + 1))
+        case LastAgreed(generation, last):
+            return _stop(replace(state, last=last)) if generation == state.generation else (state, ())
         case Broke(error):
             return replace(state, stage=Stage.BROKEN, error=error), ()
         case Left():
@@ -133,12 +154,27 @@ def step(state: State, event: Event) -> Result:
             # A message for an old world may arrive late. A world that has ended meanwhile is entered and fails at once.
             if state.stage is not Stage.IDLE or place.generation <= state.generation:
                 return state, ()
-            return replace(state, generation=place.generation), (Enter(place),)
+            fresh = replace(state, size=place.world_size, done=0, promised=None, last=None)
+            return replace(fresh, generation=place.generation), (Enter(place),)
         case Entered():
-            return replace(state, stage=Stage.RUNNING, error=None), ()
+            return _promise(replace(state, stage=Stage.RUNNING, error=None))
 
 
-def _end_step(state: State, agreed: bool, alone: bool) -> Result:
-    if agreed or (alone and state.is_over):
+def _promise(state: State) -> Result:
+    if state.stage is not Stage.RUNNING or not state.is_over or state.size == 1 or state.promised is not None:
+        return state, ()
+    step = state.done + 1  # which it may be in
+    return replace(state, promised=step), (Promise(state.generation, step),)
+
+
+def _end_step(state: State) -> Result:
+    if state.size == 1 and state.is_over:
         return replace(state, stage=Stage.INTERRUPTED), ()
-    return state, () if alone else (Vote(state.is_over),)
+    if state.last is None and state.promised is not None and state.done >= state.promised:
+        return state, (AwaitLast(),)
+    return _stop(state)
+
+
+def _stop(state: State) -> Result:
+    is_last = state.stage is Stage.RUNNING and state.done == state.last
+    return (replace(state, stage=Stage.INTERRUPTED) if is_last else state), ()

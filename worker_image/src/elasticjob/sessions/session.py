@@ -203,7 +203,7 @@ class Session:
 
         In a loop without `batches`, the next world is entered here, before the block.
         """
-        if not self._in_batches and self._worlds.state.is_lost:
+        if not self._in_batches and self._worlds.is_running and self._worlds.state.is_lost:
             self._break(WorldLostError("a member was lost"))
         if not self._in_batches and not self._worlds.is_running:
             self._worlds.change()

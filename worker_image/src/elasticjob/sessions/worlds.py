@@ -1,6 +1,7 @@
 """Moves a session from world to world: executes what `machine` decides, and owns the process groups.
 
-It uses two threads: the script's thread trains, leaves and enters worlds; another one reads the agent's messages.
+It uses two threads: the script's thread trains, leaves and enters worlds; another one reads the agent's messages. When
+the end of a world is announced, a third one agrees with the other ranks on its last step.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import torch
 import torch.distributed as dist
 
 from elasticjob.channel import control, place, progress
@@ -25,9 +25,12 @@ from elasticjob.sessions.interrupt import Interrupter
 from elasticjob.sessions.machine import Stage
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
+from elasticjob.sessions.promises import Promises
 from elasticjob.sessions.recovery import StateLostError
 
 logger = logging.getLogger("elasticjob")
+
+_END_SECONDS = 6.0  # longer than an attempt to connect to a store
 
 
 class Worlds:
@@ -46,7 +49,8 @@ class Worlds:
         self._on_world = on_world
         self._lock = threading.Lock()  # guards the state
         self._calls: queue.SimpleQueue[Place] = queue.SimpleQueue()
-        self._vote: tuple[Any, torch.Tensor] | None = None
+        self._place: Place | None = None  # in the world that was entered last
+        self._promises: Promises | None = None
         self.interrupter = Interrupter(lambda: self.state.is_lost, self._shut_down)
 
     @property
@@ -88,20 +92,15 @@ class Worlds:
             self._leave_whole()
 
     def end_step(self) -> None:
-        """The step is applied here. Learn whether all ranks agreed to stop after it, and start the next vote."""
+        """The step is applied here: leave the world after it, if all ranks have agreed on that.
+
+        Raises WorldLostError if the world is lost before they can.
+        """
         if self._client is None:
             return
-        vote, self._vote = self._vote, None
-        agreed = False
-        if vote is not None:
-            work, flag = vote
-            work.wait()
-            agreed = flag.item() > 0
-        alone = not dist.is_initialized() or dist.get_world_size() == 1
-        for action in self._step(machine.StepDone(agreed, alone)):
-            if isinstance(action, machine.Vote):
-                flag = torch.tensor([float(action.over)])
-                self._vote = (dist.all_reduce(flag, group=self.groups.flags, async_op=True), flag)
+        for action in self._step(machine.StepDone()):
+            if isinstance(action, machine.AwaitLast) and self._promises is not None:
+                self._promises.wait()
 
     def break_off(self, error: Exception) -> None:
         """Record that this world is lost."""
@@ -121,17 +120,26 @@ class Worlds:
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step."""
         try:
-            if self._vote is not None:
-                self._vote[0].wait()
             dist.barrier()
         except RuntimeError as error:
             logger.warning("The world broke after the last step: %s", error)
         self._leave()
+        if self._promises is not None:
+            self._promises.leave(_END_SECONDS)  # a thread that the interpreter finds in torch's code ends the process
 
     def _step(self, event: machine.Event) -> tuple[machine.Action, ...]:
         with self._lock:
             self.state, actions = machine.step(self.state, event)
+            for action in actions:
+                if isinstance(action, machine.Promise) and self._place is not None:
+                    self._promises = self._promise(self._place, action.step)
         return actions
+
+    def _promise(self, place: Place, step: int) -> Promises:
+        return Promises(place, step, lambda last: self._learn(place.generation, last), self.is_lost)
+
+    def _learn(self, generation: int, last: int) -> None:
+        self._step(machine.LastAgreed(generation, last))
 
     # In the channel's reader thread.
 
@@ -166,7 +174,8 @@ class Worlds:
                 self._client.send({"type": "idle", "step": committed, "error": action.error, "shards": shards})
 
     def _leave(self) -> None:
-        self._vote = None
+        if self._promises is not None:
+            self._promises.leave()
         self._memory.model_state.unbind()
         self.groups.leave(broken=self.state.stage is Stage.BROKEN)
 
@@ -226,6 +235,7 @@ class Worlds:
 
     def _enter(self, called: Place) -> None:
         model_state = self._memory.model_state
+        self._place = called
         self.groups.enter(called, lambda: self.state.is_lost, lambda: model_state.connect(called.generation))
         if self.state.is_lost:  # the agent's message came before there was a group to abort
             raise WorldLostError("a member was lost while the process group was created")

@@ -1,0 +1,34 @@
+"""What many changes of a session's world leave behind in its process: nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scripts" / "session_cost.py"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("kind", "regroups"),
+    [pytest.param("ddp", 20), pytest.param("hsdp", 20, marks=pytest.mark.long)],
+)
+def test_changes_of_the_world_leave_no_threads_and_no_files_behind(kind: str, regroups: int) -> None:
+    """Two in three are announced, the others are losses."""
+    command = [sys.executable, str(SCRIPT), "regroups", f"--kind={kind}", f"--regroups={regroups}"]
+    done = subprocess.run(
+        [*command, "--look-every=10", "--lost-every=3"], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    looks = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [look["regroups"] for look in looks] == [0, 10, 20]
+    _, second, last = looks
+    assert {name: last[name] - second[name] for name in ("threads", "files", "sockets")} == {
+        "threads": 0,
+        "files": 0,
+        "sockets": 0,
+    }, looks
