@@ -98,8 +98,10 @@ def run_on_cluster(args: argparse.Namespace, suites: list[str], directory: Path)
         if "health" in suites:
             score = health.Score()
             # On few cores with --lanes 1: a rank that waits for a core is as slow as one with a fault.
-            trials = health.make_trials(args.seed, args.health_faults, score)
+            trials = health.make_trials(args.seed, args.health_faults, score, args.health_kinds)
+            cluster.add_node(health.FREE)
             reports.append(run_trials("health", args.seed, lanes, trials, score.more))
+            cluster.remove_node(health.FREE.name)
         if "fuzz" in suites:
             reports.append(fuzz.run(lanes[0], args.seed, 300))
         if "soak" in suites:
@@ -123,6 +125,7 @@ def main() -> int:
     parser.add_argument("--curve-agent-histories", type=int, default=30, help="more, in which agents make the changes")
     parser.add_argument("--memory-histories", type=int, default=200, help="of checkpoints that peers hold")
     parser.add_argument("--health-faults", type=int, default=50, help="of ranks and nodes, to be located")
+    parser.add_argument("--health-kinds", nargs="+", choices=health.KINDS, default=health.KINDS, help="only these")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
     parser.add_argument("--minutes", type=float, default=5.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)

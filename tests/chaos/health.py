@@ -7,6 +7,7 @@ fault: ranks that pause, and pods that come and go.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -29,6 +30,8 @@ TRAINER = ROOT / "tests/worker/programs/health_program.py"
 SLOW_LINK = ROOT / "tests/integration/programs/slow_link.py"
 PATIENCE = 180.0
 SIZE = 3
+FREE = NodeSpec("node-free", gpus=2)
+KINDS = ("ranks", "nodes", "controls")
 HANG_SECONDS = 15
 COMPARE_STEPS = 20
 
@@ -199,24 +202,19 @@ def suffer(stage: Stage, seed: int, length: int, score: Score) -> None:
 
 
 def start_on_bad_node(stage: Stage, kind: str, score: Score) -> None:
-    """A job whose pods start on three nodes, one of which is bad; a fourth one is free."""
-    free = NodeSpec(f"free-{stage.jobs.namespace}-{stage.name}")
-    stage.jobs.cluster.add_node(free)
-    try:
-        training, bad = _start(stage, kind)
-        world = training.await_world()
-        status = training.status
-        accused = [fault["node"] for fault in status.get("nodeFaults", [])]
-        found = accused == [bad] and status["lastFailure"]["reason"] == "PreflightFailed"
-        stage.proxy.faults[kind] += 1
-        score.injected[kind] += 1
-        score.located[kind] += found
-        assert bad not in {member["node"] for member in world["members"]}, "its pod was replaced elsewhere"
-        assert training.restarts() == 0, "the budget is not touched"
-        training.finish()
-        assert found, f"{bad} has a fault, accused is {accused}: {status.get('lastFailure')}"
-    finally:
-        stage.jobs.cluster.remove_node(free.name)
+    """A job whose pods start on three nodes, one of which is bad; a fourth one is free (`FREE`, of the caller)."""
+    stage.proxy.faults[kind] += 1
+    score.injected[kind] += 1
+    training, bad = _start(stage, kind)
+    world = training.await_world()
+    status = training.status
+    accused = [fault["node"] for fault in status.get("nodeFaults", [])]
+    found = accused == [bad] and status["lastFailure"]["reason"] == "PreflightFailed"
+    score.located[kind] += found
+    assert bad not in {member["node"] for member in world["members"]}, "its pod was replaced elsewhere"
+    assert training.restarts() == 0, "the budget is not touched"
+    training.finish()
+    assert found, f"{bad} has a fault, accused is {accused}: {status.get('lastFailure')}"
 
 
 def _start(stage: Stage, kind: str) -> tuple[Training, str]:
@@ -281,21 +279,23 @@ def _has_moved(training: Training, before: int) -> bool:
     return made > before + 5 * SIZE
 
 
-def make_trials(seed: int, faults: int, score: Score, length: int = 10) -> list[Trial]:
-    """So many faults: of each ten jobs' worth, two of nodes before a start; and a control run for each of them."""
+def make_trials(seed: int, faults: int, score: Score, kinds: Sequence[str] = KINDS, length: int = 10) -> list[Trial]:
+    """So many faults, a tenth of them of nodes before a start; and a control run for each twenty. Of these `kinds`."""
     at_start = max(2, faults // 10)
-    trials = [
+    found = {}
+    found["ranks"] = [
         Trial(
             f"health {seed + i}",
             partial(suffer, seed=seed + i, length=min(length, faults - at_start - i * length), score=score),
         )
         for i in range((faults - at_start + length - 1) // length)
     ]
-    for i in range(at_start):
-        kind = ("network", "disk")[i % 2]
-        trials.append(Trial(f"health {kind} {i}", partial(start_on_bad_node, kind=kind, score=score)))
-    trials += [
+    found["nodes"] = [
+        Trial(f"health {kind} {i}", partial(start_on_bad_node, kind=kind, score=score))
+        for i, kind in zip(range(at_start), itertools.cycle(("network", "disk")), strict=False)
+    ]
+    found["controls"] = [
         Trial(f"health control {seed + i}", partial(control, seed=seed + i, seconds=60.0, score=score))
         for i in range(max(1, faults // 20))
     ]
-    return trials
+    return [trial for kind in kinds for trial in found[kind]]
