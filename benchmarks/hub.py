@@ -4,7 +4,8 @@ Agents are real sockets in a separate process, including TLS. The limit for comp
 the same bytes to the same number of bare connections: the difference is the hub's cost. CPU seconds are those of the
 hub's process; on a busy machine they are more meaningful than wall time.
 
-`--churn SECONDS` measures something else instead: 10,000 agents in worlds of 1,000, of which 2 % are lost each second.
+`--churn SECONDS` measures something else instead: 10,000 agents, 1,000 of them in one world and the others in worlds of
+ten, of which 2 % are lost each second.
 """
 
 from __future__ import annotations
@@ -163,7 +164,9 @@ def run_churn(options: Options) -> None:
     found = measure(Size(agents, True), *more, seconds=CASE_SECONDS + seconds)
     if found is None:
         raise SystemExit("the churn was not measured")
-    report.add_all(churn_results(f"{agents} agents in worlds of {members}, {rate:.0%} lost a second", found))
+    report.add_all(
+        churn_results(f"{agents} agents, a world of {members} and worlds of ten, {rate:.0%} lost a second", found)
+    )
 
 
 def churn_results(name: str, found: dict[str, Any]) -> list[Result]:
@@ -175,6 +178,9 @@ def churn_results(name: str, found: dict[str, Any]) -> list[Result]:
         line("a regroup, 99 %", found["p99"]),
         line("a regroup, longest", found["max"]),
         line("regroups", found["regroups"], "steps"),
+        line("a regroup of ten, median", found["smallMedian"]),
+        line("a regroup of ten, 99 %", found["smallP99"]),
+        line("regroups of ten", found["smallRegroups"], "steps"),
         line("members lost", found["killed"], "steps"),
         line("agents lost by silence", found["silent"], "steps"),
         line("CPU of the hub per second", found["hubCpu"]),

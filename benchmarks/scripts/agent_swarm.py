@@ -35,6 +35,14 @@ CLOSE = b"\x88\x80\0\0\0\0"
 AWAY = (b"\x03\xe9", b"\x03\xf4")  # 1001, 1012
 
 
+SMALL = 10  # agents of every job but the first
+
+
+def job_of(number: int, largest: int) -> str:
+    """The job of an agent: the first one has `largest` members, all others have ten. Pure."""
+    return "bench-0" if number < largest else f"bench-{1 + (number - largest) // SMALL}"
+
+
 def text_frame(message: dict[str, Any]) -> bytes:
     """A masked text frame; a mask of zeros is valid and costs the sender nothing."""
     payload = json.dumps(message, separators=(",", ":")).encode()
@@ -182,7 +190,7 @@ class Swarm:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def token(self, number: int) -> str:
-        job = f"bench-{number // self._members}" if self._members else "bench"
+        job = job_of(number, self._members) if self._members else "bench"
         return f"{job}/bench-worker-{number}"
 
     def answer(self, **message: Any) -> None:

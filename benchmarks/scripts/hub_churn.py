@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from benchmarks.scripts.agent_swarm import job_of
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.hub.server import Hub
@@ -86,12 +88,16 @@ class Job:
 
 
 class Churn:
-    """`agents` in worlds of `members` each, of which `rate` (a share) are lost each second, for some seconds."""
+    """`agents` in one world of `members` and many of ten, of which `rate` (a share) are lost each second.
+
+    A world of a thousand that loses twenty members a second regroups all the time. A hub can carry some of these, and
+    hundreds of small ones.
+    """
 
     def __init__(self, agents: int, members: int, rate: float, seconds: float) -> None:
-        self._agents, self._members, self._rate, self._seconds = agents, members, rate, seconds
-        keys: list[JobKey] = [("default", f"bench-{number}") for number in range(-(-agents // members))]
-        self._jobs = {key: Job(key) for key in keys}
+        self._agents, self._rate, self._seconds = agents, rate, seconds
+        self._sizes = Counter(("default", job_of(number, members)) for number in range(agents))
+        self._jobs = {key: Job(key) for key in self._sizes}
         self._woken: dict[JobKey, None] = {}
 
     def wake(self, key: JobKey) -> None:
@@ -116,11 +122,15 @@ class Churn:
             seconds, cpu = time.monotonic() - start, time.process_time() - cpu
         finally:
             deciding.cancel()
-        took = sorted(seconds for job in self._jobs.values() for seconds in job.took)
-        if not took:
+        large, *others = self._jobs.values()
+        took, small = sorted(large.took), sorted(seconds for job in others for seconds in job.took)
+        if not took or not small:
             raise SystemExit("no world formed again: lost members were not noticed, or the machine is too busy")
         return {
             "regroups": len(took),
+            "smallRegroups": len(small),
+            "smallMedian": small[len(small) // 2],
+            "smallP99": small[int(0.99 * len(small))],
             "killed": killed,
             "median": took[len(took) // 2],
             "p99": took[int(0.99 * len(took))],
@@ -136,12 +146,8 @@ class Churn:
             woken, self._woken = self._woken, {}
             for key in woken:
                 if key in self._jobs:
-                    self._jobs[key].decide(hub, self._members_of(key), time.monotonic())
+                    self._jobs[key].decide(hub, self._sizes[key], time.monotonic())
             await asyncio.sleep(PASS_SECONDS)
-
-    def _members_of(self, key: JobKey) -> int:
-        number = int(key[1].rpartition("-")[2])
-        return min(self._members, self._agents - number * self._members)
 
 
 def _resident_mib() -> float:

@@ -30,10 +30,10 @@ class Constants:
     ping: float  # of the hub: a ping and its pong, alone
     agent_bytes: float  # memory of the hub for an agent that has heard of two worlds
     look: float = 4e-7  # of the hub: whether a connection is silent or slow, at each sweep
-    write: float = 1.79e-3  # of the API server: one write and what follows from it (etcd, watches)
-    listed: float = 5.3e-4  # of operator and API server together: a pod in the list of a start (10,000 pods: 5.3 s)
-    pod: float = 1.8e-3  # of the operator: a pod's whole life (1 x 1000: 1.8 s)
-    job: float = 5.4e-3  # of the operator: a job's whole life besides its pods (1000 x 1: 7.2 s); half until its pods
+    write: float = 1.42e-3  # of the API server: one write and what follows from it (etcd, watches)
+    listed: float = 1.9e-4  # of operator and API server together: a pod in the list of a start (10,000 pods: 1.9 s)
+    pod: float = 1.1e-3  # of the operator: a pod's whole life (1 x 1000: 1.1 s)
+    job: float = 5.0e-3  # of the operator: a job's whole life besides its pods (1000 x 1: 6.1 s); half until its pods
     latency: float = 2.5e-4  # seconds of a message on its way
     bandwidth: float = 1.25e9  # bytes a second of the hub's network: 10 Gbit/s
     api_cores: int = 1  # the measured write is that of a machine where the API server has about one core

@@ -11,8 +11,9 @@ from benchmarks.simulation.constants import FITTED_AT, Constants, fit
 
 TOLERANCE = 0.2
 EXCEPTIONS = {
-    "5000 agents: form a world": "a search for cycles fell into it, which the operator makes less often",
-    "1 x 8: until all pods exist": "the runs themselves ranged from 0.024 to 0.068 s",
+    "100 agents: lose a member and form the next world": "the benchmark pauses for 20 ms in it, and uses 9 ms of CPU",
+    "100 agents: heartbeats, CPU a second": "an event loop at rest uses 6 ms, whatever the number of agents",
+    "100 agents: memory of an agent": "buffers of the process count as theirs: bare connections take 49 KiB too",
 }
 AGENTS, JOBS = 100_000, 10_000
 SHARDS = (1, 10, 20)

@@ -18,7 +18,7 @@ from elasticjob_operator.hub import limits
 SENT_AT_ONCE = 32  # frames, before the hub looks at what has arrived
 USERS = 8  # requests of users at a time
 OPERATOR_REQUESTS = 32  # of the operator at a time
-WRITES_OF_A_JOB = 4  # NetworkPolicy, PodDisruptionBudget, spec.replicas, status
+WRITES_OF_A_JOB = 3  # NetworkPolicy, spec.replicas, status: a disruption budget follows with the first world
 WRITES_OF_A_LOSS = 5  # the pod's end and the new pod's start (kubelets), delete and create, one status
 WAITS_AT_MOST = 60.0  # seconds of backlog at which a run of churn ends: it will not recover
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks import controlplane, goodput, harness, peers, start, timeline
+from benchmarks.scripts.agent_swarm import job_of
 from benchmarks.system import parse_requests
 from elasticjob_operator.start_times import StartTimes
 
@@ -193,3 +195,8 @@ def test_a_list_is_read_to_its_last_page(metadata_first: bool) -> None:
     pages = list(start.read_pages(get, "/pods", "&a=b"))
     assert len(pages) == 3
     assert asked == [f"/pods?limit=500&a=b{token}" for token in ("", "&continue=AB", "&continue=CD")]
+
+
+def test_one_world_is_large_and_the_others_have_ten_agents() -> None:
+    sizes = Counter(job_of(number, 100) for number in range(125))
+    assert sizes == {"bench-0": 100, "bench-1": 10, "bench-2": 10, "bench-3": 5}
