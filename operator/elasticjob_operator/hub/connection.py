@@ -165,8 +165,8 @@ class Connection:
         loop = asyncio.get_running_loop()
         settings = self._settings
         while True:
-            frame = await self.ws.receive()
-            if _over(frame):
+            frame = await self._read()
+            if frame is None:
                 return None
             self._heard = loop.time()
             cost = 1.0 + len(frame.data or ()) // settings.message_bytes_per_token
@@ -182,6 +182,17 @@ class Connection:
             if frame.type is not WSMsgType.TEXT:
                 return _malformed(frames.Problem("malformed", "message: must be a text frame"))
             return self._decode(frame.data)
+
+    async def _read(self) -> WSMessage | None:
+        """The next frame; None at the end."""
+        frame = await self.ws.receive()
+        if frame.type not in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
+            return frame
+        # The error of a closed WebSocket has the stack in which it was raised, and so the WebSocket, with its TLS.
+        # Nobody else would free them: the operator hardly ever looks for cycles among old objects.
+        if (error := self.ws.exception()) is not None:
+            error.__traceback__ = error.__context__ = None
+        return None
 
     def _decode(self, text: str) -> frames.Message | CloseReason:
         limit = self._settings.max_message_bytes
@@ -222,7 +233,7 @@ class Connection:
 
     async def drain(self) -> None:
         """After `close`: read until the peer has replied or its time is up."""
-        while not _over(await self.ws.receive()):
+        while await self._read() is not None:
             pass
         self.abort()
 
@@ -230,10 +241,6 @@ class Connection:
         """End the connection without a close frame, since the peer does not read."""
         if self._transport is not None:
             self._transport.abort()
-
-
-def _over(frame: WSMessage) -> bool:
-    return frame.type in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
 
 
 def _malformed(problem: frames.Problem) -> CloseReason:

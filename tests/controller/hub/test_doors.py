@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from controller.hub_fixture import FAST, JOB, RunningHub, connected, eventually, running_hub, seated
 from elasticjob_operator.api import wire
@@ -151,3 +154,34 @@ async def test_newcomers_of_a_crowded_address_make_room_for_those_of_others() ->
             await stack.enter_async_context(connecting(Door("127.0.0.1", running.port)))
         await eventually(lambda: running.hub.pending_sockets == 20)
         assert await slow.upgrade("nice/pod-0") == 101
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Nobody looks for cycles, as in an operator that runs for months."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def count_sockets() -> int:
+    return sum(isinstance(one, web.WebSocketResponse) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("is_dropped", [True, False], ids=["dropped", "closed by the hub"])
+async def test_a_connection_that_has_ended_leaves_nothing_in_memory(is_dropped: bool) -> None:
+    async with running_hub() as running:
+        with without_collector():
+            before = count_sockets()
+            for _ in range(3):
+                async with connecting(Door("127.0.0.1", running.port)) as peer:
+                    assert await peer.upgrade("digits/digits-worker-0") == 101
+                    assert b"welcome" in await peer.hello()
+                    assert count_sockets() == before + 1
+                    if not is_dropped:
+                        await peer.say({"v": 1, "type": "nonsense"})
+                        await peer.closed()
+                await eventually(lambda: count_sockets() == before)
