@@ -21,7 +21,7 @@ class HubSettings:
     connections_per_heartbeat_second: float = 500.0  # beyond this many, agents ping less often
     timeout_min: float = 5.0
     reconnects_per_second: float = 1500.0  # a core can do so many: what comes earlier waits, gives up and comes again
-    reconnect_max: float = 7.0  # less than the 10 s after which an agent that is not back yet counts as lost
+    reconnect_max: float = 5.0  # half of the time after which an agent that is not back yet counts as lost
     timeout_heartbeats: float = 5.0
     sweep_seconds: float = 0.5
     progress_wake_seconds: float = 1.0
