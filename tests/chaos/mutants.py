@@ -176,8 +176,8 @@ MUTANTS = (
     Mutant("a stop is no failure of the script", "agent/machine.py", "state.granted == 0 and event.found is not None",
            "event.found is None", AGENT, package=RUNTIME),
     # Sessions.
-    Mutant("a world is left without a vote", "sessions/machine.py", "    if agreed or (alone and state.is_over):\n",
-           "    if agreed or state.is_over:\n", SESSION, True, RUNTIME),
+    Mutant("a world is left without an agreement", "sessions/machine.py", "    if state.size == 1 and state.is_over:\n",
+           "    if state.is_over:\n", SESSION, True, RUNTIME),
     Mutant("an announced end is a loss", "sessions/machine.py", "            if announced:\n", "            if False:\n", SESSION,
            package=RUNTIME),
     Mutant("a session enters an old world", "sessions/machine.py", " or place.generation <= state.generation:", ":", SESSION,

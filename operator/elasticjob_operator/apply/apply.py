@@ -49,7 +49,7 @@ class Outcome:
 
     problem: tuple[str, str] | None = None
     is_blocking: bool = True  # the problem is one of pods, or of what they need
-    is_held: bool = False  # a pod's name is still taken by a terminating pod
+    is_held: bool = False  # a pod's name is taken by a terminating pod, or was a moment ago
     unresized: tuple[str, str] = ("", "")  # the template that the API server does not resize a pod to, and why
 
 
@@ -179,6 +179,7 @@ class Applier:
             raw = await self._api.request("GET", path_of("v1", "pods", job.namespace, name))
         except ApiError as error:
             if error.status == 404:
+                self._held.add(job.key)  # it has gone since, and nothing else might wake the job
                 return
             raise
         metadata = raw["metadata"]

@@ -21,6 +21,9 @@ from elasticjob.protocol import directives, wire
 from elasticjob.torchcompat.elastic_store import ASSIGNED, ROLE_INFO, TERMINAL
 
 _TIMEOUT = timedelta(seconds=300)
+# torch's client cannot be interrupted while it connects. If the host dies meanwhile, it tries for this long and up to a
+# second more; after three seconds the agent would take a session for blocked, and end the process with its memory.
+_ATTEMPT = timedelta(seconds=1)
 
 
 def listen(address: str) -> tuple[TCPStore, wire.Store]:
@@ -49,7 +52,7 @@ def connect(where: wire.Store, interrupted: Callable[[], bool], deadline: float)
         try:
             # A plain socket first: torch's client cannot be interrupted while it connects.
             socket.create_connection((where.address, where.port), timeout=1.0).close()
-            store = TCPStore(where.address, where.port, None, False, timedelta(seconds=5), wait_for_workers=False)
+            store = TCPStore(where.address, where.port, None, False, _ATTEMPT, wait_for_workers=False)
         except (OSError, RuntimeError) as error:
             if time.monotonic() > deadline:
                 raise OSError(f"rank 0's store {where.address}:{where.port} cannot be reached: {error}") from None
