@@ -24,7 +24,8 @@ def build_rendezvous(seen: Seen, status: api.Status, pods: PodSelection, decisio
         ended = [m.uid for m in pods.succeeded]
         world = revise(world, succeeded=[*before.succeeded, *ended])
         lost = [j.member for j in decision.verdicts if j.health is MemberHealth.LOST and not j.leaving]
-    awaited = {p.uid for p in seen.pods if p.uid not in status.restarts.counted}
+    back = {m.uid for m in world.members}  # a member that was only cut off may have joined again
+    awaited = {p.uid for p in seen.pods if p.uid not in status.restarts.counted} - back
     world = revise(world, lost=lost_members.update(before.lost, lost, before.generation, awaited))
     size = 0 if decision.state in (State.WAITING, State.REGROUPING) else len(world.members)
     processes = sum(m.nproc for m in world.members) if size else 0

@@ -66,3 +66,20 @@ def test_the_next_world_is_formed_before_the_kubelet_tells_of_the_end() -> None:
     cluster.agent(0).fail()
     cluster.run_until(lambda: cluster.status.restarts.user == 1)
     assert last_failure(cluster) == (0, present, 1), "a failure of the present world still counts"
+
+
+def test_a_member_that_came_back_fails_in_the_present_world() -> None:
+    cluster = Cluster(make_spec(2, 4))
+    cluster.run_until(lambda: cluster.size == 4)
+    cluster.run(60)
+    cluster.cut_off(cluster.agent(2))
+    cluster.run_until(lambda: cluster.size == 3 and cluster.trains)
+    assert [one.rank for one in cluster.status.rendezvous.lost] == [2]
+    cluster.heal_partition()
+    cluster.run_until(lambda: "digits-worker-2" in cluster.world and cluster.trains)
+    assert cluster.status.rendezvous.lost == []
+    present, rank = cluster.generation, cluster.world.index("digits-worker-2")
+    cluster.kill(2)
+    cluster.run(5)
+    found = last_failure(cluster)
+    assert found == (rank, present, 137)
