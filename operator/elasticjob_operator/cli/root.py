@@ -91,7 +91,7 @@ class _Group(click.Group):
         place = COMMANDS.get(cmd_name)
         if place is None:
             return None
-        load = ctx.obj or importlib.import_module
+        load = getattr(ctx, "obj", None) or importlib.import_module  # without a context, too
         found = getattr(load(f"elasticjob_operator.cli.{place.module}"), place.name)
         assert isinstance(found, click.Command)
         return found

@@ -168,7 +168,7 @@ def without_collector() -> Iterator[None]:
 
 
 def count_sockets() -> int:
-    return sum(isinstance(one, web.WebSocketResponse) for one in gc.get_objects())
+    return sum(type(one) is web.WebSocketResponse for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("is_dropped", [True, False], ids=["dropped", "closed by the hub"])
