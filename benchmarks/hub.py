@@ -5,7 +5,7 @@ the same bytes to the same number of bare connections: the difference is the hub
 hub's process; on a busy machine they are more meaningful than wall time.
 
 `--churn SECONDS` measures something else instead: 10,000 agents, 1,000 of them in one world and the others in worlds of
-ten, of which 2 % are lost each second.
+ten, of which 2 % are lost each second, in waves (`hub_churn`).
 """
 
 from __future__ import annotations
@@ -161,12 +161,12 @@ def run_churn(options: Options) -> None:
     agents = options.extra.agents[0] if options.extra.agents else agents
     seconds, rate = options.extra.churn, options.extra.rate
     more = ("--churn", str(seconds), "--members", str(members), "--rate", str(rate))
-    found = measure(Size(agents, True), *more, seconds=CASE_SECONDS + seconds)
+    how = ("one by one", "--one-by-one") if options.extra.one_by_one else ("in waves",)
+    found = measure(Size(agents, True), *more, *how[1:], seconds=CASE_SECONDS + seconds)
     if found is None:
         raise SystemExit("the churn was not measured")
-    report.add_all(
-        churn_results(f"{agents} agents, a world of {members} and worlds of ten, {rate:.0%} lost a second", found)
-    )
+    name = f"{agents} agents, a world of {members} and worlds of ten, {rate:.0%} lost a second {how[0]}"
+    report.add_all(churn_results(name, found))
 
 
 def churn_results(name: str, found: dict[str, Any]) -> list[Result]:
@@ -192,6 +192,7 @@ def churn_results(name: str, found: dict[str, Any]) -> list[Result]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--churn", type=float, nargs="?", const=300.0, help="seconds of steady losses (default: 300)")
     parser.add_argument("--rate", type=float, default=0.02, help="share of the agents lost a second (default: 0.02)")
+    parser.add_argument("--one-by-one", action="store_true", help="with --churn: no waves, one loss after the other")
     parser.add_argument("--agents", type=int, nargs="*", help="only these numbers of agents, with TLS")
 
 

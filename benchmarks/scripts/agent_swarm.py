@@ -65,7 +65,7 @@ class Agent(asyncio.Protocol):
     def _start(self) -> None:
         self._buffer = bytearray()
         self._upgraded = False
-        self._sent_away = False
+        self._sent_away = self._busy = False
         self._transport: asyncio.Transport | None = None
         self._pinging: asyncio.TimerHandle | None = None
 
@@ -86,7 +86,9 @@ class Agent(asyncio.Protocol):
 
     def come_back(self) -> None:
         """Plan the next attempt, as a real agent does."""
-        wait = directives.backoff(self._attempt, random.random(), self._spread, sent_away=self._sent_away)
+        wait = directives.backoff(
+            self._attempt, random.random(), self._spread, sent_away=self._sent_away, busy=self._busy
+        )
         self._attempt += 1
         asyncio.get_running_loop().call_later(wait, self._swarm.connect_soon, self)
 
@@ -108,6 +110,7 @@ class Agent(asyncio.Protocol):
                 return
             if not self._buffer.startswith(b"HTTP/1.1 101"):
                 self._swarm.refused += 1
+                self._busy = b"Retry-After" in self._buffer
                 assert self._transport is not None
                 self._transport.abort()
                 return
@@ -240,8 +243,8 @@ class Swarm:
             self._seated, self.refused, self.attempts = 0, 0, []
             self._gate = asyncio.Semaphore(len(self.agents))
         if "kill" in command:
-            for agent in random.sample(self.agents, int(command["kill"])):
-                agent.die()
+            for number in command["kill"]:
+                self.agents[number].die()
         self.answer(event="done")
 
 

@@ -252,7 +252,9 @@ async def main(arguments: argparse.Namespace) -> None:
     if arguments.raw:
         found = await measure_raw(arguments.agents, context)
     elif arguments.churn:
-        churn = hub_churn.Churn(arguments.agents, arguments.members, arguments.rate, arguments.churn)
+        churn = hub_churn.Churn(
+            arguments.agents, arguments.members, arguments.rate, arguments.churn, one_by_one=arguments.one_by_one
+        )
         hub = make_hub(arguments.agents, churn.wake)
         port = await hub.start("127.0.0.1", 0, context)
         try:
@@ -275,4 +277,5 @@ if __name__ == "__main__":
     parser.add_argument("--churn", type=float, default=0.0, help="seconds in which members are lost")
     parser.add_argument("--members", type=int, default=1000, help="of each world, with --churn")
     parser.add_argument("--rate", type=float, default=0.02, help="share of the agents lost a second, with --churn")
+    parser.add_argument("--one-by-one", action="store_true", help="lose agents one after the other, not in waves")
     uvloop.run(main(parser.parse_args()))  # the operator's event loop

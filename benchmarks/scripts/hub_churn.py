@@ -1,4 +1,9 @@
-"""Steady churn: agents are killed all the time, others take their places, and every job regroups as soon as it can.
+"""Steady churn: agents are lost all the time, others take their places, and every job regroups as soon as it can.
+
+Losses come in waves, as a reclaimed node or a failed rack takes its pods: a world of a thousand that loses 2 % a second
+loses twenty members at once, each second. A world of ten loses one member in five seconds. With `one_by_one` the same
+share is lost one agent after the other, chosen from all: then a world of a thousand loses one each 50 ms, which is less
+than it takes to enter any world.
 
 The decisions here are the simplest possible: a world that has lost a member is over, and the next one has all agents
 that are ready when every survivor is. What is measured is the hub: its messages, connections and registry.
@@ -7,9 +12,9 @@ that are ready when every survivor is. What is measured is the hub: its messages
 from __future__ import annotations
 
 import asyncio
+import random
 import resource
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,17 +92,35 @@ class Job:
         hub.direct(self.key, {uid: one.model_copy(update={"rank": rank}) for rank, uid in enumerate(ready)})
 
 
+class Waves:
+    """When a job loses which members: `rate` of them a second, at least one and as many as a second costs at once."""
+
+    def __init__(self, numbers: Sequence[int], rate: float, phase: float) -> None:
+        """`phase`: from 0 to 1, so that jobs do not all lose members in the same moment."""
+        self._numbers = numbers
+        self._size = max(1, round(len(numbers) * rate))
+        self._every = self._size / (len(numbers) * rate)
+        self._next = self._every * phase
+
+    def take(self, now: float) -> list[int]:
+        """The members that are lost by now, in seconds since the beginning, and were not before."""
+        if now < self._next:
+            return []
+        self._next += self._every
+        return random.sample(self._numbers, self._size)
+
+
 class Churn:
-    """`agents` in one world of `members` and many of ten, of which `rate` (a share) are lost each second.
+    """`agents` in one world of `members` and many of ten, of which `rate` (a share) are lost each second."""
 
-    A world of a thousand that loses twenty members a second regroups all the time. A hub can carry some of these, and
-    hundreds of small ones.
-    """
-
-    def __init__(self, agents: int, members: int, rate: float, seconds: float) -> None:
-        self._agents, self._rate, self._seconds = agents, rate, seconds
-        self._sizes = Counter(("default", job_of(number, members)) for number in range(agents))
-        self._jobs = {key: Job(key) for key in self._sizes}
+    def __init__(self, agents: int, members: int, rate: float, seconds: float, *, one_by_one: bool = False) -> None:
+        self._agents, self._rate, self._seconds, self._one_by_one = agents, rate, seconds, one_by_one
+        groups: dict[JobKey, list[int]] = {}
+        for number in range(agents):
+            groups.setdefault(("default", job_of(number, members)), []).append(number)
+        self._sizes = {key: len(numbers) for key, numbers in groups.items()}
+        self._jobs = {key: Job(key) for key in groups}
+        self._waves = [Waves(numbers, rate, random.random()) for numbers in groups.values()]
         self._woken: dict[JobKey, None] = {}
 
     def wake(self, key: JobKey) -> None:
@@ -113,10 +136,10 @@ class Churn:
             start, cpu, swarm_cpu, most = time.monotonic(), time.process_time(), swarm.cpu, 0.0
             killed = 0
             while (now := time.monotonic() - start) < self._seconds:
-                due = int(self._agents * self._rate * now) - killed
-                if due:
-                    await swarm.tell(kill=due)
-                    killed += due
+                lost = self._choose(now, killed)
+                if lost:
+                    await swarm.tell(kill=lost)
+                    killed += len(lost)
                 most = max(most, _resident_mib())
                 await asyncio.sleep(STEP_SECONDS)
             seconds, cpu = time.monotonic() - start, time.process_time() - cpu
@@ -140,6 +163,12 @@ class Churn:
             "mib": most,
             "silent": hub.counts["lost:silent"],
         }
+
+    def _choose(self, now: float, killed: int) -> list[int]:
+        """The agents to kill now, by number. `killed`: how many were before."""
+        if self._one_by_one:
+            return random.sample(range(self._agents), int(self._agents * self._rate * now) - killed)
+        return [number for waves in self._waves for number in waves.take(now)]
 
     async def _decide_forever(self, hub: Hub) -> None:
         while True:

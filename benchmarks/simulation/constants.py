@@ -6,7 +6,6 @@ size, and are checked at the others; one write to the API server is fitted to th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,7 +28,7 @@ class Constants:
     message: float  # of the hub: one frame sent or received, in a burst
     ping: float  # of the hub: a ping and its pong, alone
     agent_bytes: float  # memory of the hub for an agent that has heard of two worlds
-    look: float = 4e-7  # of the hub: whether a connection is silent or slow, at each sweep
+    look: float = 3e-7  # of the hub: whether a connection is silent or slow, at each sweep
     write: float = 1.42e-3  # of the API server: one write and what follows from it (etcd, watches)
     listed: float = 1.9e-4  # of operator and API server together: a pod in the list of a start (10,000 pods: 1.9 s)
     pod: float = 1.1e-3  # of the operator: a pod's whole life (1 x 1000: 1.1 s)
@@ -51,16 +50,8 @@ def fit(hub: Mapping[tuple[str, int], float], agents: int = FITTED_AT) -> Consta
 
 
 def count_pings(agents: int) -> float:
-    """Pings a second on one hub. Each agent keeps the interval of the moment in which it connected."""
-    settings = limits.HubSettings()
-    few = settings.connections_per_heartbeat_second * settings.heartbeat_min
-    many = settings.connections_per_heartbeat_second * settings.heartbeat_max
-    between = max(1.0, min(agents, many) / few)
-    return (
-        min(agents, few) / settings.heartbeat_min
-        + settings.connections_per_heartbeat_second * math.log(between)
-        + max(0.0, agents - many) / settings.heartbeat_max
-    )
+    """Pings a second on one hub. The operator knows how many agents there will be when it greets the first one."""
+    return agents / limits.heartbeat_seconds(agents, limits.HubSettings())
 
 
 def count_looks(agents: int) -> float:

@@ -56,7 +56,7 @@ LIMITS = (
         "",
         BUSY,
         scenarios.rest_share,
-        "an interval that grows with the agents instead of ending at 5 s, then several hubs",
+        "an interval that grows with the agents instead of ending at 6 s, then several hubs",
     ),
     Limit(
         "all agents back after a new leader, before a member that is not counts as lost",

@@ -168,8 +168,8 @@ def rest(constants: Constants, agents: int, hubs: int = 1, seconds: float = 10.0
                 sweep * settings.sweep_seconds,
                 lambda hub=hub: site.cores[hub].work(constants.look * agents / hubs),  # type: ignore[misc]
             )
+    interval = limits.heartbeat_seconds(agents // hubs, settings)
     for agent in range(agents):
-        interval = limits.heartbeat_seconds(agent // hubs + 1, settings)
         at = interval * agent / agents
         while at < seconds:
             site.simulation.at(at, lambda hub=agent % hubs: site.cores[hub].work(constants.ping))  # type: ignore[misc]

@@ -77,7 +77,7 @@ class Connection:
             compress=False,  # costs memory per connection, and a small frame could expand to a huge one
             # Slightly above the limit, so that most violations get an error; far above it, aiohttp closes (1009).
             max_msg_size=2 * settings.max_message_bytes,
-            writer_limit=sys.maxsize,  # never wait for the peer: `find_failure` detects peers that do not read
+            writer_limit=sys.maxsize,  # never wait for the peer: `is_slow` detects peers that do not read
         )
         self.heartbeat = heartbeat
         self.timeout = limits.timeout_seconds(heartbeat, settings)
@@ -91,7 +91,7 @@ class Connection:
         self._settings = settings
         self._bucket = bucket  # shared by the pod's connections: a reconnect does not refill it
 
-    async def open(self, request: web.Request) -> None:
+    async def open(self, request: web.BaseRequest) -> None:
         await self.ws.prepare(request)
         transport = request.transport
         if transport is None or self.close_reason is not None:
@@ -113,17 +113,17 @@ class Connection:
             return 0  # a closed TLS transport raises an error here
         return self._transport.get_write_buffer_size()
 
-    def find_failure(self, now: float) -> str | None:
-        """`silent` or `slow` if the peer must be disconnected, else None. Each call also updates the measurement."""
+    def is_silent(self, now: float) -> bool:
+        """Whether the peer has not been heard for so long that it must be disconnected."""
+        return now - self._heard > self.timeout
+
+    def is_slow(self, now: float) -> bool:
+        """Whether bytes have waited for the peer so long that it must be disconnected. A call is also a measurement."""
         if self.unsent() == 0:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = now
-        if now - self._heard > self.timeout:
-            return "silent"
-        if self._stuck_since is not None and now - self._stuck_since > self._settings.slow_seconds:
-            return "slow"
-        return None
+        return self._stuck_since is not None and now - self._stuck_since > self._settings.slow_seconds
 
     # Silence, measured before the timeout: the hub asks a peer, which answers at once if it runs.
 

@@ -17,12 +17,12 @@ class HubSettings:
     hello_seconds: float = 5.0  # for each of: request headers, TLS handshake, hello
     authenticate_seconds: float = 10.0
     heartbeat_min: float = 1.0
-    heartbeat_max: float = 5.0
+    heartbeat_max: float = 6.0  # 10,000 agents then cost a tenth of a core
     connections_per_heartbeat_second: float = 500.0  # beyond this many, agents ping less often
     timeout_min: float = 5.0
     reconnects_per_second: float = 1500.0  # a core can do so many: what comes earlier waits, gives up and comes again
     reconnect_max: float = 5.0  # half of the time after which an agent that is not back yet counts as lost
-    timeout_heartbeats: float = 5.0
+    timeout_heartbeats: float = 4.0
     sweep_seconds: float = 0.5
     progress_wake_seconds: float = 1.0
     max_message_bytes: int = wire.MAX_MESSAGE_BYTES
@@ -39,7 +39,9 @@ class HubSettings:
     max_unauthenticated: int = 512  # requests whose token is being reviewed
     max_pending: int = 512  # agents that have not sent hello
     max_connections: int = 20_000
-    agent_greed: float = 9.0  # one namespace alone may have 90 % of the agents; see `admission`
+    agent_greed: float = (
+        9.0  # one namespace alone may have 90 % of the agents and of those that connect; see `admission`
+    )
     max_buffer_bytes: int = 256 * 1024  # unsent bytes of one connection before it must wait
     slow_seconds: float = 10.0  # unsent bytes for this long mean that the peer does not read
     close_seconds: float = 1.0  # time for a peer to reply to a close frame
@@ -59,6 +61,11 @@ def timeout_seconds(heartbeat: float, settings: HubSettings) -> float:
 def reconnect_seconds(agents: int, settings: HubSettings) -> float:
     """Seconds over which so many agents spread their attempts when all of them have lost the hub."""
     return min(settings.reconnect_max, agents / settings.reconnects_per_second)
+
+
+def measure_seconds(settings: HubSettings) -> float:
+    """Seconds between two looks at the unsent bytes of all connections, so that a slow one is noticed in time."""
+    return settings.slow_seconds / 4
 
 
 def answer_seconds(timeout: float) -> float:

@@ -34,9 +34,10 @@ class AgentRegistry:
         self._links: dict[connection.Connection, AgentEntry] = {}  # connections that have sent hello
         self._unsent: dict[AgentEntry, None] = {}
         self._send_now = asyncio.Event()
+        self._measured = float("-inf")  # when the sweep has last looked at the unsent bytes
         self._closing: dict[connection.Connection, None] = {}
         self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
-        self.pending = admission.Room(settings.max_pending)
+        self.pending = admission.Room(settings.max_pending, settings.agent_greed)
         self.closing: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
 
@@ -281,14 +282,20 @@ class AgentRegistry:
             logger.exception("could not send a directive")
 
     def sweep(self, now: float, *, judge: bool) -> None:
-        """Check every connection once. `judge` is false if the hub itself did not run for a while."""
-        for link, entry in list(self._links.items()):
-            failure = link.find_failure(now)
-            if judge and failure is not None:
-                self.leave(link, "silent")
-                self._abort(link, connection.CloseReason(failure, connection.CLOSE_GOING_AWAY))
-            elif entry.wanted is not None and not link.has_sent(entry.wanted):
-                self.send_soon(entry)
+        """Check every connection for silence, and sometimes for unsent bytes, which costs ten times as much.
+
+        `judge` is false if the hub itself did not run for a while.
+        """
+        failed = dict.fromkeys((link for link in self._links if link.is_silent(now)), "silent")
+        if now - self._measured >= limits.measure_seconds(self._settings):
+            self._measured = now
+            failed = dict.fromkeys((link for link in self._links if link.is_slow(now)), "slow") | failed
+            for link, entry in self._links.items():
+                if entry.wanted is not None and not link.has_sent(entry.wanted):
+                    self.send_soon(entry)
+        for link, failure in failed.items() if judge else ():
+            self.leave(link, "silent")
+            self._abort(link, connection.CloseReason(failure, connection.CLOSE_GOING_AWAY))
         for job in list(self._jobs.values()):
             if job.progress_waits:
                 self._wake_for_progress(job)

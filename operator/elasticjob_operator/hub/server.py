@@ -49,7 +49,7 @@ class Hub:
         self._unauthenticated = admission.Room(self._settings.max_unauthenticated)  # by address, like the next one
         self._failures = admission.Allowances(self._settings.failures_per_second, self._settings.failure_burst)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._runner: web.AppRunner | None = None
+        self._runner: web.ServerRunner | None = None
         self._server: asyncio.Server | None = None
         self._listener: handshake.HandshakeListener | None = None
         self._context: ssl.SSLContext | None = None
@@ -106,24 +106,19 @@ class Hub:
 
     # Start and stop.
 
-    def application(self) -> web.Application:
-        app = web.Application(client_max_size=1024)
-        app.router.add_get(wire.PATH, self._handle)
-        app.on_response_prepare.append(handshake.close_after)
-        return app
-
     async def start(self, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> int:
         """Listen; return the port."""
         loop = asyncio.get_running_loop()
         self._context = ssl_context
-        self._runner = web.AppRunner(
-            self.application(),
+        server = web.Server(  # not an application: with one path, its router and signals only cost
+            self._handle,
             access_log=None,
             keepalive_timeout=1.0,
+            tcp_keepalive=False,  # heartbeats are enough, and each setting of a socket costs
             lingering_time=0.0,  # do not read data after a request with a response
-            shutdown_timeout=1.0,
             logger=handshake.quiet_logger(f"{__name__}.http"),
         )
+        self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
         assert self._runner.server is not None
         self._listener = handshake.HandshakeListener(
@@ -160,7 +155,7 @@ class Hub:
 
     # One agent, from its request to the end of its connection.
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         visitor = self._listener.enter(request) if self._listener is not None else None
         admitted = await self._admit(request)
         if isinstance(admitted, auth.Refusal):
@@ -180,17 +175,21 @@ class Hub:
             await self._serve(link, identity, hello)
         return link.ws
 
-    async def _admit(self, request: web.Request) -> tuple[auth.Identity, connection.Connection] | auth.Refusal:
+    async def _admit(self, request: web.BaseRequest) -> tuple[auth.Identity, connection.Connection] | auth.Refusal:
         identity = await self._review(request)
         if isinstance(identity, auth.Refusal):
             return identity
         if not self._leader:
             return STANDBY
-        link = self._registry.admit(identity, limits.heartbeat_seconds(len(self._registry) + 1, self._settings))
+        link = self._registry.admit(identity, limits.heartbeat_seconds(self._crowd() + 1, self._settings))
         return link if isinstance(link, auth.Refusal) else (identity, link)
 
-    async def _review(self, request: web.Request) -> auth.Identity | auth.Refusal:
+    async def _review(self, request: web.BaseRequest) -> auth.Identity | auth.Refusal:
         """Authenticate the request. For an address that has failed too often, the API server is not asked."""
+        if request.path != wire.PATH:
+            return auth.Refusal(404, f"agents connect to {wire.PATH}")
+        if request.method != "GET":
+            return auth.Refusal(405, "this is a WebSocket")
         address, now = request.remote or "", asyncio.get_running_loop().time()
         if not self._leader:
             return STANDBY
@@ -206,7 +205,7 @@ class Hub:
             self._failures.take(address, now)
         return found
 
-    async def _identify(self, request: web.Request) -> auth.Identity | auth.Refusal:
+    async def _identify(self, request: web.BaseRequest) -> auth.Identity | auth.Refusal:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             return auth.Refusal(401, "an Authorization header with a bearer token is required")
@@ -224,8 +223,10 @@ class Hub:
     def _refused(self, refusal: auth.Refusal) -> web.Response:
         self.counts[f"refused:{refusal.status}"] += 1
         response = web.Response(status=refusal.status, text=refusal.message + "\n")
-        if refusal.status in (429, 503):
-            response.headers["Retry-After"] = "1"
+        if refusal.status in (429, 503) and refusal is not STANDBY:
+            response.headers["Retry-After"] = (
+                "1"  # only the hub that will have time: an agent then comes back to it soon
+            )
         response.force_close()
         return response
 
@@ -267,7 +268,7 @@ class Hub:
             in_process=entry.job.is_in_process,
             training=entry.job.is_training,
             peer_key=entry.job.peer_key if hello.peers else None,
-            reconnect_seconds=limits.reconnect_seconds(max(len(self._registry), self._expected()), self._settings),
+            reconnect_seconds=limits.reconnect_seconds(self._crowd(), self._settings),
         )
         await link.send(frames.encode(welcome))
         self._registry.send_soon(entry)
@@ -277,6 +278,10 @@ class Hub:
                 return message
             if link.close_reason is None:
                 self._registry.receive(entry, message)
+
+    def _crowd(self) -> int:
+        """The number of agents, with those that a new hub has still to meet: the first ones must not be told of few."""
+        return max(len(self._registry), self._expected())
 
     async def _sweep_forever(self) -> None:
         loop = asyncio.get_running_loop()

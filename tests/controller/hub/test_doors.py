@@ -55,7 +55,7 @@ async def test_pods_of_one_namespace_that_say_no_hello_leave_room_for_another() 
             peers = [await stack.enter_async_context(connecting(door)) for _ in range(26)]
             heard = await asyncio.gather(*(peer.upgrade(f"evil/pod-{i}") for i, peer in enumerate(peers)))
             assert set(heard) <= {101, 503}
-        assert running.hub.places["pending"] == (10, 20)
+        assert running.hub.places["pending"] == (18, 20)
         assert await status_of(running, "evil/pod-99") == 503
         async with connecting(door) as peer:
             assert await peer.upgrade("nice/pod-0") == 101

@@ -36,12 +36,14 @@ from elasticjob_operator.run import file_limits
 UID = "uid-digits-worker-0"
 
 
-async def refused(running: RunningHub, token: str | None, **headers: str) -> int:
+async def refused(running: RunningHub, token: str | None, *, soon: bool | None = None, **headers: str) -> int:
+    """The status of the refusal. `soon`: whether the hub must, or must not, ask for another attempt in a second."""
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as found:
             await session.ws_connect(running.url, headers=headers)
+    assert soon is None or (found.value.headers is not None and ("Retry-After" in found.value.headers) is soon)
     return found.value.status
 
 
@@ -79,7 +81,7 @@ async def test_not_being_able_to_ask_is_no_refusal_of_the_agent() -> None:
 
     for authenticate in (hangs, breaks):
         async with running_hub(replace(FAST, authenticate_seconds=0.2), authenticate=authenticate) as running:
-            assert await refused(running, "digits/digits-worker-0") == 503
+            assert await refused(running, "digits/digits-worker-0", soon=True) == 503
 
 
 async def test_a_pod_that_connects_without_end_hears_429_and_others_do_not() -> None:
@@ -87,7 +89,7 @@ async def test_a_pod_that_connects_without_end_hears_429_and_others_do_not() -> 
         for _ in range(3):
             async with seated(running):
                 pass
-        assert await refused(running, "digits/digits-worker-0") == 429
+        assert await refused(running, "digits/digits-worker-0", soon=True) == 429
         async with seated(running, "digits-worker-1"):
             pass
 
@@ -422,16 +424,23 @@ async def test_agents_are_told_to_ping_less_often_where_there_are_many() -> None
             welcome = await client.hear()
             assert isinstance(welcome, wire.Welcome)
             told.append((welcome.heartbeat_seconds, welcome.timeout_seconds))
-        assert told == [(1, 5), (2, 10), (3, 15), (4, 20), (5, 25), (5, 25), (5, 25)]
+        assert told == [(1, 4), (2, 8), (3, 12), (4, 16), (5, 20), (5, 20), (5, 20)]
 
 
-@pytest.mark.parametrize(("expected", "spread"), [(0, 1 / 1500), (1, 1 / 1500), (6_000, 4.0), (20_000, 5.0)])
-async def test_the_first_agent_of_a_new_hub_hears_how_many_will_come_back(expected: int, spread: float) -> None:
-    async with running_hub(expected=expected) as running, connected(running) as client:
+@pytest.mark.parametrize(
+    ("expected", "spread", "heartbeat"),
+    [(0, 1 / 1500, 1.0), (1, 1 / 1500, 1.0), (1_500, 1.0, 3.0), (6_000, 4.0, 6.0), (20_000, 5.0, 6.0)],
+)
+async def test_the_first_agent_of_a_new_hub_hears_how_many_will_come_back(
+    expected: int, spread: float, heartbeat: float
+) -> None:
+    settings = replace(FAST, heartbeat_min=1.0)
+    async with running_hub(settings, expected=expected) as running, connected(running) as client:
         await client.hello()
         welcome = await client.hear()
         assert isinstance(welcome, wire.Welcome)
         assert welcome.reconnect_seconds == pytest.approx(spread)
+        assert welcome.heartbeat_seconds == pytest.approx(heartbeat, rel=0.01)
 
 
 # --- certificates ----------------------------------------------------------------------------------------

@@ -142,6 +142,7 @@ async def test_a_standby_takes_nobody_and_a_deposed_leader_sends_everybody_away(
             async with connected(running):
                 pass
         assert refused.value.status == 503
+        assert "Retry-After" not in (refused.value.headers or {}), "thousands would come back to it at once"
         running.hub.leader = True
         async with seated(running) as client:
             running.hub.leader = False

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Response
 
 from elasticjob.agent import hub_socket
 from elasticjob.env import Settings
@@ -57,6 +59,30 @@ def test_a_refused_connection_names_the_refusal(tmp_path: Path) -> None:
         url = f"ws://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(ConnectionRefusedError):
             asyncio.run(hub_socket.open_socket(settings(tmp_path, url)))
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_a_busy_hub_is_told_from_one_that_does_not_lead(tmp_path: Path, soon: bool) -> None:
+    async def refuse(connection: ServerConnection, request: object) -> Response:
+        response = connection.respond(503, "try again")
+        if soon:
+            response.headers["Retry-After"] = "1"
+        return response
+
+    async def nobody(connection: ServerConnection) -> None:
+        raise AssertionError("no connection is accepted")
+
+    async def ask() -> Exception:
+        async with serve(nobody, "127.0.0.1", 0, process_request=refuse) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            chosen = settings(tmp_path, f"ws://127.0.0.1:{port}")
+            with pytest.raises(InvalidStatus) as found:
+                await hub_socket.open_socket(chosen)
+            return hub_socket.explain(found.value, chosen)
+
+    problem = asyncio.run(ask())
+    assert isinstance(problem, ConnectionError)
+    assert isinstance(problem, hub_socket.HubBusyError) is soon
 
 
 @pytest.mark.parametrize(

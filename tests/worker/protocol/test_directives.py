@@ -120,6 +120,14 @@ def test_attempts_are_spread_where_all_agents_lost_the_hub(
     assert (wait(0.0), wait(1.0)) == pytest.approx((least, most))
 
 
+@pytest.mark.parametrize(
+    ("attempt", "least", "most"), [(0, 0.5, 1.5), (1, 0.5, 1.5), (2, 1.0, 3.0), (3, 2.0, 5.0), (30, 5.0, 5.0)]
+)
+def test_a_busy_hub_is_asked_again_in_about_a_second_and_then_later(attempt: int, least: float, most: float) -> None:
+    assert directives.backoff(attempt, 0.0, 5.0, sent_away=True, busy=True) == least
+    assert directives.backoff(attempt, 1.0, 5.0, sent_away=True, busy=True) == most
+
+
 def test_ten_thousand_agents_come_back_at_an_even_rate() -> None:
     rng, rate = random.Random(1), 2500.0
     waits = [directives.backoff(0, rng.random(), 10_000 / rate, sent_away=True) for _ in range(10_000)]

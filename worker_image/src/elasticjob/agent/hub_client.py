@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob.agent.events import HubView
-from elasticjob.agent.hub_socket import OPEN_SECONDS, HubError, explain, is_sent_away, open_socket, parse
+from elasticjob.agent.hub_socket import OPEN_SECONDS, HubBusyError, HubError, explain, is_sent_away, open_socket, parse
 from elasticjob.env import Settings
 from elasticjob.protocol import directives, wire
 from elasticjob.protocol.preflight import Probe
@@ -130,7 +130,7 @@ class Hub:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         attempt, refused_since = 0, None
         while not self._closing:
-            began = time.monotonic()
+            began, busy = time.monotonic(), False
             try:
                 await self._run_connection()
             except HubError as error:
@@ -141,7 +141,7 @@ class Hub:
                 else:
                     self._give_up(str(error))
             except (OSError, ssl.SSLError, _TIMEOUT) as error:
-                refused_since = None
+                refused_since, busy = None, isinstance(error, HubBusyError)
                 self._note_problem(f"no connection to {self._settings.hub_url}: {error or type(error).__name__}")
             if self._view.fatal is not None:
                 return
@@ -149,7 +149,7 @@ class Hub:
                 attempt = 0
             spread = 0.0 if self._view.welcome is None else self._view.welcome.reconnect_seconds
             fraction = random.random()  # noqa: S311 - spreads load
-            await self._pause(directives.backoff(attempt, fraction, spread, sent_away=self._sent_away))
+            await self._pause(directives.backoff(attempt, fraction, spread, sent_away=self._sent_away, busy=busy))
             attempt += 1
 
     async def _pause(self, seconds: float) -> None:

@@ -23,6 +23,10 @@ class HubError(Exception):
     """The hub refused this pod for a reason that a retry does not resolve."""
 
 
+class HubBusyError(ConnectionError):
+    """The hub is there, and asks to be asked again in a moment."""
+
+
 async def open_socket(settings: Settings) -> Any:
     """A connection that the hub has accepted.
 
@@ -96,7 +100,10 @@ def is_sent_away(connection: Any) -> bool:
 
 
 def explain(error: Exception, settings: Settings) -> Exception:
-    """The exception for a refused upgrade: HubError for 401 and 403, ConnectionError (to be retried) for the rest."""
+    """The exception for a refused upgrade: HubError for 401 and 403, ConnectionError (to be retried) for the rest.
+
+    HubBusyError, a ConnectionError, if the hub says that it will have time soon.
+    """
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:
         return HubError(
@@ -105,4 +112,7 @@ def explain(error: Exception, settings: Settings) -> Exception:
         )
     if status == 403:
         return HubError("the hub does not know this pod as a worker of an ElasticJob (403).")
-    return ConnectionError(f"the hub did not accept the connection ({error})")
+    problem = f"the hub did not accept the connection ({error})"
+    if "Retry-After" in getattr(getattr(error, "response", None), "headers", {}):
+        return HubBusyError(problem)
+    return ConnectionError(problem)

@@ -69,13 +69,18 @@ def leave_after(grace_seconds: float) -> float:
     return max(0.0, grace_seconds - min(5.0, 0.3 * grace_seconds))
 
 
-def backoff(attempt: int, fraction: float, spread: float = 0.0, *, sent_away: bool = False) -> float:
+def backoff(
+    attempt: int, fraction: float, spread: float = 0.0, *, sent_away: bool = False, busy: bool = False
+) -> float:
     """Seconds to wait before connection attempt number `attempt`: none, then 0.1 s doubling up to 5 s.
 
     `fraction` (0..1, random) spreads many agents over the upper half of the interval. `spread`: the seconds over which
     the hub wants its agents to come back, a few milliseconds for a few agents. It is used where all of them lost the
-    hub, so never for the first attempt after a connection broke, unless the hub `sent_away` its agents itself.
+    hub, so never for the first attempt after a connection broke, unless the hub `sent_away` its agents itself. A hub
+    that answers that it is `busy` is there, and asks for about a second, whatever the spread.
     """
+    if busy:
+        return min(5.0, 2.0 ** min(max(0, attempt - 1), 10) * (0.5 + fraction))
     if attempt <= 0:
         return spread * fraction if sent_away else 0.0
     if attempt == 1:
