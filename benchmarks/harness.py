@@ -1,9 +1,12 @@
 """The common part of all benchmarks: the result line, the options, and the output.
 
 A result is one JSON object on one line: `{"benchmark", "case", "seconds" (or another unit): {"min", "median", "max"},
-"peer", "peerValue": {...}, "ratio", "machine"}`. `ratio` is always ours divided by the peer's, of the medians: above 1
-is better for a rate, below 1 for everything else. A value is null if the event did not happen within its time limit: a
-system that never recovers has no median. If either median is null, there is no ratio.
+"repeats", "peer", "peerValue": {...}, "ratio", "machine", "load", "date", "command"}`. `ratio` is always ours divided
+by the peer's, of the medians: above 1 is better for a rate, below 1 for everything else. A value is null if the event
+did not happen within its time limit: a system that never recovers has no median. If either median is null, there is no
+ratio.
+
+With `--keep`, the result is also kept in `benchmarks/results`, from which the tables of the documentation are rendered.
 """
 
 from __future__ import annotations
@@ -13,20 +16,26 @@ import json
 import math
 import os
 import platform
+import shlex
+import shutil
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["seconds", "rate", "bytes", "steps"]
+Kind = Literal["seconds", "rate", "bytes", "steps", "count"]
 Sample = float | None
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_OUT = ROOT / ".work" / "bench"
+KEPT = ROOT / "benchmarks" / "results"
+PLOTS = ROOT / "docs" / "img"
 
 
 def summarise(samples: Sequence[Sample]) -> dict[str, float | None]:
@@ -63,17 +72,18 @@ class Result:
     peer_values: Sequence[Sample]
     kind: Kind = "seconds"
 
-    def line(self, machine: str) -> dict[str, Any]:
-        """The JSON object, with its keys in the documented order."""
+    def line(self, conditions: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object, with its keys in the documented order. `conditions` says where, when and how it was made."""
         ours, theirs = summarise(self.ours), summarise(self.peer_values)
         return {
             "benchmark": self.benchmark,
             "case": self.case,
             self.kind: ours,
+            "repeats": len(self.ours),
             "peer": self.peer,
             "peerValue": theirs,
             "ratio": find_ratio(ours["median"], theirs["median"]),
-            "machine": machine,
+            **conditions,
         }
 
 
@@ -84,14 +94,43 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def describe_machine(*, load: bool = True) -> str:
-    """The machine and its load: every result line must show a noisy machine."""
+def describe_machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}, "
         f"python {platform.python_version()}, torch {metadata.version('torch')}"
-        f"{f', load {os.getloadavg()[0]:.1f}' if load else ''}"
     )
+
+
+def find_today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def describe_command(module: str, argv: Sequence[str]) -> str:
+    """The command of a measurement, without the options that say where its results go."""
+    kept, words = [], iter(argv)
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif word != "--keep" and not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(["python", "-m", f"benchmarks.{module}", *kept])
+
+
+def describe_conditions(command: str) -> dict[str, Any]:
+    """Where, when and how a result is made: every result line must show a noisy machine."""
+    load = round(os.getloadavg()[0], 1)
+    return {"machine": describe_machine(), "load": load, "date": find_today(), "command": command}
+
+
+def keep(out: Path, result: str, plots: str) -> None:
+    """Keep a result and those of its plots that the documentation shows, and render the documentation's tables."""
+    KEPT.mkdir(exist_ok=True)
+    shutil.copy(out / result, KEPT / result)
+    for plot in out.glob(plots):
+        if (PLOTS / plot.name).exists():
+            shutil.copy(plot, PLOTS / plot.name)
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "generate.py")], check=True)
 
 
 @dataclass(frozen=True)
@@ -102,6 +141,8 @@ class Options:
     out: Path
     repeats: int
     deadline: float  # time.monotonic() after which no new measurement starts
+    command: str
+    keep: bool
     extra: argparse.Namespace
 
     def has_time(self) -> bool:
@@ -122,39 +163,44 @@ def parse_options(
         prog=f"python -m benchmarks.{benchmark}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--quick", action="store_true", help="fewer cases and repeats")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where lines and plots go (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="keep the result for the tables of docs/performance.md")
     parser.add_argument("--repeats", type=int, help=f"measurements of each side (default: {repeats[1]})")
     parser.add_argument("--budget", type=float, help=f"seconds; begin nothing new after it (default: {budgets[1]:.0f})")
     if add_arguments is not None:
         add_arguments(parser)
-    found = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    found = parser.parse_args(words)
     budget = found.budget if found.budget is not None else budgets[0 if found.quick else 1]
     return Options(
         quick=found.quick,
         out=found.out,
         repeats=found.repeats or repeats[0 if found.quick else 1],
         deadline=time.monotonic() + budget,
+        command=describe_command(benchmark, words),
+        keep=found.keep,
         extra=found,
     )
 
 
 @dataclass
 class Report:
-    """Prints each line when it is known, and writes all to one file: `OUT/<benchmark>.jsonl`."""
+    """Prints each line when it is known, and writes all to one file: `OUT/<name>.jsonl`."""
 
-    benchmark: str
-    out: Path
+    name: str
+    options: Options
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.path = self.out / f"{self.benchmark}.jsonl"
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        self.path = self.options.out / f"{self.name}.jsonl"
         self.path.unlink(missing_ok=True)
 
     def add(self, result: Result) -> None:
-        line = result.line(describe_machine())
+        line = result.line(describe_conditions(self.options.command))
         self.lines.append(line)
         text = json.dumps(line)
         print(text, flush=True)
@@ -164,6 +210,11 @@ class Report:
     def add_all(self, results: Iterable[Result]) -> None:
         for result in results:
             self.add(result)
+
+    def finish(self) -> None:
+        """Everything was measured: keep it, if that is wanted. An unfinished run replaces nothing."""
+        if self.options.keep:
+            keep(self.options.out, self.path.name, f"{self.name}*.png")
 
 
 def say(text: str) -> None:

@@ -134,7 +134,7 @@ def run(options: Options) -> None:
     if options.extra.churn is not None:
         run_churn(options)
         return
-    report = Report("hub", options.out)
+    report = Report("hub", options)
     found: dict[Size, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
     chosen = tuple(Size(agents, tls=True) for agents in options.extra.agents or ())
     for size in chosen or (QUICK if options.quick else FULL):
@@ -153,10 +153,11 @@ def run(options: Options) -> None:
             report.add_all(results(size, ours, peers))
     if found:
         draw(options.out / "hub.png", found)
+    report.finish()
 
 
 def run_churn(options: Options) -> None:
-    report = Report("hub-churn", options.out)
+    report = Report("hub-churn", options)
     agents, members = CHURN_QUICK if options.quick else CHURN_FULL
     agents = options.extra.agents[0] if options.extra.agents else agents
     seconds, rate = options.extra.churn, options.extra.rate
@@ -167,6 +168,7 @@ def run_churn(options: Options) -> None:
     report.add_all(
         churn_results(f"{agents} agents, a world of {members} and worlds of ten, {rate:.0%} lost a second", found)
     )
+    report.finish()
 
 
 def churn_results(name: str, found: dict[str, Any]) -> list[Result]:

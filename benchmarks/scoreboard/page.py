@@ -1,7 +1,4 @@
-"""The scoreboard as Markdown: a summary, then one table for each row, the best first. Pure.
-
-The same result lines of the other benchmarks become tables here too, for docs/performance.md.
-"""
+"""The scoreboard as Markdown: a summary and one table for each row, the best first; or one table of all. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +15,9 @@ from benchmarks.scoreboard.cells import (
     find_standings,
     group_by_row,
 )
+
+RECOVERY, PAUSE = ": recovery", ": pause"
+OURS = "ElasticJob"
 
 
 def format_seconds(value: float) -> str:
@@ -61,10 +61,8 @@ def name_cell(cell: Cell | None) -> str:
 
 def render_heading(board: Board) -> str:
     lowest, highest = (min(board.loads), max(board.loads)) if board.loads else (0.0, 0.0)
-    return (
-        f"{board.date}, {board.machine}, load {lowest:.1f} to {highest:.1f}, seed {board.seed}"
-        f"{', `--quick`' if board.quick else ''}."
-    )
+    how = f": `{board.command}`" if board.command else ", `--quick`" if board.quick else ""
+    return f"{board.date}, {board.machine}, load {lowest:.1f} to {highest:.1f}, seed {board.seed}{how}."
 
 
 def render_summary(board: Board) -> str:
@@ -77,39 +75,56 @@ def render_summary(board: Board) -> str:
 
 
 def render_row(row: str, cells: Sequence[Cell]) -> str:
+    """The systems that were measured, the best first, and why the others were not."""
+    measured = [cell for cell in cells if cell.samples]
+    if not measured:
+        return ""
     lines = [f"**{row}**", "", "| system | settings | script | median | repeats | note |", "|---|---|---|---|---|---|"]
-    for cell in cells:
+    for cell in measured:
         mark = "**" if cell.ours else ""
         shown = f"{mark}{cell.system}{mark} | {cell.settings} | {cell.script} | {format_cell(cell)}"
         lines.append(f"| {shown} | {len(cell.samples)} | {cell.note} |")
-    return "\n".join(lines)
+    reasons: dict[str, list[str]] = {}
+    for cell in cells:
+        if not cell.samples:
+            reasons.setdefault(cell.note or "not a part of this run", []).append(cell.system)
+    absent = "; ".join(f"{', '.join(systems)} ({note})" for note, systems in reasons.items())
+    return "\n".join([*lines, *(["", f"Not measured: {absent}."] if absent else [])])
+
+
+def render_matrix(board: Board) -> str:
+    """One table: a row for each event, and a column for each system; in parentheses, the pause where it differs."""
+    found = {(cell.row, cell.system): cell for cell in board.cells if cell.samples}
+    systems = list(dict.fromkeys(cell.system for cell in board.cells if cell.samples))
+    rows = [row for row in group_by_row(board.cells) if any((row, system) in found for system in systems)]
+    pauses = {row for row in rows if row.endswith(PAUSE) and row.replace(PAUSE, RECOVERY) in rows}
+
+    def show(row: str, system: str) -> str:
+        cell, pause = found.get((row, system)), found.get((row.replace(RECOVERY, PAUSE), system))
+        if cell is None:
+            return "–"
+        shown = format_cell(cell)
+        also = format_cell(pause) if pause is not None and row.endswith(RECOVERY) else shown
+        return shown if also == shown else f"{shown} ({also})"
+
+    heads = [f"**{name}**" if name.startswith(OURS) else name for name in systems]
+    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    for row in rows:
+        if row not in pauses:
+            name = row.removesuffix(RECOVERY)
+            lines.append(f"| {name} | {' | '.join(show(row, system) for system in systems)} |")
+    return "\n\n".join([render_heading(board), "\n".join(lines)])
 
 
 def render_board(board: Board) -> str:
     parts = [render_heading(board), render_summary(board)]
     parts += [render_row(row, cells) for row, cells in group_by_row(board.cells).items()]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
-def format_values(values: Mapping[str, float | None]) -> str:
-    """The median of a result line, and the range if there is one."""
-
-    def show(value: float | None) -> str:
-        return "never" if value is None else f"{value:.4g}"
-
-    if values["min"] == values["max"]:
-        return show(values["median"])
-    return f"{show(values['median'])} ({show(values['min'])}–{show(values['max'])})"
-
-
-def render_lines(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The result lines of one benchmark (see `harness`), one per row."""
-    rows = ["| case | ours | peer | peer's value | ratio |", "|---|---|---|---|---|"]
-    for line in lines:
-        kind = next(kind for kind in ("seconds", "rate", "bytes") if kind in line)
-        unit = {"seconds": " s", "rate": "", "bytes": " B"}[kind]
-        ratio = "–" if line["ratio"] is None else f"{line['ratio']:.3g}"
-        peer = "" if line["peer"] == "none" else f"{format_values(line['peerValue'])}{unit}"
-        named = "" if line["peer"] == "none" else line["peer"]
-        rows.append(f"| {line['case']} | {format_values(line[kind])}{unit} | {named} | {peer} | {ratio} |")
-    return "\n".join([*rows, "", f"Machine: {lines[-1]['machine']}."])
+def render(raw: Mapping[str, Any] | None, command: str, *, as_matrix: bool) -> str:
+    """The block of a kept board; without one, the command that makes it."""
+    if raw is None:
+        return f"Not measured yet: `{command}` makes this table."
+    board = Board.load(raw)
+    return render_matrix(board) if as_matrix else render_board(board)
