@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from benchmarks.scoreboard.page import Goal as BoardGoal
 from benchmarks.tables import Column, Goal, Row, Table
 
 _AGENTS: Final = (100, 1000, 5000, 10_000)
@@ -239,22 +240,43 @@ TABLES: Final[Mapping[str, Table]] = {
 }
 
 
+_SESSION, _MEMORY, _TORCHRUN, _RUN = (
+    f"ElasticJob: {name}"
+    for name in ("session", "elasticjob-run, snapshots in memory", "torchrun", "elasticjob-run, warm")
+)
+_ANNOUNCED = ("grow 2 to 3: pause", "shrink 3 to 2, announced: pause", "SIGTERM: pause")
+_KILLS = ("SIGKILL follower: pause", "SIGKILL rank 0: pause", "SIGKILL outside a collective: pause")
+_RARE, _OFTEN = ("goodput, one kill in 60 s",), ("goodput, one kill in 20 s",)
+_EVENT_GOALS: Final = (
+    BoardGoal(("start 2 below max: recovery",), (_SESSION, _TORCHRUN, _RUN), 3.0),
+    BoardGoal((*_ANNOUNCED, *_KILLS), (_TORCHRUN, _RUN), 0.7),
+    BoardGoal(_ANNOUNCED, (_SESSION,), 0.5),
+    BoardGoal(_KILLS, (_SESSION,), 0.1),
+)
+_GOODPUT_GOALS: Final = (
+    BoardGoal(_RARE, (_SESSION,), 0.99),
+    BoardGoal(_RARE, (_MEMORY,), 0.985),
+    BoardGoal(_RARE, (_TORCHRUN, _RUN), 0.975),
+    BoardGoal(_OFTEN, (_SESSION,), 0.985),
+    BoardGoal(_OFTEN, (_MEMORY,), 0.965),
+    BoardGoal(_OFTEN, (_TORCHRUN, _RUN), 0.94),
+)
+
+
 @dataclass(frozen=True)
 class BoardTable:
-    """A run of the scoreboard: the command that makes its file, and whether it is shown as one table."""
+    """A run of the scoreboard: the command that makes its file, and whether it is shown as one table, with goals."""
 
     command: str
     as_matrix: bool = False
+    goals: Sequence[BoardGoal] = ()
 
 
 _SCOREBOARD: Final = "python -m benchmarks.scoreboard"
+_EVENTS: Final = "--only events --repeats 2 --systems session torchrun run torchft external"
+_GOODPUT: Final = "--only goodput --minutes 10 --systems session memory torchrun run external"
 BOARDS: Final[Mapping[str, BoardTable]] = {
     "scoreboard": BoardTable(f"{_SCOREBOARD} --quick --keep"),
-    "scoreboard-events": BoardTable(
-        f"{_SCOREBOARD} --only events --repeats 2 --systems session torchrun run torchft external --keep",
-        as_matrix=True,
-    ),
-    "scoreboard-goodput": BoardTable(
-        f"{_SCOREBOARD} --only goodput --systems session memory torchrun run external --keep", as_matrix=True
-    ),
+    "scoreboard-events": BoardTable(f"{_SCOREBOARD} {_EVENTS} --keep", as_matrix=True, goals=_EVENT_GOALS),
+    "scoreboard-goodput": BoardTable(f"{_SCOREBOARD} {_GOODPUT} --keep", as_matrix=True, goals=_GOODPUT_GOALS),
 }

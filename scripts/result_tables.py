@@ -22,7 +22,7 @@ def read_blocks() -> dict[str, str]:
     blocks = {f"simulation {name}": text for name, text in scale_page.render(_read("simulation.json")).items()}
     for name, board in performance.BOARDS.items():
         found = _read(f"{name}.json") if (RESULTS / f"{name}.json").exists() else None
-        blocks[name] = board_page.render(found, board.command, as_matrix=board.as_matrix)
+        blocks[name] = board_page.render(found, board.command, as_matrix=board.as_matrix, goals=board.goals)
     for name, table in performance.TABLES.items():
         blocks[name] = tables.render(table, read_lines(RESULTS / f"{table.file}.jsonl"))
     return blocks

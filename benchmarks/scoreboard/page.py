@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.scoreboard.cells import (
+    HIGHER_IS_BETTER,
     Board,
     Cell,
     Sample,
@@ -17,7 +19,7 @@ from benchmarks.scoreboard.cells import (
 )
 
 RECOVERY, PAUSE = ": recovery", ": pause"
-OURS = "ElasticJob"
+OURS = "ElasticJob: "
 
 
 def format_seconds(value: float) -> str:
@@ -92,28 +94,60 @@ def render_row(row: str, cells: Sequence[Cell]) -> str:
     return "\n".join([*lines, *(["", f"Not measured: {absent}."] if absent else [])])
 
 
-def render_matrix(board: Board) -> str:
+@dataclass(frozen=True)
+class Goal:
+    """What these systems are wanted to reach in these rows: at least a share, at most anything else."""
+
+    rows: Sequence[str]
+    systems: Sequence[str]
+    limit: float
+
+    def is_missed(self, cell: Cell) -> bool:
+        median = find_median(cell.samples)
+        if median is None:
+            return True
+        return median < self.limit if cell.unit in HIGHER_IS_BETTER else median > self.limit
+
+    def describe(self, cell: Cell) -> str:
+        systems = ", ".join(name.removeprefix(OURS) for name in self.systems)
+        return f"{systems}: {'pause ' if cell.row.endswith(PAUSE) else ''}{format_sample(self.limit, cell.unit)}"
+
+
+def render_matrix(board: Board, goals: Sequence[Goal] = ()) -> str:
     """One table: a row for each event, and a column for each system; in parentheses, the pause where it differs."""
     found = {(cell.row, cell.system): cell for cell in board.cells if cell.samples}
-    systems = list(dict.fromkeys(cell.system for cell in board.cells if cell.samples))
-    rows = [row for row in group_by_row(board.cells) if any((row, system) in found for system in systems)]
-    pauses = {row for row in rows if row.endswith(PAUSE) and row.replace(PAUSE, RECOVERY) in rows}
-
-    def show(row: str, system: str) -> str:
-        cell, pause = found.get((row, system)), found.get((row.replace(RECOVERY, PAUSE), system))
-        if cell is None:
-            return "–"
-        shown = format_cell(cell)
-        also = format_cell(pause) if pause is not None and row.endswith(RECOVERY) else shown
-        return shown if also == shown else f"{shown} ({also})"
-
-    heads = [f"**{name}**" if name.startswith(OURS) else name for name in systems]
-    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    systems = list(dict.fromkeys(system for _, system in found))
+    rows = list(dict.fromkeys(row for row, _ in found))
+    lines = [f"| | {' | '.join(systems)} |{' goal |' * bool(goals)}", f"|---|{'---|' * (len(systems) + bool(goals))}"]
     for row in rows:
-        if row not in pauses:
-            name = row.removesuffix(RECOVERY)
-            lines.append(f"| {name} | {' | '.join(show(row, system) for system in systems)} |")
+        whole = row.removesuffix(PAUSE) + RECOVERY
+        if row.endswith(PAUSE) and whole in rows:
+            continue  # in the row of the whole recovery
+        parts = (row, row.replace(RECOVERY, PAUSE)) if row.endswith(RECOVERY) else (row,)
+        own = [goal for goal in goals if {*goal.rows} & {*parts}]
+        texts = [
+            format_parts([found[part, system] for part in parts if (part, system) in found], own) for system in systems
+        ]
+        measured = [cell for part in parts for system in systems if (cell := found.get((part, system)))]
+        wanted = "; ".join(
+            dict.fromkeys(goal.describe(cell) for goal in own for cell in measured if cell.row in goal.rows)
+        )
+        name = row.removesuffix(RECOVERY)
+        lines.append(f"| {name} | {' | '.join(texts)} |{f' {wanted} |' if goals else ''}")
     return "\n\n".join([render_heading(board), "\n".join(lines)])
+
+
+def format_parts(cells: Sequence[Cell], goals: Sequence[Goal]) -> str:
+    """Recovery and, in parentheses, the pause, of one system. Bold if one of them misses its goal."""
+    texts = list(dict.fromkeys(format_cell(cell) for cell in cells))
+    shown = f"{texts[0]} ({texts[1]})" if len(texts) > 1 else "".join(texts) or "–"
+    missed = any(
+        goal.is_missed(cell)
+        for cell in cells
+        for goal in goals
+        if cell.row in goal.rows and cell.system in goal.systems
+    )
+    return f"**{shown}**" if missed else shown
 
 
 def render_board(board: Board) -> str:
@@ -122,9 +156,9 @@ def render_board(board: Board) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def render(raw: Mapping[str, Any] | None, command: str, *, as_matrix: bool) -> str:
+def render(raw: Mapping[str, Any] | None, command: str, *, as_matrix: bool, goals: Sequence[Goal] = ()) -> str:
     """The block of a kept board; without one, the command that makes it."""
     if raw is None:
         return f"Not measured yet: `{command}` makes this table."
     board = Board.load(raw)
-    return render_matrix(board) if as_matrix else render_board(board)
+    return render_matrix(board, goals) if as_matrix else render_board(board)
