@@ -53,18 +53,20 @@ def make_table(*columns: Column, rows: tuple[Row, ...] = (), others: bool = True
         (0.035, "rate", "0.035"),
         (3.0, "count", "3"),
         (0.145, "share", "14.5%"),
+        (0.001, "share", "0.1%"),
+        (1.5, "share", "150%"),
     ],
 )
 def test_values_have_the_unit_of_their_size(value: float, kind: str, expected: str) -> None:
-    assert tables.FORMATS[kind](value) == expected
+    assert tables.format_value(value, kind) == expected
 
 
 @pytest.mark.parametrize(
     ("show", "ours", "peer", "expected"),
     [
         pytest.param("ours", 2.0, 4.0, "2 s", id="ours"),
-        pytest.param("ours", [1.0, 2.0, 3.0], None, "2 s (1 s to 3 s)", id="with its range"),
-        pytest.param("ours", [1.0, 2.0, None], None, "2 s (1 s to never)", id="once never"),
+        pytest.param("ours", [1.0, 2.0, 3.0], None, "2 s (1 to 3)", id="with its range"),
+        pytest.param("ours", [1.0, 2.0, None], None, "2 s (1 to never)", id="once never"),
         pytest.param("ours", [None], None, "never", id="never"),
         pytest.param("both", 2.0, 4.0, "2 s, 4 s (0.5)", id="both"),
         pytest.param("both", 2.0, [None], "2 s, never", id="both without a ratio"),
@@ -103,10 +105,10 @@ def test_rows_are_named_first_and_then_those_of_the_file_in_its_order() -> None:
         pytest.param(Goal(2.0), "ours", None, "| a | **never** | 2 s |", id="never"),
         pytest.param(Goal(2.0), "peer", 9.0, "| a | 4 s | 2 s |", id="the peer has no goal"),
         pytest.param(Goal(1.0, "ratio"), "both", 5.0, "| a | **5 s, 4 s (1.25)** | 1 times the peer |", id="ratio"),
-        pytest.param(Goal(1.0, "more"), "more", 4.5, "| a | 500 ms | 1 s more |", id="more, reached"),
-        pytest.param(Goal(1.0, "more"), "more", 5.5, "| a | **1.5 s** | 1 s more |", id="more, missed"),
-        pytest.param(Goal(1.0, at="x"), "ours", 2.0, "| a | **2 s** | 1 s at x |", id="in this column"),
-        pytest.param(Goal(1.0, at="y"), "ours", 2.0, "| a | 2 s | 1 s at y |", id="in another column"),
+        pytest.param(Goal(1.0, "more"), "more", 4.5, "| a | 500 ms | 1 s |", id="more, reached"),
+        pytest.param(Goal(1.0, "more"), "more", 5.5, "| a | **1.5 s** | 1 s |", id="more, missed"),
+        pytest.param(Goal(1.0, at="x"), "ours", 2.0, "| a | **2 s** | x: 1 s |", id="in this column"),
+        pytest.param(Goal(1.0, at="y"), "ours", 2.0, "| a | 2 s | y: 1 s |", id="in another column"),
     ],
 )
 def test_a_cell_that_misses_its_goal_is_bold(goal: Goal, show: Any, ours: Any, expected: str) -> None:
@@ -116,7 +118,7 @@ def test_a_cell_that_misses_its_goal_is_bold(goal: Goal, show: Any, ours: Any, e
 
 def test_seconds_per_second_are_a_share() -> None:
     table = make_table(Column("x"), rows=(Row("CPU", goal=Goal(0.1), is_share=True),))
-    assert render_rows(table, [make_line("CPU", 0.25)]) == ["| CPU | **25.0%** | 10.0% |"]
+    assert render_rows(table, [make_line("CPU", 0.25)]) == ["| CPU | **25%** | 10% |"]
 
 
 def test_the_conditions_stand_above_a_table() -> None:
