@@ -89,8 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         kill_every=extra.kill_every or ([20.0] if quick else [60.0, 20.0]),
     )
     write(run.board, options.out, name)
-    if options.keep:
-        harness.keep(options.out, f"{name}.json", f"{name}*.png" if "goodput" not in extra.only else "goodput-*.png")
+    options.finish(f"{name}.json", "goodput-*.png" if name == "scoreboard-goodput" else f"{name}.png")
 
 
 if __name__ == "__main__":

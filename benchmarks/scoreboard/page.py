@@ -109,7 +109,7 @@ class Goal:
         return median < self.limit if cell.unit in HIGHER_IS_BETTER else median > self.limit
 
     def describe(self, cell: Cell) -> str:
-        systems = ", ".join(name.removeprefix(OURS) for name in self.systems)
+        systems = " and ".join(name.removeprefix(OURS) for name in self.systems)
         return f"{systems}: {'pause ' if cell.row.endswith(PAUSE) else ''}{format_sample(self.limit, cell.unit)}"
 
 
