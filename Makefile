@@ -56,7 +56,7 @@ format: setup ## Format and fix what can be fixed.
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/ruff check --fix $(SOURCES)
 
-generate: setup ## Write the generated files: CRD, install.yaml, API reference.
+generate: setup ## Write the generated files: CRD, install.yaml, API reference, tables of the documentation.
 	@$(PY) scripts/generate.py
 
 transcript: setup ## Play the commands of docs/transcript.md and write what they print.

@@ -12,7 +12,10 @@ from collections.abc import Sequence
 
 from benchmarks import harness
 
-NAMES = ("runtime", "curve", "collectives", "scoreboard", "controlplane", "hub")
+NAMES = (
+    *("runtime", "sessions", "snapshots", "curve", "collectives"),
+    *("scoreboard", "demo", "controlplane", "commands", "hub"),
+)
 
 
 def find_module(name: str) -> str:

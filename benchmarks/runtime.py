@@ -1,4 +1,4 @@
-"""The costs of the runtime for a script: import, report, checkpoint, sampler, steps of sessions; and of an agent.
+"""The costs of the runtime for a script: import, report, checkpoint, sampler; and of an agent.
 
 Every case runs in fresh processes. An import is the whole lifetime of an interpreter that imports and exits; the peer
 imports only torch. Memory is the proportional share (PSS) of the agent process, idle before its first world: shared
@@ -28,9 +28,6 @@ MEASURED = {
     "checkpoint: restore": ("checkpoint:restore", "torch.load and load_state_dict"),
     "sampler: an epoch of 200,000, one of 4 ranks": ("sampler", "DistributedSampler and BatchSampler"),
 }
-SESSION_SCRIPT = launchers.ROOT / "benchmarks" / "scripts" / "session_cost.py"
-SESSIONS = (("ddp", 2), ("fsdp", 2), ("hsdp", 2), ("fsdp", 4), ("hsdp", 4))
-PLAIN = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "FSDP2, two copies"}
 IMPORTS = (
     "import torch; import elasticjob",
     "import torch; import elasticjob; elasticjob.init, elasticjob.report, elasticjob.all_reduce",
@@ -54,34 +51,6 @@ def run_case(case: str, repeats: int, megabytes: int, directory: Path) -> dict[s
     return found
 
 
-def measure_session(kind: str, ranks: int, repeats: int, steps: int) -> list[harness.Result]:
-    """A step in a session against the plain one, in turns of the same processes: wall time, and CPU time of a rank."""
-    command = [
-        sys.executable,
-        str(SESSION_SCRIPT),
-        "steps",
-        "--kind",
-        kind,
-        "--ranks",
-        str(ranks),
-        "--steps",
-        str(steps),
-    ]
-    found = []
-    for _ in range(repeats):
-        done = subprocess.run(
-            command, env=launchers.base_environment(), capture_output=True, text=True, timeout=300, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"session, {kind}: {done.stderr.strip()[-600:]}")
-        found.append(json.loads(done.stdout))
-    results = []
-    for what, name in (("Step", "a step in a session"), ("Cpu", "a step in a session, CPU time")):
-        ours, plain = ([one[f"{side}{what}Us"] / 1e6 for one in found] for side in ("session", "plain"))
-        results.append(harness.Result("runtime", f"{name}: {kind}, {ranks} ranks", ours, PLAIN[kind], plain))
-    return results
-
-
 def time_import(code: str) -> float:
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], env=launchers.base_environment(), check=True, timeout=120)
@@ -98,15 +67,15 @@ def measure_imports(repeats: int) -> list[harness.Result]:
 
 
 def read_memory(pid: int) -> float:
-    """Proportional set size in MiB."""
+    """Proportional set size in bytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
+            return float(line.split()[1]) * 1024
     raise RuntimeError(f"no Pss of process {pid}")
 
 
 def measure_agent(launcher: local.Local | torchrun.Torchrun, node: int = 0) -> float:
-    """The memory of an agent whose one worker trains, in MiB."""
+    """The memory of an agent whose one worker trains, in bytes."""
     with tempfile.TemporaryDirectory(prefix="elasticjob-bench-") as directory:
         job = launchers.Job(Path(directory), 1)
         run = cases.Run(launcher, timeline.Tail(job.steps))
@@ -123,7 +92,7 @@ def measure_agent(launcher: local.Local | torchrun.Torchrun, node: int = 0) -> f
 def main(argv: Sequence[str] | None = None) -> None:
     install_clean_up()
     options = harness.parse_options("runtime", __doc__ or "", argv, budgets=(50, 300), repeats=(3, 7))
-    report = harness.Report("runtime", options.out)
+    report = harness.Report("runtime", options)
     bars: dict[str, dict[str, float]] = {}
     megabytes = 32 if options.quick else 256
     for label, (case, peer) in MEASURED.items():
@@ -133,18 +102,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         size = f", {megabytes} MiB" if case.startswith("checkpoint") else ""
         report.add(harness.Result("runtime", label + size, found["ours"], peer, found["peer"]))
     report.add_all(measure_imports(options.repeats))
-    for kind, ranks in SESSIONS[:1] if options.quick else SESSIONS:
-        if options.has_time():
-            report.add_all(measure_session(kind, ranks, 1 if options.quick else 3, 1000))
     if not options.quick:
         ours = [measure_agent(local.elasticjob_run_cold()) for _ in range(2)]
         plain = [measure_agent(torchrun.tuned()) for _ in range(2)]
-        report.add(harness.Result("runtime", "agent memory, PSS (MiB)", ours, "torchrun c10d agent", plain, "rate"))
+        report.add(harness.Result("runtime", "agent memory, PSS", ours, "torchrun c10d agent", plain, "bytes"))
     for line in report.lines:
         values = line.get("seconds") or {}
         if values.get("median") and line["peerValue"]["median"]:
             bars[line["case"]] = {"ours": values["median"], "peer": line["peerValue"]["median"]}
     plots.draw_bars(options.out / "runtime.png", bars, "seconds (median)")
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.extra.plot:
         draw_plot(options.extra.plot)
         return
-    report = Report("pool", options.out)
+    report = Report("pool", options)
     if not options.extra.real_only:
         report.add(time_allocator())
         days = read_days(options)

@@ -13,7 +13,6 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import cases, harness, peers, plots
@@ -51,11 +50,16 @@ def choose(options: harness.Options) -> list[Contestant]:
     return [replace(one, make=one.on_cluster) if one.on_cluster else one for one in chosen]
 
 
-def write(board: Board, out: Path) -> None:
+def write(board: Board, out: Path, name: str) -> None:
     """The page and the plot."""
-    (out / "scoreboard.md").write_text(page.render_board(board) + "\n")
-    plots.draw_board(out / "scoreboard.png", board)
-    harness.say(f"{out}: scoreboard.json, scoreboard.md, scoreboard.png")
+    (out / f"{name}.md").write_text(page.render_board(board) + "\n")
+    plots.draw_board(out / f"{name}.png", board)
+    harness.say(f"{out}: {name}.json, {name}.md, {name}.png")
+
+
+def name_files(parts: Sequence[str]) -> str:
+    """The files of a run of some parts have names of their own: all three kinds of runs can be kept."""
+    return "scoreboard" if set(parts) == set(PARTS) else f"scoreboard-{'-'.join(sorted(parts))}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -66,15 +70,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     extra, quick = options.extra, options.quick
     options.out.mkdir(parents=True, exist_ok=True)
     if extra.render:
-        write(Board.load(json.loads(extra.render.read_text())), options.out)
+        write(Board.load(json.loads(extra.render.read_text())), options.out, extra.render.stem)
         return
     seed = extra.seed if extra.seed is not None else random.SystemRandom().randrange(10**6)
     harness.say(f"seed {seed}: repeat with --seed {seed}")
-    today = datetime.now(UTC).date().isoformat()
-    board = Board(harness.describe_machine(load=False), today, seed, quick)
+    name = name_files(extra.only)
+    board = Board(harness.describe_machine(), harness.find_today(), seed, quick, command=options.command)
     chosen = choose(options)
     missing = set(peers.find_missing(sorted({one.package for one in chosen if one.package})))
-    run = measuring.Measuring(board, options.out / "scoreboard.json", options.deadline, chosen)
+    run = measuring.Measuring(board, options.out / f"{name}.json", options.deadline, chosen)
     named = extra.cases or (QUICK_CASES if quick else [case.name for case in cases.EVERY])
     run.run(
         sorted((case for case in cases.EVERY if case.name in named), key=lambda case: list(named).index(case.name)),
@@ -84,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         minutes=extra.minutes or (1.0 if quick else 10.0),
         kill_every=extra.kill_every or ([20.0] if quick else [60.0, 20.0]),
     )
-    write(run.board, options.out)
+    write(run.board, options.out, name)
+    options.finish(f"{name}.json", "goodput-*.png" if name == "scoreboard-goodput" else f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class Board:
     quick: bool
     loads: tuple[float, ...] = ()
     cells: tuple[Cell, ...] = ()
+    command: str = ""
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)

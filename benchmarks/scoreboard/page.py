@@ -1,14 +1,13 @@
-"""The scoreboard as Markdown: a summary, then one table for each row, the best first. Pure.
-
-The same result lines of the other benchmarks become tables here too, for docs/performance.md.
-"""
+"""The scoreboard as Markdown: a summary and one table for each row, the best first; or one table of all. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.scoreboard.cells import (
+    HIGHER_IS_BETTER,
     Board,
     Cell,
     Sample,
@@ -18,6 +17,9 @@ from benchmarks.scoreboard.cells import (
     find_standings,
     group_by_row,
 )
+
+RECOVERY, PAUSE = ": recovery", ": pause"
+OURS = "ElasticJob: "
 
 
 def format_seconds(value: float) -> str:
@@ -61,10 +63,8 @@ def name_cell(cell: Cell | None) -> str:
 
 def render_heading(board: Board) -> str:
     lowest, highest = (min(board.loads), max(board.loads)) if board.loads else (0.0, 0.0)
-    return (
-        f"{board.date}, {board.machine}, load {lowest:.1f} to {highest:.1f}, seed {board.seed}"
-        f"{', `--quick`' if board.quick else ''}."
-    )
+    how = f": `{board.command}`" if board.command else ", `--quick`" if board.quick else ""
+    return f"{board.date}, {board.machine}, load {lowest:.1f} to {highest:.1f}, seed {board.seed}{how}."
 
 
 def render_summary(board: Board) -> str:
@@ -77,39 +77,88 @@ def render_summary(board: Board) -> str:
 
 
 def render_row(row: str, cells: Sequence[Cell]) -> str:
+    """The systems that were measured, the best first, and why the others were not."""
+    measured = [cell for cell in cells if cell.samples]
+    if not measured:
+        return ""
     lines = [f"**{row}**", "", "| system | settings | script | median | repeats | note |", "|---|---|---|---|---|---|"]
-    for cell in cells:
+    for cell in measured:
         mark = "**" if cell.ours else ""
         shown = f"{mark}{cell.system}{mark} | {cell.settings} | {cell.script} | {format_cell(cell)}"
         lines.append(f"| {shown} | {len(cell.samples)} | {cell.note} |")
-    return "\n".join(lines)
+    reasons: dict[str, list[str]] = {}
+    for cell in cells:
+        if not cell.samples:
+            reasons.setdefault(cell.note or "not a part of this run", []).append(cell.system)
+    absent = "; ".join(f"{', '.join(systems)} ({note})" for note, systems in reasons.items())
+    return "\n".join([*lines, *(["", f"Not measured: {absent}."] if absent else [])])
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What these systems are wanted to reach in these rows: at least a share, at most anything else."""
+
+    rows: Sequence[str]
+    systems: Sequence[str]
+    limit: float
+
+    def is_missed(self, cell: Cell) -> bool:
+        median = find_median(cell.samples)
+        if median is None:
+            return True
+        return median < self.limit if cell.unit in HIGHER_IS_BETTER else median > self.limit
+
+    def describe(self, cell: Cell) -> str:
+        systems = " and ".join(name.removeprefix(OURS) for name in self.systems)
+        return f"{systems}: {'pause ' if cell.row.endswith(PAUSE) else ''}{format_sample(self.limit, cell.unit)}"
+
+
+def render_matrix(board: Board, goals: Sequence[Goal] = ()) -> str:
+    """One table: a row for each event, and a column for each system; in parentheses, the pause where it differs."""
+    found = {(cell.row, cell.system): cell for cell in board.cells if cell.samples}
+    systems = list(dict.fromkeys(system for _, system in found))
+    rows = list(dict.fromkeys(row for row, _ in found))
+    lines = [f"| | {' | '.join(systems)} |{' goal |' * bool(goals)}", f"|---|{'---|' * (len(systems) + bool(goals))}"]
+    for row in rows:
+        whole = row.removesuffix(PAUSE) + RECOVERY
+        if row.endswith(PAUSE) and whole in rows:
+            continue  # in the row of the whole recovery
+        parts = (row, row.replace(RECOVERY, PAUSE)) if row.endswith(RECOVERY) else (row,)
+        own = [goal for goal in goals if {*goal.rows} & {*parts}]
+        texts = [
+            format_parts([found[part, system] for part in parts if (part, system) in found], own) for system in systems
+        ]
+        measured = [cell for part in parts for system in systems if (cell := found.get((part, system)))]
+        wanted = "; ".join(
+            dict.fromkeys(goal.describe(cell) for goal in own for cell in measured if cell.row in goal.rows)
+        )
+        name = row.removesuffix(RECOVERY)
+        lines.append(f"| {name} | {' | '.join(texts)} |{f' {wanted} |' if goals else ''}")
+    return "\n\n".join([render_heading(board), "\n".join(lines)])
+
+
+def format_parts(cells: Sequence[Cell], goals: Sequence[Goal]) -> str:
+    """Recovery and, in parentheses, the pause, of one system. Bold if one of them misses its goal."""
+    texts = list(dict.fromkeys(format_cell(cell) for cell in cells))
+    shown = f"{texts[0]} ({texts[1]})" if len(texts) > 1 else "".join(texts) or "–"
+    missed = any(
+        goal.is_missed(cell)
+        for cell in cells
+        for goal in goals
+        if cell.row in goal.rows and cell.system in goal.systems
+    )
+    return f"**{shown}**" if missed else shown
 
 
 def render_board(board: Board) -> str:
     parts = [render_heading(board), render_summary(board)]
     parts += [render_row(row, cells) for row, cells in group_by_row(board.cells).items()]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
-def format_values(values: Mapping[str, float | None]) -> str:
-    """The median of a result line, and the range if there is one."""
-
-    def show(value: float | None) -> str:
-        return "never" if value is None else f"{value:.4g}"
-
-    if values["min"] == values["max"]:
-        return show(values["median"])
-    return f"{show(values['median'])} ({show(values['min'])}–{show(values['max'])})"
-
-
-def render_lines(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The result lines of one benchmark (see `harness`), one per row."""
-    rows = ["| case | ours | peer | peer's value | ratio |", "|---|---|---|---|---|"]
-    for line in lines:
-        kind = next(kind for kind in ("seconds", "rate", "bytes") if kind in line)
-        unit = {"seconds": " s", "rate": "", "bytes": " B"}[kind]
-        ratio = "–" if line["ratio"] is None else f"{line['ratio']:.3g}"
-        peer = "" if line["peer"] == "none" else f"{format_values(line['peerValue'])}{unit}"
-        named = "" if line["peer"] == "none" else line["peer"]
-        rows.append(f"| {line['case']} | {format_values(line[kind])}{unit} | {named} | {peer} | {ratio} |")
-    return "\n".join([*rows, "", f"Machine: {lines[-1]['machine']}."])
+def render(raw: Mapping[str, Any] | None, command: str, *, as_matrix: bool, goals: Sequence[Goal] = ()) -> str:
+    """The block of a kept board; without one, the command that makes it."""
+    if raw is None:
+        return f"Not measured yet: `{command}` makes this table."
+    board = Board.load(raw)
+    return render_matrix(board, goals) if as_matrix else render_board(board)

@@ -1,6 +1,7 @@
-"""Simulate the operator at sizes that no machine here can run, with what docs/performance.md says was measured.
+"""Simulate the operator at sizes that no machine here can run, with what was measured at others.
 
-Writes the values that docs/scale.md is made of, and prints its tables. `python scripts/generate.py` writes the page.
+Reads the results of the hub and of the control plane in `benchmarks/results`, writes the values that docs/scale.md is
+made of beside them, and prints its tables. `python scripts/generate.py` writes the page.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import harness
 from benchmarks.simulation import measured, page, report
 
-MEASURED = harness.ROOT / "docs" / "performance.md"
-RESULT = harness.ROOT / "benchmarks" / "results" / "simulation.json"
+RESULT = harness.KEPT / "simulation.json"
 
 
 def round_values(value: object) -> object:
@@ -26,6 +27,23 @@ def round_values(value: object) -> object:
     return [round_values(one) for one in value] if isinstance(value, list) else value
 
 
+def read_measured(folder: Path = harness.KEPT) -> measured.Measured:
+    """What was measured, of the kept files."""
+
+    def read(name: str) -> list[dict[str, Any]]:
+        path = folder / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    return measured.read(read("hub"), read("controlplane"))
+
+
+def simulate(found: measured.Measured) -> dict[str, Any]:
+    """The content of the file: what was measured, and what follows from it."""
+    values = round_values({"measured": found.dump(), **report.simulate(found.hub, found.creation)})
+    assert isinstance(values, dict)
+    return values
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulation",
@@ -34,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULT, help="the file of the values (default: %(default)s)")
     out = parser.parse_args(argv).out
-    text = MEASURED.read_text()
-    values = round_values(report.simulate(measured.read_hub(text), measured.read_creation(text)))
-    assert isinstance(values, dict)
+    values = simulate(read_measured())
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(values, indent=1) + "\n")
     for name, block in page.render(values).items():

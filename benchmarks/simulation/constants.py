@@ -1,7 +1,7 @@
 """What the model assumes: CPU and bytes of each message and request.
 
-CPU seconds are of one core of the machine that docs/performance.md names. Those of the hub follow from its table at one
-size, and are checked at the others; one write to the API server is fitted to the control plane's table.
+CPU seconds are of one core of the machine that docs/performance.md names. Those of the hub follow from its results at
+one size, and are checked at the others; one write to the API server is fitted to the results of the control plane.
 """
 
 from __future__ import annotations

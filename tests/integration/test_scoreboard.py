@@ -100,8 +100,7 @@ def test_the_page_states_the_machine_its_load_and_why_a_cell_is_empty() -> None:
     assert "2026-11-22, a machine, load 1.0 to 3.5, seed 7, `--quick`." in text
     best = "| SIGKILL: recovery | **ElasticJob: session**: 0.06 s (0.05 s to 0.07 s, 75%) |"
     assert f"{best} torchft tuned: 1.01 s (1.00 s to never, 75%) | 0.059 |" in text
-    assert "| DLRover defaults | defaults | own | not measured | 0 | not installed |" in text
-    assert text.index("| torchft tuned | best") < text.index("| DLRover defaults")
+    assert text.index("| torchft tuned | best") < text.index("Not measured: DLRover defaults (not installed).")
 
 
 @pytest.mark.parametrize(
@@ -121,19 +120,48 @@ def test_values_have_the_format_of_their_unit(value: float | None, unit: cells.U
     assert page.format_sample(value, unit) == expected
 
 
-def test_result_lines_become_a_table() -> None:
-    none = {"min": None, "median": None, "max": None}
-    line = {"case": "1000 agents", "seconds": {"min": 1.0, "median": 2.0, "max": 3.0}, "peer": "bare", "machine": "m"}
-    alone = {"case": "memory", "bytes": {"min": 5.0, "median": 5.0, "max": 5.0}, "peer": "none", "machine": "m"}
-    text = page.render_lines(
-        [
-            {**line, "peerValue": {"min": 4.0, "median": 4.0, "max": 4.0}, "ratio": 0.5},
-            {**alone, "peerValue": none, "ratio": None},
-        ]
+def test_without_a_kept_run_the_block_names_the_command() -> None:
+    assert page.render(None, "make it", as_matrix=False) == "Not measured yet: `make it` makes this table."
+
+
+def test_one_table_has_a_row_for_each_event_and_a_column_for_each_system() -> None:
+    made = (
+        replace(OURS, row="SIGKILL: recovery", samples=(0.05,)),
+        replace(OURS, row="SIGKILL: pause", samples=(0.05,)),
+        replace(PEER, row="SIGKILL: recovery", samples=(None,)),
+        replace(PEER, row="grow: recovery", samples=(3.0,)),
+        replace(PEER, row="grow: pause", samples=(0.5,)),
+        replace(OURS, row="goodput", unit="share", samples=(0.99,)),
+        replace(PEER, row="nothing", note="not installed"),
     )
-    assert "| 1000 agents | 2 (1–3) s | bare | 4 s | 0.5 |" in text
-    assert "| memory | 5 B |  |  | – |" in text
-    assert text.endswith("Machine: m.")
+    board = replace(make_board(), cells=made, command="python -m benchmarks.scoreboard --only events")
+    assert page.render(board.dump(), "", as_matrix=True).splitlines() == [
+        "2026-11-22, a machine, load 1.0 to 3.5, seed 7: `python -m benchmarks.scoreboard --only events`.",
+        "",
+        "| | ElasticJob: session | torchft tuned |",
+        "|---|---|---|",
+        "| SIGKILL | 0.05 s | never |",
+        "| grow | – | 3.00 s (0.50 s) |",
+        "| goodput | 99.0% | – |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "unit", "ours", "limit", "expected"),
+    [
+        ("goodput", "share", 0.95, 0.9, "| goodput | 95.0% | session: 90.0% |"),
+        ("goodput", "share", 0.95, 0.99, "| goodput | **95.0%** | session: 99.0% |"),
+        ("grow: pause", "s", 0.5, 0.5, "| grow | 3.00 s (0.50 s) | session: pause 0.50 s |"),
+        ("grow: pause", "s", 0.6, 0.5, "| grow | **3.00 s (0.60 s)** | session: pause 0.50 s |"),
+        ("grow: pause", "s", None, 0.5, "| grow | **3.00 s (never)** | session: pause 0.50 s |"),
+    ],
+)
+def test_a_cell_that_misses_its_goal_is_bold(
+    row: str, unit: cells.Unit, ours: float | None, limit: float, expected: str
+) -> None:
+    whole = (replace(OURS, row="grow: recovery", samples=(3.0,)),) if row == "grow: pause" else ()
+    board = replace(make_board(), cells=(*whole, replace(OURS, row=row, unit=unit, samples=(ours,))))
+    assert page.render_matrix(board, [page.Goal((row,), (OURS.system,), limit)]).splitlines()[4:] == [expected]
 
 
 FAST = Contestant("fast", defaults, "best")

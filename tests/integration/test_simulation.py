@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from benchmarks import blocks
+from benchmarks import blocks, harness
 from benchmarks.simulation import __main__ as command
 from benchmarks.simulation import constants, limits, measured, page, report, scenarios
 from benchmarks.simulation.engine import Simulation, Station
 from elasticjob_operator.hub import limits as hub_limits
 
-PAGE = command.MEASURED.read_text()
 VALUES = json.loads(command.RESULT.read_text())
+MEASURED = measured.Measured.load(VALUES["measured"])
 MADE = constants.Constants(handshake=1e-3, message=1e-4, ping=1e-4, agent_bytes=1000.0, latency=0.01)
 
 
@@ -100,34 +101,64 @@ def test_no_limit_breaks_where_nothing_costs_anything() -> None:
     assert limits.find_break(limit, MADE) is None
 
 
-def test_the_measurements_are_read_from_the_page() -> None:
-    hub, creation = measured.read_hub(PAGE), measured.read_creation(PAGE)
-    assert {agents for _, agents in hub} == {100, 1000, 5000, 10_000}
-    assert {(1, 8), (1, 100), (100, 5), (1000, 1), (1, 1000)} == set(creation)
-    with pytest.raises(measured.PageError, match="no table below '## Hub'"):
-        measured.read_hub("# Nothing")
+def make_line(case: str, median: float | None) -> dict[str, Any]:
+    return {"case": case, "seconds": {"min": median, "median": median, "max": median}}
 
 
-def test_the_model_agrees_with_what_the_page_says_was_measured() -> None:
-    """The committed values are those of today's page; `test_..._simulated_again` simulates them again."""
+HUB = [make_line(f"{size} agents, TLS: {case}", size / 100) for size in (100, 1000) for case in measured.HUB_CASES]
+CREATED = [make_line("1 x 100: create to all pods exist", 0.5), make_line("1 x 100: controller CPU", 9.0)]
+
+
+def test_the_measurements_are_read_from_result_lines() -> None:
+    never = make_line("1000 x 1: create to all pods exist", None)
+    found = measured.read([*HUB, make_line("1000 agents, plain: connect, to the last welcome", 7.0)], [*CREATED, never])
+    assert {key: value for key, value in found.hub.items() if key[0] == "connect"} == {
+        ("connect", 100): 1.0,
+        ("connect", 1000): 10.0,
+    }
+    assert found.creation == {(1, 100): 0.5}
+    assert measured.Measured.load(json.loads(json.dumps(found.dump()))) == found
+
+
+@pytest.mark.parametrize(
+    ("hub", "controlplane", "message"),
+    [
+        pytest.param([], CREATED, "of the hub: change, connect, form", id="no hub"),
+        pytest.param(HUB, [], "of the control plane", id="no control plane"),
+    ],
+)
+def test_a_result_that_is_not_there_is_named(hub: list[Any], controlplane: list[Any], message: str) -> None:
+    with pytest.raises(measured.MissingError, match=message):
+        measured.read(hub, controlplane)
+
+
+def test_the_model_agrees_with_what_was_measured() -> None:
+    """The committed values are those of their measurements; `test_..._simulated_again` simulates them again."""
     checks = [report.Check(**one) for one in VALUES["checks"]]
-    hub, creation = measured.read_hub(PAGE), measured.read_creation(PAGE)
-    assert [one.measured for one in checks] == [*hub.values(), *creation.values()], command.__doc__
+    assert [one.measured for one in checks] == [*MEASURED.hub.values(), *MEASURED.creation.values()]
     assert report.find_bad(checks) == []
     assert set(report.EXCEPTIONS) <= {one.name for one in checks}
-    fitted = report.check_hub(constants.fit(hub), {key: value for key, value in hub.items() if key[1] == 1000})
+    fitted = report.check_hub(
+        constants.fit(MEASURED.hub), {key: value for key, value in MEASURED.hub.items() if key[1] == 1000}
+    )
     assert report.find_bad(fitted) == []
+
+
+def test_the_simulation_is_that_of_the_kept_results() -> None:
+    kept = command.read_measured()
+    if not {*MEASURED.hub, *MEASURED.creation} <= {*kept.hub, *kept.creation}:
+        pytest.skip("the kept results are those of a quick run: they have not all sizes")
+    assert kept == MEASURED, command.__doc__
 
 
 @pytest.mark.long
 def test_the_committed_values_are_those_that_are_simulated_again() -> None:
-    values = report.simulate(measured.read_hub(PAGE), measured.read_creation(PAGE))
-    assert json.loads(json.dumps(command.round_values(values))) == VALUES
+    assert json.loads(json.dumps(command.simulate(MEASURED))) == VALUES
 
 
 def test_every_block_of_the_page_is_generated() -> None:
     found = {f"simulation {name}": text for name, text in page.render(VALUES).items()}
-    text = (command.MEASURED.parent / "scale.md").read_text()
+    text = (harness.ROOT / "docs" / "scale.md").read_text()
     assert blocks.fill(text, found) == text
     with pytest.raises(blocks.BlockError, match="known: simulation breaks"):
         blocks.fill("<!-- generated: nothing -->\n<!-- end -->", found)
