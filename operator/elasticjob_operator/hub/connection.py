@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -241,6 +242,12 @@ class Connection:
         """End the connection without a close frame, since the peer does not read."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def find_failed(links: Iterable[Connection], now: float, *, measures: bool) -> dict[Connection, str]:
+    """The connections that must be closed, and why: `silent`, or `slow`, which is only found with `measures`."""
+    silent = {link: "silent" for link in links if link.is_silent(now)}
+    return ({link: "slow" for link in links if link.is_slow(now)} if measures else {}) | silent
 
 
 def _malformed(problem: frames.Problem) -> CloseReason:

@@ -27,14 +27,12 @@ class AgentRegistry:
     def __init__(
         self, wake: Callable[[JobKey], None], clock: Callable[[], float], settings: limits.HubSettings
     ) -> None:
-        self._wake = wake
-        self._clock = clock
-        self._settings = settings
+        self._wake, self._clock, self._settings = wake, clock, settings
         self._jobs: dict[JobKey, JobAgents] = {}
         self._links: dict[connection.Connection, AgentEntry] = {}  # connections that have sent hello
         self._unsent: dict[AgentEntry, None] = {}
         self._send_now = asyncio.Event()
-        self._measured = float("-inf")  # when the sweep has last looked at the unsent bytes
+        self._measure_at = 0.0  # when the sweep looks at unsent bytes again
         self._closing: dict[connection.Connection, None] = {}
         self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
         self.pending = admission.Room(settings.max_pending, settings.agent_greed)
@@ -53,15 +51,13 @@ class AgentRegistry:
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
         """Set the directives of the job's pods, by pod UID; a pod that is not included has none.
 
-        Level-triggered: a repeated call with the same directives sends nothing. A directive is sent if it differs from
-        the last one on the current connection, and again when the same agent reconnects.
+        Level-triggered: a directive is sent if it differs from the last one on the agent's current connection.
         """
         if job not in self._jobs and not directives:
             return
         known = self._job(job)
-        for uid, entry in known.entries.items():
-            if uid not in directives:
-                entry.wanted = None
+        for uid in known.entries.keys() - directives.keys():
+            known.entries[uid].wanted = None
         for uid, directive in directives.items():
             entry = known.entry(uid, _now())
             entry.wanted = directive
@@ -98,8 +94,9 @@ class AgentRegistry:
         return self._jobs[key]
 
     def _find(self, identity: auth.Identity) -> AgentEntry | None:
-        job = self._jobs.get((identity.namespace, identity.job))
-        return None if job is None else job.entries.get(identity.pod_uid)
+        return (
+            job.entries.get(identity.pod_uid) if (job := self._jobs.get((identity.namespace, identity.job))) else None
+        )
 
     # Admission: a slot, a hello, an entry.
 
@@ -282,14 +279,10 @@ class AgentRegistry:
             logger.exception("could not send a directive")
 
     def sweep(self, now: float, *, judge: bool) -> None:
-        """Check every connection for silence, and sometimes for unsent bytes, which costs ten times as much.
-
-        `judge` is false if the hub itself did not run for a while.
-        """
-        failed = dict.fromkeys((link for link in self._links if link.is_silent(now)), "silent")
-        if now - self._measured >= limits.measure_seconds(self._settings):
-            self._measured = now
-            failed = dict.fromkeys((link for link in self._links if link.is_slow(now)), "slow") | failed
+        """Check all connections for silence, and sometimes for unsent bytes. `judge`: false if the hub itself slept."""
+        failed = connection.find_failed(self._links, now, measures=now >= self._measure_at)
+        if now >= self._measure_at:
+            self._measure_at = now + limits.measure_seconds(self._settings)
             for link, entry in self._links.items():
                 if entry.wanted is not None and not link.has_sent(entry.wanted):
                     self.send_soon(entry)

@@ -53,8 +53,7 @@ class Hub:
         self._server: asyncio.Server | None = None
         self._listener: handshake.HandshakeListener | None = None
         self._context: ssl.SSLContext | None = None
-        self._leader = False
-        self._expected = expected
+        self._leader, self._expected = False, expected
         self._on_restart = on_restart  # called when a background task failed
         self.started_at = clock()
         self.counts = self._registry.counts  # "refused:401", "closed:silent", "message:state", ...
