@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from elasticjob.protocol import store, wire
 from elasticjob.protocol.connecting import connect
@@ -36,7 +37,7 @@ def listen() -> tuple[socket.socket, wire.Store]:
 
 def test_a_store_that_answers_is_connected() -> None:
     _held, where = store.listen("127.0.0.1")
-    found = connect(where, lambda: False, time.monotonic() + 30, TIMEOUT)
+    found: Any = connect(where, lambda: False, time.monotonic() + 30, TIMEOUT)
     assert found is not None
     assert found.timeout == TIMEOUT
     found.set("key", "value")
@@ -88,13 +89,7 @@ def test_a_host_that_comes_late_is_found() -> None:
     hosts: list[object] = []
 
     def come() -> None:
-        with contextlib.suppress(OSError):
-            late = socket.socket()
-            late.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            late.bind((where.address, where.port))
-            late.listen(64)
-            options = {"wait_for_workers": False, "master_listen_fd": late.detach()}
-            hosts.append(store.TCPStore(where.address, where.port, None, True, TIMEOUT, **options))
+        hosts.append(TCPStore("127.0.0.1", where.port, is_master=True, wait_for_workers=False))
 
     threading.Timer(0.3, come).start()
     assert connect(where, lambda: False, time.monotonic() + 30, TIMEOUT) is not None

@@ -22,9 +22,7 @@ _TRY_SECONDS = 1.0  # for the first answer; torch's client makes one more try af
 _PAUSE = 0.05  # between two attempts, and between two looks at one
 
 
-def connect(
-    where: wire.Store, interrupted: Callable[[], bool], deadline: float, timeout: timedelta
-) -> TCPStore | None:
+def connect(where: wire.Store, interrupted: Callable[[], bool], deadline: float, timeout: timedelta) -> TCPStore | None:
     """A client of the store, for whose keys it waits up to `timeout`; None as soon as `interrupted()` returns true.
 
     Raises OSError at the deadline.
