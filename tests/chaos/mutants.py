@@ -30,6 +30,7 @@ RECOVERY = ("tests/worker/sessions/test_recovery.py",)
 PEERS = ("tests/worker/peers/test_choice.py", "tests/worker/peers/test_lead.py", "tests/worker/peers/test_records.py")
 HELD = ("tests/chaos/test_chaos_memory.py", "-k", "moments")
 INTERRUPT = ("tests/worker/sessions/test_interrupt.py",)
+CONNECTING = ("tests/worker/protocol/test_connecting.py",)
 OPERATOR, RUNTIME = "operator/elasticjob_operator", "worker_image/src/elasticjob"
 DOORS = ("tests/controller/hub/test_doors.py",)
 
@@ -190,6 +191,12 @@ MUTANTS = (
            RECOVERY, package=RUNTIME),
     Mutant("a step without its position counts", "sessions/recovery.py", "if self.clean and self.step >= 0:",
            "if self.step >= 0:", RECOVERY, package=RUNTIME),
+    Mutant("a store that does not answer is waited for", "protocol/connecting.py", " and not interrupted() and time", " and time",
+           CONNECTING, package=RUNTIME),
+    Mutant("what torch's client waits for is not ended", "protocol/connecting.py", "            sockets.shut_down_to(", "            _ = (",
+           CONNECTING, package=RUNTIME),
+    Mutant("no last step, and it is waited for", "agent/stages.py", " and not any(one.error for one in state.idle)", "", AGENT,
+           package=RUNTIME),
     Mutant("code of ours is interrupted", "sessions/interrupt.py", " and not _is_own(frame)", "", INTERRUPT, package=RUNTIME),
     # Checkpoints that peers hold.
     Mutant("an older report confirms a record", "peers/lead.py", "min(self._rounds.values()) < self.round", "False", PEERS,

@@ -309,6 +309,23 @@ def test_a_session_that_waits_for_a_lost_member_is_freed_although_another_has_le
     assert kinds(done) == [wire.STOPPING, "CloseStores", "AskPause"]
 
 
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        pytest.param(None, [], id="it has ended the last step"),
+        pytest.param("closed", ["CloseStores", "AskPause"], id="it was thrown out of the world"),
+    ],
+)
+def test_no_last_step_is_waited_for_once_a_session_has_left_without_it(error: str | None, asked: list[str]) -> None:
+    """Found by CI: a pod was killed while another one left. The hub may hear of the loss much later."""
+    running = make_state(Stage.RUNNING, sessions=True, nproc=2)
+    state, _ = play(running, hub_changed(regroup(checkpoint=True)))
+    state, done = play(state, events.Idle(1, error))
+    assert kinds(done) == asked
+    assert all(action == events.AskPause(3, announced=False) for action in done[1:])
+    assert play(state, events.Tick())[1] == [], "once is enough"
+
+
 def test_a_session_that_stays_is_killed() -> None:
     state, _ = play(make_state(Stage.RUNNING, sessions=True, nproc=2), hub_changed(regroup()), events.Idle(1))
     patience = NOW + 30.0 + stages.PATIENCE

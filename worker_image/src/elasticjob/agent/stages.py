@@ -167,7 +167,8 @@ def _while_pausing(state: State, now: float) -> Result:
     if state.until is not None and now >= state.until:
         idle = frozenset(one.pid for one in state.idle)
         return replace(launch(state, now), asked=False), (events.KillSessions(idle),)
-    announced = directives.grace_of(state.hub.directive) > 0
+    # A session that was thrown out of its world ends no last step, and others may wait for it alone.
+    announced = directives.grace_of(state.hub.directive) > 0 and not any(one.error for one in state.idle)
     if announced is state.asked:
         return state, ()
     ask = events.AskPause(state.generation, announced)

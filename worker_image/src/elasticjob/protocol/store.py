@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from elasticjob.protocol import directives, wire
+from elasticjob.protocol import connecting, directives, wire
 from elasticjob.torchcompat.elastic_store import ASSIGNED, ROLE_INFO, TERMINAL
 
 _TIMEOUT = timedelta(seconds=300)
-# torch's client cannot be interrupted while it connects. If the host dies meanwhile, it tries for this long and up to a
-# second more; after three seconds the agent would take a session for blocked, and end the process with its memory.
-_ATTEMPT = timedelta(seconds=1)
 
 
 def listen(address: str) -> tuple[TCPStore, wire.Store]:
@@ -48,20 +44,7 @@ def listen(address: str) -> tuple[TCPStore, wire.Store]:
 
 def connect(where: wire.Store, interrupted: Callable[[], bool], deadline: float) -> TCPStore | None:
     """A client of rank 0's store; None if `interrupted()` returns true meanwhile. Raises OSError at the deadline."""
-    while not interrupted():
-        try:
-            # A plain socket first: torch's client cannot be interrupted while it connects.
-            socket.create_connection((where.address, where.port), timeout=1.0).close()
-            store = TCPStore(where.address, where.port, None, False, _ATTEMPT, wait_for_workers=False)
-        except (OSError, RuntimeError) as error:
-            if time.monotonic() > deadline:
-                raise OSError(f"rank 0's store {where.address}:{where.port} cannot be reached: {error}") from None
-            time.sleep(0.05)
-        else:
-            store.set_timeout(_TIMEOUT)
-            # Whoever interrupts may have shut down a connection of torch's client, which then made another one.
-            return None if interrupted() else store
-    return None
+    return connecting.connect(where, interrupted, deadline, _TIMEOUT)
 
 
 class GenerationStore(Store):

@@ -48,6 +48,17 @@ def shut_down(inodes: frozenset[int], kept: dict[int, int] | None = None) -> int
     return count
 
 
+def shut_down_to(address: str, port: int, others: frozenset[int]) -> None:
+    """Shut down the connections of this process to this address of a peer, except those with these inodes."""
+    for inode, connection in _connected():
+        if inode in others:
+            continue
+        with contextlib.suppress(OSError):  # the peer has not answered yet, or has closed
+            host, number = connection.getpeername()[:2]
+            if (host.removeprefix("::ffff:"), number) == (address, port):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 def find_listeners() -> frozenset[int]:
     """The inodes of all TCP sockets that listen."""
     return frozenset(inode for inode, one in _sockets() if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
