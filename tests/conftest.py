@@ -7,6 +7,7 @@ import pytest
 
 from devcluster_fixture import audited, cluster, cluster_factory, namespace
 from operator_fixture import jobs, lasting_operator, operator, operator_factory
+from slowest_first import place_of
 
 __all__ = [
     "audited",
@@ -31,6 +32,10 @@ hypothesis.settings.load_profile("default")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked `long` too")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place_of(item.nodeid))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

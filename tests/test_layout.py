@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from slowest_first import SLOWEST, place_of
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -29,3 +31,9 @@ def test_the_interpreter_works_from_the_root_of_the_repository() -> None:
 def test_no_test_folder_is_named_like_an_importable_package() -> None:
     found = [p.name for p in (ROOT / "tests").iterdir() if p.is_dir() and not p.name.startswith((".", "__"))]
     assert not {"operator", "elasticjob", "elasticjob_operator", "elasticjob_devcluster", "torch"} & set(found)
+
+
+def test_the_slow_files_are_there_and_come_first() -> None:
+    assert [file for file in SLOWEST if not (ROOT / "tests" / file).is_file()] == []
+    last = place_of(f"tests/{SLOWEST[-1]}::test_a[b::c]")
+    assert place_of(f"tests/{SLOWEST[0]}::test_a") == 0 < last < place_of("tests/test_layout.py::test_a")
