@@ -64,7 +64,7 @@ def test_a_killed_follower_and_a_killed_rank_0_are_replaced(jobs: Jobs, cluster:
     assert status["restarts"]["infrastructure"] >= 2
 
 
-def test_the_operator_is_killed_and_nothing_happens_and_it_stops_when_told(jobs: Jobs, operator: OperatorProcess) -> None:
+def test_the_operator_is_killed_or_told_to_stop_and_nothing_happens(jobs: Jobs, operator: OperatorProcess) -> None:
     jobs.create("calm", light_spec())
     before = jobs.await_world("calm", 2)
     pods = uids(jobs, "calm")
