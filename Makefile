@@ -5,6 +5,8 @@ PYTHON ?= python3
 # Test processes: one more than cores, because many tests wait, at most four. Each has a control plane of its own.
 CORES := $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
 WORKERS ?= $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 4)))
+# Each process takes whole files, in the order of tests/slowest_first.py.
+FILES := --dist loadfile --no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -28,11 +30,11 @@ demo-session: setup ## The same story with a script that keeps its memory over e
 
 test: setup ## Run the tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
 	@echo "make test leaves out fault injection (make chaos-short), container nodes (make e2e), training stacks (make frameworks)"
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not chaos and not container" \
+	@$(PY) -m pytest -n $(WORKERS) $(FILES) -m "not chaos and not container" \
 	  --ignore tests/frameworks/test_frameworks.py $(PYTEST_ARGS)
 
 test-long: setup ## Run what `make test` leaves out for its time: further cases of the slowest tests.
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --long -m "long and not container" $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(WORKERS) $(FILES) --long -m "long and not container" $(PYTEST_ARGS)
 
 test-unit: setup ## Run only the tests that need no cluster and start no training processes.
 	@$(PY) -m pytest tests/controller tests/test_layout.py -m "not cluster" $(PYTEST_ARGS)

@@ -104,6 +104,14 @@ def scale(platform: Platform, name: str, replicas: int) -> None:
     platform.wait(platform.trains_at(name, replicas), f"{name} trains with {replicas}", name)
 
 
+def is_led_by_next(platform: Platform) -> bool:
+    """Whether the Lease names a replica of the newer build. The former leader may still have it while it ends."""
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/elasticjob-operator"
+    holder = str((platform.get(path).get("spec") or {}).get("holderIdentity") or "").rpartition("_")[0]
+    pod = platform.get(f"/api/v1/namespaces/{SYSTEM}/pods/{holder}") if holder else {}
+    return any(c["image"].endswith(":next") for c in (pod.get("spec") or {}).get("containers") or ())
+
+
 def restarts_of_operators(platform: Platform) -> list[int]:
     pods = platform.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
     return [c["restartCount"] for p in pods for c in p["status"]["containerStatuses"]]
@@ -113,6 +121,8 @@ def test_training_does_not_notice_an_upgrade_and_a_roll_back(trains: Platform, n
     platform, before = trains, look(trains)
     values: Object = {"images": {"operator": {"tag": "next"}}}
     platform.helm.upgrade(next_chart, "elasticjob", values, wait="watcher", timeout=300)
+    # Helm does not wait for the end of the older replicas. What the older leader answers, the newer one need not write.
+    platform.wait(partial(is_led_by_next, platform), "the newer build leads")
     for name in SIZES:  # a change of no consequence: a status that says all there is to say is not written
         change = {"spec": {"runPolicy": {"ttlSecondsAfterFinished": int(time.time()) % 100_000}}}  # new in every try
         platform.cluster.kube.request("PATCH", f"{JOBS}/{name}", change, content_type=MERGE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import psutil
@@ -63,7 +64,7 @@ def test_a_killed_follower_and_a_killed_rank_0_are_replaced(jobs: Jobs, cluster:
     assert status["restarts"]["infrastructure"] >= 2
 
 
-def test_the_operator_is_killed_and_nothing_happens(jobs: Jobs, operator: OperatorProcess) -> None:
+def test_the_operator_is_killed_or_told_to_stop_and_nothing_happens(jobs: Jobs, operator: OperatorProcess) -> None:
     jobs.create("calm", light_spec())
     before = jobs.await_world("calm", 2)
     pods = uids(jobs, "calm")
@@ -73,6 +74,10 @@ def test_the_operator_is_killed_and_nothing_happens(jobs: Jobs, operator: Operat
     after = jobs.await_world("calm", 3)
     assert pods < uids(jobs, "calm")
     assert after["rendezvous"]["generation"] == before["rendezvous"]["generation"] + 1
+
+    began = time.monotonic()
+    assert operator.kill(signal.SIGTERM) == 0
+    assert time.monotonic() - began < 5, "told to stop, it does not hold its Lease for another five seconds"
 
 
 def test_suspend_and_resume(jobs: Jobs) -> None:

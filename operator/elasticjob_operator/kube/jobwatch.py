@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 
 import kopf
 
@@ -53,7 +54,7 @@ class JobWatch:
         self._kopf_lists = asyncio.Event()  # kopf will list the jobs, or has just reported one from a list
 
     async def run(self) -> None:
-        """Run until stopped, or until kopf ends on a signal."""
+        """Run until stopped."""
         while await self._run_kopf():
             await asyncio.sleep(1.0)
             await self.catch_up()
@@ -105,7 +106,8 @@ class JobWatch:
     async def _run_kopf(self) -> bool:
         """Run kopf; return whether to run it again."""
         try:
-            await kopf.operator(
+            ours = asyncio.all_tasks()
+            tasks = await kopf.spawn_tasks(
                 registry=handlers.build_registry(self._cache, self._intake, self._credentials, self._kopf_lists.set),
                 settings=handlers.build_settings(),
                 standalone=True,
@@ -114,12 +116,22 @@ class JobWatch:
                 namespaces=self._namespaces,
                 stop_flag=self._stopped,
             )
+            self._take_signals()
+            await kopf.run_tasks(tasks, ignored=ours)
         except Exception as error:
             if self._stopped.is_set():
                 raise
             logger.warning("the watch of the jobs ended (%s); restarting it", error)
             return True
         return False
+
+    def _take_signals(self) -> None:
+        """SIGTERM and SIGINT stop the operator, though kopf takes them when it starts.
+
+        On a signal it would end its watch of the jobs and give our tasks five more seconds, in which we still lead.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopped.set)
 
     async def _credentials(self) -> kopf.ConnectionInfo:
         """Our credentials for kopf; called again whenever the API server rejects them.

@@ -286,7 +286,7 @@ class Operator:
 
     async def _watch_jobs(self) -> None:
         await self.jobs.run()
-        self.stop()  # kopf handles signals while it runs, and returns
+        self.stop()
 
     # Discovery.
 
