@@ -94,9 +94,8 @@ class AgentRegistry:
         return self._jobs[key]
 
     def _find(self, identity: auth.Identity) -> AgentEntry | None:
-        return (
-            job.entries.get(identity.pod_uid) if (job := self._jobs.get((identity.namespace, identity.job))) else None
-        )
+        job = self._jobs.get((identity.namespace, identity.job))
+        return None if job is None else job.entries.get(identity.pod_uid)
 
     # Admission: a slot, a hello, an entry.
 
