@@ -70,7 +70,13 @@ def await_survivor(jobs: Jobs, pod: str, size: int, generation: int, *, waited: 
 
 
 @needs_fsdp_on_cpu
-@pytest.mark.parametrize("policy", [{}, {"replicaIncrementStep": 2}], ids=["every-size", "even-sizes"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param({}, id="every-size", marks=pytest.mark.long),
+        pytest.param({"replicaIncrementStep": 2}, id="even-sizes"),
+    ],
+)
 def test_a_sharded_model_outlives_a_lost_pod(
     policy: dict[str, int], jobs: Jobs, cluster: Cluster, tmp_path: Path
 ) -> None:

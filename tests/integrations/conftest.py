@@ -89,6 +89,9 @@ class Queues:
     def clean(self) -> None:
         with contextlib.suppress(KubeError):
             self.kube.request("DELETE", self.jobs.path)
+        wait_for(lambda: not self.kube.request("GET", self.jobs.path)["items"], "no job is left")
+        with contextlib.suppress(KubeError):  # the garbage collector looks for new kinds only every 30 seconds
+            self.kube.request("DELETE", self.workloads_path)
         wait_for(
             lambda: not self.workloads(), f"no Workload is left: {[w['metadata']['name'] for w in self.workloads()]}"
         )

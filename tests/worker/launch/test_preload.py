@@ -146,8 +146,8 @@ def test_it_can_be_turned_off(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "why"),
     [
-        pytest.param("threaded", "threaded starts a thread", id="a thread"),
-        pytest.param("over", "threaded starts a thread", id="a thread in what it imports"),
+        pytest.param("threaded", "threaded starts a thread", id="a thread", marks=pytest.mark.long),
+        pytest.param("over", "threaded starts a thread", id="a thread in what it imports", marks=pytest.mark.long),
         pytest.param("optional", "threaded starts a thread", id="a thread in what it may do without"),
         pytest.param("ranked", "ranked reads RANK", id="it looks for its rank"),
         pytest.param("deadly", None, id="it ends the process"),

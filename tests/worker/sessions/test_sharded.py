@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import signal
@@ -61,8 +62,11 @@ class Play:
 
     def count_threads(self) -> dict[int, int]:
         """Of each worker that lives, by its process."""
-        pids = {line["pid"] for line in self.steps.read()}
-        return {pid: psutil.Process(pid).num_threads() for pid in pids if psutil.pid_exists(pid)}
+        found = {}
+        for pid in {line["pid"] for line in self.steps.read()}:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[pid] = psutil.Process(pid).num_threads()
+        return found
 
     def has_few_more(self, before: dict[int, int]) -> bool:
         """Each group has three threads. Those of the last world but one may not be collected yet."""
@@ -162,6 +166,7 @@ def test_copies_of_shards_outlive_a_loss(play: Play, seed: int, losses: int) -> 
         check_history(play.steps.read(), repeated=loss)
     assert len({line["pid"] for line in play.steps.read()}) == 4 + losses, "nobody was started twice"
     play.hub.wait_for(lambda: play.has_few_more(threads), 30, f"groups of old worlds go: {threads}")
+    play.hub.stop()
     play.check_numbers(below=world.generation)
 
 
