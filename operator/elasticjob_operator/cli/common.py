@@ -172,7 +172,7 @@ def complete_job(context: click.Context, parameter: click.Parameter, incomplete:
         meta = context.meta
         target = Target(*(meta.get(f"elasticjob.{name}") for name in ("kubeconfig", "context", "namespace")))
         async with target.client() as client:
-            return [job.name for job in await asyncio.wait_for(client.list(), _COMPLETION_SECONDS)]
+            return [job.name for job in await asyncio.wait_for(client.list(from_cache=True), _COMPLETION_SECONDS)]
 
     try:
         found = asyncio.run(names())

@@ -34,7 +34,9 @@ def list_command(all_namespaces: bool, selector: str | None, output: str | None)
     """List the jobs of a namespace."""
 
     async def work(client: Client) -> list[Job]:
-        return await client.list(all_namespaces=all_namespaces, selector=selector)
+        # A table is for people, who cannot tell milliseconds; a program may rely on what it has just done.
+        is_table = output in (None, "wide")
+        return await client.list(all_namespaces=all_namespaces, selector=selector, from_cache=is_table)
 
     jobs = with_client(work)
     if output in ("json", "yaml"):
@@ -93,7 +95,7 @@ def top(name: str | None) -> None:
 
     async def work(client: Client) -> None:
         if name is None:
-            jobs, sizes = await asyncio.gather(client.list(), client.sizes())
+            jobs, sizes = await asyncio.gather(client.list(from_cache=True), client.sizes())
             common.show(tables.list_top(jobs, time.time(), sizes))
             return
         job, pods, usage, sizes = await asyncio.gather(
@@ -118,7 +120,7 @@ def nodes(all_namespaces: bool, output: str | None) -> None:
     """Show the nodes on which pods of jobs were lost, and whether new pods avoid them."""
 
     async def work(client: Client) -> tuple[NodeRecord, ...]:
-        jobs = await client.list(all_namespaces=all_namespaces)
+        jobs = await client.list(all_namespaces=all_namespaces, from_cache=not output)
         return faulty_nodes.remember(((f"{j.namespace}/{j.name}", j.status.node_faults) for j in jobs), time.time())
 
     found = with_client(work)

@@ -64,10 +64,17 @@ class Client:
         return Job.parse(await self.connection.ask(Request("GET", self._job(name, namespace), f"get job {name}")))
 
     async def list(
-        self, namespace: str | None = None, *, all_namespaces: bool = False, selector: str | None = None
+        self,
+        namespace: str | None = None,
+        *,
+        all_namespaces: bool = False,
+        selector: str | None = None,
+        from_cache: bool = False,
     ) -> Jobs:
+        """`from_cache`: four times as fast, but the API server may not know the very last changes yet."""
         path = self._jobs(namespace, all_namespaces)
-        return [Job.parse(raw) for raw in (await list_all(self.connection, path, "list jobs", selector))[0]]
+        found, _ = await list_all(self.connection, path, "list jobs", selector, from_cache=from_cache)
+        return [Job.parse(raw) for raw in found]
 
     async def pods(self, name: str, namespace: str | None = None) -> Pods:
         """The job's pods, by index."""

@@ -52,8 +52,16 @@ class SyncClient:
     def get(self, name: str, namespace: str | None = None) -> Job:
         return self._run(self._client.get(name, namespace))
 
-    def list(self, namespace: str | None = None, *, all_namespaces: bool = False, selector: str | None = None) -> Jobs:
-        return self._run(self._client.list(namespace, all_namespaces=all_namespaces, selector=selector))
+    def list(
+        self,
+        namespace: str | None = None,
+        *,
+        all_namespaces: bool = False,
+        selector: str | None = None,
+        from_cache: bool = False,
+    ) -> Jobs:
+        found = self._client.list(namespace, all_namespaces=all_namespaces, selector=selector, from_cache=from_cache)
+        return self._run(found)
 
     def pods(self, name: str, namespace: str | None = None) -> Pods:
         return self._run(self._client.pods(name, namespace))

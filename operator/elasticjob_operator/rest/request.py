@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,6 +54,7 @@ def namespace_of(path: str) -> str:
     return path.partition("/namespaces/")[2].partition("/")[0]
 
 
+@functools.lru_cache(256)  # each request is asked for it three times, and the pods of a job have one path
 def resource_name(path: str) -> str:
     """The resource of a request, for metrics: `pods`, `elasticjobs/status`, …"""
     parts = path.strip("/").split("/")

@@ -139,6 +139,7 @@ class Metrics:
             "elasticjob_build_info", "The version of this operator.", ["version"], registry=self.registry
         ).labels(version).set(1)
         self._labels: dict[JobKey, str] = {}
+        self._requests: dict[tuple[str, str, int], tuple[prometheus_client.Counter, prometheus_client.Histogram]] = {}
 
     def update_job(self, job: JobKey, status: api.Status) -> None:
         """Update the metrics of a job. Call it for every new status, including the first one seen."""
@@ -180,8 +181,15 @@ class Metrics:
 
     def count_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Count a request to the API server. `code` is 0 if there was no response."""
-        self.api_requests.labels(verb, resource, str(code)).inc()
-        self.api_seconds.labels(verb, resource).observe(seconds)
+        kind = (verb, resource, code)
+        found = self._requests.get(kind)
+        if found is None:  # to look both up by their labels takes longer than to count
+            found = self._requests[kind] = (
+                self.api_requests.labels(verb, resource, str(code)),
+                self.api_seconds.labels(verb, resource),
+            )
+        found[0].inc()
+        found[1].observe(seconds)
 
     def watch_hub(self, hub: Hub) -> None:
         self.registry.register(_Connections(hub))

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from controller import client_fixture as given
-from elasticjob_devcluster import Cluster
+from elasticjob_devcluster import Cluster, wait_until
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.root import run
 
@@ -212,6 +212,33 @@ def test_life_of_a_job(live: Run, cluster: Cluster, namespace: str, tmp_path: Pa
     manifest.write_text(yaml.safe_dump(given.manifest()))
     assert live("submit", "-f", str(manifest), "--name", "again", "-o", "name")[1].endswith("/again\n")
     assert live("__complete", "describe", "-n", namespace, "ag")[1] == "again\n:4\n"
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_a_table_of_jobs_is_answered_from_the_memory_of_the_api_server(live: Run, cluster: Cluster) -> None:
+    """It costs the API server a quarter of a list that it reads from etcd; what programs read is never behind."""
+    assert live("submit", "train.py", "--image", "i", "--name", "digits")[0] == 0
+    wait_until(lambda: "digits" in live("list")[1], 30, "the API server's memory has the job")
+
+    def count_reads(*arguments: str) -> int:
+        before = count_lists_in_etcd(cluster)
+        code, out, _ = live(*arguments)
+        assert (code, "digits" in out) == (0, True)
+        return count_lists_in_etcd(cluster) - before
+
+    for arguments in (("list",), ("list", "-A"), ("list", "-o", "wide"), ("list", "-l", "!absent"), ("top",)):
+        # The controller that deletes namespaces lists their objects, too, but not all the time.
+        assert min(count_reads(*arguments) for _ in range(5)) == 0, arguments
+    for output in ("json", "yaml", "name"):
+        assert count_reads("list", "-o", output) >= 1, output
+
+
+def count_lists_in_etcd(cluster: Cluster) -> int:
+    """The lists of custom resources for which the API server has asked etcd; newer versions name the resource."""
+    text = cluster.kube.raw("GET", "/metrics").decode()
+    pattern = r'etcd_request_duration_seconds_count\{operation="list[^}]*(?:elasticjobs|Unstructured)[^}]*\} (\d+)'
+    return sum(map(int, re.findall(pattern, text)))
 
 
 @pytest.mark.cluster
