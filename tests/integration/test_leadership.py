@@ -96,6 +96,11 @@ def replicas(audited: Cluster, tmp_path: Path) -> Iterator[Replicas]:
     remove_namespace(audited, SPACE)
 
 
+def has_acted(jobs: Jobs, name: str) -> bool:
+    job = jobs.get(name)
+    return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
+
+
 @pytest.mark.parametrize(
     "moves", [pytest.param(MOVES, id="each"), pytest.param(MANY_MOVES, id="many", marks=pytest.mark.long)]
 )
@@ -115,7 +120,9 @@ def test_no_write_without_the_lease(audited: Cluster, replicas: Replicas, moves:
     for turn, how in enumerate(moves):
         replicas.move(how)
         jobs.scale("a", 2 + (turn + 1) % 2)  # something to do for whoever leads
-    jobs.await_world("a", 2, above=before["a"])
+        wait_for(lambda: has_acted(jobs, "a"), "whoever leads acts")
+    jobs.scale("a", 3)
+    jobs.await_world("a", 3, above=before["a"], timeout=120)
     for name in ("b", "c"):
         assert jobs.status(name)["rendezvous"]["generation"] == before[name], "their worlds were left alone"
     replicas.stop()
