@@ -71,7 +71,9 @@ class Client:
         selector: str | None = None,
         from_cache: bool = False,
     ) -> Jobs:
-        """`from_cache`: four times as fast, but the API server may not know the very last changes yet."""
+        """`from_cache`: what the API server has in memory. It answers several times as fast, and may not know the very
+        last changes.
+        """
         path = self._jobs(namespace, all_namespaces)
         found, _ = await list_all(self.connection, path, "list jobs", selector, from_cache=from_cache)
         return [Job.parse(raw) for raw in found]
