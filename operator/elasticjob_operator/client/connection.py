@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import aiohttp
 from kubernetes.aio import config as kube_config
@@ -108,24 +106,10 @@ async def connect(
     except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
         raise errors.ConfigError(f"kubeconfig {path or ''}: {error}".replace("  ", " ")) from error
     try:
-        transport = Transport(
-            configuration, user_agent=f"kubectl-elasticjob/{__version__}", encoding=choose_encoding(configuration.host)
-        )
+        transport = Transport(configuration, user_agent=f"kubectl-elasticjob/{__version__}")
     except (OSError, ssl.SSLError) as error:
         raise errors.ConfigError(f"kubeconfig {path}: its certificates cannot be used: {error}") from error
     return Connection(transport, namespace or default)
-
-
-def choose_encoding(server: str) -> str:
-    """What a response may be compressed with. On this machine that costs more than sending it: a tenth of the time of
-    a long list.
-    """
-    host = urlsplit(server).hostname or ""
-    try:
-        is_here = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_here = host == "localhost"
-    return "identity" if is_here else "gzip, deflate"
 
 
 def find_kubeconfig(explicit: str | None, environment: str | None, home: Path) -> str | None:

@@ -14,7 +14,7 @@ from controller import client_fixture as given
 from elasticjob_operator.api import names
 from elasticjob_operator.client import Happening, Job, JobFailedError, NotFoundError, Pod, errors, rules
 from elasticjob_operator.client import history as past
-from elasticjob_operator.client.connection import choose_encoding, find_kubeconfig
+from elasticjob_operator.client.connection import find_kubeconfig
 from elasticjob_operator.client.execute import ExecUnavailableError, exit_code_of
 from elasticjob_operator.client.logs import is_newer, split_stamp
 from elasticjob_operator.rest.errors import decode_error
@@ -367,18 +367,3 @@ def test_a_manifest_needs_a_name_or_the_beginning_of_one(metadata: dict[str, str
     else:
         with pytest.raises(errors.InvalidError, match=r"metadata\.name: is required"):
             rules.check_manifest(body)
-
-
-@pytest.mark.parametrize(
-    ("server", "encoding"),
-    [
-        ("https://127.0.0.1:6443", "identity"),
-        ("https://localhost:6443", "identity"),
-        ("https://[::1]:6443", "identity"),
-        ("https://127.example.com", "gzip, deflate"),
-        ("https://10.0.0.1", "gzip, deflate"),
-        ("https://api.example.com:6443", "gzip, deflate"),
-    ],
-)
-def test_only_what_comes_from_another_machine_is_compressed(server: str, encoding: str) -> None:
-    assert choose_encoding(server) == encoding
