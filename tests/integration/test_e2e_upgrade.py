@@ -106,7 +106,7 @@ def scale(platform: Platform, name: str, replicas: int) -> None:
 
 def is_led_by_next(platform: Platform) -> bool:
     """Whether the Lease names a replica of the newer build. The former leader may still have it while it ends."""
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/elasticjob-operator"
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/elasticjob"
     holder = str((platform.get(path).get("spec") or {}).get("holderIdentity") or "").rpartition("_")[0]
     pod = platform.get(f"/api/v1/namespaces/{SYSTEM}/pods/{holder}") if holder else {}
     return any(c["image"].endswith(":next") for c in (pod.get("spec") or {}).get("containers") or ())
