@@ -23,14 +23,13 @@ async def run_all(
 
     async def work(call: Callable[[], Awaitable[None]] | None) -> None:
         """Run this call, and then others. The success of each lets one more run beside it, up to `most`."""
-        while call is not None:
+        while call is not None and not errors:
             try:
                 await call()
             except Exception as error:
                 errors.append(error)
-            if errors:
-                return
-            add_worker()
+            else:
+                add_worker()
             call = next(waiting, None)
 
     def add_worker() -> None:
