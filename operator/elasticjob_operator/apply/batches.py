@@ -23,14 +23,14 @@ async def run_all(
 
     async def work(call: Callable[[], Awaitable[None]] | None) -> None:
         """Run this call, and then others. The success of each lets one more run beside it, up to `most`."""
-        while call is not None and not errors:
+        while call is not None:
             try:
                 await call()
             except Exception as error:
                 errors.append(error)
             else:
                 add_worker()
-            call = next(waiting, None)
+            call = None if errors else next(waiting, None)
 
     def add_worker() -> None:
         nonlocal workers
