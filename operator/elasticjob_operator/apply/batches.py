@@ -15,30 +15,24 @@ MOST = 32
 
 async def run_all(
     calls: Iterable[Callable[[], Awaitable[None]]], *, first: int = FIRST, most: int = MOST
-) -> list[Exception]:
+) -> list[BaseException]:
     """Run the calls; return their errors once none is in flight. A call is not created before its turn."""
     waiting = iter(calls)
-    errors: list[Exception] = []
-    workers = 0
-
-    async def work(call: Callable[[], Awaitable[None]] | None) -> None:
-        """Run this call, and then others. The success of each lets one more run beside it, up to `most`."""
-        while call is not None:
-            try:
-                await call()
-            except Exception as error:
-                errors.append(error)
-            else:
-                add_worker()
-            call = None if errors else next(waiting, None)
-
-    def add_worker() -> None:
-        nonlocal workers
-        if workers < most and (call := next(waiting, None)) is not None:
-            workers += 1
-            group.create_task(work(call))
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(first):
-            add_worker()
-    return errors
+    errors: list[BaseException] = []
+    running: set[asyncio.Future[None]] = set()
+    width = first
+    try:
+        while True:
+            while len(running) < width and not errors and (call := next(waiting, None)) is not None:
+                running.add(asyncio.ensure_future(call()))
+            if not running:
+                return errors
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            failed = [error for one in done if (error := one.exception()) is not None]
+            errors += failed
+            width = min(most, width + len(done) - len(failed))
+    finally:
+        for one in running:
+            one.cancel()
+        if running:
+            await asyncio.gather(*running, return_exceptions=True)

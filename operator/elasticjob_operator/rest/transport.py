@@ -25,8 +25,6 @@ READ_BUFFER: Final = 2**20
 LARGE_BYTES: Final = 2**15  # a body of this size takes long enough to encode that other tasks should run in between
 KEEP_ALIVE_SECONDS: Final = 60.0  # the API server drops an idle connection after 90; a new one costs a TLS handshake
 CONNECT_SECONDS: Final = 10.0
-# Bodies have no cycles: they are what was decoded, or built for one request.
-_encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)  # may be raised by `send` and by reading its response
 
 
@@ -125,7 +123,7 @@ class Transport:
         other tasks.
         """
         async with self._encoding:
-            data = _encode(body).encode()
+            data = json.dumps(body, separators=(",", ":")).encode()
             if len(data) > LARGE_BYTES:
                 await asyncio.sleep(0)
         return data

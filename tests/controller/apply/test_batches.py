@@ -41,7 +41,7 @@ class Server:
         self.rows.append(len(row))
 
 
-async def serve(server: Server, work: asyncio.Task[list[Exception]]) -> list[Exception]:
+async def serve(server: Server, work: asyncio.Task[list[BaseException]]) -> list[BaseException]:
     while not work.done():
         await server.answer()
     return work.result()
