@@ -16,6 +16,7 @@ from elasticjob_operator.hub import frames, limits
 FITTED_AT = 1000  # agents
 TLS_BYTES, PACKET_BYTES = 22, 52  # of a TLS 1.3 record, and of a packet's TCP and IP headers with timestamps
 HANDSHAKE_BYTES = 5_000  # both directions: certificates, tickets, the upgrade, hello and welcome
+MESSAGES_OF_FORMING = 2  # an agent of the benchmark hears world, and says running
 MESSAGES_OF_A_CHANGE = 4  # an agent of the benchmark hears regroup and world, and says ready and running
 MESSAGES_OF_A_REAL_CHANGE = 5  # a real one says stopping as well
 
@@ -43,7 +44,7 @@ def fit(hub: Mapping[tuple[str, int], float], agents: int = FITTED_AT) -> Consta
     heartbeats = hub["heartbeats", agents] - Constants.look * count_looks(agents)
     return Constants(
         handshake=hub["connect", agents] / agents,
-        message=hub["change", agents] / agents / MESSAGES_OF_A_CHANGE,
+        message=(hub["form", agents] + hub["change", agents]) / agents / (MESSAGES_OF_FORMING + MESSAGES_OF_A_CHANGE),
         ping=heartbeats / count_pings(agents),
         agent_bytes=hub["memory", agents],
     )
