@@ -6,16 +6,12 @@ announced; the fifth is a loss.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import harness, launchers
 from benchmarks.processes import install_clean_up
 
-SCRIPT = launchers.ROOT / "benchmarks" / "scripts" / "session_cost.py"
 SESSIONS = (("ddp", 2), ("fsdp", 2), ("hsdp", 2), ("fsdp", 4), ("hsdp", 4))
 NAMES = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "FSDP2 with copies (HSDP)"}
 REGROUPED = ("ddp", "hsdp")
@@ -24,17 +20,7 @@ Found = Mapping[str, Any]
 
 def run(what: str, *options: str) -> list[dict[str, Any]]:
     """The lines of one run of the script."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), what, *options],
-        env=launchers.base_environment(),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{what} {' '.join(options)}: {done.stderr.strip()[-600:]}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return launchers.run_script("session_cost.py", what, *options, timeout=900)
 
 
 def describe_steps(name: str, runs: Sequence[Found]) -> list[harness.Result]:

@@ -6,12 +6,15 @@ below it, like the death of a pod.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from benchmarks.meter import Meter
@@ -83,3 +86,19 @@ def base_environment() -> dict[str, str]:
     """The same for every launcher: gloo on the loopback interface, one thread, no inherited settings."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "TORCH", "ELASTICJOB_"))}
     return {**kept, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def run_script(name: str, *options: str, cwd: Path = ROOT, timeout: float = 300) -> list[Any]:
+    """Run a script of benchmarks/scripts; return what it prints, an object a line. Raises RuntimeError if it fails."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "scripts" / name), *options],
+        env=base_environment(),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name} {' '.join(options)}: {done.stderr.strip()[-600:]}")
+    return [json.loads(line) for line in done.stdout.splitlines()]

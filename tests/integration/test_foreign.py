@@ -84,7 +84,6 @@ def etcd(tmp_path: Path) -> Iterator[int]:
         process.kill()
 
 
-@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("etcd") is None, reason="needs python-etcd, as torch's backend does")
 def test_etcd_v2_recovers_from_a_loss(jobs: Jobs, cluster: Cluster, tmp_path: Path, etcd: int) -> None:
     jobs.create("own", spec_of(tmp_path / "out", "etcd-v2", etcd))

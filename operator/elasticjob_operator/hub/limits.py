@@ -39,9 +39,7 @@ class HubSettings:
     max_unauthenticated: int = 512  # requests whose token is being reviewed
     max_pending: int = 512  # agents that have not sent hello
     max_connections: int = 20_000
-    agent_greed: float = (
-        9.0  # one namespace alone may have 90 % of the agents and of those that connect; see `admission`
-    )
+    agent_greed: float = 9.0  # one namespace alone may have 90 % of the agents, and of the pending ones: `admission`
     max_buffer_bytes: int = 256 * 1024  # unsent bytes of one connection before it must wait
     slow_seconds: float = 10.0  # unsent bytes for this long mean that the peer does not read
     close_seconds: float = 1.0  # time for a peer to reply to a close frame

@@ -180,7 +180,7 @@ class Hub:
             return identity
         if not self._leader:
             return STANDBY
-        link = self._registry.admit(identity, limits.heartbeat_seconds(self._crowd() + 1, self._settings))
+        link = self._registry.admit(identity, limits.heartbeat_seconds(self._expected_agents() + 1, self._settings))
         return link if isinstance(link, auth.Refusal) else (identity, link)
 
     async def _review(self, request: web.BaseRequest) -> auth.Identity | auth.Refusal:
@@ -223,9 +223,7 @@ class Hub:
         self.counts[f"refused:{refusal.status}"] += 1
         response = web.Response(status=refusal.status, text=refusal.message + "\n")
         if refusal.status in (429, 503) and refusal is not STANDBY:
-            response.headers["Retry-After"] = (
-                "1"  # only the hub that will have time: an agent then comes back to it soon
-            )
+            response.headers["Retry-After"] = "1"  # agents come back to it soon, so a standby must not say it
         response.force_close()
         return response
 
@@ -267,7 +265,7 @@ class Hub:
             in_process=entry.job.is_in_process,
             training=entry.job.is_training,
             peer_key=entry.job.peer_key if hello.peers else None,
-            reconnect_seconds=limits.reconnect_seconds(self._crowd(), self._settings),
+            reconnect_seconds=limits.reconnect_seconds(self._expected_agents(), self._settings),
         )
         await link.send(frames.encode(welcome))
         self._registry.send_soon(entry)
@@ -278,8 +276,8 @@ class Hub:
             if link.close_reason is None:
                 self._registry.receive(entry, message)
 
-    def _crowd(self) -> int:
-        """The number of agents, with those that a new hub has still to meet: the first ones must not be told of few."""
+    def _expected_agents(self) -> int:
+        """How many there will be: a new hub has still to meet most of them, and tells the first ones what fits all."""
         return max(len(self._registry), self._expected())
 
     async def _sweep_forever(self) -> None:

@@ -104,7 +104,8 @@ def explain(error: Exception, settings: Settings) -> Exception:
 
     HubBusyError, a ConnectionError, if the hub says that it will have time soon.
     """
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
     if status == 401:
         return HubError(
             f"the hub does not accept the token in {settings.token_file} (401). It must be a service-account"
@@ -113,6 +114,6 @@ def explain(error: Exception, settings: Settings) -> Exception:
     if status == 403:
         return HubError("the hub does not know this pod as a worker of an ElasticJob (403).")
     problem = f"the hub did not accept the connection ({error})"
-    if "Retry-After" in getattr(getattr(error, "response", None), "headers", {}):
+    if "Retry-After" in getattr(response, "headers", ()):
         return HubBusyError(problem)
     return ConnectionError(problem)

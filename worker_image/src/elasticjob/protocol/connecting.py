@@ -1,8 +1,8 @@
 """Connects to the store of another pod, whose host may die or fall silent at any moment.
 
 torch's client cannot be interrupted: it tries again after a pause of seconds, and waits for the host's first answer
-for ever. So it connects in a thread of its own, and nobody waits for that thread any longer than he wants to. A thread
-that was left alone ends soon, because its connections are shut down until it does.
+for ever. So it connects in a thread of its own, and whoever waits for that thread stops waiting when the world is lost.
+A thread that was given up ends soon, because its connections are shut down until it does.
 """
 
 from __future__ import annotations
