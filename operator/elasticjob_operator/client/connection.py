@@ -28,7 +28,6 @@ from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Trans
 
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _ASK: Final = aiohttp.ClientTimeout(total=60, sock_connect=CONNECT_SECONDS)
-_CLOSING: Final = 0.02
 _STREAM: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
 
 
@@ -44,9 +43,8 @@ class Connection:
         return self._transport.configuration
 
     async def close(self) -> None:
-        await self._transport.close()
-        # TLS transports close in later iterations of the loop, which the caller may stop after this.
-        await asyncio.sleep(_CLOSING)
+        await self._transport.close()  # waits for the connections that are in the pool
+        await asyncio.sleep(0)  # those that were aborted are gone in the next iteration of the loop
 
     async def ask(self, request: Request) -> dict[str, Any]:
         """Send a request and return the JSON object of the response. Raises ClientError."""
