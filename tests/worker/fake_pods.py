@@ -6,6 +6,7 @@ of a container. Nothing outlives the `Pods` context manager.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -54,6 +55,22 @@ class Pod:
             except psutil.NoSuchProcess:
                 continue
 
+    def pause(self) -> None:
+        """Stop every process of the pod, and return when all of them stand; `resume` lets them go on.
+
+        A process stops when its main thread gets a processor, which may be after the signal has been sent. Until then
+        its other threads run: the agent's would notice a broken connection, and open another one, before they stop.
+        """
+        deadline = time.monotonic() + 30
+        self.signal_all(signal.SIGSTOP)
+        while not all(state in "TtZX" for process in self.tree() for state in thread_states(process.pid)):
+            assert time.monotonic() < deadline, f"{self.name} still runs after SIGSTOP"
+            time.sleep(0.005)
+            self.signal_all(signal.SIGSTOP)  # also what was started meanwhile
+
+    def resume(self) -> None:
+        self.signal_all(signal.SIGCONT)
+
     def signal_worker(self, pid: int, number: signal.Signals) -> None:
         """Signal one process of this pod; ignores ended ones."""
         for process in self.workers():
@@ -74,6 +91,15 @@ class Pod:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end in {timeout} s; its log:\n{self.log[-6000:]}") from None
+
+
+def thread_states(pid: int) -> list[str]:
+    """The state of each thread, as in /proc: R or S if it runs, T if it stands, Z or X if it has ended."""
+    found = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found.append(stat.read_text().rpartition(")")[2].split()[0])
+    return found
 
 
 class Pods:

@@ -80,12 +80,12 @@ def test_a_paused_pod_is_fenced(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     steps.wait_for_world(2, old.generation)
     paused = members[old.pods[1]]
     old_worker = paused.workers()[-1]
-    paused.signal_all(signal.SIGSTOP)
+    paused.pause()
     hub.set_size(1)
     hub.declare_lost(old.pods[1])  # what a hub does after timeoutSeconds of silence
     alone = hub.wait_for_world(1, newer_than=old.generation)
     steps.wait_for_world(1, generation=alone.generation)
-    paused.signal_all(signal.SIGCONT)
+    paused.resume()
     world = hub.wait_for_world(2, newer_than=alone.generation)
     assert not old_worker.is_running(), "no process of the old world survives"
     steps.wait_for_world(2, generation=world.generation)

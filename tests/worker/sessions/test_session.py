@@ -151,10 +151,10 @@ def test_a_silent_member_does_not_hold_the_others(hub: FakeHub, pods: Pods, step
     world = story.wait_for(2)
     hub.set_size(1)
     paused = story.members[world.pods[1]]
-    paused.signal_all(signal.SIGSTOP)
+    paused.pause()
     hub.declare_lost(world.pods[1])
     alone = story.wait_for(1, world)
-    paused.signal_all(signal.SIGCONT)
+    paused.resume()
     story.wait_for(2, alone)
     late = [line for line in steps.read() if line["generation"] == world.generation and line["t"] > alone.announced_at]
     assert not late, "the old world made no step after the new one began"
