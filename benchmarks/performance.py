@@ -228,6 +228,12 @@ _COMMANDS: Final = Table(
         Row("kubectl elasticjob list, 1000 jobs", "`kubectl elasticjob list`, 1,000 jobs"),
     ],
 )
+_INSTRUCTIONS: Final = Table(
+    "instructions",
+    "python -m benchmarks.instructions --keep",
+    [Column("instructions")],
+    others=True,
+)
 
 TABLES: Final[Mapping[str, Table]] = {
     "controlplane": _SHAPES,
@@ -244,6 +250,7 @@ TABLES: Final[Mapping[str, Table]] = {
     "demo": _DEMO,
     "demo phases": _DEMO_START,
     "commands": _COMMANDS,
+    "instructions": _INSTRUCTIONS,
 }
 
 

@@ -1,0 +1,50 @@
+"""The regression guard of what is computed: instructions are the same on a busy machine, unlike seconds."""
+
+from __future__ import annotations
+
+import platform
+import re
+import runpy
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks import harness
+from benchmarks.instructions import counting
+
+KEPT = harness.KEPT / "instructions.jsonl"
+HEADROOM = 1.1  # other libraries of C, other patch releases of Python
+
+
+def read_kept() -> dict[str, dict[str, Any]]:
+    lines = runpy.run_path(str(harness.ROOT / "scripts" / "result_tables.py"))["read_lines"](KEPT)
+    return {line["case"]: line for line in lines}
+
+
+def find_obstacle() -> str:
+    """Why nothing can be compared here; "" if it can."""
+    if not counting.is_available():
+        return "valgrind is missing; on Debian: apt-get install valgrind"
+    if platform.machine() != "x86_64":
+        return f"{KEPT.name} is of x86_64, not of {platform.machine()}"
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    (kept,) = {match[1] for line in read_kept().values() if (match := re.search(r"python (\d+\.\d+)", line["machine"]))}
+    return "" if kept == here else f"{KEPT.name} is of Python {kept}, not of {here}"
+
+
+@pytest.mark.timeout(2 * counting.SECONDS)
+@pytest.mark.parametrize("module", counting.MODULES)
+def test_no_case_takes_more_instructions_than_before(module: str) -> None:
+    if obstacle := find_obstacle():
+        pytest.skip(obstacle)
+    kept = {case: line["count"]["median"] for case, line in read_kept().items()}
+    counts = counting.count(module)
+    assert counts.keys() <= kept.keys(), f"a new case: python -m benchmarks.instructions --keep, and commit {KEPT.name}"
+    slower = [
+        f"{case}: {found:,} instructions, at most {kept[case] * HEADROOM:,.0f} ({found / kept[case] - 1:.1%} more)"
+        for case, found in counts.items()
+        if found > kept[case] * HEADROOM
+    ]
+    advice = "make it cheaper, or run `python -m benchmarks.instructions --keep` and give the reason in the commit"
+    assert not slower, "\n".join([f"more than {KEPT.relative_to(harness.ROOT)} allows: {advice}", *slower])
