@@ -265,6 +265,8 @@ def measure_steps(args: argparse.Namespace) -> None:
         if args.parts:
             line["partsUs"] = {name: round(1e6 * statistics.median(one), 1) for name, one in parts.times.items() if one}
         print(json.dumps(line), flush=True)
+    # Freed after its group, DDP would be the last to hold it, and wait with the GIL for gloo's threads, which need it.
+    model = None
     session.close()
 
 
