@@ -60,6 +60,11 @@ class Play:
         self.steps.wait_for_world(size, world.generation, timeout=150)
         return world
 
+    def await_checkpoint(self) -> None:
+        """A thread writes it while the training goes on: no step tells that it exists."""
+        saved = Path(self.arguments[self.arguments.index("--checkpoints") + 1])
+        self.steps.wait(lambda _: any(saved.glob("step-*")))
+
     def count_threads(self) -> dict[int, int]:
         """Of each worker that lives, by its process."""
         found = {}
@@ -129,8 +134,7 @@ def test_shards_are_cut_anew_or_read_again(play: Play) -> None:
     check_history(lines, repeated=0)
     assert len({line["pid"] for line in lines}) == 3, "nobody was started twice"
 
-    saved = Path(play.arguments[-1])
-    play.steps.wait(lambda _: any(saved.glob("step-*")))  # a thread writes it while the training goes on
+    play.await_checkpoint()
     play.hub.set_size(1)
     play.kill(again.pods[0])
     alone = play.await_world(1, again)
@@ -235,7 +239,7 @@ def test_lost_copies_are_read_from_the_checkpoint(play: Play) -> None:
     for _ in range(4):
         play.join()
     world = play.await_world(4)
-    play.steps.wait(lambda found: found[-1]["step"] >= 12)
+    play.await_checkpoint()
     play.hub.set_size(2)
     play.kill(world.pods[0], world.pods[2])  # the two copies of the first shard
     play.steps.wait(lambda found: found[-1]["generation"] > world.generation, timeout=150)
