@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -25,6 +26,7 @@ def come_to_an_end() -> None:
     time.sleep(10_000)
 
 
+threading.Thread(target=threading.Event().wait, name="loader", daemon=True).start()
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 for step in range(100_000):

@@ -202,13 +202,16 @@ def _answer_look(message: Message) -> None:
     """In the reader thread, so that it works while the main thread waits in a collective."""
     if message.get("type") != LOOK or _client is None:
         return
-    count, last = None, ""
+    is_detailed = bool(message.get("detailed"))
+    told: Message = {"type": LOOK, "collectives": None, "last": ""}
     if "torch.distributed.distributed_c10d" in sys.modules:  # this thread does not import torch for a script
         from elasticjob.torchcompat import groups
 
-        count = groups.count_collectives()
-        last = groups.find_last_collective() if message.get("detailed") else ""
-    _client.send({"type": LOOK, "collectives": count, "last": last})
+        told["collectives"] = groups.count_collectives()
+        told["last"] = groups.find_last_collective() if is_detailed else ""
+    if is_detailed:
+        told["threads"] = stacks.describe_other_threads()
+    _client.send(told)
 
 
 def read_lines(connection: socket.socket) -> Any:

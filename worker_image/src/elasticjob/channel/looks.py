@@ -19,9 +19,10 @@ class Looks:
     def __init__(self, limit: float | None) -> None:
         """`limit`: seconds without activity that count as a hang; None: derive it; 0: off."""
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._watch = quiet.Watch(limit)
         self._answers: dict[int, tuple[int | None, str]] = {}  # by pid: collectives entered, and the last of them
+        self._threads: dict[int, str] = {}  # by pid: the stacks of other threads, in the answer to a detailed look
 
     def begin(self) -> None:
         """Forget everything: the workers are new, or in a new world."""
@@ -31,10 +32,13 @@ class Looks:
 
     def answer(self, pid: int, message: control.Message) -> None:
         """Record what a worker answered."""
-        count, last = message.get("collectives"), message.get("last")
+        count, last, threads = message.get("collectives"), message.get("last"), message.get("threads")
         is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
         with self._lock:
             self._answers[pid] = (count if is_count else None, last[:_MOST_CHARACTERS] if isinstance(last, str) else "")
+            if isinstance(threads, str):
+                self._threads[pid] = threads
+                self._lock.notify_all()
 
     def are_quiet(self, server: control.Server, pids: Collection[int]) -> bool:
         """Whether these workers do nothing, for longer than they ever did while they trained. Looks if that is due."""
@@ -47,13 +51,24 @@ class Looks:
             return self._watch.is_quiet(now)
 
     def take(self, server: control.Server, pids: Collection[int], *, detailed: bool = False) -> None:
-        """Use the answers to the last look, and ask the workers anew; `detailed`: for their last collective too."""
+        """Use the answers to the last look, and ask the workers anew.
+
+        `detailed`: for their last collective and their other threads too.
+        """
         done = {pid: work.measure(pid) for pid in pids}
         with self._lock:
             looks = {pid: quiet.Look(one, self.collectives(pid)) for pid, one in done.items()}
             self._watch.note(time.monotonic(), looks)
+            if detailed:
+                self._threads.clear()
         for peer in server.peers(control.LOOK):
             peer.send({"type": control.LOOK, "detailed": detailed})
+
+    def await_details(self, server: control.Server, pids: Collection[int], patience: float) -> None:
+        """Wait up to `patience` seconds for the answers to a detailed look. A worker that keeps the GIL has none."""
+        asked = {peer.pid for peer in server.peers(control.LOOK)} & set(pids)
+        with self._lock:
+            self._lock.wait_for(lambda: asked <= self._threads.keys(), patience)
 
     def quiet_seconds(self) -> float:
         with self._lock:
@@ -62,6 +77,10 @@ class Looks:
     def collectives(self, pid: int) -> int | None:
         """How many collectives this worker had entered when it answered last."""
         return self._answers.get(pid, (None, ""))[0]
+
+    def other_threads(self, pid: int) -> str:
+        """What the worker answered to a detailed look: the stacks of all its threads but the main one."""
+        return self._threads.get(pid, "")
 
     def describe(self, pid: int) -> str:
         """The worker's last answer, to be appended to a line; "" without one."""

@@ -1,17 +1,26 @@
-"""The stacks of workers: a worker offers them on SIGUSR2, and its agent collects and reads them."""
+"""The stacks of workers: a worker offers that of its main thread on SIGUSR2, and its agent collects and reads them.
+
+The handler runs in the main thread and reads that thread alone, even while native code blocks it or keeps the GIL.
+Without the GIL nobody may read the stack of a thread that runs: faulthandler crashes the process in one of some ten to
+a hundred dumps. So a worker describes its other threads itself, with the GIL, when its agent asks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import os
 import re
 import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 # In the worker.
 
@@ -22,7 +31,7 @@ def _file_of(folder: Path, pid: int) -> Path:
 
 
 def offer(folder: Path) -> bool:
-    """In the worker: dump the stacks of all threads on SIGUSR2, even while native code blocks.
+    """In the worker: dump the stack of the main thread on SIGUSR2, even while native code blocks.
 
     Returns False if the script has its own handler for the signal.
     """
@@ -32,12 +41,29 @@ def offer(folder: Path) -> bool:
         file = _file_of(folder, os.getpid()).open("w")
     except OSError:
         return False
-    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=False, chain=False)
     _open_files.append(file)  # faulthandler needs it open
     return True
 
 
 _open_files: list[IO[str]] = []
+
+_MOST_CALLS: Final = 100  # as many as faulthandler writes
+_MOST_CHARACTERS: Final = 32_768
+
+
+def describe_other_threads() -> str:
+    """In the worker: the stacks of all Python threads but the main one and the caller, in the form of faulthandler."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    skipped = (threading.main_thread().ident, threading.get_ident())
+    blocks = []
+    for ident, frame in sys._current_frames().items():
+        if ident in skipped:
+            continue
+        calls = itertools.islice(traceback.walk_stack(frame), _MOST_CALLS)
+        lines = (f'  File "{call.f_code.co_filename}", line {line} in {call.f_code.co_name}' for call, line in calls)
+        blocks.append("\n".join([f"Thread {names.get(ident, ident)} (most recent call first):", *lines]))
+    return "\n".join(blocks)[:_MOST_CHARACTERS]
 
 
 # In the agent.
@@ -97,7 +123,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def find_main_stack(stacks: str) -> str:
-    """The main thread's lines, innermost call first: the last block that faulthandler wrote."""
+    """The main thread's lines, innermost call first: the last block of Python that faulthandler wrote."""
     blocks = re.split(r"\n(?=[A-Z].*most recent call first)", stacks)
     python = [block for block in blocks if "C stack" not in block.partition("\n")[0]]
     return "\n".join(line for line in python[-1].splitlines() if _FRAME.match(line)) if python else ""
