@@ -59,7 +59,7 @@ COMMANDS: Final = {
     "debug": _Place(
         "launch.inside",
         "debug",
-        "Show where a rank is: py-spy dump if the image has py-spy, else the stacks of its threads.",
+        "Show where a rank is: py-spy dump if the image has py-spy, else the stack of its main thread.",
     ),
     "cp": _Place("launch.inside", "cp", "Copy a file or folder out of the pod of a rank."),
     "dashboard": _Place(

@@ -132,7 +132,7 @@ async def _stream(client: Client, pod: Pod, command: list[str], out: IO[bytes]) 
 @rank_option
 @target_options
 def debug(name: str, rank: int) -> None:
-    """Show where a rank is: py-spy dump if the image has py-spy, else the stacks of its threads.
+    """Show where a rank is: py-spy dump if the image has py-spy, else the stack of its main thread.
 
     The rank goes on training. Where the processes of a pod cannot be told apart, all of them are shown.
     """
