@@ -14,7 +14,7 @@ from elasticjob.agent.state import Stage, State
 from elasticjob.protocol import directives, wire
 
 LOSS_GRACE = 1.0  # seconds between SIGTERM and SIGKILL if nothing can be saved
-HOLD = 1.0  # seconds that hung workers are kept running while the other agents examine theirs
+HOLD = 3.0  # seconds that hung workers are kept running while the other agents examine theirs, which may take 2.5
 PATIENCE = 8.0  # seconds beyond the grace period to leave a world; the operator's own limit is longer
 ADVICE = 60.0  # seconds between two warnings about workers without a session
 
