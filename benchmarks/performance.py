@@ -287,7 +287,7 @@ class BoardTable:
 
 
 _SCOREBOARD: Final = "python -m benchmarks.scoreboard"
-_EVENTS: Final = "--only events --repeats 2 --systems session torchrun run torchft external"
+_EVENTS: Final = "--only events --repeats 3 --systems session torchrun run torchft nvrx external"
 _GOODPUT: Final = "--only goodput --minutes 10 --systems session memory torchrun run external"
 BOARDS: Final[Mapping[str, BoardTable]] = {
     "scoreboard": BoardTable(f"{_SCOREBOARD} --quick --keep"),

@@ -43,12 +43,14 @@ def format_sample(value: Sample, unit: Unit) -> str:
     return "never" if value is None else FORMATS[unit](value)
 
 
+def format_median(cell: Cell) -> str:
+    return format_sample(find_median(cell.samples), cell.unit) if cell.samples else "not measured"
+
+
 def format_cell(cell: Cell) -> str:
     """The median, with its interval if there was more than one repetition."""
-    if not cell.samples:
-        return "not measured"
-    shown = format_sample(find_median(cell.samples), cell.unit)
-    if len(cell.samples) == 1:
+    shown = format_median(cell)
+    if len(cell.samples) <= 1 or set(cell.samples) == {None}:
         return shown
     interval = find_interval(cell.samples)
     ends = [format_sample(end, cell.unit) for end in (interval.low, interval.high)]
@@ -114,9 +116,13 @@ class Goal:
 
 
 def render_matrix(board: Board, goals: Sequence[Goal] = ()) -> str:
-    """One table: a row for each event, and a column for each system; in parentheses, the pause where it differs."""
+    """The summary if there are peers, and one table of medians: a row for each event, and a column for each system.
+
+    In parentheses, the pause where it differs.
+    """
     found = {(cell.row, cell.system): cell for cell in board.cells if cell.samples}
-    systems = list(dict.fromkeys(system for _, system in found))
+    cells = sorted(found.values(), key=lambda cell: not cell.ours)
+    systems = list(dict.fromkeys(cell.system for cell in cells))
     rows = list(dict.fromkeys(row for row, _ in found))
     lines = [f"| | {' | '.join(systems)} |{' goal |' * bool(goals)}", f"|---|{'---|' * (len(systems) + bool(goals))}"]
     for row in rows:
@@ -134,12 +140,13 @@ def render_matrix(board: Board, goals: Sequence[Goal] = ()) -> str:
         )
         name = row.removesuffix(RECOVERY)
         lines.append(f"| {name} | {' | '.join(texts)} |{f' {wanted} |' if goals else ''}")
-    return "\n\n".join([render_heading(board), "\n".join(lines)])
+    summary = [] if all(cell.ours for cell in cells) else [render_summary(board)]
+    return "\n\n".join([render_heading(board), *summary, "\n".join(lines)])
 
 
 def format_parts(cells: Sequence[Cell], goals: Sequence[Goal]) -> str:
     """Recovery and, in parentheses, the pause, of one system. Bold if one of them misses its goal."""
-    texts = list(dict.fromkeys(format_cell(cell) for cell in cells))
+    texts = list(dict.fromkeys(format_median(cell) for cell in cells))
     shown = f"{texts[0]} ({texts[1]})" if len(texts) > 1 else "".join(texts) or "–"
     missed = any(
         goal.is_missed(cell)
