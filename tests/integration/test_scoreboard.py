@@ -126,18 +126,19 @@ def test_without_a_kept_run_the_block_names_the_command() -> None:
 
 def test_one_table_has_a_row_for_each_event_and_a_column_for_each_system() -> None:
     made = (
-        replace(OURS, row="SIGKILL: recovery", samples=(0.05,)),
+        replace(PEER, row="SIGKILL: recovery", samples=(None, None, None)),
+        replace(OURS, row="SIGKILL: recovery", samples=(0.05, 0.04, 0.06)),
         replace(OURS, row="SIGKILL: pause", samples=(0.05,)),
-        replace(PEER, row="SIGKILL: recovery", samples=(None,)),
         replace(PEER, row="grow: recovery", samples=(3.0,)),
         replace(PEER, row="grow: pause", samples=(0.5,)),
         replace(OURS, row="goodput", unit="share", samples=(0.99,)),
         replace(PEER, row="nothing", note="not installed"),
     )
     board = replace(make_board(), cells=made, command="python -m benchmarks.scoreboard --only events")
-    assert page.render(board.dump(), "", as_matrix=True).splitlines() == [
-        "2026-11-22, a machine, load 1.0 to 3.5, seed 7: `python -m benchmarks.scoreboard --only events`.",
-        "",
+    heading, summary, table = page.render(board.dump(), "", as_matrix=True).split("\n\n")
+    assert heading == "2026-11-22, a machine, load 1.0 to 3.5, seed 7: `python -m benchmarks.scoreboard --only events`."
+    assert "| **ElasticJob: session**: 0.05 s (0.04 s to 0.06 s, 75%) | torchft tuned: never | – |" in summary
+    assert table.splitlines() == [
         "| | ElasticJob: session | torchft tuned |",
         "|---|---|---|",
         "| SIGKILL | 0.05 s | never |",
@@ -278,3 +279,8 @@ def test_the_meter_counts_both_directions_and_ends() -> None:
         thread.join(30)
         meter.close()
     assert meter.total == 5 + 6
+
+
+def test_a_table_without_peers_has_no_summary() -> None:
+    board = replace(make_board(), cells=(replace(OURS, samples=(0.05,)),))
+    assert "best of the other side" not in page.render(board.dump(), "", as_matrix=True)
