@@ -29,6 +29,7 @@ class Looks:
         with self._lock:
             self._watch = quiet.Watch(self._limit)
             self._answers.clear()
+            self._threads.clear()
 
     def answer(self, pid: int, message: control.Message) -> None:
         """Record what a worker answered."""
@@ -37,7 +38,7 @@ class Looks:
         with self._lock:
             self._answers[pid] = (count if is_count else None, last[:_MOST_CHARACTERS] if isinstance(last, str) else "")
             if isinstance(threads, str):
-                self._threads[pid] = threads
+                self._threads[pid] = threads[: stacks.MOST_CHARACTERS]
                 self._lock.notify_all()
 
     def are_quiet(self, server: control.Server, pids: Collection[int]) -> bool:

@@ -49,7 +49,7 @@ def offer(folder: Path) -> bool:
 _open_files: list[IO[str]] = []
 
 _MOST_CALLS: Final = 100  # as many as faulthandler writes
-_MOST_CHARACTERS: Final = 32_768
+MOST_CHARACTERS: Final = 32_768
 
 
 def describe_other_threads() -> str:
@@ -63,7 +63,7 @@ def describe_other_threads() -> str:
         calls = itertools.islice(traceback.walk_stack(frame), _MOST_CALLS)
         lines = (f'  File "{call.f_code.co_filename}", line {line} in {call.f_code.co_name}' for call, line in calls)
         blocks.append("\n".join([f"Thread {names.get(ident, ident)} (most recent call first):", *lines]))
-    return "\n".join(blocks)[:_MOST_CHARACTERS]
+    return "\n".join(blocks)[:MOST_CHARACTERS]
 
 
 # In the agent.
