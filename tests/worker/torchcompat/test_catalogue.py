@@ -17,7 +17,7 @@ from elasticjob.torchcompat.probe import Probe
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "worker_image/src/elasticjob"
-OURS = {"_exit", "_getframe"}  # of os and sys
+OURS = {"_exit", "_getframe", "_current_frames"}  # of os and sys, which document them
 LIGHTNINGS = {  # docs/frameworks.md names them, and its matrix runs them
     "integrations/lightning_session.py: self.lightning_module._on_before_batch_transfer",
     "integrations/lightning_session.py: inner._batches_that_stepped",
