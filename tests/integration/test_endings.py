@@ -88,6 +88,7 @@ def test_a_hang_of_a_script_that_reports_nothing_is_noticed(jobs: Jobs) -> None:
     assert "rank 0: 81 collectives entered" in report.text or "rank 0: 82 collectives entered" in report.text
     assert "all_reduce" in report.text
     assert "Thread loader (most recent call first):" in report.text
+    assert report.text.index("Thread loader") < report.text.index("Stack (most recent"), "its end is kept if it is cut"
 
 
 def test_pods_of_a_deleted_job_end_at_once(jobs: Jobs, tmp_path: Path) -> None:

@@ -147,6 +147,11 @@ def test_one_table_has_a_row_for_each_event_and_a_column_for_each_system() -> No
     ]
 
 
+def test_a_table_without_peers_has_no_summary() -> None:
+    board = replace(make_board(), cells=(replace(OURS, samples=(0.05,)),))
+    assert "best of the other side" not in page.render(board.dump(), "", as_matrix=True)
+
+
 @pytest.mark.parametrize(
     ("row", "unit", "ours", "limit", "expected"),
     [
@@ -279,8 +284,3 @@ def test_the_meter_counts_both_directions_and_ends() -> None:
         thread.join(30)
         meter.close()
     assert meter.total == 5 + 6
-
-
-def test_a_table_without_peers_has_no_summary() -> None:
-    board = replace(make_board(), cells=(replace(OURS, samples=(0.05,)),))
-    assert "best of the other side" not in page.render(board.dump(), "", as_matrix=True)

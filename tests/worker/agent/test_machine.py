@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent import events, machine, rules, stages
+from elasticjob.agent import events, local_workers, machine, rules, stages
 from elasticjob.agent.events import Action, Event, HubView
 from elasticjob.agent.state import Stage, State
+from elasticjob.channel import stacks
 from elasticjob.protocol import wire
 
 NOW = 1000.0
@@ -60,6 +61,10 @@ def phases(actions: Iterable[Action]) -> list[str]:
 def kinds(actions: Iterable[Action]) -> list[str]:
     """The actions in their order; what is said by its phase."""
     return [action.state.phase if isinstance(action, events.Publish) else type(action).__name__ for action in actions]
+
+
+def test_hung_workers_are_held_for_as_long_as_another_agent_may_examine_its_own() -> None:
+    assert stages.HOLD > stacks.PATIENCE + local_workers.DETAILS_SECONDS
 
 
 def test_a_newcomer_joins_a_world_and_leaves_it() -> None:

@@ -61,8 +61,8 @@ def test_a_worker_with_a_busy_thread_survives_its_dumps(tmp_path: Path) -> None:
         for _ in range(3000):
             os.kill(worker.pid, signal.SIGUSR2)
             time.sleep(0.001)
-        (dump,) = stacks.collect(tmp_path, {0: worker.pid}, 30).values()
         assert worker.poll() is None
+        (dump,) = stacks.collect(tmp_path, {0: worker.pid}, 30).values()
         worker.communicate("", timeout=30)
     assert worker.returncode == 0
     assert [place.function for place in stacks.find_places(stacks.find_main_stack(dump))] == ["rest", "<module>"]

@@ -22,7 +22,7 @@ from elasticjob.protocol import directives, steps, wire
 logger = logging.getLogger("elasticjob")
 
 _REACTION_SECONDS = 0.25  # in which workers that can end do so: no look disturbs them
-_DETAILS_SECONDS = 0.5  # for what hung workers answer, after their stacks were collected
+DETAILS_SECONDS = 0.5  # for what hung workers answer, after their stacks were collected
 
 
 class LocalWorkers:
@@ -241,7 +241,7 @@ class LocalWorkers:
         workers = self.find_workers()
         self._looks.take(self._server, workers.values(), detailed=True)  # answered while the stacks are collected
         dumps = stacks.collect(self._server.folder, workers)
-        self._looks.await_details(self._server, workers.values(), _DETAILS_SECONDS)
+        self._looks.await_details(self._server, workers.values(), DETAILS_SECONDS)
         places = {rank: stacks.find_places(stacks.find_main_stack(text)) for rank, text in dumps.items()}
         self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
         # Prefer a rank that is not blocked in a collective: it holds the others up.
@@ -260,8 +260,9 @@ class LocalWorkers:
             stalled_seconds=stalled if stalled is not None else quiet_for,
             collectives=None if chosen is None else self._looks.collectives(workers[chosen]),
         )
+        # The main thread's comes last: a report that is too long for the hub loses its beginning.
         report = "\n".join(
-            f"rank {first_rank + rank}:{self._looks.describe(pid)}\n{dumps[rank]}{self._looks.other_threads(pid)}"
+            f"rank {first_rank + rank}:{self._looks.describe(pid)}\n{self._looks.other_threads(pid)}{dumps[rank]}"
             for rank, pid in sorted(workers.items())
             if rank in dumps
         )

@@ -80,8 +80,9 @@ class Looks:
         return self._answers.get(pid, (None, ""))[0]
 
     def other_threads(self, pid: int) -> str:
-        """What the worker answered to a detailed look: the stacks of all its threads but the main one."""
-        return self._threads.get(pid, "")
+        """What the worker answered to a detailed look: the stacks of all its threads but the main one; "" if none."""
+        threads = self._threads.get(pid, "").strip("\n")
+        return f"{threads}\n\n" if threads else ""
 
     def describe(self, pid: int) -> str:
         """The worker's last answer, to be appended to a line; "" without one."""

@@ -63,13 +63,16 @@ def describe_other_threads() -> str:
         calls = itertools.islice(traceback.walk_stack(frame), _MOST_CALLS)
         lines = (f'  File "{call.f_code.co_filename}", line {line} in {call.f_code.co_name}' for call, line in calls)
         blocks.append("\n".join([f"Thread {names.get(ident, ident)} (most recent call first):", *lines]))
-    return "\n".join(blocks)[:MOST_CHARACTERS]
+    return "\n\n".join(blocks)[:MOST_CHARACTERS]
 
 
 # In the agent.
 
 
-def collect(folder: Path, workers: Mapping[int, int], patience: float = 2.0) -> dict[int, str]:
+PATIENCE: Final = 2.0  # seconds
+
+
+def collect(folder: Path, workers: Mapping[int, int], patience: float = PATIENCE) -> dict[int, str]:
     """Request stack dumps from workers (pids by local rank); return the ones received, by local rank.
 
     Workers that did not install the handler are skipped: the signal would terminate them. `patience` is in seconds.
