@@ -23,6 +23,8 @@ def hub() -> Iterator[FakeHub]:
 def pods(hub: FakeHub, tmp_path: Path) -> Iterator[Pods]:
     with Pods(tmp_path, hub.url) as pods:
         yield pods
+        for pod in pods.pods.values():  # shown if the test fails
+            print(f"{pod.name} ended with {pod.process.poll()}, and said:\n{pod.log[-3000:]}")
 
 
 @pytest.fixture
