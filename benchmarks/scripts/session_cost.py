@@ -223,8 +223,8 @@ def measure_steps(args: argparse.Namespace) -> None:
     def session_step(batches: Iterator[Any]) -> None:
         x, y = next(batches)
         with session.step():
-            loss = compute(session.model(x), y) * session.scale
-            loss.backward()
+            loss = compute(session.model(x), y)
+            session.backward(loss)
             if session.ends_step:
                 session.optimizer.step()
                 session.optimizer.zero_grad()

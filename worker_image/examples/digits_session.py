@@ -75,8 +75,8 @@ def main() -> None:
         for inputs, labels in session.batches(loader):
             started, before = time.monotonic(), session.committed
             with session.step():
-                loss = nn.functional.cross_entropy(session.model(inputs), labels) * session.scale
-                torch.autograd.backward(loss)
+                loss = nn.functional.cross_entropy(session.model(inputs), labels)
+                session.backward(loss)
                 if session.ends_step:
                     optimizer.step()
                     optimizer.zero_grad()

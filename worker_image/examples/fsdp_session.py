@@ -87,8 +87,8 @@ def main() -> None:
         for inputs, targets in session.batches(loader):
             started, before = time.monotonic(), session.committed
             with session.step():
-                loss = nn.functional.mse_loss(session.model(inputs), targets) * session.scale
-                torch.autograd.backward(loss)
+                loss = nn.functional.mse_loss(session.model(inputs), targets)
+                session.backward(loss)
                 if session.ends_step:
                     session.optimizer.step()
                     session.optimizer.zero_grad()

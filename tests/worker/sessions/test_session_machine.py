@@ -139,3 +139,10 @@ def test_a_place_survives_its_ways() -> None:
     assert place.from_environ(there.as_environ()) == there
     assert place.from_environ({"ELASTICJOB_GENERATION": "0"}) is None
     assert place.from_environ({}) is None
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_steps_before_the_end_is_told_may_be_counted_at_once(steps: int) -> None:
+    one_by_one, done = play(RUNNING, *(StepDone() for _ in range(steps)))
+    assert (one_by_one, done) == play(RUNNING, StepDone(steps))
+    assert play(one_by_one, CalledOver(3, announced=True))[1] == [Promise(3, steps + 1)]

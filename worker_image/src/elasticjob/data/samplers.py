@@ -37,24 +37,35 @@ def plan_epoch(
 
     `length`, `used` (of this epoch so far), `global_batch` and `micro_batch` are in samples.
     """
+    parts: list[Micro] = []
     while used < length:
         batch = min(global_batch, length - used)
         if batch < global_batch and drop_last:
             return
-        largest = -(-batch // world_size)
-        passes = -(-largest // micro_batch)
-        start, stop = split_share(batch, world_size, rank)
-        for index in range(passes):
-            low, high = split_share(stop - start, passes, index)
-            yield Micro(
-                start=used + start + low,
-                stop=used + start + high,
-                # DDP divides the sum over the ranks by the world size; the mean loss is over this micro batch.
-                scale=(high - low) * world_size / batch,
-                ends_step=index == passes - 1,
-                batch=batch,
-            )
+        if not parts or parts[0].batch != batch:  # all but the last one are alike
+            parts = split_batch(batch, micro_batch, rank, world_size)
+        for start, stop, scale, ends_step, *_ in parts:
+            yield Micro(used + start, used + stop, scale, ends_step, batch)
         used += batch
+
+
+def split_batch(batch: int, micro_batch: int, rank: int, world_size: int) -> list[Micro]:
+    """The micro batches of `rank` in the first global batch of an epoch, which has `batch` samples."""
+    largest = -(-batch // world_size)
+    passes = -(-largest // micro_batch)
+    start, stop = split_share(batch, world_size, rank)
+    spans = [split_share(stop - start, passes, index) for index in range(passes)]
+    return [
+        Micro(
+            start=start + low,
+            stop=start + high,
+            # DDP divides the sum over the ranks by the world size; the mean loss is over this micro batch.
+            scale=(high - low) * world_size / batch,
+            ends_step=index == passes - 1,
+            batch=batch,
+        )
+        for index, (low, high) in enumerate(spans)
+    ]
 
 
 class ElasticDistributedSampler(Sampler[list[int]]):

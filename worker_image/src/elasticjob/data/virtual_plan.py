@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Micro:
+class Micro(NamedTuple):
     """One forward and backward pass of this rank: a part of the epoch's order, and its weight."""
 
     start: int

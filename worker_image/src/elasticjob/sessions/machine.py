@@ -59,7 +59,9 @@ class CalledOver:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step is applied on this rank."""
+    """A step is applied on this rank; or several, while the world was not over: then they are only counted."""
+
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ def step(state: State, event: Event) -> Result:
             if announced:
                 return _promise(replace(state, over=over))
             return replace(state, over=over, lost=max(state.lost, generation)), (Abort(),)
-        case StepDone():
-            return _end_step(replace(state, done=state.done + 1))
+        case StepDone(steps):
+            return _end_step(replace(state, done=state.done + steps))
         case LastAgreed(generation, last):
             return _stop(replace(state, last=last)) if generation == state.generation else (state, ())
         case Broke(error):

@@ -3,8 +3,7 @@
     session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler)
     for x, y in session.batches(loader):
         with session.step():
-            loss = loss_function(session.model(x), y) * session.scale
-            loss.backward()
+            session.backward(loss_function(session.model(x), y))
             if session.ends_step:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -156,7 +155,8 @@ class Session:
         It is `(loss * session.scale).backward()` otherwise.
         """
         if self._memory.virtual is None:
-            torch.autograd.backward(loss * self.scale)
+            scale = self.scale
+            torch.autograd.backward(loss if scale == 1 else loss * scale)
         else:
             self._memory.virtual.backward(loss)
         if self.ends_step:

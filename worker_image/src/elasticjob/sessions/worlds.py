@@ -47,7 +47,8 @@ class Worlds:
         self._memory = memory
         self._client = client
         self._on_world = on_world
-        self._lock = threading.Lock()  # guards the state
+        self._lock = threading.Lock()  # guards the state and the number of ...
+        self._uncounted = 0  # ... steps that the machine does not know of yet
         self._calls: queue.SimpleQueue[Place] = queue.SimpleQueue()
         self._place: Place | None = None  # in the world that was entered last
         self._promises: Promises | None = None
@@ -98,6 +99,10 @@ class Worlds:
         """
         if self._client is None:
             return
+        with self._lock:
+            if not self.state.is_over:  # there is nothing to decide: each step passes here, so it has to be cheap
+                self._uncounted += 1
+                return
         for action in self._step(machine.StepDone()):
             if isinstance(action, machine.AwaitLast) and self._promises is not None:
                 self._promises.wait()
@@ -129,6 +134,9 @@ class Worlds:
 
     def _step(self, event: machine.Event) -> tuple[machine.Action, ...]:
         with self._lock:
+            if self._uncounted:
+                self.state, _ = machine.step(self.state, machine.StepDone(self._uncounted))
+                self._uncounted = 0
             self.state, actions = machine.step(self.state, event)
             for action in actions:
                 if isinstance(action, machine.Promise) and self._place is not None:

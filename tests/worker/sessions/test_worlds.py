@@ -1,0 +1,34 @@
+"""How a session counts its steps, without an agent and without a process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import pytest
+
+from elasticjob.channel.place import Place
+from elasticjob.sessions.worlds import Worlds
+
+pytestmark = pytest.mark.timeout(60)
+
+THERE = Place(3, rank=0, world_size=2, address="127.0.0.1", port=9)  # nothing listens there
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_the_step_that_is_promised_counts_those_before_the_end_was_told(steps: int) -> None:
+    hear: list[Callable[[dict[str, Any]], None]] = []
+    client = MagicMock()
+    client.listen.side_effect = hear.append
+    worlds = Worlds(MagicMock(committed=-1), MagicMock(), client, lambda: None)
+    with patch.dict(os.environ, THERE.as_environ()):
+        worlds.enter_first(alone=False)
+    for _ in range(steps):
+        worlds.end_step()
+    with patch("elasticjob.sessions.worlds.Promises") as promises:
+        hear[0]({"type": "regroup", "generation": 3, "announced": True})
+        assert promises.call_args.args[:2] == (THERE, steps + 1), "the step that it may be in"
+        worlds.end_step()
+        promises.return_value.wait.assert_called_once_with()
