@@ -32,6 +32,12 @@ class Pod:
         self.name = name
         self.process = process
         self.log_file = log
+        try:
+            self._agent = psutil.Process(
+                process.pid
+            )  # with its start time: the number may be another process's one day
+        except psutil.NoSuchProcess:
+            self._agent = None
 
     @property
     def log(self) -> str:
@@ -39,9 +45,10 @@ class Pod:
 
     def tree(self) -> list[psutil.Process]:
         """All processes of the pod, the agent last."""
+        if self._agent is None:
+            return []
         try:
-            agent = psutil.Process(self.process.pid)
-            return [*agent.children(recursive=True), agent]
+            return [*self._agent.children(recursive=True), self._agent]
         except psutil.NoSuchProcess:
             return []
 

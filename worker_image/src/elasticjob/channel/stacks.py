@@ -37,11 +37,14 @@ def offer(folder: Path) -> bool:
     """
     if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
         return False  # the script has its own handler
+    there = _file_of(folder, os.getpid())
+    unseen = there.with_suffix(".new")
     try:
-        file = _file_of(folder, os.getpid()).open("w")
+        file = unseen.open("w")
     except OSError:
         return False
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=False, chain=False)
+    unseen.replace(there)  # the agent sends the signal once the file is there: before, it ends the process
     _open_files.append(file)  # faulthandler needs it open
     return True
 
