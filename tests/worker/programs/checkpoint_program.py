@@ -113,9 +113,24 @@ def full_disk(kind: str, directory: str) -> None:
     say("after", checkpoint.steps())
 
 
+class Late:
+    """Sends the signal while rank 0 saves it for the first time: after another rank's has decided the save."""
+
+    sent = False
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to load."""
+
+
 def signalled(kind: str, directory: str) -> None:
     model, optimizer = build(kind)
-    checkpoint = Checkpointer(directory, model, optimizer)
+    checkpoint = Checkpointer(directory, model, optimizer, late=Late())
     heard: list[bool] = []
     on_signal(lambda: heard.append(True))
     asked = []

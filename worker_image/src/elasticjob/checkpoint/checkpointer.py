@@ -79,6 +79,7 @@ class Checkpointer:
         self._deciders = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._is_requested = False  # the agent of any rank has asked for the next save; the signal may not be here yet
         self._answering = False  # the current save answers the agent's request
         self._memory_every, self._memory_step = memory_every, -1  # the step that should_save wants in memory ...
         self._wants_file = True  # ... and whether it wants a file of it too
@@ -111,20 +112,16 @@ class Checkpointer:
 
         Equal on all ranks. A snapshot in memory is left out while the one before is still being written.
         """
-        asked = bool(self._every and step and step % self._every == 0)
+        is_periodic = bool(self._every and step and step % self._every == 0)
         wanted = signals.checkpoint_requested() and not self._answering
-        if self._memory is not None:
-            flags = torch.tensor([int(wanted), int(self._memory.is_busy)])
-            if self._size > 1:
-                dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._deciders)
-            is_due = step > 0 and step % self._memory_every == 0 and not flags[1]
-            self._wants_file, self._memory_step = asked or bool(flags[0]), step if is_due else -1
-            return self._wants_file or is_due
-        if asked or self._size == 1:
-            return asked or wanted
-        flag = torch.tensor([int(wanted)])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._deciders)
-        return bool(flag.item())
+        flags = torch.tensor([int(wanted), int(self._memory is not None and self._memory.is_busy)])
+        if self._size > 1:
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._deciders)
+        self._is_requested = bool(flags[0])
+        self._wants_file = is_periodic or self._is_requested
+        is_due = bool(self._memory_every and step and step % self._memory_every == 0 and not flags[1])
+        self._memory_step = step if is_due else -1
+        return self._wants_file or is_due
 
     def steps(self) -> list[int]:
         """The steps of the checkpoints on disk, newest first; those that are not certified come last."""
@@ -146,7 +143,7 @@ class Checkpointer:
             if not wants_file:
                 return
         self.wait()
-        self._answering = signals.checkpoint_requested()
+        self._answering, self._is_requested = signals.checkpoint_requested() or self._is_requested, False
         temporary = self.directory / files.temporary_name(step)
         self._on_rank_0(f"save step {step}", lambda: files.make_empty(temporary))
         others = collect_others(self._optimizer, self._others) if self._rank == 0 else b""
