@@ -172,7 +172,8 @@ def complete_job(context: click.Context, parameter: click.Parameter, incomplete:
         meta = context.meta
         target = Target(*(meta.get(f"elasticjob.{name}") for name in ("kubeconfig", "context", "namespace")))
         async with target.client() as client:
-            return [job.name for job in await asyncio.wait_for(client.list(from_cache=True), _COMPLETION_SECONDS)]
+            async with asyncio.timeout(_COMPLETION_SECONDS):
+                return [job.name for job in await client.list(from_cache=True)]
 
     try:
         found = asyncio.run(names())

@@ -236,7 +236,8 @@ class Client:
                 if rules.is_met(job, condition):
                     return job
                 left = None if deadline is None else deadline - time.monotonic()
-                change = await asyncio.wait_for(anext(changes), left)
+                async with asyncio.timeout(left):
+                    change = await anext(changes)
                 if change.type == "DELETED":
                     raise errors.NotFoundError(f"wait for {name}: the job was deleted")
                 job = change.job

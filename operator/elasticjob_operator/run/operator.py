@@ -217,7 +217,8 @@ class Operator:
                 if self.kueue is not None:
                     group.create_task(self._keep_going("the integration of Kueue", self.kueue.follower.run))
                     with contextlib.suppress(TimeoutError):  # until then, jobs keep the pods that they have
-                        await asyncio.wait_for(self.kueue.follower.has_looked.wait(), KUEUE_SECONDS)
+                        async with asyncio.timeout(KUEUE_SECONDS):
+                            await self.kueue.follower.has_looked.wait()
                 await asyncio.gather(self._list_jobs(), *(w.synced.wait() for w in self._watches))
                 self.times.end("pods and all other objects")
                 group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))

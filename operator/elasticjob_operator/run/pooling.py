@@ -104,7 +104,8 @@ class PoolLoop:
         rest = COALESCE_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), ROUND_SECONDS if self._memories else None)
+                async with asyncio.timeout(ROUND_SECONDS if self._memories else None):
+                    await self._changed.wait()
             await asyncio.sleep(rest)
             self._changed.clear()
             began = time.monotonic()

@@ -14,7 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from elasticjob.agent.hub_client import Hub
 from elasticjob.env import Settings
-from elasticjob.protocol import wire
+from elasticjob.protocol import directives, wire
 
 
 def reconnect(tmp_path: Path, spread: float, code: int | None) -> float:
@@ -65,3 +65,45 @@ def test_an_agent_whose_connection_broke_comes_back_at_once(tmp_path: Path, monk
 def test_agents_that_are_sent_away_wait_their_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(random, "random", lambda: 1.0)
     assert reconnect(tmp_path, spread=1.5, code=code) >= 1.5
+
+
+def test_an_agent_that_was_paused_comes_back_while_its_workers_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reports wake the task that sends them: it must end with its connection, also if both come at once."""
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    monkeypatch.setattr(directives, "was_paused", lambda *_: True)
+    monkeypatch.setattr(directives, "backoff", lambda *_, **__: 0.0)
+    came_back = threading.Semaphore(0)
+
+    async def meet(server: ServerConnection) -> None:
+        await server.recv()
+        came_back.release()
+        welcome = {"heartbeatSeconds": 0.01, "timeoutSeconds": 60}
+        await server.send(json.dumps({"v": 1, "type": "welcome", **welcome}))
+        async for _ in server:
+            continue  # it says nothing, and does not hang up
+
+    async def run() -> None:
+        async with serve(meet, "127.0.0.1", 0, close_timeout=0.2) as listening:
+            port = next(iter(listening.sockets)).getsockname()[1]
+            settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
+            hub = Hub(settings, {}, wire.AgentState(), lambda view: None)
+            hub.start()
+            ended = threading.Event()
+            reports = threading.Thread(target=report, args=(hub, ended))
+            reports.start()
+            try:
+                for number in range(300):
+                    assert await asyncio.to_thread(came_back.acquire, timeout=20), f"stuck after {number} connections"
+            finally:
+                ended.set()
+                await asyncio.to_thread(reports.join)
+                await asyncio.to_thread(hub.close)
+
+    def report(hub: Hub, ended: threading.Event) -> None:
+        while not ended.wait(0.0001):
+            hub.report(wire.Progress(generation=1, step=1))
+
+    asyncio.run(run())

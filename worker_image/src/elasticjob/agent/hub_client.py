@@ -161,10 +161,11 @@ class Hub:
     async def _woken(self, timeout: float | None) -> None:
         """Wait until there is something to send, or for `timeout` seconds."""
         assert self._wake is not None
+        woken = asyncio.ensure_future(self._wake.wait())
         try:
-            await asyncio.wait_for(self._wake.wait(), timeout)
-        except _TIMEOUT:
-            return
+            await asyncio.wait((woken,), timeout=timeout)  # before Python 3.12, wait_for may lose a cancellation
+        finally:
+            woken.cancel()
         self._wake.clear()
 
     def _note_problem(self, text: str) -> None:
@@ -267,4 +268,6 @@ class Hub:
             if directives.was_paused(time.monotonic() - before, welcome.timeout_seconds):
                 raise ConnectionError("this process was paused; reconnecting to the hub")
             pong = await socket.ping()
-            await asyncio.wait_for(pong, welcome.timeout_seconds)
+            if not (await asyncio.wait((pong,), timeout=welcome.timeout_seconds))[0]:
+                raise _TIMEOUT
+            pong.result()  # raises if the connection is closed
