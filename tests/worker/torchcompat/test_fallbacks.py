@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.agent.server import api as agent_loop
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from elasticjob import env
@@ -222,6 +224,25 @@ class Agent:
 
     def get_worker_group(self) -> Any:
         return self._group
+
+
+api: Any = agent_loop
+
+
+def test_the_loop_of_torch_waits_as_it_is_told_and_keeps_its_other_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "time", time)
+    told: list[float] = []
+    assert elastic_agent.replace_sleep(told.append)
+    assert elastic_agent.replace_sleep(told.append), "a second time, for the next handler"
+    api.time.sleep(600)
+    assert told == [600]
+    assert api.time.monotonic() <= time.monotonic()
+
+
+def test_a_loop_that_does_not_sleep_as_expected_is_left_alone(without: Without) -> None:
+    without("torch.distributed.elastic.agent.server.api.SimpleElasticAgent._invoke_run")
+    assert not elastic_agent.replace_sleep(lambda seconds: None)
+    assert api.time is time
 
 
 def test_restarts_are_left_to_an_agent_that_counts_elsewhere() -> None:

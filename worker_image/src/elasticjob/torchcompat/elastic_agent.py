@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from elasticjob.torchcompat import probe
 from elasticjob.torchcompat.probe import Probe
 
 _TORCHRUN = str(Path("torch", "distributed", "run.py"))
-_AGENT = "torch.distributed.elastic.agent.server.api.SimpleElasticAgent"
+_API = "torch.distributed.elastic.agent.server.api"
+_AGENT = f"{_API}.SimpleElasticAgent"
 _LOCAL_AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
 _CONTEXT = "torch.distributed.elastic.multiprocessing.api.SubprocessContext"
 ENDLESS = 1_000_000  # restarts; the operator has the restart budget, not the agent
@@ -55,6 +58,27 @@ def set_restarts(agent: SimpleElasticAgent, restarts: int) -> None:
     # Otherwise the agent counts on its own, and gives up after torchrun's --max-restarts failures.
 
 
+class _Clock:
+    """The module `time`, as the agent's loop sees it."""
+
+    def __init__(self, sleep: Callable[[float], object]) -> None:
+        self.sleep = sleep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def replace_sleep(sleep: Callable[[float], object]) -> bool:
+    """Make the agent's loop wait with this function between two looks at its workers, given the seconds.
+
+    It may return earlier. False: the loop continues to sleep.
+    """
+    if not SLEEPS.holds():
+        return False
+    probe.find(_API).time = _Clock(sleep)
+    return True
+
+
 def find_processes(agent: SimpleElasticAgent) -> dict[int, Any]:
     """The workers' Popen-like objects by local rank; empty if this torch stores them elsewhere."""
     handlers = getattr(_context(agent), "subprocess_handlers", None)
@@ -92,7 +116,19 @@ def _look_for_torchrun() -> bool:
     return bool(probe.find("torch.distributed.run.main").__wrapped__.__code__.co_filename.endswith(_TORCHRUN))
 
 
+def _look_for_sleep() -> bool:
+    sleeps = "sleep" in probe.find(f"{_AGENT}._invoke_run").__code__.co_names
+    return sleeps and (probe.find(f"{_API}.time") is time or isinstance(probe.find(f"{_API}.time"), _Clock))
+
+
+SLEEPS = Probe(
+    "workers are stopped as soon as their world is over",
+    (f"{_AGENT}._invoke_run", f"{_API}.time"),
+    "torch's loop looks ten times a second whether it is: a change takes up to 0.1 s longer",
+    _look_for_sleep,
+)
 PROBES = (
+    SLEEPS,
     Probe(
         "workers of an unmodified torchrun start warm",
         ("torch.distributed.run.main",),
