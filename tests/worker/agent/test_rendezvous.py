@@ -61,12 +61,14 @@ def test_a_killed_pod_is_lost_and_replaced(hub: FakeHub, pods: Pods, steps: Step
     steps.wait_for_world(2, generation=world.generation)
 
 
-def test_workers_are_stopped_without_waiting_for_the_next_look_of_torch(hub: FakeHub, pods: Pods, steps: Steps) -> None:
+def test_no_change_waits_for_the_next_look_of_torch(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     rarely: dict[str, str | None] = {"PET_MONITOR_INTERVAL": "600"}
-    for number in range(2):
-        pods.start(f"pod-{number}", *command(steps), env=rarely)
+    members = {f"pod-{number}": pods.start(f"pod-{number}", *command(steps), env=rarely) for number in range(2)}
     world = hub.wait_for_world(2)
     steps.wait_for_world(2, world.generation)
+    members[world.pods[1]].workers()[-1].send_signal(signal.SIGKILL)
+    world = hub.wait_for_world(2, newer_than=world.generation)
+    steps.wait_for_world(2, generation=world.generation)
     pods.start("pod-2", *command(steps), env=rarely)
     world = hub.wait_for_world(3, newer_than=world.generation)
     steps.wait_for_world(3, generation=world.generation)

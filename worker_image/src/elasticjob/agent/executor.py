@@ -25,6 +25,7 @@ from elasticjob.agent.local_workers import LocalWorkers
 from elasticjob.agent.state import Stage, State
 from elasticjob.channel import control
 from elasticjob.env import Settings
+from elasticjob.launch import process
 from elasticjob.peers import directory
 from elasticjob.protocol import directives, store, wire
 
@@ -32,6 +33,7 @@ logger = logging.getLogger("elasticjob")
 
 _ADVICE = 30.0  # seconds between two warnings about a hub that does not answer
 _SETTLE = 10.0  # seconds that `end` waits for the hub's answer
+_END = 5.0  # seconds for a worker that has hung up to end
 
 Answer = events.Begin | events.Launch | events.Exit
 
@@ -54,6 +56,7 @@ class Executor:
         # Replies to torch's requests for a world.
         self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
         self._changed = threading.Condition()
+        self._ended = self._noticed = 0  # workers that have ended, and how many of them torch's loop has looked at
         self._crash: Exception | None = None
         self._examining = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="elasticjob-agent", daemon=True)
@@ -110,6 +113,11 @@ class Executor:
             return False
         self.post(events.Parked(self._find_failure()))
         return self.wait(lambda state: state.stage is Stage.STOPPED)
+
+    def rest(self, seconds: float) -> None:
+        """Wait until torch's loop has something to do: workers to stop, or one that has ended; at most `seconds`."""
+        self.wait(lambda state: rules.holds_torch(state) or self._ended > self._noticed, seconds)
+        self._noticed = self._ended
 
     def finish(self, all_finished: Callable[[], bool], timeout: float) -> None:
         """Report success, and wait up to `timeout` seconds until the hub or all other members have agreed."""
@@ -242,6 +250,11 @@ class Executor:
         kind = None if message is None else message.get("type")
         if message is None:
             self.post(events.Gone(peer.pid))
+            process.await_end(peer.pid, _END)
+            with self._changed:
+                self._ended += 1
+                self._changed.notify_all()
+            self.post(events.Tick())  # if the workers are being stopped, it may have been the last
         elif kind == "idle":
             error = message.get("error")
             shards = tuple(int(shard) for shard in message.get("shards", ()))

@@ -125,7 +125,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         agent = elastic_agent.find_agent()
         if agent is not None:
             self.executor.agent = agent
-            elastic_agent.replace_sleep(partial(self.executor.wait, rules.holds_torch))
+            elastic_agent.replace_sleep(self.executor.rest)
             self.executor.workers.find_workers = lambda: elastic_agent.find_pids(agent)
             self.executor.post(events.Sized(torch_agent.local_world_size(agent)))
 

@@ -11,7 +11,6 @@ import ctypes
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from elasticjob import env
-from elasticjob.launch import ahead, standby
+from elasticjob.launch import ahead, process, standby
 
 logger = logging.getLogger("elasticjob")
 
@@ -60,7 +59,7 @@ class Child:
         if self.poll() is None:
             ended = os.pidfd_open(self.pid)
             try:
-                _await_readable(ended, timeout)
+                process.await_readable(ended, timeout)
             finally:
                 os.close(ended)
         code = self.poll()
@@ -113,7 +112,7 @@ class ForkServer:
     def await_imports(self) -> None:
         """Wait until the standby has finished its imports; a worker ordered earlier would wait for them."""
         if self._channel is not None and not self._has_imported:
-            self._has_imported = _await_readable(self._channel.fileno(), ahead.IMPORT_SECONDS)
+            self._has_imported = process.await_readable(self._channel.fileno(), ahead.IMPORT_SECONDS)
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
         """Start a worker: from the standby; else cold but with the same behaviour; else as the plain command."""
@@ -174,13 +173,6 @@ class ForkServer:
         if self._channel is not None:
             self._channel.close()
         self._channel = self._standby = None
-
-
-def _await_readable(file: int, timeout: float | None) -> bool:
-    """Whether it is readable before `timeout` seconds have passed. Unlike `select`, for any number of open files."""
-    poll = select.poll()
-    poll.register(file, select.POLLIN)
-    return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
 def can_warm(command: tuple[str, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import select
 import signal
 import time
 from pathlib import Path
@@ -22,6 +23,25 @@ def die_with_parent(parent: int) -> None:
         return  # not Linux
     if os.getppid() != parent:
         os._exit(0)  # it died before the prctl call
+
+
+def await_end(pid: int, seconds: float) -> None:
+    """Return when this process has ended, also if nobody has waited for it yet, or after so many seconds."""
+    try:
+        ended = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return  # it has ended, or this is not Linux
+    try:
+        await_readable(ended, seconds)
+    finally:
+        os.close(ended)
+
+
+def await_readable(file: int, timeout: float | None) -> bool:
+    """Whether it is readable before `timeout` seconds have passed. Unlike `select`, for any number of open files."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
 def age(pid: int) -> float:
