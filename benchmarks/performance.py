@@ -287,7 +287,10 @@ class BoardTable:
 
 
 _SCOREBOARD: Final = "python -m benchmarks.scoreboard"
-_EVENTS: Final = "--only events --repeats 3 --systems session torchrun run torchft nvrx external"
+_EVENTS: Final = (
+    "--only events --repeats 2 --budget 3300"
+    " --systems session run torchrun external torchft nvrx dlrover lmresiliency defaults ray"
+)
 _GOODPUT: Final = "--only goodput --minutes 10 --systems session memory torchrun run external"
 BOARDS: Final[Mapping[str, BoardTable]] = {
     "scoreboard": BoardTable(f"{_SCOREBOARD} --quick --keep"),

@@ -20,6 +20,7 @@ from benchmarks.scoreboard.cells import (
 
 RECOVERY, PAUSE = ": recovery", ": pause"
 OURS = "ElasticJob: "
+NO_PART = "not a part of this run"
 
 
 def format_seconds(value: float) -> str:
@@ -91,7 +92,7 @@ def render_row(row: str, cells: Sequence[Cell]) -> str:
     reasons: dict[str, list[str]] = {}
     for cell in cells:
         if not cell.samples:
-            reasons.setdefault(cell.note or "not a part of this run", []).append(cell.system)
+            reasons.setdefault(cell.note or NO_PART, []).append(cell.system)
     absent = "; ".join(f"{', '.join(systems)} ({note})" for note, systems in reasons.items())
     return "\n".join([*lines, *(["", f"Not measured: {absent}."] if absent else [])])
 
@@ -141,7 +142,17 @@ def render_matrix(board: Board, goals: Sequence[Goal] = ()) -> str:
         name = row.removesuffix(RECOVERY)
         lines.append(f"| {name} | {' | '.join(texts)} |{f' {wanted} |' if goals else ''}")
     summary = [] if all(cell.ours for cell in cells) else [render_summary(board)]
-    return "\n\n".join([render_heading(board), *summary, "\n".join(lines)])
+    return "\n\n".join([render_heading(board), *summary, "\n".join(lines), *list_absent(board, systems)])
+
+
+def list_absent(board: Board, systems: Sequence[str]) -> list[str]:
+    """A paragraph that says why some cells of these systems are empty; none if none is."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for cell in board.cells:
+        if not cell.samples and cell.system in systems:
+            reasons.setdefault((cell.system, cell.note or NO_PART), []).append(cell.row.removesuffix(RECOVERY))
+    absent = "; ".join(f"{system}: {', '.join(rows)} ({note})" for (system, note), rows in reasons.items())
+    return [f"Not measured: {absent}."] if absent else []
 
 
 def format_parts(cells: Sequence[Cell], goals: Sequence[Goal]) -> str:

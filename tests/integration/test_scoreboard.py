@@ -135,7 +135,7 @@ def test_one_table_has_a_row_for_each_event_and_a_column_for_each_system() -> No
         replace(PEER, row="nothing", note="not installed"),
     )
     board = replace(make_board(), cells=made, command="python -m benchmarks.scoreboard --only events")
-    heading, summary, table = page.render(board.dump(), "", as_matrix=True).split("\n\n")
+    heading, summary, table, absent = page.render(board.dump(), "", as_matrix=True).split("\n\n")
     assert heading == "2026-11-22, a machine, load 1.0 to 3.5, seed 7: `python -m benchmarks.scoreboard --only events`."
     assert "| **ElasticJob: session**: 0.05 s (0.04 s to 0.06 s, 75%) | torchft tuned: never | – |" in summary
     assert table.splitlines() == [
@@ -145,6 +145,7 @@ def test_one_table_has_a_row_for_each_event_and_a_column_for_each_system() -> No
         "| grow | – | 3.00 s (0.50 s) |",
         "| goodput | 99.0% | – |",
     ]
+    assert absent == "Not measured: torchft tuned: nothing (not installed)."
 
 
 def test_a_table_without_peers_has_no_summary() -> None:
