@@ -32,12 +32,10 @@ class Pod:
         self.name = name
         self.process = process
         self.log_file = log
-        try:
-            self._agent = psutil.Process(
-                process.pid
-            )  # with its start time: the number may be another process's one day
-        except psutil.NoSuchProcess:
-            self._agent = None
+        self._agent: psutil.Process | None = None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # With its start time: the number may be another process's one day.
+            self._agent = psutil.Process(process.pid)
 
     @property
     def log(self) -> str:

@@ -122,9 +122,9 @@ def _look_for_sleep() -> bool:
 
 
 SLEEPS = Probe(
-    "workers are stopped as soon as their world is over",
+    "workers are stopped as soon as their world is over, and one that has ended is noticed at once",
     (f"{_AGENT}._invoke_run", f"{_API}.time"),
-    "torch's loop looks ten times a second whether it is: a change takes up to 0.1 s longer",
+    "torch's loop looks ten times a second: a change takes up to 0.1 s longer",
     _look_for_sleep,
 )
 PROBES = (
