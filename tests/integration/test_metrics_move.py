@@ -90,6 +90,7 @@ def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, na
     # leaves, and counts as no restart.)
     cluster.kill_pod(namespace, started["rendezvous"]["members"][0]["pod"], signal.SIGKILL)
     again = jobs.await_world("digits", 2, above=started["rendezvous"]["generation"])
+    wait_for(lambda: watched.sum_of("elasticjob_faults") >= 1, "the job trains again, and the loss is counted")
     stranger = {"metadata": {"name": "theirs", "labels": {names.LABEL_APP: names.LABEL_APP_VALUE}}}
     cluster.kube.request("POST", f"/api/v1/namespaces/{namespace}/configmaps", stranger)
     refuse_once(watched.proxy, lambda request: request.resource == "elasticjobs/status")
