@@ -8,7 +8,7 @@ training and the categories always add up to the time that has passed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce as fold
@@ -171,7 +171,7 @@ def _book_training(before: Account, record: Record) -> Account:
     elapsed = _elapsed(goodput, record.time)
     changes["last_recovery_seconds"] = round(elapsed, 3)
     changes["rescales"] = max(0, record.generation - 1)
-    loss = Loss.START if record.generation <= 1 else loss_of(record.cause)
+    loss = Loss.START if record.generation <= 1 else _loss_before(before.worlds, record)
     changes["faults"] = goodput.faults + (loss is Loss.RESTART)
     booked = _lose(replace(before, goodput=revise(goodput, **changes)), loss, elapsed)
     booked = replace(booked, worlds=worlds.add_loss(booked.worlds, record.generation, elapsed))
@@ -240,6 +240,14 @@ def loss_of(cause: str) -> Loss:
     if cause == names.Cause.START:
         return Loss.START
     return Loss.RESTART if cause in _RESTARTS else Loss.RESCALE
+
+
+def _loss_before(formed: Sequence[api.WorldStatus], record: Record) -> Loss:
+    """The category of the time lost before this world trained: that of a fault, if one is among what has ended the
+    world before, or those that were formed since and never trained.
+    """
+    found = {loss_of(cause) for cause in (record.cause, *worlds.list_untrained(formed, record.generation))}
+    return Loss.RESTART if Loss.RESTART in found else loss_of(record.cause)
 
 
 def _elapsed(goodput: api.GoodputStatus, now: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 from elasticjob_operator import api
@@ -66,6 +67,12 @@ def add_loss(worlds: Sequence[api.WorldStatus], generation: int, seconds: float)
         revise(w, lost_seconds=round((w.lost_seconds or 0.0) + seconds, 3)) if w.generation == generation else w
         for w in worlds
     )
+
+
+def list_untrained(worlds: Sequence[api.WorldStatus], generation: int) -> tuple[str, ...]:
+    """The causes of the worlds before this one that were formed since the last one that trained, the latest first."""
+    before = (w for w in reversed(worlds) if w.generation < generation)
+    return tuple(w.cause or "" for w in takewhile(lambda w: w.lost_seconds is None, before))
 
 
 def add_transfer(worlds: Sequence[api.WorldStatus], record: Record) -> tuple[api.WorldStatus, ...]:

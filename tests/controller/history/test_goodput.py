@@ -116,6 +116,35 @@ def test_a_recovery_is_lost_to_what_caused_it(cause: str, loss: Loss) -> None:
     assert account.goodput.mean_seconds_between_faults == (10.0 if is_fault else None)
 
 
+@pytest.mark.parametrize(
+    ("causes", "faults", "lost"),
+    [
+        pytest.param([("lost", False), ("scale-up", True)], 1, {"restart": 4.0}, id="grows before it trains again"),
+        pytest.param([("scale-down", False), ("lost", True)], 1, {"restart": 4.0}, id="is lost while it shrinks"),
+        pytest.param([("lost", False), ("lost", True)], 1, {"restart": 4.0}, id="is lost twice in one pause"),
+        pytest.param([("lost", True), ("scale-up", True)], 1, {"restart": 2.0, "rescale": 2.0}, id="trains between"),
+        pytest.param([("scale-up", False), ("scale-up", True)], 0, {"rescale": 4.0}, id="grows twice"),
+    ],
+)
+def test_a_loss_counts_also_where_the_job_changes_before_it_trains_again(
+    causes: list[tuple[str, bool]], faults: int, lost: dict[str, float]
+) -> None:
+    """(the cause of a world, whether it trains): each is formed two seconds after the event before it."""
+    story, now = [Record(Kind.FORMED, NOW, 1, "start"), Record(Kind.TRAINS, NOW, 1, "start")], NOW
+    trains = True
+    for generation, (cause, trains_then) in enumerate(causes, 2):
+        if trains:
+            now += 10
+            story.append(Record(Kind.BROKE, now, generation - 1))
+        now, trains = now + 2, trains_then
+        story.append(Record(Kind.FORMED, now, generation, cause))
+        if trains:
+            story.append(Record(Kind.TRAINS, now, generation, cause))
+    account = reduce(goodput.reduce, story, Account())
+    assert account.goodput.faults == faults
+    assert account.lost == api.LostSeconds().model_copy(update=lost)
+
+
 def test_the_fields_of_lost_seconds_are_the_categories() -> None:
     assert set(api.LostSeconds.model_fields) == {loss.value for loss in Loss}
 
