@@ -11,7 +11,7 @@ with; the group has one to `maximum` workers, and any number of failures is allo
 What cannot be configured: the controller's view of the cluster is up to 20 s old, so it asks for a place on a lost
 node until then, and every change of the world starts all its workers anew. Ray has an announcement, `ray drain-node`,
 but the controller waits for its deadline, so a node leaves with a SIGTERM to `ray start`, which takes it out of the
-cluster. A node must register within 30 s, which fails on a machine with several times more work than cores.
+cluster. A node must register within 30 s, or it ends; it is started again then, as a kubelet would do.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ TUNED = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
+# Like a kubelet: a node that ends by itself is started again, and one that is asked to end is waited for.
+RESTART = """
+trap 'asked=1; kill -TERM $node' TERM
+until [ "$asked" ]; do "$@" & node=$!; wait $node; done
+wait
+"""
 LACKS = {"bytes": "its nodes and workers also talk to each other, whose share cannot be counted"}
 
 
@@ -72,6 +78,7 @@ class RayTrain(Nodes):
 
     def start_agent(self, node: int) -> float:
         command = [
+            *("sh", "-c", RESTART, "sh"),
             *(str(peers.BIN / "ray"), "start", "--block", f"--address={HEAD}:{self.port}"),
             *(f"--node-ip-address={launchers.address(node)}", "--num-cpus=1", *NODE),
         ]
