@@ -32,6 +32,13 @@ ACCELERATE = Import("accelerate", ("Accelerator",))
         pytest.param(
             [ACCELERATE], "os.environ['HF_DATASETS_CACHE'] = args.cache", (DEEPSPEED,), id="the script prepares it"
         ),
+        pytest.param(
+            [Import("elasticjob")],
+            "import elasticjob\nworld = elasticjob.init()\nelasticjob.report(step=1)",
+            (Import("elasticjob", ("init", "report")),),
+            id="what ElasticJob loads when it is used",
+        ),
+        pytest.param([], "x()\nimport elasticjob\nelasticjob.init()", (), id="after something else has happened"),
     ],
 )
 def test_what_a_library_will_import(steps: list[Step], text: str, expected: tuple[Step, ...]) -> None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.launch.leading import MAX_FILES, Attempt, Import, SetVariable, Source, Step, find_leading, find_packages
+from elasticjob.launch.leading import (
+    MAX_FILES,
+    Attempt,
+    Import,
+    SetVariable,
+    Source,
+    Step,
+    find_attributes,
+    find_leading,
+    find_packages,
+)
 
 OWN = {
     "helper": Source("import own_dependency\nVALUE = 1\n"),
@@ -33,6 +43,7 @@ TRIED = [Attempt((Import("a"),)), Import("b")]
         pytest.param("import a\ndef f(): import c\nclass D: pass\nimport b", AB, id="definitions"),
         pytest.param("import a\nlog = getLogger(f(3))\nimport b", [Import("a")], id="in a call"),
         pytest.param("import a\nlog = logging.getLogger('a')\nx: int = 4\nimport b", AB, id="plain assignments"),
+        pytest.param("import a\nx = time.time()\nimport b", AB, id="the time is read"),
         pytest.param("import a\nx = [d for d in y if len(d)] + z.w\nimport b", AB, id="expressions"),
         pytest.param("import a\n_ = load_dotenv()\nimport b", [Import("a")], id="a call whose result is kept"),
         pytest.param("import a\n_: bool = load_dotenv()\nimport b", [Import("a")], id="the same with a type"),
@@ -144,3 +155,19 @@ def test_the_packages_of_steps() -> None:
     attempt = Attempt((SetVariable("A", "b"), Import("a.x"), Import("b")))
     steps: list[Step] = [Import("b.c"), SetVariable("A", "b"), attempt, Import("d")]
     assert find_packages(steps) == ("b", "a", "d")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("import a\na.b(a.c, a.b)", ("b", "c"), id="each once"),
+        pytest.param("import a as x\nx.b, a.c", ("b",), id="under another name"),
+        pytest.param("def f():\n  import a\n  return a.b.c", ("b",), id="in a function"),
+        pytest.param("import a.b\na.b.c", (), id="a module of it"),
+        pytest.param("from a import b\nb.c", (), id="a name of it"),
+        pytest.param("a.b", (), id="not imported"),
+        pytest.param("import (", (), id="no Python"),
+    ],
+)
+def test_what_a_script_uses_of_a_package(text: str, expected: tuple[str, ...]) -> None:
+    assert find_attributes(text, "a") == expected

@@ -115,6 +115,21 @@ def test_the_imports_of_a_script_are_made_before_its_worker(hub: FakeHub, pods: 
     assert "modules imported before the workers start" in log
 
 
+def test_what_elasticjob_loads_on_first_use_is_loaded_before_the_worker(
+    hub: FakeHub, pods: Pods, tmp_path: Path
+) -> None:
+    hub.set_size(1)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nAHEAD = sorted(sys.modules)\nimport torch.distributed.fsdp\nimport elasticjob\n"
+        "if __name__ == '__main__':\n  print('ahead:', *AHEAD, elasticjob.Checkpointer.__name__, elasticjob.init)\n"
+    )
+    pod = pods.start("pod-0", str(script))
+    assert pod.wait(120) == 0, pod.log
+    ahead = next(line for line in pod.log.splitlines() if line.startswith("ahead: ")).split()
+    assert {"elasticjob.checkpoint.checkpointer", "elasticjob.context.setup", "torch.distributed.fsdp"} <= set(ahead)
+
+
 @pytest.mark.parametrize(
     ("library", "expected"),
     [

@@ -74,9 +74,9 @@ class Checkpointer:
         self._model, self._optimizer, self._others = model, optimizer, others
         self._every, self._keep, self._asynchronous = every, keep, asynchronous
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        # Two separate groups: the writer thread must not interfere with the collectives of the training.
+        # A group of its own: the writer thread must not interfere with the collectives of the training.
         self._writers = dist.new_group(backend="gloo")
-        self._deciders = dist.new_group(backend="gloo")
+        self._deciders: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._is_requested = False  # the agent of any rank has asked for the next save; the signal may not be here yet

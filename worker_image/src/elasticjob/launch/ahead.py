@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elasticjob.launch import frameworks, preload, process
-from elasticjob.launch.leading import Step, find_leading, find_packages
+from elasticjob.launch.leading import Import, Step, find_imports, find_leading, find_packages
 from elasticjob.torchcompat import forking
 
 IMPORT_SECONDS = 60.0  # imports that take longer are made by the workers
@@ -57,8 +57,14 @@ def _find_steps(script: preload.Script) -> tuple[Step, ...]:
 
 
 def _saves_time(steps: Sequence[Step]) -> bool:
-    """Whether a library is imported of which nothing is loaded yet. Python's own modules take no time."""
-    return not set(find_packages(steps)) <= sys.stdlib_module_names | sys.modules.keys()
+    """Whether something is imported that is not loaded yet. Python's own modules take no time."""
+    return not all(map(_is_loaded, find_imports(steps)))
+
+
+def _is_loaded(step: Import) -> bool:
+    module = sys.modules.get(step.module)
+    is_python = step.module.partition(".")[0] in sys.stdlib_module_names
+    return is_python or (module is not None and vars(module).keys() >= set(step.names))
 
 
 def _try(steps: Sequence[Step], script: preload.Script, told: socket.socket) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elasticjob.launch.leading import Attempt, Import, Step, find_imports
+from elasticjob.launch.leading import Attempt, Import, Step, find_attributes, find_imports
 
 # Packages whose import starts threads of native code that are stopped at a fork and started anew when they are needed.
 FORK_SAFE_THREADS = {
@@ -74,14 +74,16 @@ LATE_IMPORTS = (
 )
 
 
+OWN = "elasticjob"  # it loads each of its names when it is first used
+
+
 def find_late(steps: Sequence[Step], text: str) -> tuple[Step, ...]:
     """What the libraries in `steps` will import when the script, whose source is `text`, uses them."""
-    found = [
-        row.module
-        for row in LATE_IMPORTS
-        if row.variables not in text and any(map(row.is_made_by, find_imports(steps)))
-    ]
-    return tuple(Attempt((Import(module),)) for module in dict.fromkeys(found))
+    made = tuple(find_imports(steps))
+    found = [row.module for row in LATE_IMPORTS if row.variables not in text and any(map(row.is_made_by, made))]
+    late = [Attempt((Import(module),)) for module in dict.fromkeys(found)]
+    own = find_attributes(text, OWN) if Import(OWN) in made else ()
+    return (*late, *([Import(OWN, own)] if own else []))
 
 
 def mend_ranks() -> None:

@@ -23,6 +23,7 @@ HARMLESS = frozenset(
         *("total_ordering", "tuple", "TypedDict", "TypeVar", "wraps"),
         *("ArgumentParser", "getenv", "getLogger", "get_logger"),
         *("abspath", "absolute", "basename", "dirname", "expanduser", "join", "Path", "resolve"),
+        *("monotonic", "now", "perf_counter", "time"),
         *("device", "inference_mode", "no_grad", "record"),  # of torch
     }
 )
@@ -90,6 +91,18 @@ def find_imports(steps: Iterable[Step]) -> Iterator[Import]:
 def find_packages(steps: Iterable[Step]) -> tuple[str, ...]:
     """The packages that are imported, each of them once."""
     return tuple(dict.fromkeys(step.module.partition(".")[0] for step in find_imports(steps)))
+
+
+def find_attributes(text: str, package: str) -> tuple[str, ...]:
+    """The names that a source uses of a package it imports as a whole, in their order: `package.name`."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    imports = [one for node in nodes if isinstance(node, ast.Import) for one in node.names if one.name == package]
+    known = {one.asname or package for one in imports}
+    used = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return tuple(dict.fromkeys(node.attr for node in used if _names(node.value)[0] in known))
 
 
 def find_leading(text: str, read: Read, package: str = "") -> tuple[Step, ...]:
