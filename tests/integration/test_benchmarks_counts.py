@@ -75,7 +75,8 @@ def test_messages_of_a_start_and_of_a_loss(tmp_path: Path) -> None:
         # The survivor says that it stops, is ready and runs again; it hears that its world is over, and of the new one.
         assert loss["connected"] == 2, "the survivor kept its connection"
         assert loss["message:state"] - start["message:state"] <= 3
-        assert loss["directives"] - start["directives"] <= 2
+        # The lost one is told, too, if the operator learns of its end before its connection is closed.
+        assert loss["directives"] - start["directives"] <= 3
         assert meter.total - bytes_of_start <= 4096, "five messages and heartbeats"
     finally:
         launcher.close()

@@ -53,6 +53,11 @@ class Pod:
     def workers(self) -> list[psutil.Process]:
         return self.tree()[:-1]
 
+    def last_worker(self) -> psutil.Process:
+        """The youngest child of the agent itself: a standby may have children of its own."""
+        assert self._agent is not None
+        return max(self._agent.children(), key=lambda process: process.create_time())
+
     def signal_all(self, number: signal.Signals) -> None:
         for process in self.tree():
             try:

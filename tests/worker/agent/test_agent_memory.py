@@ -36,7 +36,7 @@ def test_a_restart_loses_no_step_that_is_in_memory(hub: FakeHub, pods: Pods, tmp
     members = {name: pods.start(name, *start) for name in ("pod-0", "pod-1")}
     world = hub.wait_for_world(2)
     await_step(tmp_path, world.generation, least=3)
-    members[world.pods[1]].workers()[-1].send_signal(signal.SIGKILL)
+    members[world.pods[1]].last_worker().send_signal(signal.SIGKILL)
     again = hub.wait_for_world(2, newer_than=world.generation)
     await_step(tmp_path, again.generation, least=6)
     assert min(read(tmp_path, again.generation)) >= max(read(tmp_path, world.generation)) >= 3

@@ -66,7 +66,7 @@ def test_no_change_waits_for_the_next_look_of_torch(hub: FakeHub, pods: Pods, st
     members = {f"pod-{number}": pods.start(f"pod-{number}", *command(steps), env=rarely) for number in range(2)}
     world = hub.wait_for_world(2)
     steps.wait_for_world(2, world.generation)
-    members[world.pods[1]].workers()[-1].send_signal(signal.SIGKILL)
+    members[world.pods[1]].last_worker().send_signal(signal.SIGKILL)
     world = hub.wait_for_world(2, newer_than=world.generation)
     steps.wait_for_world(2, generation=world.generation)
     pods.start("pod-2", *command(steps), env=rarely)
@@ -78,7 +78,7 @@ def test_a_failed_worker_is_reported_and_restarted(hub: FakeHub, pods: Pods, ste
     members = {f"pod-{i}": pods.start(f"pod-{i}", *command(steps)) for i in range(2)}
     world = hub.wait_for_world(2)
     steps.wait_for_world(2, world.generation)
-    members[world.pods[1]].workers()[-1].send_signal(signal.SIGKILL)
+    members[world.pods[1]].last_worker().send_signal(signal.SIGKILL)
     world = hub.wait_for_world(2, newer_than=world.generation)
     steps.wait_for_world(2, generation=world.generation)
     failure = next(failure for failure in hub.failures() if failure.get("signal") == "SIGKILL")
@@ -92,7 +92,7 @@ def test_a_paused_pod_is_fenced(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     old = hub.wait_for_world(2)
     steps.wait_for_world(2, old.generation)
     paused = members[old.pods[1]]
-    old_worker = paused.workers()[-1]
+    old_worker = paused.last_worker()
     paused.pause()
     hub.set_size(1)
     hub.declare_lost(old.pods[1])  # what a hub does after timeoutSeconds of silence
