@@ -74,8 +74,9 @@ class Checkpointer:
         self._model, self._optimizer, self._others = model, optimizer, others
         self._every, self._keep, self._asynchronous = every, keep, asynchronous
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        # A group of its own: the writer thread must not interfere with the collectives of the training.
-        self._writers = dist.new_group(backend="gloo")
+        # A group of its own: the writer thread must not interfere with the collectives of the training, and a rank that
+        # reads slowly has as long as torch's default, whatever the timeout of the world.
+        self._files = dist.new_group(backend="gloo")
         self._deciders: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -102,7 +103,7 @@ class Checkpointer:
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             per_pod=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             world=self._from_rank_0(lambda: uuid.uuid4().hex),
-            group=self._deciders,
+            group=self._files,
         )
 
     # The decision.
@@ -148,7 +149,7 @@ class Checkpointer:
         self._on_rank_0(f"save step {step}", lambda: files.make_empty(temporary))
         others = collect_others(self._optimizer, self._others) if self._rank == 0 else b""
         state = collect(self._model, self._optimizer)
-        future = async_save(state, checkpoint_id=temporary, process_group=self._writers)
+        future = async_save(state, checkpoint_id=temporary, process_group=self._files)
 
         def finish() -> None:
             try:
@@ -188,7 +189,7 @@ class Checkpointer:
             entries = files.seal_files(self._own_files(temporary, others))
         except (Exception, CheckpointException) as error:  # CheckpointException is not an Exception
             problem = find_culprit(error, self._rank)
-        reports = messages.all_gather_json([problem, entries], self._writers)
+        reports = messages.all_gather_json([problem, entries], self._files)
         problem = next((found for found, _ in reports if found), None)
         if self._rank == 0 and problem is None:
             try:
@@ -199,7 +200,7 @@ class Checkpointer:
                 files.delete_expired(self.directory, self.steps(), self._keep)
             except OSError as error:
                 problem = (0, str(error))
-        problem = messages.broadcast_json(problem, 0, self._writers)
+        problem = messages.broadcast_json(problem, 0, self._files)
         if problem:
             rank, text = problem
             raise CheckpointFailedError(
@@ -264,7 +265,7 @@ class Checkpointer:
         problem: str | None = None
         others: Any = None
         try:
-            load(state, checkpoint_id=folder, process_group=self._writers)
+            load(state, checkpoint_id=folder, process_group=self._files)
             others = torch.load(folder / files.STATE, map_location="cpu", weights_only=True)
         except (Exception, CheckpointException) as error:
             problem = find_root_cause(error)
@@ -276,7 +277,7 @@ class Checkpointer:
         return problem
 
     def _first_problem(self, problem: str | None) -> str | None:
-        return next((one for one in messages.all_gather_json(problem, self._deciders) if one), None)
+        return next((one for one in messages.all_gather_json(problem, self._files) if one), None)
 
     # Communication.
 
