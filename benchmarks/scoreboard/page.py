@@ -1,4 +1,4 @@
-"""The scoreboard as Markdown: a summary and one table for each row, the best first; or one table of all. Pure."""
+"""The scoreboard as Markdown: a summary and a table for each row, the best first; or one table of all or some. Pure."""
 
 from __future__ import annotations
 
@@ -166,6 +166,28 @@ def format_parts(cells: Sequence[Cell], goals: Sequence[Goal]) -> str:
         if cell.row in goal.rows and cell.system in goal.systems
     )
     return f"**{shown}**" if missed else shown
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Some rows and systems of a board, each with its label: a row is one part of an event, or recovery and pause."""
+
+    rows: Mapping[str, Sequence[str]]
+    systems: Mapping[str, str]
+
+
+def render_digest(raw: Mapping[str, Any], digest: Digest) -> str:
+    """One table of medians for readers who are new here."""
+    board = Board.load(raw)
+    found = {(cell.row, cell.system): cell for cell in board.cells if cell.samples}
+    lines = [f"| event | {' | '.join(digest.systems)} |", f"|---|{'---|' * len(digest.systems)}"]
+    for label, parts in digest.rows.items():
+        texts = [
+            format_parts([found[part, system] for part in parts if (part, system) in found], ())
+            for system in digest.systems.values()
+        ]
+        lines.append(f"| {label} | {' | '.join(texts)} |")
+    return "\n".join([f"{board.date}, {board.machine}.", "", *lines])
 
 
 def render_board(board: Board) -> str:

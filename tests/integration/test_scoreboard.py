@@ -148,6 +148,27 @@ def test_one_table_has_a_row_for_each_event_and_a_column_for_each_system() -> No
     assert absent == "Not measured: torchft tuned: nothing (not installed)."
 
 
+def test_a_digest_has_some_rows_and_systems_under_other_names() -> None:
+    made = (
+        replace(PEER, row="SIGKILL: recovery", samples=(None, None, None)),
+        replace(OURS, row="SIGKILL: recovery", samples=(0.05, 0.04, 0.06)),
+        replace(OURS, row="SIGKILL: pause", samples=(0.07,)),
+        replace(OURS, row="start: recovery", samples=(2.0,)),
+    )
+    digest = page.Digest(
+        rows={"a pod is killed": ("SIGKILL: recovery",), "and the pause": ("SIGKILL: recovery", "SIGKILL: pause")},
+        systems={"torchft": PEER.system, "session": OURS.system, "another": "not in this run"},
+    )
+    heading, _, *table = page.render_digest(replace(make_board(), cells=made).dump(), digest).splitlines()
+    assert heading == "2026-11-22, a machine."
+    assert table == [
+        "| event | torchft | session | another |",
+        "|---|---|---|---|",
+        "| a pod is killed | never | 0.05 s | – |",
+        "| and the pause | never | 0.05 s (0.07 s) | – |",
+    ]
+
+
 def test_a_table_without_peers_has_no_summary() -> None:
     board = replace(make_board(), cells=(replace(OURS, samples=(0.05,)),))
     assert "best of the other side" not in page.render(board.dump(), "", as_matrix=True)
