@@ -42,4 +42,13 @@ ACCELERATE = Import("accelerate", ("Accelerator",))
     ],
 )
 def test_what_a_library_will_import(steps: list[Step], text: str, expected: tuple[Step, ...]) -> None:
-    assert find_late(steps, text) == expected
+    assert find_late(steps, [text]) == expected
+
+
+def test_the_scripts_own_modules_count_as_the_script() -> None:
+    texts = [
+        "import elasticjob\nfrom own import train\nelasticjob.init()",
+        "import elasticjob\ndef train():\n  os.environ['HF_HOME'] = '/'\n  elasticjob.init(), elasticjob.Checkpointer",
+    ]
+    late = find_late([Import("elasticjob"), ACCELERATE], texts)
+    assert late == (DEEPSPEED, Import("elasticjob", ("init", "Checkpointer")))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elasticjob.launch import frameworks, preload, process
-from elasticjob.launch.leading import Import, Step, find_imports, find_leading, find_packages
+from elasticjob.launch.leading import Import, Source, Step, find_imports, find_leading, find_packages
 from elasticjob.torchcompat import forking
 
 IMPORT_SECONDS = 60.0  # imports that take longer are made by the workers
@@ -51,9 +51,15 @@ def import_ahead(arguments: Sequence[str]) -> None:
 
 
 def _find_steps(script: preload.Script) -> tuple[Step, ...]:
-    text = script.file.read_text()
-    leading = find_leading(text, script.read_own, script.package)
-    return (*leading, *frameworks.find_late(leading, text))
+    texts = [script.file.read_text()]
+
+    def read(module: str) -> Source | None:
+        source = script.read_own(module)
+        texts.extend([] if source is None else [source.text])
+        return source
+
+    leading = find_leading(texts[0], read, script.package)
+    return (*leading, *frameworks.find_late(leading, texts))
 
 
 def _saves_time(steps: Sequence[Step]) -> bool:

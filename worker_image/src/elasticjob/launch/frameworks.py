@@ -77,13 +77,17 @@ LATE_IMPORTS = (
 OWN = "elasticjob"  # it loads each of its names when it is first used
 
 
-def find_late(steps: Sequence[Step], text: str) -> tuple[Step, ...]:
-    """What the libraries in `steps` will import when the script, whose source is `text`, uses them."""
+def find_late(steps: Sequence[Step], texts: Sequence[str]) -> tuple[Step, ...]:
+    """What the libraries in `steps` will import when they are used. `texts`: the sources of the script's own code."""
     made = tuple(find_imports(steps))
-    found = [row.module for row in LATE_IMPORTS if row.variables not in text and any(map(row.is_made_by, made))]
+    found = [
+        row.module
+        for row in LATE_IMPORTS
+        if any(map(row.is_made_by, made)) and not any(row.variables in text for text in texts)
+    ]
     late = [Attempt((Import(module),)) for module in dict.fromkeys(found)]
-    own = find_attributes(text, OWN) if Import(OWN) in made else ()
-    return (*late, *([Import(OWN, own)] if own else []))
+    names = [name for text in texts for name in find_attributes(text, OWN)] if Import(OWN) in made else []
+    return (*late, *([Import(OWN, tuple(dict.fromkeys(names)))] if names else []))
 
 
 def mend_ranks() -> None:
