@@ -25,8 +25,8 @@ def kubeconfig(url: str) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def answering(answer: Answer, directory: Path) -> AsyncIterator[Api]:
-    """An `Api` whose server answers every request with this function."""
+async def answering(answer: Answer, directory: Path, **options: Any) -> AsyncIterator[Api]:
+    """An `Api` with these options, whose server answers every request with this function."""
     app = web.Application(client_max_size=2**26)
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -34,7 +34,7 @@ async def answering(answer: Answer, directory: Path) -> AsyncIterator[Api]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     config = directory / "kubeconfig"
     config.write_text(json.dumps(kubeconfig(f"http://127.0.0.1:{runner.addresses[0][1]}")))
-    api = await Api.connect(str(config))
+    api = await Api.connect(str(config), **options)
     try:
         yield api
     finally:

@@ -107,7 +107,7 @@ class Applier:
         """Write `spec.replicas` before the status: it changes metadata.generation, which the status refers to."""
         status = plan.status
         if plan.set_replicas is None:
-            await self._patch_status(job, version, status, plan.keep)
+            await self._patch_status(job, version, status, plan)
             return
         try:
             metadata = await self._set_replicas(job, version, plan)
@@ -115,11 +115,11 @@ class Applier:
             if not refusals.is_refusal(error):
                 raise
             logger.warning("%s/%s: cannot set the default of spec.replicas: %s", job.namespace, job.name, error)
-            await self._patch_status(job, version, status, plan.keep)
+            await self._patch_status(job, version, status, plan)
             return
         if status.observed_generation == job.generation:
             status = revise(status, observed_generation=metadata["generation"])
-        await self._patch_status(job, str(metadata["resourceVersion"]), status, plan.keep)
+        await self._patch_status(job, str(metadata["resourceVersion"]), status, plan)
 
     async def _set_replicas(self, job: Job, version: str, plan: Plan) -> Mapping[str, Any]:
         """Set `spec.replicas` as `kubectl scale` would, marked if the pool chose it; return the job's new metadata."""
@@ -128,22 +128,27 @@ class Applier:
         if plan.is_pool_size:
             metadata["annotations"] = {names.ANNOTATION_POOL: str(plan.set_replicas)}
         body = {"metadata": metadata, "spec": {"replicas": plan.set_replicas}}
-        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
-        self._cache.put_job(raw)
+        raw = await self._patch_job(job, path, body, plan)
         written: Mapping[str, Any] = raw["metadata"]
         return written
 
-    async def _patch_status(self, job: Job, version: str, status: api.Status, keep: Sequence[str]) -> None:
+    async def _patch_status(self, job: Job, version: str, status: api.Status, plan: Plan) -> None:
         if status == job.status:  # even if others write to it: their fields are not the operator's
             return
-        patch = manifests.status_patch(job, status, keep)
+        patch = manifests.status_patch(job, status, plan.keep)
         if not patch:
             return
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
         # The resourceVersion ensures that the decision used the latest state; the UID, that it is the same job.
         body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
-        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
+        await self._patch_job(job, path, body, plan)
+
+    async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:
+        """Members wait for the writes of a job that has a world. Until then, they take turns with everybody's pods."""
+        urgency = Urgency.NOW if plan.announces or job.status.rendezvous.generation else Urgency.NORMAL
+        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=urgency, job=job.name)
         self._cache.put_job(raw)
+        return raw
 
     async def _confirm(self, job: Job) -> None:
         """Raises ApiError if the job no longer exists or is being deleted."""

@@ -1,0 +1,72 @@
+"""In which order the writes of several jobs reach a server that takes only a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from controller.builders import make_job, make_world
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply.apply import Applier
+from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.model.observe import Job
+from elasticjob_operator.model.revise import revise
+from elasticjob_operator.plan.values import NewPod, Plan
+
+pytestmark = pytest.mark.timeout(60)
+STARTING = 6
+
+
+class Hub:
+    def direct(self, job: Any, directives: Any) -> None:
+        pass
+
+
+class Server:
+    """Notes what it is asked, and answers as if it had stored that."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body, parts = await request.json(), request.path.split("/")
+        kind = parts[parts.index("default") + 1]
+        name = body["metadata"].get("name") or parts[parts.index(kind) + 1]
+        self.asked.append(f"{request.method} {kind} {name}")
+        metadata = {"name": name, "namespace": "default", "uid": name, "resourceVersion": "2", "generation": 2}
+        return web.json_response({**body, "metadata": {**body["metadata"], **metadata}})
+
+
+def start(number: int) -> tuple[Job, Plan]:
+    """A job that is created, and the plan for its first pod."""
+    job = replace(make_job(), name=f"starting-{number}", uid=f"starting-{number}")
+    status = revise(job.status, phase=api.Phase.PENDING, observed_generation=1)
+    return job, Plan(status, create=(NewPod(0),), set_replicas=4)
+
+
+async def test_a_job_with_a_world_does_not_wait_for_those_that_start(tmp_path: Path) -> None:
+    trains = make_job(status=api.Status(rendezvous=make_world(1)))
+    regrouped = Plan(revise(trains.status, rendezvous=make_world(2)), announces=True)
+    server = Server()
+    async with answering(server.answer, tmp_path, parallel=2) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        passes = [*map(start, range(STARTING)), (trains, regrouped)]
+        await asyncio.gather(*(applier.apply(job, "1", plan, 0.0) for job, plan in passes))
+        await applier.recorder.close()
+    patched = f"PATCH {names.PLURAL}"
+    assert server.asked.index(f"{patched} digits") <= 2, "after those that the server had already"
+    # Each starting job has its pod before any of them has all of its writes.
+    pods = [index for index, line in enumerate(server.asked) if line.startswith("POST pods")]
+    statuses = [index for index, line in enumerate(server.asked) if line.startswith(f"{patched} starting")]
+    assert len(pods) == STARTING and len(statuses) == 2 * STARTING
+    assert max(pods) < statuses[STARTING], f"{server.asked}"
