@@ -121,7 +121,7 @@ def render_matrix(board: Board, goals: Sequence[Goal] = ()) -> str:
 
     In parentheses, the pause where it differs.
     """
-    found = {(cell.row, cell.system): cell for cell in board.cells if cell.samples}
+    found = find_measured(board)
     cells = sorted(found.values(), key=lambda cell: not cell.ours)
     systems = list(dict.fromkeys(cell.system for cell in cells))
     rows = list(dict.fromkeys(row for row, _ in found))
@@ -132,9 +132,7 @@ def render_matrix(board: Board, goals: Sequence[Goal] = ()) -> str:
             continue  # in the row of the whole recovery
         parts = (row, row.replace(RECOVERY, PAUSE)) if row.endswith(RECOVERY) else (row,)
         own = [goal for goal in goals if {*goal.rows} & {*parts}]
-        texts = [
-            format_parts([found[part, system] for part in parts if (part, system) in found], own) for system in systems
-        ]
+        texts = format_row(found, parts, systems, own)
         measured = [cell for part in parts for system in systems if (cell := found.get((part, system)))]
         wanted = "; ".join(
             dict.fromkeys(goal.describe(cell) for goal in own for cell in measured if cell.row in goal.rows)
@@ -153,6 +151,18 @@ def list_absent(board: Board, systems: Sequence[str]) -> list[str]:
             reasons.setdefault((cell.system, cell.note or NO_PART), []).append(cell.row.removesuffix(RECOVERY))
     absent = "; ".join(f"{system}: {', '.join(rows)} ({note})" for (system, note), rows in reasons.items())
     return [f"Not measured: {absent}."] if absent else []
+
+
+Measured = Mapping[tuple[str, str], Cell]  # by row and system
+
+
+def find_measured(board: Board) -> Measured:
+    return {(cell.row, cell.system): cell for cell in board.cells if cell.samples}
+
+
+def format_row(found: Measured, parts: Sequence[str], systems: Sequence[str], goals: Sequence[Goal] = ()) -> list[str]:
+    """These parts of an event, for each system."""
+    return [format_parts([found[part, one] for part in parts if (part, one) in found], goals) for one in systems]
 
 
 def format_parts(cells: Sequence[Cell], goals: Sequence[Goal]) -> str:
@@ -179,13 +189,10 @@ class Digest:
 def render_digest(raw: Mapping[str, Any], digest: Digest) -> str:
     """One table of medians for readers who are new here."""
     board = Board.load(raw)
-    found = {(cell.row, cell.system): cell for cell in board.cells if cell.samples}
+    found = find_measured(board)
     lines = [f"| event | {' | '.join(digest.systems)} |", f"|---|{'---|' * len(digest.systems)}"]
     for label, parts in digest.rows.items():
-        texts = [
-            format_parts([found[part, system] for part in parts if (part, system) in found], ())
-            for system in digest.systems.values()
-        ]
+        texts = format_row(found, parts, [*digest.systems.values()])
         lines.append(f"| {label} | {' | '.join(texts)} |")
     return "\n".join([f"{board.date}, {board.machine}.", "", *lines])
 

@@ -144,8 +144,8 @@ class Applier:
         await self._patch_job(job, path, body, plan)
 
     async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:
-        """Members wait for the writes of a job that has a world. Until then, they take turns with everybody's pods."""
-        urgency = Urgency.NOW if plan.announces or job.status.rendezvous.generation else Urgency.NORMAL
+        """Write the job or its status. What nobody waits for takes turns with everybody's pods."""
+        urgency = Urgency.NOW if plan.is_awaited else Urgency.NORMAL
         raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=urgency, job=job.name)
         self._cache.put_job(raw)
         return raw

@@ -243,11 +243,10 @@ def loss_of(cause: str) -> Loss:
 
 
 def _loss_before(formed: Sequence[api.WorldStatus], record: Record) -> Loss:
-    """The category of the time lost before this world trained: that of a fault, if one is among what has ended the
-    world before, or those that were formed since and never trained.
-    """
-    found = {loss_of(cause) for cause in (record.cause, *worlds.list_untrained(formed, record.generation))}
-    return Loss.RESTART if Loss.RESTART in found else loss_of(record.cause)
+    """The category of the time lost before this world trained: that of a fault, if one has ended any world since."""
+    untrained = worlds.list_untrained(formed, record.generation)
+    has_fault = any(loss_of(cause) is Loss.RESTART for cause in untrained)
+    return Loss.RESTART if has_fault else loss_of(record.cause)
 
 
 def _elapsed(goodput: api.GoodputStatus, now: float) -> float:

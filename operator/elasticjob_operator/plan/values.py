@@ -129,6 +129,11 @@ class Plan:
     wake_at: float | None = None
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether members wait for what is written of the job: it has a world, or it has ended."""
+        return self.announces or self.status.rendezvous.generation > 0
+
+    @property
     def is_idle(self) -> bool:
         """Whether the plan writes nothing except possibly the status."""
         writes = (self.create, self.delete, self.ensure, self.remove, self.resize, self.delete_job, self.set_replicas)

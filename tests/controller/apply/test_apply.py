@@ -24,6 +24,7 @@ from elasticjob_operator.plan.values import NewPod, Plan
 
 pytestmark = pytest.mark.timeout(60)
 STARTING = 6
+TRAINS = make_job(status=api.Status(rendezvous=make_world(1)))
 
 
 class Hub:
@@ -53,14 +54,19 @@ def start(number: int) -> tuple[Job, Plan]:
     return job, Plan(status, create=(NewPod(0),), set_replicas=4)
 
 
-async def test_a_job_with_a_world_does_not_wait_for_those_that_start(tmp_path: Path) -> None:
-    trains = make_job(status=api.Status(rendezvous=make_world(1)))
-    regrouped = Plan(revise(trains.status, rendezvous=make_world(2)), announces=True)
+@pytest.mark.parametrize(
+    "regrouped",
+    [
+        pytest.param(Plan(api.Status(rendezvous=make_world(2)), announces=True), id="its next world"),
+        pytest.param(Plan(revise(TRAINS.status, phase=api.Phase.RESCALING)), id="the end of its world"),
+    ],
+)
+async def test_a_job_with_a_world_does_not_wait_for_those_that_start(tmp_path: Path, regrouped: Plan) -> None:
     server = Server()
     async with answering(server.answer, tmp_path, parallel=2) as connected:
         connected.leadership.lend(math.inf)
         applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
-        passes = [*map(start, range(STARTING)), (trains, regrouped)]
+        passes = [*map(start, range(STARTING)), (TRAINS, regrouped)]
         await asyncio.gather(*(applier.apply(job, "1", plan, 0.0) for job, plan in passes))
         await applier.recorder.close()
     patched = f"PATCH {names.PLURAL}"
@@ -69,4 +75,4 @@ async def test_a_job_with_a_world_does_not_wait_for_those_that_start(tmp_path: P
     pods = [index for index, line in enumerate(server.asked) if line.startswith("POST pods")]
     statuses = [index for index, line in enumerate(server.asked) if line.startswith(f"{patched} starting")]
     assert len(pods) == STARTING and len(statuses) == 2 * STARTING
-    assert max(pods) < statuses[STARTING], f"{server.asked}"
+    assert max(pods) < statuses[STARTING]

@@ -101,8 +101,12 @@ def find_attributes(text: str, package: str) -> tuple[str, ...]:
         return ()
     imports = [one for node in nodes if isinstance(node, ast.Import) for one in node.names if one.name == package]
     known = {one.asname or package for one in imports}
-    used = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    return tuple(dict.fromkeys(node.attr for node in used if _names(node.value)[0] in known))
+    found = (
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def find_leading(text: str, read: Read, package: str = "") -> tuple[Step, ...]:
