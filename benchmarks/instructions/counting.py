@@ -37,7 +37,8 @@ def count(module: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory(prefix="elasticjob-instructions-") as folder:
         counters = Path(folder, "counters")
         options = ["-q", "--tool=callgrind", f"--dump-before={MARK}", f"--callgrind-out-file={counters}"]
-        _run(["valgrind", *options, *program])
+        options += ["--instr-atstart=no"]
+        _run(["valgrind", *options, *program, "counted"])
         dumps = sorted(Path(folder).glob("counters.*"), key=lambda path: int(path.suffix[1:]))
         totals = [_read_total(dump) for dump in dumps][1::2]  # the first one of each pair is the preparation
     names = list(importlib.import_module(f"benchmarks.instructions.{module}").CASES)
