@@ -1,7 +1,7 @@
 """The program in which `counting` counts: it does the work of each case of a module between two calls of `getppid`.
 
-It imports nothing that a case may import, for then that would not be counted. Valgrind is asked to watch only around the
-calls, through its command `vgdb`: what it watches takes some forty times as long.
+It imports nothing that a case may import, for then that would not be counted. Valgrind is asked through its command
+`vgdb` to watch only around the calls: what it watches takes some forty times as long.
 """
 
 from __future__ import annotations

@@ -195,9 +195,11 @@ def served_pod_groups(cluster: Cluster) -> Iterator[None]:
     name = "podgroups.scheduling.volcano.sh"
     wait_for(lambda: cluster.kube.get(f"{VOLCANO}/podgroups") is None, "an earlier test's kind is gone")
     cluster.kube.request("POST", CRDS, {"metadata": {"name": name}, "spec": spec})
-    wait_for(lambda: cluster.kube.get(f"{VOLCANO}/podgroups"), "PodGroups are served")
-    yield
-    cluster.kube.request("DELETE", f"{CRDS}/{name}")
+    try:
+        wait_for(lambda: cluster.kube.get(f"{VOLCANO}/podgroups"), "PodGroups are served")
+        yield
+    finally:
+        cluster.kube.request("DELETE", f"{CRDS}/{name}")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import json
 import ssl
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -52,22 +53,38 @@ class Kube:
         accept: str = "application/json",
         timeout: float = 30,
     ) -> bytes:
-        """Send one request; reconnects if the server closed a kept connection. Bytes are sent unchanged."""
+        """Send one request and return the body of the response. Bytes are sent unchanged.
+
+        A GET is sent again, for `timeout` seconds, if the server asks for that, as in the first second of a CRD.
+        """
         data = body if body is None or isinstance(body, bytes) else json.dumps(body)
         headers = {"Content-Type": content_type, "Accept": accept}
+        deadline = time.monotonic() + timeout
+        while True:
+            response, content = self._ask(method, path, data, headers, timeout)
+            wait = response.headers.get("Retry-After", "")
+            comes_back = method == "GET" and response.status == 429 and wait.isdecimal()
+            if not comes_back or time.monotonic() + int(wait) > deadline:
+                break
+            time.sleep(int(wait))
+        if response.status >= 300:
+            raise KubeError(response.status, _message(content))
+        return content
+
+    def _ask(
+        self, method: str, path: str, data: bytes | str | None, headers: dict[str, str], timeout: float
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """The response and its body; reconnects if the server closed a kept connection."""
         for attempt in (0, 1):
             connection = self._connection(timeout, fresh=attempt > 0)
             try:
                 connection.request(method, path, data, headers)
                 response = connection.getresponse()
-                content = response.read()
-                break
+                return response, response.read()
             except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError):
                 if attempt:
                     raise
-        if response.status >= 300:
-            raise KubeError(response.status, _message(content))
-        return content
+        raise AssertionError("unreachable")
 
     def request(self, method: str, path: str, body: object = None, **options: Any) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.raw(method, path, body, **options))

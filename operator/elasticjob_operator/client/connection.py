@@ -22,12 +22,13 @@ from kubernetes.aio.config.config_exception import ConfigException
 
 from elasticjob_operator import __version__
 from elasticjob_operator.client import errors
-from elasticjob_operator.rest.errors import decode_error
+from elasticjob_operator.rest.errors import decode_error, read_wait
 from elasticjob_operator.rest.request import Request
 from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
 
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _ASK: Final = aiohttp.ClientTimeout(total=60, sock_connect=CONNECT_SECONDS)
+_TRIES: Final = 10  # like kubectl
 _STREAM: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
 
 
@@ -68,9 +69,8 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _answer(self, request: Request, timeout: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        prepared = await self._transport.prepare(request)
         try:
-            response = await self._transport.send(prepared, timeout)
+            response = await self._send(request, timeout)
         except NO_ANSWER as error:
             raise errors.UnreachableError(
                 f"{request.title}: {self.configuration.host} does not answer ({error or type(error).__name__}): is the "
@@ -85,6 +85,18 @@ class Connection:
             if unread is not None and unread.transport is not None:
                 unread.transport.abort()  # closing waits for the server, maybe longer than our loop runs
             response.close()
+
+    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        """Send again while the server asks to come back later: it has too much to do, or a CRD is new."""
+        left = _TRIES
+        while True:
+            response = await self._transport.send(await self._transport.prepare(request), timeout)
+            wait = read_wait(response.headers.get("Retry-After")) if response.status == 429 else None
+            left -= 1
+            if wait is None or left == 0:
+                return response
+            response.close()
+            await asyncio.sleep(wait)
 
 
 async def connect(

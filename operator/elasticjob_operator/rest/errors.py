@@ -41,8 +41,12 @@ def decode_error(status: int, data: bytes, retry_after: str | None = None) -> Ap
         reason, message = str(said.get("reason") or ""), str(said.get("message") or text)
     except (ValueError, AttributeError):
         reason, message = "", text
-    wait = float(retry_after) if retry_after and retry_after.isdecimal() else None
-    return ApiError(status, reason, message, wait)
+    return ApiError(status, reason, message, read_wait(retry_after))
+
+
+def read_wait(retry_after: str | None) -> float | None:
+    """The seconds in a `Retry-After` header; None without one, or if it is a date, which no API server sends."""
+    return float(retry_after) if retry_after and retry_after.isdecimal() else None
 
 
 def decode_watch_error(item: Mapping[str, Any]) -> ApiError:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from controller import client_fixture as given
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.client import (
     AlreadyExistsError,
     Client,
+    ClientError,
     ConfigError,
     InvalidError,
     JobFailedError,
@@ -84,21 +87,54 @@ async def test_mistakes_say_what_to_do(client: Client) -> None:
         await client.submit(given.manifest("Not_A_Name"))
 
 
+def write_config(folder: Path, port: int) -> Path:
+    """The kubeconfig of a server on this machine."""
+    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "", "namespace": "ns"}}
+    config = {"current-context": "x", "contexts": [context], "clusters": [cluster], "users": []}
+    path = folder / "config"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
 async def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
-    context = {"name": "x", "context": {"cluster": "c", "user": "", "namespace": "ns"}}
-    config = {"current-context": "x", "contexts": [context], "clusters": [cluster], "users": []}
-    path = tmp_path / "config"
-    path.write_text(yaml.safe_dump(config))
+    path = write_config(tmp_path, port)
     async with Client(kubeconfig=str(path)) as client:
         assert client.namespace == "ns"
         with pytest.raises(UnreachableError, match=f"127.0.0.1:{port} does not answer"):
             await client.list()
     with pytest.raises(ConfigError, match="no context 'y': it has x"):
         await Client(kubeconfig=str(path), context="y").__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("busy", "wait", "asked", "lists"), [(3, "0", 4, True), (99, "0", 10, False), (1, "", 1, False)]
+)
+async def test_a_busy_server_is_asked_again_if_it_says_so(
+    tmp_path: Path, busy: int, wait: str, asked: int, lists: bool
+) -> None:
+    """As in the first second of a CRD; `wait` is in the header."""
+    answers: list[int] = []
+
+    async def answer(_: web.Request) -> web.Response:
+        answers.append(429 if len(answers) < busy else 200)
+        if answers[-1] == 200:
+            return web.json_response({"items": []})
+        said = {"kind": "Status", "reason": "TooManyRequests", "message": "storage is (re)initializing"}
+        return web.json_response(said, status=429, headers={"Retry-After": wait} if wait else {})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server, Client(kubeconfig=str(write_config(tmp_path, server.port))) as client:
+        if lists:
+            assert await client.list() == []
+        else:
+            with pytest.raises(ClientError, match="429 Too Many Requests: storage is"):
+                await client.list()
+    assert len(answers) == asked
 
 
 async def test_a_watch_tells_every_change(client: Client, cluster: Cluster, namespace: str) -> None:
