@@ -128,12 +128,14 @@ async def test_a_busy_server_is_asked_again_if_it_says_so(
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
-    async with TestServer(app) as server, Client(kubeconfig=str(write_config(tmp_path, server.port))) as client:
-        if lists:
-            assert await client.list() == []
-        else:
-            with pytest.raises(ClientError, match="429 Too Many Requests: storage is"):
-                await client.list()
+    async with TestServer(app) as server:
+        assert server.port is not None
+        async with Client(kubeconfig=str(write_config(tmp_path, server.port))) as client:
+            if lists:
+                assert await client.list() == []
+            else:
+                with pytest.raises(ClientError, match="429 Too Many Requests: storage is"):
+                    await client.list()
     assert len(answers) == asked
 
 
