@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticjob_devcluster import flags
-from elasticjob_devcluster.api import drain
+from elasticjob_devcluster.api import drain, kube
 from elasticjob_devcluster.controlplane import debian
 from elasticjob_devcluster.node import environ, status
 from elasticjob_devcluster.node.backoff import Backoff
@@ -353,6 +353,19 @@ def test_parse_version(text: str, expected: flags.Version) -> None:
 )
 def test_should_evict(changes: dict[str, Any], evict: bool) -> None:
     assert drain.should_evict({"metadata": {}, "status": {"phase": "Running"}, **changes}) is evict
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "retry_after", "wait"),
+    [
+        pytest.param("GET", 429, "1", 1, id="the storage of a CRD begins"),
+        pytest.param("GET", 429, None, None, id="without a time"),
+        pytest.param("GET", 503, "1", None, id="does not serve"),
+        pytest.param("POST", 429, "10", None, id="a budget forbids the eviction"),
+    ],
+)
+def test_when_a_request_is_sent_again(method: str, status: int, retry_after: str | None, wait: int | None) -> None:
+    assert kube.find_wait(method, status, retry_after) == wait
 
 
 def test_apt_sources_get_their_source_packages() -> None:

@@ -62,11 +62,10 @@ class Kube:
         deadline = time.monotonic() + timeout
         while True:
             response, content = self._ask(method, path, data, headers, timeout)
-            wait = response.headers.get("Retry-After", "")
-            comes_back = method == "GET" and response.status == 429 and wait.isdecimal()
-            if not comes_back or time.monotonic() + int(wait) > deadline:
+            wait = find_wait(method, response.status, response.headers.get("Retry-After"))
+            if wait is None or time.monotonic() + wait > deadline:
                 break
-            time.sleep(int(wait))
+            time.sleep(wait)
         if response.status >= 300:
             raise KubeError(response.status, _message(content))
         return content
@@ -121,6 +120,13 @@ class Kube:
     def __del__(self) -> None:
         if hasattr(self, "_connections"):
             self.close()
+
+
+def find_wait(method: str, status: int, retry_after: str | None) -> int | None:
+    """The seconds after which a request is sent again; None: never. An eviction that a budget forbids is not. Pure."""
+    if method != "GET" or status != 429 or retry_after is None or not retry_after.isdecimal():
+        return None
+    return int(retry_after)
 
 
 def _decode(text: str) -> str:
