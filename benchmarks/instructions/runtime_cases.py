@@ -30,22 +30,36 @@ def show_help() -> Work:
     return work
 
 
-def make_steps() -> Work:
-    """The machine of a session, and the report. Without an agent: a message is sent twice a second, not every step."""
+def report() -> Work:
     from elasticjob.channel import progress
-    from elasticjob.channel.place import Place
-    from elasticjob.sessions import machine
 
-    called, _ = machine.step(machine.State(), machine.Called(Place(1, 0, 2, "10.0.0.1", 40_000)))
-    entered, _ = machine.step(called, machine.Entered())
     reporter = progress.Reporter(0, None)
 
     def work() -> None:
-        state = entered
         for step in range(STEPS):
-            state, _ = machine.step(state, machine.StepDone())
             reporter.report(0.25 * step, step, STEPS, {"loss": 0.5})
-        assert state.done == STEPS
+
+    work()
+    return work
+
+
+def make_steps() -> Work:
+    """What a session does in a step in which the script does nothing, and without an agent."""
+    import torch
+
+    from elasticjob.data.samplers import ElasticDistributedSampler
+    from elasticjob.sessions.session import Session
+
+    model = torch.nn.Linear(1, 1)
+    sampler = ElasticDistributedSampler(STEPS, global_batch_size=1)
+    session = Session(model=model, optimizer=torch.optim.SGD(model.parameters()), sampler=sampler)
+
+    def work() -> None:
+        began = session.committed
+        for _ in range(STEPS):
+            with session.step():
+                pass
+        assert session.committed == began + STEPS
 
     work()
     return work
@@ -75,6 +89,7 @@ def exchange_messages() -> Work:
 CASES: Final[Mapping[str, Callable[[], Work]]] = {
     "import elasticjob": import_runtime,
     "elasticjob-run --help, after that import": show_help,
-    "a session: 1,000 steps with a report each": make_steps,
+    "a script: 1,000 reports": report,
     "an agent: 1,000 times its state, its progress and a world": exchange_messages,
+    "a session: 1,000 steps": make_steps,  # imports torch
 }

@@ -6,6 +6,7 @@ import platform
 import re
 import runpy
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -28,9 +29,9 @@ def find_obstacle() -> str:
         return "valgrind is missing; on Debian: apt-get install valgrind"
     if platform.machine() != "x86_64":
         return f"{KEPT.name} is of x86_64, not of {platform.machine()}"
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    (kept,) = {match[1] for line in read_kept().values() if (match := re.search(r"python (\d+\.\d+)", line["machine"]))}
-    return "" if kept == here else f"{KEPT.name} is of Python {kept}, not of {here}"
+    here = f"python {sys.version_info.major}.{sys.version_info.minor}, torch {version('torch')}"
+    (kept,) = {re.sub(r".*(python \d+\.\d+)\.\d+", r"\1", line["machine"]) for line in read_kept().values()}
+    return "" if kept == here else f"{KEPT.name} is of {kept}, not of {here}"
 
 
 @pytest.mark.timeout(2 * counting.SECONDS)
