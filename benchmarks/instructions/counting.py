@@ -19,7 +19,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = (ROOT, ROOT / "operator", ROOT / "worker_image" / "src")
-MODULES: Final = ("operator_cases", "runtime_cases")
+MODULES: Final = ("operator_cases", "runtime_cases", "session_cases")
 MARK: Final = "getppid"
 SECONDS: Final = 240.0
 
@@ -36,11 +36,11 @@ def count(module: str) -> dict[str, int]:
     _run(program)  # a first run writes the bytecode
     with tempfile.TemporaryDirectory(prefix="elasticjob-instructions-") as folder:
         counters = Path(folder, "counters")
-        options = ["-q", "--tool=callgrind", f"--dump-before={MARK}", f"--callgrind-out-file={counters}"]
-        options += ["--instr-atstart=no"]
+        options = ["-q", "--tool=callgrind", "--instr-atstart=no", f"--dump-before={MARK}"]
+        options += [f"--callgrind-out-file={counters}"]
         _run(["valgrind", *options, *program, "counted"])
         dumps = sorted(Path(folder).glob("counters.*"), key=lambda path: int(path.suffix[1:]))
-        totals = [_read_total(dump) for dump in dumps][1::2]  # the first one of each pair is the preparation
+        totals = [_read_total(dump) for dump in dumps][1::2]  # the first one of each pair is what led to the mark
     names = list(importlib.import_module(f"benchmarks.instructions.{module}").CASES)
     return dict(zip(names, totals, strict=True))
 

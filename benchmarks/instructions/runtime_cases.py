@@ -1,4 +1,4 @@
-"""What a pod pays for the runtime: its start, and each step.
+"""What a pod pays for the runtime without torch: its start, and what is said of its steps.
 
 The first two are counted in a fresh interpreter, so this module imports nothing: it would not be counted.
 """
@@ -30,7 +30,7 @@ def show_help() -> Work:
     return work
 
 
-def report() -> Work:
+def make_reports() -> Work:
     from elasticjob.channel import progress
 
     reporter = progress.Reporter(0, None)
@@ -38,28 +38,6 @@ def report() -> Work:
     def work() -> None:
         for step in range(STEPS):
             reporter.report(0.25 * step, step, STEPS, {"loss": 0.5})
-
-    work()
-    return work
-
-
-def make_steps() -> Work:
-    """What a session does in a step in which the script does nothing, and without an agent."""
-    import torch
-
-    from elasticjob.data.samplers import ElasticDistributedSampler
-    from elasticjob.sessions.session import Session
-
-    model = torch.nn.Linear(1, 1)
-    sampler = ElasticDistributedSampler(STEPS, global_batch_size=1)
-    session = Session(model=model, optimizer=torch.optim.SGD(model.parameters()), sampler=sampler)
-
-    def work() -> None:
-        began = session.committed
-        for _ in range(STEPS):
-            with session.step():
-                pass
-        assert session.committed == began + STEPS
 
     work()
     return work
@@ -89,7 +67,6 @@ def exchange_messages() -> Work:
 CASES: Final[Mapping[str, Callable[[], Work]]] = {
     "import elasticjob": import_runtime,
     "elasticjob-run --help, after that import": show_help,
-    "a script: 1,000 reports": report,
+    "a script: 1,000 reports": make_reports,
     "an agent: 1,000 times its state, its progress and a world": exchange_messages,
-    "a session: 1,000 steps": make_steps,  # imports torch
 }

@@ -74,16 +74,10 @@ class Kube:
         self, method: str, path: str, data: bytes | str | None, headers: dict[str, str], timeout: float
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """The response and its body; reconnects if the server closed a kept connection."""
-        for attempt in (0, 1):
-            connection = self._connection(timeout, fresh=attempt > 0)
-            try:
-                connection.request(method, path, data, headers)
-                response = connection.getresponse()
-                return response, response.read()
-            except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError):
-                if attempt:
-                    raise
-        raise AssertionError("unreachable")
+        try:
+            return _exchange(self._connection(timeout, fresh=False), method, path, data, headers)
+        except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError):
+            return _exchange(self._connection(timeout, fresh=True), method, path, data, headers)
 
     def request(self, method: str, path: str, body: object = None, **options: Any) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.raw(method, path, body, **options))
@@ -120,6 +114,14 @@ class Kube:
     def __del__(self) -> None:
         if hasattr(self, "_connections"):
             self.close()
+
+
+def _exchange(
+    connection: http.client.HTTPSConnection, method: str, path: str, data: bytes | str | None, headers: dict[str, str]
+) -> tuple[http.client.HTTPResponse, bytes]:
+    connection.request(method, path, data, headers)
+    response = connection.getresponse()
+    return response, response.read()
 
 
 def find_wait(method: str, status: int, retry_after: str | None) -> int | None:

@@ -24,7 +24,7 @@ from elasticjob_operator import __version__
 from elasticjob_operator.client import errors
 from elasticjob_operator.rest.errors import decode_error, read_wait
 from elasticjob_operator.rest.request import Request
-from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
+from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Prepared, Transport
 
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _ASK: Final = aiohttp.ClientTimeout(total=60, sock_connect=CONNECT_SECONDS)
@@ -69,8 +69,9 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _answer(self, request: Request, timeout: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+        prepared = await self._transport.prepare(request)
         try:
-            response = await self._send(request, timeout)
+            response = await self._send(prepared, timeout)
         except NO_ANSWER as error:
             raise errors.UnreachableError(
                 f"{request.title}: {self.configuration.host} does not answer ({error or type(error).__name__}): is the "
@@ -86,11 +87,11 @@ class Connection:
                 unread.transport.abort()  # closing waits for the server, maybe longer than our loop runs
             response.close()
 
-    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def _send(self, prepared: Prepared, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         """Send again while the server asks to come back later: it has too much to do, or a CRD is new."""
         left = _TRIES
         while True:
-            response = await self._transport.send(await self._transport.prepare(request), timeout)
+            response = await self._transport.send(prepared, timeout)
             wait = read_wait(response.headers.get("Retry-After")) if response.status == 429 else None
             left -= 1
             if wait is None or left == 0:
