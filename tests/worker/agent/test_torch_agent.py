@@ -38,6 +38,33 @@ def test_failures(
     assert (found.exit_code, found.signal, found.message if has_raised else None) == expected
 
 
+ERROR = json.dumps({"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "", "timestamp": "1"}}})
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        pytest.param(ERROR, "ValueError: bad", id="whole"),
+        pytest.param(ERROR[:20], None, id="killed while it wrote"),
+        pytest.param("", None, id="killed before it wrote"),
+        pytest.param(None, None, id="no file"),
+    ],
+)
+def test_a_part_of_an_error_file_is_none(
+    written: str | None, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "error.json"
+    if written is not None:
+        file.write_text(written)
+    process = SimpleNamespace(pid=1, poll=lambda: -signal.SIGSEGV)
+    monkeypatch.setattr(elastic_agent, "find_noted_failures", lambda _: [])
+    monkeypatch.setattr(elastic_agent, "find_processes", lambda _: {0: process})
+    monkeypatch.setattr(elastic_agent, "find_error_files", lambda _: {0: str(file)})
+    found = torch_agent.find_failure(cast(Any, object()), generation=2, first_rank=0)
+    assert found is not None
+    assert (found.exit_code, found.signal, found.message) == (139, "SIGSEGV", message)
+
+
 @pytest.mark.parametrize(
     ("codes", "has_workers"),
     [

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
@@ -70,10 +71,19 @@ def find_failure(
 
 def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:
     """Workers that have failed since torch last polled them."""
-    files = elastic_agent.find_error_files(agent)
+    files = {rank: file for rank, file in elastic_agent.find_error_files(agent).items() if _is_whole(file)}
     processes = elastic_agent.find_processes(agent)
     ended = [(local_rank, process, process.poll()) for local_rank, process in processes.items()]
     return [ProcessFailure(rank, process.pid, code, files.get(rank, "")) for rank, process, code in ended if code]
+
+
+def _is_whole(file: str) -> bool:
+    """Whether torch can read this error file: a worker that was killed may have left a part of one, or none."""
+    try:
+        json.loads(Path(file).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def find_code(failure: Any) -> int:
