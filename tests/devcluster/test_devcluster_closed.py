@@ -1,0 +1,77 @@
+"""Other users of the machine reach no data of a devcluster: neither its etcd, which knows no rights, nor its files."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from elasticjob_devcluster import Cluster, NodeSpec
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+def find_ports(cluster: Cluster) -> dict[str, int]:
+    """Where the cluster's etcd listens, as every user of the machine sees it in the list of processes."""
+    identity = json.loads((cluster.directory / "config.json").read_text())["id"]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if words[0].endswith("/etcd") and any(word.startswith("--data-dir=") and identity in word for word in words):
+            found = dict(word.lstrip("-").partition("=")[::2] for word in words)
+            flags = {"clients": "listen-client-urls", "peers": "listen-peer-urls"}
+            return {who: urlsplit(found[flag]).port or 0 for who, flag in flags.items()}
+    raise AssertionError("the cluster has no etcd")
+
+
+def ask(port: int, tls: ssl.SSLContext | None) -> int:
+    """The status of the answer to a request for etcd's version; raises OSError or HTTPException without one."""
+    kind = http.client.HTTPConnection if tls is None else http.client.HTTPSConnection
+    options = {} if tls is None else {"context": tls}
+    connection = kind("127.0.0.1", port, timeout=10, **options)  # type: ignore[arg-type]
+    try:
+        connection.request("GET", "/version")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def without_a_check(certificate: Path | None = None) -> ssl.SSLContext:
+    made = ssl.create_default_context()
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    if certificate is not None:
+        made.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    return made
+
+
+def test_etcd_answers_only_its_cluster(cluster: Cluster) -> None:
+    ports = find_ports(cluster)
+    for port in ports.values():
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask(port, None)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask(port, without_a_check())
+        # Whoever may use the cluster as its administrator has no business in its database either.
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask(port, without_a_check(cluster.directory / "pki/admin.crt"))
+    assert ask(ports["clients"], without_a_check(cluster.directory / "pki/etcd/client.crt")) == 200
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_files_are_the_owners_alone(cluster_factory: Callable[..., Cluster], tmp_path: Path, prepared: bool) -> None:
+    tmp_path.chmod(0o755)
+    directory = tmp_path / "cluster"
+    if prepared:
+        directory.mkdir(mode=0o755)
+    cluster = cluster_factory(nodes=(NodeSpec("node-0"),), directory=directory)
+    try:
+        assert oct(directory.stat().st_mode & 0o777) == "0o700"
+    finally:
+        cluster.stop()
