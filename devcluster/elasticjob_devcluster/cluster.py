@@ -73,6 +73,7 @@ class Cluster:
         directory = (directory or temporary_directory()).absolute()
         refuse_if_used(directory)
         directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)  # it holds keys, Secrets and logs, and is empty until now
         config = ClusterConfig(
             id=secrets.token_hex(4),
             directory=directory,

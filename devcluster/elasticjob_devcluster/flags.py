@@ -48,6 +48,15 @@ class Layout:
         return self.directory / "pki"
 
     @property
+    def etcd_pki(self) -> Path:
+        """An authority of its own: etcd knows no rights, so nobody but the API server may have its certificate."""
+        return self.pki / "etcd"
+
+    @property
+    def etcd_server(self) -> str:
+        return f"https://127.0.0.1:{self.etcd_port}"
+
+    @property
     def kubeconfig(self) -> Path:
         return self.directory / "kubeconfig"
 
@@ -65,7 +74,8 @@ def parse_version(text: str) -> Version:
 
 
 def build_etcd_argv(layout: Layout, *, can_skip_fsync: bool) -> list[str]:
-    client, peer = f"http://127.0.0.1:{layout.etcd_port}", f"http://127.0.0.1:{layout.etcd_peer_port}"
+    pki = layout.etcd_pki
+    client, peer = layout.etcd_server, f"https://127.0.0.1:{layout.etcd_peer_port}"
     argv = [
         str(layout.binaries / "etcd"),
         f"--data-dir={layout.etcd_data}",
@@ -74,6 +84,14 @@ def build_etcd_argv(layout: Layout, *, can_skip_fsync: bool) -> list[str]:
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
+        f"--cert-file={pki / 'server.crt'}",
+        f"--key-file={pki / 'server.key'}",
+        f"--trusted-ca-file={pki / 'ca.crt'}",
+        "--client-cert-auth",
+        f"--peer-cert-file={pki / 'server.crt'}",
+        f"--peer-key-file={pki / 'server.key'}",
+        f"--peer-trusted-ca-file={pki / 'ca.crt'}",
+        "--peer-client-cert-auth",
         "--logger=zap",
         "--log-level=warn",
         "--snapshot-count=10000",
@@ -85,7 +103,10 @@ def build_apiserver_argv(layout: Layout) -> list[str]:
     pki, tuning = layout.pki, layout.tuning
     argv = [
         str(layout.binaries / "kube-apiserver"),
-        f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
+        f"--etcd-servers={layout.etcd_server}",
+        f"--etcd-cafile={layout.etcd_pki / 'ca.crt'}",
+        f"--etcd-certfile={layout.etcd_pki / 'client.crt'}",
+        f"--etcd-keyfile={layout.etcd_pki / 'client.key'}",
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
         f"--secure-port={layout.api_port}",
