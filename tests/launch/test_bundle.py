@@ -70,6 +70,13 @@ def test_patterns(pattern: str, name: str, excluded: bool) -> None:
     assert is_excluded(name, [pattern]) is excluded
 
 
+def test_a_link_inside_of_the_folder_travels_as_a_file(tmp_path: Path) -> None:
+    fill(tmp_path, data__a_txt="x")
+    (tmp_path / "b.txt").symlink_to(next((tmp_path / "data").iterdir()))
+    bundle = read_code(tmp_path)
+    assert [file.content for file in bundle.files if file.path == "b.txt"] == [b"x"]
+
+
 def test_the_digest_is_of_paths_modes_and_contents() -> None:
     def digest(*files: File, requirements: str | None = None) -> str:
         return Bundle(files, requirements).digest
@@ -102,6 +109,13 @@ def make_link(folder: Path) -> Path:
     return folder
 
 
+def make_link_out(folder: Path) -> Path:
+    (folder / "id_ed25519").write_text("PRIVATE KEY")
+    (folder / "code").mkdir()
+    (folder / "code" / "tokenizer.json").symlink_to("../id_ed25519")
+    return folder / "code"
+
+
 def make_broken_link(folder: Path) -> Path:
     (folder / "there.py").symlink_to(folder / "gone")
     return folder
@@ -130,6 +144,7 @@ def make_importing(folder: Path) -> Path:
         pytest.param(lambda p: make_too_large(p) / "model/bin", "git in an init container", id="large-file"),
         pytest.param(make_too_many, f"has {MOST_FILES + 1} files, and at most {MOST_FILES} travel", id="many"),
         pytest.param(make_link, "is a link to a folder: put a copy in its place", id="link"),
+        pytest.param(make_link_out, "tokenizer.json: is a link to a file outside of the folder", id="link-out"),
         pytest.param(make_broken_link, "there.py: cannot be read: No such file", id="broken-link"),
         pytest.param(make_pipe, "pipe: is not a regular file", id="pipe"),
         pytest.param(make_odd_name, "its name is not UTF-8: rename it", id="name"),

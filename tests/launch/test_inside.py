@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tarfile
 from collections.abc import Callable
@@ -45,13 +46,15 @@ def live(cluster: Cluster, namespace: str, capfdbinary: pytest.CaptureFixture[by
     return call
 
 
-def start_worker(cluster: Cluster, namespace: str, index: int, *arguments: str) -> None:
+def start_worker(cluster: Cluster, namespace: str, index: int, *arguments: str, path: str = "") -> None:
     """A pod with one worker, whose environment is as an agent sets it."""
     body = given.pod_object("digits", index, "")
     (container,) = body["spec"]["containers"]
     container["command"] = [sys.executable, "-c", WORKER, *arguments]
     uid = {"name": "ELASTICJOB_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
     container["env"] = [{"name": "RANK", "value": str(index)}, uid]
+    if path:
+        container["env"].append({"name": "PATH", "value": path})
     cluster.kube.request("POST", f"/api/v1/namespaces/{namespace}/pods", body)
     name = body["metadata"]["name"]
     wait_for(lambda: is_running(cluster, namespace, name) and "ready" in cluster.logs(namespace, name), f"{name} runs")
@@ -102,6 +105,29 @@ def test_exec_debug_and_cp_in_real_pods(live: Run, cluster: Cluster, namespace: 
     code, _, err = live("cp", f"digits:{there}/gone", here)
     assert (code, "gone: no such file or folder" in err) == (1, True)
     assert live("cp", f"digits:{there}", f"{here}/all/more/deep")[0] == 2
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_a_terminal_obeys_no_pod(live: Run, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    """Who looks into a pod reads what its author made it say: a clipboard, a title and earlier lines are not theirs."""
+    given.install_crd(cluster)
+    cluster.kube.request("POST", f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs", given.manifest())
+    given.write_status(cluster, namespace, "digits", given.running_status())
+    for name in ("py-spy", "tar"):
+        program = tmp_path / name
+        said = "\\033]52;c;ZXZpbA==\\007\\033]0;owned\\007\\r caf\\303\\251\\n"
+        program.write_text(f"#!/bin/sh\nprintf '{said}'\nprintf '{said}' >&2\nexit {int(name == 'tar')}\n")
+        program.chmod(0o755)
+    start_worker(cluster, namespace, 0, path=f"{tmp_path}:{os.environ['PATH']}")
+    code, out, err = live("debug", "digits")
+    assert code == 0, err
+    assert "owned" in out and "owned" in err
+    assert not any(sign in out + err for sign in "\033\007\r")
+    assert "café" in out, "a character may arrive in two pieces"
+    code, _, err = live("cp", f"digits:{tmp_path}/tar", str(tmp_path / "copy"))
+    assert code == 1
+    assert "owned" in err and not any(sign in err for sign in "\033\007\r")
 
 
 @pytest.mark.parametrize(
