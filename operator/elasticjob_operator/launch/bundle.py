@@ -102,6 +102,7 @@ def read_folder(path: Path, exclude: Sequence[str] = ()) -> Bundle:
     for place in _walk(path):
         name = place.relative_to(path).as_posix()
         if not is_excluded(name, exclude):
+            _refuse_link_out(place, path)
             found.append((name, place))
         if len(found) > _MOST_SEEN:
             raise CodeError(f"{path}: has more than {_MOST_SEEN} files: choose the folder of the code alone")
@@ -187,6 +188,12 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _stays_behind(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__" or name.endswith((".pyc", ".egg-info"))
+
+
+def _refuse_link_out(place: Path, folder: Path) -> None:
+    """A folder of somebody else's may have a link to a secret of this user's."""
+    if place.is_symlink() and not place.resolve().is_relative_to(folder.resolve()):
+        raise CodeError(f"{place}: is a link to a file outside of the folder: put a copy in its place, or --exclude it")
 
 
 def _size(path: Path) -> int:

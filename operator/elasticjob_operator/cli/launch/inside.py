@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import shutil
@@ -10,7 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, Protocol, TypeVar
 
 import click
 
@@ -20,10 +21,12 @@ from elasticjob_operator.cli.common import target_options, with_client
 from elasticjob_operator.client import Client, Pod
 from elasticjob_operator.client.execute import STDOUT, stream_in_pod
 from elasticjob_operator.client.rules import choose_pods
+from elasticjob_operator.text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NO_STACKS: Final = 4
 _NO_TAR: Final = 5
+_MUST_STAY_FREE: Final = 2**30  # bytes of the temporary directory
 # The rank's process if its environment says RANK=$1, else all workers of the pod with the UID $2: a worker that was
 # forked warm has the environment of its fork server there. py-spy shows them where the image has it, else the stacks
 # that a worker writes to a file on SIGUSR2. Without that file it has no handler, and the signal would kill it.
@@ -92,6 +95,8 @@ async def _choose_pod(client: Client, name: str, rank: int) -> Pod:
 def exec_command(name: str, rank: int, interactive: bool, command: tuple[str, ...]) -> int:
     """Run a COMMAND in the pod of a rank; the exit code is that of the command.
 
+    Its output arrives as it is, with whatever a terminal obeys.
+
     kubectl elasticjob exec digits --rank 3 -- nvidia-smi
     """
     target = common.current_target()
@@ -101,7 +106,7 @@ def exec_command(name: str, rank: int, interactive: bool, command: tuple[str, ..
 
     async def work(client: Client) -> int:
         pod = await _choose_pod(client, name, rank)
-        return await _stream(client, pod, list(command), sys.stdout.buffer)
+        return await _stream(client, pod, list(command), sys.stdout.buffer, sys.stderr.buffer)
 
     return with_client(work)
 
@@ -118,11 +123,45 @@ def _become_kubectl(target: common.Target, pod: Pod, command: tuple[str, ...]) -
     os.execv(kubectl, [kubectl, *words])  # noqa: S606 - the user's own command
 
 
-async def _stream(client: Client, pod: Pod, command: list[str], out: IO[bytes]) -> int:
+class _Said:
+    """What a pod says, as text for a terminal: the pod's author must not command the terminal of who looks into it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may arrive in two pieces
+
+    def write(self, data: bytes) -> None:
+        self._file.write(printable(self._decoder.decode(data)).encode())
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class _Archive:
+    """An archive of unknown size, in a temporary file that leaves room for others."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        if shutil.disk_usage(tempfile.gettempdir()).free < _MUST_STAY_FREE:
+            raise common.Failure(f"{tempfile.gettempdir()}: is almost full: set TMPDIR to a folder with more room")
+        self._file.write(data)
+
+    def flush(self) -> None:
+        """It is read when all of it has arrived."""
+
+
+class _Sink(Protocol):
+    def write(self, data: bytes) -> object: ...
+    def flush(self) -> object: ...
+
+
+async def _stream(client: Client, pod: Pod, command: list[str], out: _Sink, err: _Sink) -> int:
     def write(channel: int, data: bytes) -> None:
-        file = out if channel == STDOUT else sys.stderr.buffer
-        file.write(data)
-        file.flush()
+        sink = out if channel == STDOUT else err
+        sink.write(data)
+        sink.flush()
 
     return await stream_in_pod(client.connection, client.namespace, pod, command, write)
 
@@ -140,7 +179,7 @@ def debug(name: str, rank: int) -> None:
     async def work(client: Client) -> None:
         pod = await _choose_pod(client, name, rank)
         command = ["sh", "-c", _DEBUG_SCRIPT, "sh", str(rank), pod.uid]
-        code = await _stream(client, pod, command, sys.stdout.buffer)
+        code = await _stream(client, pod, command, _Said(sys.stdout.buffer), _Said(sys.stderr.buffer))
         if code == NONE_FOUND:
             raise common.Failure(f"rank {rank} of {name}: pod {pod.name} has no worker process now")
         if code == _NO_STACKS:
@@ -177,7 +216,7 @@ def cp(source: str, target: str, rank: int) -> None:
         pod = await _choose_pod(client, name, rank)
         command = ["sh", "-c", _TAR_SCRIPT, "sh", path]
         with tempfile.TemporaryFile() as archive:
-            code = await _stream(client, pod, command, archive)
+            code = await _stream(client, pod, command, _Archive(archive), _Said(sys.stderr.buffer))
             if code == _NO_TAR:
                 raise common.Failure(f"{source}: the image has neither tar nor Python")
             if code:
