@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from controller import client_fixture as given
 from dashboard.fake_api import FakeApi, served
@@ -29,6 +33,27 @@ def pod(owner: str, index: int, namespace: str = "default", node: str = "node-0"
     raw["spec"]["nodeName"] = node
     state = {"name": "worker", "state": {"running": {}}}
     return {**raw, "status": {"phase": "Running", "containerStatuses": [state]}}
+
+
+class Loopback(AbstractResolver):
+    """As browsers resolve every name below `localhost`, without asking anybody."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = ResolveResult(hostname=host, host="127.0.0.1", port=port, family=socket.AF_INET, proto=0, flags=0)
+        return [found] if host.endswith("localhost") else []
+
+    async def close(self) -> None:
+        """It has nothing to close."""
+
+
+@contextlib.asynccontextmanager
+async def visiting() -> AsyncIterator[aiohttp.ClientSession]:
+    """A visitor that keeps cookies and finds the names of this machine, as a browser does."""
+    connector, jar = aiohttp.TCPConnector(resolver=Loopback()), aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=jar) as session:
+        yield session
 
 
 @pytest.fixture

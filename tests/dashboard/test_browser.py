@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from controller import client_fixture as given
 from dashboard.browser import CHROMIUM, Browser, started
@@ -33,7 +36,8 @@ async def browser(tmp_path: Path) -> AsyncIterator[Browser]:
     async with started(tmp_path) as browser:
         yield browser
         assert browser.complaints == []
-        assert all(url.startswith(("http://127.0.0.1:", "about:", "data:")) for url in browser.requested)
+        here = re.compile(r"about:|data:|http://(127\.0\.0\.1|([0-9a-f]+\.)?localhost):")
+        assert all(map(here.match, browser.requested))
 
 
 def text_of(element: str) -> str:
@@ -51,6 +55,36 @@ async def test_a_story_of_two_pages(api: FakeApi, shown: Shown, browser: Browser
     await read_logs(api, browser)
     await show_both_themes(browser)
     await see_it_deleted(api, browser)
+
+
+@contextlib.asynccontextmanager
+async def neighbour() -> AsyncIterator[tuple[int, list[str]]]:
+    """A server of another user of this machine: its port, and the cookies that browsers have sent to it."""
+    cookies: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        cookies.append(request.headers.get("Cookie", ""))
+        return web.Response(text='<main id="main">hello</main>', content_type="text/html")
+
+    app = web.Application()
+    app.add_routes([web.get("/{any:.*}", answer)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield int(runner.addresses[0][1]), cookies
+    finally:
+        await runner.cleanup()
+
+
+async def test_no_other_server_of_this_machine_gets_the_cookie(api: FakeApi, shown: Shown, browser: Browser) -> None:
+    """Cookies know no ports: what is sent to one server of a name is sent to all of that name."""
+    async with neighbour() as (port, cookies):
+        await browser.open(shown[1])
+        for name in ("127.0.0.1", "localhost"):
+            await browser.open(f"http://{name}:{port}/")
+        assert cookies, "the other server was asked"
+        assert not any(cookies)
 
 
 async def follow_the_list(api: FakeApi, browser: Browser) -> None:

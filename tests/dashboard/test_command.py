@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aiohttp
 import pytest
 
+from dashboard.conftest import visiting
 from dashboard.fake_api import FakeApi, served
 from elasticjob_operator.cli.root import run
 from operator_fixture import wait_for
@@ -52,7 +52,7 @@ async def test_the_browser_gets_the_address_in_a_file_of_the_user(api: FakeApi, 
                 seen = lambda: copied.exists() and f"url={address}" in copied.read_text()  # noqa: E731
                 await asyncio.to_thread(wait_for, seen, "the browser gets the address", PATIENCE)
                 assert Path(f"{copied}.mode").read_text() == "700\n"
-                async with aiohttp.ClientSession() as visitor, visitor.get(address) as answer:
+                async with visiting() as visitor, visitor.get(address) as answer:
                     assert answer.status == 200
                 process.send_signal(signal.SIGINT)
                 _, errors = await process.communicate()

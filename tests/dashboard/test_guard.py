@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from dashboard.conftest import visiting
 from dashboard.fake_api import FakeApi, served
 from elasticjob_operator.client import Client
 from elasticjob_operator.dashboard import guard
@@ -40,6 +41,7 @@ FORM = replace(PAGE, method="POST", origin="http://127.0.0.1:8000", form="form")
         (replace(PAGE, session=""), Access(), 401),
         (replace(PAGE, session="sessio"), Access(), 401),
         (replace(PAGE, session="tokén"), Access(), 401),
+        (replace(PAGE, session="token\udcff"), Access(), 401),
         (replace(PAGE, session="", token="token"), Access(), None),
         (replace(PAGE, session="", token="other"), Access(), 401),
         (replace(PAGE, session="token"), Access(), 401),
@@ -72,7 +74,7 @@ def test_secrets_are_long_and_new() -> None:
 
 @pytest.fixture
 async def visitor() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+    async with visiting() as session:
         yield session
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dashboard.conftest import job, pod
+from dashboard.conftest import job, pod, visiting
 from dashboard.fake_api import FakeApi
 from elasticjob_operator.dashboard.server import Dashboard
 
@@ -54,7 +54,7 @@ class Viewer:
 
 @pytest.fixture
 async def viewer(shown: tuple[Dashboard, str]) -> AsyncIterator[Viewer]:
-    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+    async with visiting() as session:
         base = shown[1].partition("/?")[0]
         await session.get(shown[1])
         await session.get(base + "/")  # answers once the jobs were listed
