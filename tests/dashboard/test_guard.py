@@ -21,43 +21,47 @@ from elasticjob_operator.dashboard.guard import Access, Asked, Keys
 from elasticjob_operator.dashboard.server import Dashboard
 
 KEYS = Keys("token", "session", "form")
-PAGE = Asked("GET", "127.0.0.1:8000", session="session")
-FORM = replace(PAGE, method="POST", origin="http://127.0.0.1:8000", form="form")
+OWN = Access(frozenset({"a1b2.localhost"}))
+PAGE = Asked("GET", "a1b2.localhost:8000", session="session")
+FORM = replace(PAGE, method="POST", origin="http://a1b2.localhost:8000", form="form")
 
 
 @pytest.mark.parametrize(
     ("asked", "access", "status"),
     [
-        (PAGE, Access(), None),
-        (replace(PAGE, method="HEAD"), Access(), None),
-        (replace(PAGE, host="localhost:9"), Access(), None),
-        (replace(PAGE, host="LOCALHOST"), Access(), None),
-        (replace(PAGE, host="[::1]:8000"), Access(), None),
-        (replace(PAGE, host="evil.example:8000"), Access(), 403),
-        (replace(PAGE, host="127.0.0.1.evil.example"), Access(), 403),
-        (replace(PAGE, host="evil@evil.example"), Access(), 403),
-        (replace(PAGE, host="[::1"), Access(), 403),
-        (replace(PAGE, host=""), Access(), 403),
-        (replace(PAGE, session=""), Access(), 401),
-        (replace(PAGE, session="sessio"), Access(), 401),
-        (replace(PAGE, session="tokén"), Access(), 401),
-        (replace(PAGE, session="token\udcff"), Access(), 401),
-        (replace(PAGE, session="", token="token"), Access(), None),
-        (replace(PAGE, session="", token="other"), Access(), 401),
-        (replace(PAGE, session="token"), Access(), 401),
-        (replace(PAGE, session=""), Access(behind_proxy=True), None),
+        (PAGE, OWN, None),
+        (replace(PAGE, method="HEAD"), OWN, None),
+        (replace(PAGE, host="A1B2.localhost:9"), OWN, None),
+        (replace(PAGE, host="127.0.0.1:8000"), Access(frozenset({guard.PLAIN})), None),
+        (replace(PAGE, host="localhost:8000"), OWN, 403),
+        (replace(PAGE, host="127.0.0.1:8000"), OWN, 403),
+        (replace(PAGE, host="[::1]:8000"), OWN, 403),
+        (replace(PAGE, host="other.localhost:8000"), OWN, 403),
+        (replace(PAGE, host="evil.example:8000"), OWN, 403),
+        (replace(PAGE, host="a1b2.localhost.evil.example"), OWN, 403),
+        (replace(PAGE, host="evil@evil.example"), OWN, 403),
+        (replace(PAGE, host="[::1"), OWN, 403),
+        (replace(PAGE, host=""), OWN, 403),
+        (replace(PAGE, session=""), OWN, 401),
+        (replace(PAGE, session="sessio"), OWN, 401),
+        (replace(PAGE, session="tokén"), OWN, 401),
+        (replace(PAGE, session="token\udcff"), OWN, 401),
+        (replace(PAGE, session="", token="token"), OWN, None),
+        (replace(PAGE, session="", token="other"), OWN, 401),
+        (replace(PAGE, session="token"), OWN, 401),
+        (replace(PAGE, session=""), replace(OWN, behind_proxy=True), None),
         (replace(PAGE, host="jobs.example", session=""), Access(frozenset({"jobs.example"}), True), None),
         (replace(PAGE, host="other.example", session=""), Access(frozenset({"jobs.example"}), True), 403),
-        (replace(PAGE, method="PUT"), Access(), 405),
-        (FORM, Access(), None),
-        (FORM, Access(read_only=True), 403),
-        (replace(FORM, origin=""), Access(), 403),
-        (replace(FORM, origin="null"), Access(), 403),
-        (replace(FORM, origin="http://evil.example"), Access(), 403),
-        (replace(FORM, origin="http://127.0.0.1:9"), Access(), 403),
-        (replace(FORM, form=""), Access(), 403),
-        (replace(FORM, form="session"), Access(), 403),
-        (replace(FORM, session="", token="token"), Access(), 401),
+        (replace(PAGE, method="PUT"), OWN, 405),
+        (FORM, OWN, None),
+        (FORM, replace(OWN, read_only=True), 403),
+        (replace(FORM, origin=""), OWN, 403),
+        (replace(FORM, origin="null"), OWN, 403),
+        (replace(FORM, origin="http://evil.example"), OWN, 403),
+        (replace(FORM, origin="http://a1b2.localhost:9"), OWN, 403),
+        (replace(FORM, form=""), OWN, 403),
+        (replace(FORM, form="session"), OWN, 403),
+        (replace(FORM, session="", token="token"), OWN, 401),
     ],
 )
 def test_requests(asked: Asked, access: Access, status: int | None) -> None:
@@ -69,6 +73,7 @@ def test_secrets_are_long_and_new() -> None:
     one, other = Keys(), Keys()
     found = {one.token, one.session, one.form, other.token, other.session, other.form}
     assert len(found) == 6
+    assert Access().hosts.isdisjoint(Access().hosts)
     assert min(map(len, found)) >= 43  # 256 bits
 
 
@@ -199,7 +204,8 @@ async def test_jobs_that_may_not_be_listed(api: FakeApi, client: Client, visitor
 
 
 async def test_a_page_that_only_shows_has_no_buttons(api: FakeApi, client: Client) -> None:
-    reading = Dashboard(client, access=Access(read_only=True, behind_proxy=True))
+    access = Access(frozenset({"127.0.0.1"}), read_only=True, behind_proxy=True)
+    reading = Dashboard(client, access=access)
     async with reading.serve("127.0.0.1", 0) as address, aiohttp.ClientSession() as visitor:
         assert "token" not in address
         async with visitor.get(f"{address}jobs/default/digits") as answer:

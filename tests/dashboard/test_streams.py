@@ -149,3 +149,18 @@ async def test_logs_of_a_rank_and_of_all(api: FakeApi, viewer: Viewer, shown: tu
     async with viewer.listen("/jobs/default/digits/logs?rank=7") as stream:
         last = (await stream.until_end())[-1]
         assert last["end"] and "the job has ranks 0 to 1" in last["state"]
+
+
+async def test_one_viewer_leaves_places_to_others(shown: tuple[Dashboard, str]) -> None:
+    """In a cluster all of them come through the proxy, which appends the address of each."""
+    base = shown[1].partition("/?")[0]
+    one, other = {"X-Forwarded-For": "8.8.8.8, 10.0.0.1"}, {"X-Forwarded-For": "10.0.0.2"}
+    async with visiting() as session, contextlib.AsyncExitStack() as held:
+        await session.get(shown[1])
+        for _ in range(16):
+            answer = await held.enter_async_context(session.get(f"{base}/events", headers=one))
+            assert answer.status == 200
+        async with session.get(f"{base}/events", headers=one) as refused:
+            assert refused.status == 503 and "Close some" in await refused.text()
+        async with session.get(f"{base}/events", headers=other) as answer:
+            assert answer.status == 200

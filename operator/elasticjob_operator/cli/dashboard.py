@@ -25,19 +25,25 @@ _HOST = "127.0.0.1"
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free port.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--read-only", is_flag=True, help="Show no buttons, and refuse what they send.")
+@click.option("--plain-address", is_flag=True, help="Serve under 127.0.0.1, if the browser cannot find the name.")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Stop after this many seconds.")
-def dashboard(all_namespaces: bool, port: int, no_browser: bool, read_only: bool, timeout: float | None) -> None:
+def dashboard(
+    all_namespaces: bool, port: int, no_browser: bool, read_only: bool, plain_address: bool, timeout: float | None
+) -> None:
     """Serve a web page about the jobs: live, with plots, logs and buttons, on this machine only.
 
-    The page has your rights. The address holds a token; who has it can do on the page what you can.
+    The page has your rights. The address holds a token; who has it can do on the page what you can. Its name is new
+    each time, and browsers know by themselves that a name below localhost is this machine. Under a plain address they
+    send the page's cookie to every server on this machine.
     """
 
     # Not at the top: the web server takes a while to import, and every other command does without it.
-    from elasticjob_operator.dashboard.guard import Access
+    from elasticjob_operator.dashboard.guard import PLAIN, Access
     from elasticjob_operator.dashboard.server import Dashboard
 
     async def work(client: Client) -> None:
-        shown = Dashboard(client, all_namespaces=all_namespaces, access=Access(read_only=read_only))
+        access = Access(frozenset({PLAIN}), read_only=read_only) if plain_address else Access(read_only=read_only)
+        shown = Dashboard(client, all_namespaces=all_namespaces, access=access)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 address = await stack.enter_async_context(shown.serve(_HOST, port))

@@ -1,8 +1,9 @@
 """Who may ask the dashboard for what. Pure.
 
 The server is reached from one machine only, but every page that the user's browser has open can send requests to it,
-and every user of the machine can connect. Hence: a secret in the URL, then in a cookie that other sites' requests do
-not carry; names that no DNS server can redirect to us; and a second secret in the forms.
+and every user of the machine can connect, and serve pages of their own. Hence: a secret in the URL, then in a cookie
+that other sites' requests do not carry; a name below `localhost` that is this server's alone, because a browser sends a
+cookie to all ports of a name; and a second secret in the forms.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+PLAIN: Final = "127.0.0.1"
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -39,11 +40,16 @@ class Keys:
     form: str = field(default_factory=_new_secret)  # in every form, against requests that other sites make
 
 
+def _new_name() -> frozenset[str]:
+    """Browsers resolve it to the loopback address by themselves."""
+    return frozenset({f"{secrets.token_hex(8)}.localhost"})
+
+
 @dataclass(frozen=True)
 class Access:
     """What this server allows."""
 
-    hosts: frozenset[str] = LOOPBACK  # names under which it may be asked
+    hosts: frozenset[str] = field(default_factory=_new_name)  # names under which it may be asked
     behind_proxy: bool = False  # a proxy has authenticated the user, so that no token is asked for
     read_only: bool = False
 
@@ -100,9 +106,9 @@ def host_name(host: str) -> str:
 
 
 def cookie_name(port: int) -> str:
-    """Cookies are shared between the ports of a machine, so that each dashboard has its own."""
+    """Under a plain address, the cookies of all dashboards of the machine arrive together."""
     return f"elasticjob-dashboard-{port}"
 
 
 def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())

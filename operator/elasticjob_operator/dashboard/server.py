@@ -63,7 +63,10 @@ class Dashboard:
         try:
             await web.TCPSite(runner, host, port).start()
             self._port = int(runner.addresses[0][1])
-            yield f"http://{host}:{self._port}/" + ("" if self._access.behind_proxy else f"?token={self.keys.token}")
+            if self._access.behind_proxy:
+                yield f"http://{host}:{self._port}/"
+            else:
+                yield f"http://{min(self._access.hosts)}:{self._port}/?token={self.keys.token}"
         finally:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from elasticjob_operator.view import words
 _PAUSE: Final = 0.5  # between two messages of a stream
 _BEAT: Final = 10.0  # a stream says something at least as often
 _MOST_STREAMS: Final = 64
+_MOST_OF_ONE: Final = 16  # streams of one viewer, so that nobody takes the page from all others
 _LOG_TAIL: Final = 1000
 _LOG_WIDTH: Final = 4000
 _LOG_BATCH: Final = 200
@@ -41,17 +43,22 @@ class Streams:
         self._board = board
         self._find = find
         self._regions = build
-        self._places = asyncio.Semaphore(_MOST_STREAMS)
+        self._open: Counter[str] = Counter()  # streams by viewer
 
     @contextlib.asynccontextmanager
     async def _stream(self, request: web.Request) -> AsyncIterator[web.StreamResponse]:
-        if self._places.locked():
-            raise web.HTTPServiceUnavailable(text="Too many pages are open.")
-        async with self._places:
+        who = viewer(request)
+        if self._open[who] >= _MOST_OF_ONE or self._open.total() >= _MOST_STREAMS:
+            raise web.HTTPServiceUnavailable(text="Too many pages are open. Close some.")
+        self._open[who] += 1
+        try:
             headers = {**guard.HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
             response = web.StreamResponse(headers=headers)
             await response.prepare(request)
             yield response
+        finally:
+            self._open[who] -= 1
+            self._open += Counter()  # forget who has none
 
     async def send_jobs(self, request: web.Request) -> web.StreamResponse:
         query, page = request.query.get("q", ""), number(request, "page", 1)
@@ -133,6 +140,11 @@ class Streams:
                 await asyncio.gather(reading, return_exceptions=True)
                 await reader.aclose()
         return response
+
+
+def viewer(request: web.Request) -> str:
+    """Who asks: the address that the proxy before us has appended, or else that of the connection."""
+    return request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or request.remote or ""
 
 
 async def _take(lines: asyncio.Queue[str], reading: asyncio.Task[None]) -> list[str]:
