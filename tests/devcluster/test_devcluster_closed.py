@@ -33,9 +33,11 @@ def find_ports(cluster: Cluster) -> dict[str, int]:
 
 def ask(port: int, tls: ssl.SSLContext | None) -> int:
     """The status of the answer to a request for etcd's version; raises OSError or HTTPException without one."""
-    kind = http.client.HTTPConnection if tls is None else http.client.HTTPSConnection
-    options = {} if tls is None else {"context": tls}
-    connection = kind("127.0.0.1", port, timeout=10, **options)  # type: ignore[arg-type]
+    connection = (
+        http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        if tls is None
+        else http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=tls)
+    )
     try:
         connection.request("GET", "/version")
         return connection.getresponse().status
