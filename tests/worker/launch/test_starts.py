@@ -1,0 +1,231 @@
+"""A table of starts: whatever a script can see of its own start is what the interpreter alone would show it.
+
+Each row is started by the interpreter, by a warm start and by a cold one. What a warm start keeps is named here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import py_compile
+import subprocess
+import sys
+import zipapp
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.fake_hub import FakeHub
+from worker.fake_pods import ROOT, Pods
+
+pytestmark = pytest.mark.timeout(300)
+LOOK = ROOT / "tests" / "worker" / "programs" / "ej_look.py"
+
+# Starts these commands from one agent, as torch's agent would, and prints their exit codes.
+AGENT = """
+import json, os, sys
+from elasticjob.launch import fork_server
+server = fork_server.ForkServer()
+if sys.argv[2] == "warm":
+    server.fork()
+for command, out in json.loads(sys.argv[1]):
+    env = {**os.environ, "LOOK_OUT": out}
+    print(server.start((sys.executable, "-u", *command), env, None, None).wait(100), flush=True)
+server.close()
+"""
+
+
+def make(folder: Path) -> None:
+    """The script, in all the forms of the table."""
+    text = LOOK.read_text()
+    for name in ("app/__main__.py", "train.py", "package/train.py", "sub dir é/tr ain.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "package" / "__init__.py").write_text("")
+    zipapp.create_archive(folder / "app", folder / "app.pyz")
+    py_compile.compile(str(folder / "train.py"), cfile=str(folder / "bare.pyc"))
+    (folder / "suffixless").write_bytes((folder / "bare.pyc").read_bytes())
+    (folder / "link.py").symlink_to(folder / "sub dir é" / "tr ain.py")
+    (folder / "linked").symlink_to(folder / "sub dir é")
+    (folder / "latin.py").write_bytes(f"# -*- coding: latin-1 -*-\nTEXT = 'é'\n{text}".encode("latin-1"))
+    (folder / "bom.py").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (folder / "crlf.py").write_bytes(text.replace("\n", "\r\n").encode())
+    (folder / "future.py").write_text(f"from __future__ import annotations\n{text}")
+
+
+STARTS: dict[str, tuple[str, ...]] = {
+    "a file": ("train.py", "--lr", "0.5", ""),
+    "an absolute path": ("{folder}/train.py",),
+    "a relative path": ("./train.py",),
+    "a path upwards": ("app/../train.py",),
+    "a name with spaces": ("sub dir é/tr ain.py", "a b", "ü"),
+    "a link to a file": ("link.py",),
+    "a link to a folder": ("linked/tr ain.py",),
+    "a folder": ("app", "--x"),
+    "a folder by a path": ("{folder}/linked/../app",),
+    "this folder": (".",),
+    "an archive": ("app.pyz", "--x"),
+    "byte code": ("bare.pyc",),
+    "byte code under another name": ("suffixless",),
+    "a module": ("-m", "train", "--x"),
+    "a module of a package": ("-m", "package.train", "--x"),
+    "a package": ("-m", "app"),
+    "latin-1": ("latin.py",),
+    "a byte order mark": ("bom.py",),
+    "carriage returns": ("crlf.py",),
+    "the future in the script": ("future.py",),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher runs, which is an interpreter of its own, and what is started there."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str = "."
+    rows: tuple[str, ...] = ("a file", "a module of a package", "a folder")
+
+
+PLACES = {
+    "plain": Place(rows=tuple(name for name in STARTS if name != "this folder")),
+    "in a folder": Place(cwd="app", rows=("this folder",)),
+    "no encoding": Place({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}),
+    "LC_ALL=C": Place({"LC_ALL": "C"}),
+    "C.UTF-8": Place({"LC_ALL": "C.UTF-8"}),
+    "an encoding": Place({"PYTHONIOENCODING": "latin-1:replace"}),
+    "a safe path": Place({"PYTHONSAFEPATH": "1", "PYTHONPATH": "{folder}/package:{folder}"}),
+    "a path": Place({"PYTHONPATH": "{folder}/package:{folder}"}),
+    "optimized": Place({"PYTHONOPTIMIZE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}),
+    "warnings": Place({"PYTHONWARNINGS": "ignore::DeprecationWarning"}),
+    "development": Place({"PYTHONDEVMODE": "1"}),
+    "no home": Place({"HOME": ""}, rows=("a file",)),
+}
+SELDOM = ("C.UTF-8", "a path", "warnings", "development", "no home")  # others take the same ways
+ROWS = [
+    pytest.param(place, row, marks=[pytest.mark.long] if place in SELDOM else [])
+    for place in PLACES
+    for row in PLACES[place].rows
+]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a script has seen, or how it failed."""
+
+    code: int
+    seen: dict[str, Any]
+    log: str
+
+
+class Launchers:
+    """All rows of one place, started once by each launcher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make(folder)
+        self.start = cache(self._start)
+
+    def _start(self, place: str, how: str) -> dict[str, Seen]:
+        here = PLACES[place]
+        orders = [
+            (
+                [word.format(folder=self.folder) for word in STARTS[row]],
+                str(self.folder / f"{place} {how} {row}.json"),
+            )
+            for row in here.rows
+        ]
+        if how == "interpreter":
+            runs = [self._run(here, [sys.executable, "-u", *command], LOOK_OUT=out) for command, out in orders]
+            codes, logs = [ran.returncode for ran in runs], [ran.stderr for ran in runs]
+        else:
+            ran = self._run(here, [sys.executable, "-c", AGENT, json.dumps(orders), how])
+            codes, logs = [int(word) for word in ran.stdout.split()], [ran.stderr] * len(orders)
+        assert len(codes) == len(orders), logs
+        return {
+            row: Seen(code, read(Path(out)), log)
+            for row, code, log, (_, out) in zip(here.rows, codes, logs, orders, strict=True)
+        }
+
+    def _run(self, place: Place, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+        kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
+        env = {key: os.environ[key] for key in kept if key in os.environ}
+        env |= {key: value.format(folder=self.folder) for key, value in place.env.items()}
+        return subprocess.run(
+            command,
+            env={**env, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", **more},
+            cwd=self.folder / place.cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            check=False,
+        )
+
+
+def read(file: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError):
+        found: dict[str, Any] = json.loads(file.read_text())
+        found["environ"].pop("LOOK_OUT")
+        return found
+    return {}
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> Launchers:
+    return Launchers(tmp_path_factory.mktemp("starts"))
+
+
+def find_differences(seen: dict[str, Any], expected: dict[str, Any], how: str) -> dict[str, tuple[Any, Any]]:
+    """What a script saw, and what it should have seen."""
+    if how == "warm":
+        own = len(seen["warnings"]) - len(expected["warnings"])  # those of torch come before
+        seen = seen | {"warnings": seen["warnings"][own:]}
+    return {key: (seen[key], value) for key, value in expected.items() if seen[key] != value}
+
+
+@pytest.mark.parametrize("how", ["warm", "cold"])
+@pytest.mark.parametrize(("place", "row"), ROWS)
+def test_a_script_sees_what_the_interpreter_shows_it(launchers: Launchers, place: str, row: str, how: str) -> None:
+    expected = launchers.start(place, "interpreter")[row]
+    found = launchers.start(place, how)[row]
+    assert expected.code == 0, expected.log
+    assert found.code == 0, found.log
+    assert not find_differences(found.seen, expected.seen, how)
+
+
+# Through both launchers, to the end of a job, with the imports that they make ahead.
+SET_BY_TORCHRUN = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+}
+WHOLE = ("latin-1", "a module of a package", "a folder", "byte code")
+
+
+@pytest.mark.parametrize("launcher", ["elasticjob-run", pytest.param("torchrun", marks=pytest.mark.long)])
+@pytest.mark.parametrize("row", WHOLE)
+def test_a_worker_sees_the_same_but_for_its_channel_to_the_agent(
+    hub: FakeHub, launchers: Launchers, launcher: str, row: str
+) -> None:
+    hub.set_size(1)
+    expected = launchers.start("plain", "interpreter")[row].seen
+    folder = launchers.folder
+    out = folder / f"{launcher} {row}.json"
+    command = [word.format(folder=folder) for word in STARTS[row]]
+    of_python = {name: None for name in os.environ if name.startswith("PYTHON")}
+    with Pods(folder, hub.url, warm=False) as pods:
+        pod = pods.start("pod-0", *command, launcher=launcher, env={**of_python, "LOOK_OUT": str(out)})
+        assert pod.wait(120) == 0, pod.log
+        given = pods.environment("pod-0")
+    assert "cold" not in pod.log
+    seen = read(out)
+    differences = find_differences(seen, expected, "warm")
+    assert differences.keys() == {"files", "threads", "environ"}
+    assert seen["files"].keys() - {"0", "1", "2"} == {"3", "4"}, "the channel, and the file for its stacks"
+    assert seen["threads"] == [["MainThread", "elasticjob-control"], 2]
+    set_by_launcher = seen["environ"].keys() - given.keys() - of_python.keys()
+    assert {name for name in set_by_launcher if not name.startswith(("TORCH", "ELASTICJOB_"))} <= SET_BY_TORCHRUN
