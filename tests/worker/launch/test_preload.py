@@ -214,7 +214,7 @@ sys.path.append("lib")
 sys.meta_path[:] = [OfOldTimes(), Finder("made", "a finder"), *sys.meta_path, Finder("late", "the last finder")]
 from elasticjob.launch import leading, preload
 steps = [leading.Import(name) for name in ("made", "late", "wsgiref")]
-outcome = preload.run(steps, preload.Script(("train.py",), Path("train.py"), Path("script").resolve()))
+outcome = preload.run(steps, preload.Script(("train.py",), Path("train.py"), str(Path("script").resolve())))
 import made, late, wsgiref
 print(outcome, made.BY, late.BY, vars(made.__loader__).keys(), sep=" | ")
 """
@@ -242,7 +242,7 @@ from elasticjob.launch.leading import Attempt, Import
 from elasticjob.launch import preload
 def read(text): return Import(text.partition(":")[0], tuple(text.split(":")[1:]))
 steps = [*(Attempt(tuple(map(read, names.split("+")))) for names in sys.argv[1:]), Import("there")]
-print(preload.run(steps, preload.Script(("train.py",), Path("train.py"), Path("script").resolve())))
+print(preload.run(steps, preload.Script(("train.py",), Path("train.py"), str(Path("script").resolve()))))
 print(*(name for name in ("there", "json.tool", "pack") if name in sys.modules))
 """
 

@@ -23,8 +23,15 @@ def import_ahead(arguments: Sequence[str]) -> None:
     """Import what the script will import first, in a child that goes on in our place; return in that child.
 
     Where that does harm, the next child goes less far. The parent waits: it must live, since its children die with it.
-    It returns too when no child could go on: then the workers import for themselves.
+    It returns too when no child could go on: then the workers import for themselves, and meet what is wrong.
     """
+    try:
+        _import_ahead(arguments)
+    except Exception as error:  # whatever it is, workers can start
+        print(f"elasticjob: the workers make their imports themselves: {error!r}.", file=sys.stderr, flush=True)
+
+
+def _import_ahead(arguments: Sequence[str]) -> None:
     script = _find_script(arguments)
     steps = () if script is None else _find_steps(script)
     while script is not None and _saves_time(steps):
@@ -33,7 +40,10 @@ def import_ahead(arguments: Sequence[str]) -> None:
         if not child:
             ours.close()
             process.die_with_parent(os.getppid())
-            _try(steps, script, theirs)
+            try:
+                _try(steps, script, theirs)
+            except BaseException:  # our parent serves in our place
+                os._exit(1)
             return
         theirs.close()
         told = _hear(ours)
@@ -51,7 +61,7 @@ def import_ahead(arguments: Sequence[str]) -> None:
 
 
 def _find_steps(script: preload.Script) -> tuple[Step, ...]:
-    texts = [script.file.read_text()]
+    texts = [preload.read_source(script.file)]
 
     def read(module: str) -> Source | None:
         source = script.read_own(module)

@@ -15,13 +15,14 @@ import importlib.machinery
 import os
 import sys
 import threading
+import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from elasticjob.launch import frameworks
+from elasticjob.launch import frameworks, main_module
 from elasticjob.launch.leading import Attempt, Import, SetVariable, Source, Step, find_parents
 
 VARIABLE = "ELASTICJOB_PRELOAD"
@@ -116,34 +117,46 @@ def is_on(environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Script:
-    """The script that the workers will run: a file, or a module of the working directory."""
+    """The script that the workers will run: a file, a folder with a main module, or a module of this directory."""
 
     argv: tuple[str, ...]
     file: Path
-    folder: Path  # the first entry of its sys.path
+    entry: str | None  # the first one of its sys.path, where its own modules lie; None where it has none of its own
     package: str = ""
 
     def read_own(self, module: str) -> Source | None:
         """The source of a module that lies beside the script."""
-        place = self.folder.joinpath(*module.split("."))
+        if self.entry is None:
+            return None
+        place = Path(self.entry).joinpath(*module.split("."))
         for file, is_package in ((place / "__init__.py", True), (place.with_suffix(".py"), False)):
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                if file.is_file():
-                    return Source(file.read_text(), is_package)
+            if file.is_file():
+                return Source(read_source(file), is_package)
         return Source("", is_package=True) if place.is_dir() and any(place.glob("*.py")) else None
+
+
+def read_source(file: Path) -> str:
+    """The text of a Python file, in the encoding that it names; "" where there is none to read, as in an archive."""
+    try:
+        with tokenize.open(file) as text:
+            return text.read()
+    except (OSError, SyntaxError, ValueError):  # SyntaxError: of the line that names the encoding
+        return ""
 
 
 def find_script(argv: Sequence[str], *, is_module: bool, cwd: Path) -> Script | None:
     """Where the script is; None where it is no file that can be read."""
     if not argv:
         return None
+    entry = main_module.find_first_entry(("-m", *argv) if is_module else argv)
     if not is_module:
-        file = Path(argv[0]).resolve()
-        return Script(tuple(argv), file, file.parent) if file.is_file() else None
+        file = Path(main_module.make_absolute(argv[0]))
+        file = file / "__main__.py" if file.is_dir() else file
+        return Script(tuple(argv), file, entry) if file.is_file() else None
     place = cwd.joinpath(*argv[0].split("."))
     for file, package in ((place / "__main__.py", argv[0]), (place.with_suffix(".py"), argv[0].rpartition(".")[0])):
         if file.is_file():
-            return Script((str(file), *argv[1:]), file, cwd, package)
+            return Script((str(file), *argv[1:]), file, entry, package)
     return None
 
 
@@ -157,8 +170,8 @@ class Outcome:
 
 def run(steps: Sequence[Step], script: Script) -> Outcome:
     """Carry out the steps in this process, up to the first that does harm. After harm the process is of no use."""
-    watch = _Watch(script.folder)
-    sys.path[:1] = [str(script.folder)]
+    watch = _Watch(script.entry)
+    main_module.lead_path(script.entry)
     sys.argv = list(script.argv)
     with watch:
         for number, step in enumerate(steps):
@@ -215,9 +228,9 @@ def _import_name(module: ModuleType, step: Import, name: str) -> None:
 class _Watch(importlib.abc.MetaPathFinder):
     """Looks after every module that is imported at what its own code did, apart from what it imports in turn."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, entry: str | None) -> None:
         self.harm: str | None = None
-        self._folder = str(folder) + os.sep
+        self._folder = None if entry is None else str(Path(entry)) + os.sep
         self._last = Footprint.look()
         self.asked: list[str] = []
 
@@ -248,12 +261,15 @@ class _Watch(importlib.abc.MetaPathFinder):
         loader: Any = None if spec is None else spec.loader
         if spec is None or isinstance(loader, type) or not hasattr(loader, "__dict__"):
             return spec  # Python's own modules and namespaces
-        if (spec.origin or "").startswith(self._folder) and "site-packages" not in (spec.origin or ""):
+        if self._is_own(spec.origin or ""):
             self.harm = self.harm or f"{fullname} is the script's own"
             raise _HarmDone(self.harm)
         if "exec_module" not in loader.__dict__:
             loader.exec_module = functools.partial(self._load, loader, loader.exec_module)
         return spec
+
+    def _is_own(self, origin: str) -> bool:
+        return self._folder is not None and origin.startswith(self._folder) and "site-packages" not in origin
 
     def _ask_others(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None

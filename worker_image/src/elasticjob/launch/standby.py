@@ -21,14 +21,13 @@ import socket
 import sys
 import time
 import traceback
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from elasticjob.channel import control
-from elasticjob.launch import ahead, frameworks, preload, process
+from elasticjob.launch import ahead, frameworks, main_module, preload, process
 from elasticjob.torchcompat import forking
 
 _MAX_ORDER = 4 * 1024 * 1024
@@ -50,6 +49,7 @@ class Order:
 def main() -> None:
     if sys.argv[1] == "run":
         process.die_with_parent(os.getppid())
+        main_module.leave_path()
         become(sys.argv[2:])
     serve(socket.socket(fileno=int(sys.argv[1])), os.getppid())
 
@@ -61,6 +61,7 @@ def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = ()) -> 
     """
     process.die_with_parent(agent)
     process.pause_collection()
+    main_module.leave_path()
     import torch.distributed  # noqa: F401 - the import that workers are spared
 
     with_torch = process.age(agent)
@@ -148,15 +149,10 @@ def _fork_child_of(agent: int) -> bool:
 
 def _take_over(order: Order) -> None:
     """Set up this process like a fresh interpreter with these files and environment, then wait for GO."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for given, standard in ((nothing, 0), (order.stdout, 1), (order.stderr, 2)):
+    for given, standard in ((order.stdout, 1), (order.stderr, 2)):
         os.dup2(given, standard)
         os.close(given)
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(_standard(0, "r")))  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = io.TextIOWrapper(_standard(1, "w"), write_through=True)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = io.TextIOWrapper(  # type: ignore[misc]
-        _standard(2, "w"), errors="backslashreplace", write_through=True
-    )
+    _open_streams()
     threads = order.env.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and threads != os.environ.get("OMP_NUM_THREADS"):
         import torch
@@ -175,22 +171,30 @@ def _take_over(order: Order) -> None:
             os._exit(0)  # the agent has stopped waiting for this worker
 
 
-def _standard(number: int, mode: str) -> io.FileIO:
-    file = io.FileIO(number, mode, closefd=False)
-    file.name = ("<stdin>", "<stdout>", "<stderr>")[number]
-    return file
+def _open_streams() -> None:
+    """Open sys.stdin, stdout and stderr as `python -u` does, with the encoding that variables and locale set."""
+    known = [one for one in (sys.__stdin__, sys.__stdout__) if one is not None]  # None where the launcher has none
+    encoding, errors = (known[0].encoding, known[0].errors) if known else ("utf-8", "strict")
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        file: Any = io.FileIO(number, mode, closefd=False)
+        file.name = f"<{name}>"
+        stream: Any = io.TextIOWrapper(
+            io.BufferedReader(file) if mode == "r" else file,
+            encoding=encoding,
+            errors="backslashreplace" if name == "stderr" else errors,
+            newline=None if mode == "r" else "\n",
+            write_through=True,
+        )
+        stream.mode = mode
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def become(argv: list[str]) -> NoReturn:
     """Run a script or `-m module` as `__main__`, as the interpreter would, and exit with its code."""
     control.connect()  # so that a hang is noticed and has stacks, whatever the script uses
     try:
-        if argv[0] == "-m":
-            sys.argv = argv[1:]
-            sys.path.insert(0, str(Path.cwd()))
-            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-        else:
-            _run_script(argv)
+        main_module.run(argv)
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -204,20 +208,7 @@ def become(argv: list[str]) -> NoReturn:
     sys.exit(0)
 
 
-_OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
-
-
-def _run_script(argv: list[str]) -> None:
-    script = argv[0]
-    code = compile(Path(script).read_bytes(), script, "exec")
-    module = types.ModuleType("__main__")
-    module.__file__ = script
-    module.__dict__["__builtins__"] = __builtins__
-    module.__dict__["__cached__"] = None
-    sys.modules["__main__"] = module
-    sys.argv = argv
-    sys.path[0] = str(Path(script).resolve().parent)
-    exec(code, module.__dict__)  # noqa: S102 - as the interpreter does
+_OWN_FILES = (__file__, main_module.__file__, runpy.__file__, "<frozen runpy>")
 
 
 def note_error(error: BaseException) -> None:
