@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 
 def annotated(number: int) -> str:
@@ -25,7 +26,7 @@ class Annotated:
 MODULE_LEVEL: int = 1
 
 
-def look_at_globals():
+def look_at_globals() -> dict[str, Any]:
     names = {name: value for name, value in GLOBALS.items() if name[:2] == "__"}
     return {
         name: getattr(value, "__name__", None) or (value if isinstance(value, str | None) else type(value).__name__)
@@ -33,7 +34,7 @@ def look_at_globals():
     }
 
 
-def look_at_stream(stream):
+def look_at_stream(stream: Any) -> dict[str, Any] | None:
     if stream is None:
         return None
     names = ("name", "mode", "encoding", "errors", "line_buffering", "write_through", "newlines")
@@ -46,7 +47,7 @@ def look_at_stream(stream):
     }
 
 
-def look_at_files():
+def look_at_files() -> dict[int, str]:
     found = {}
     for number in sorted(int(file.name) for file in Path("/proc/self/fd").iterdir()):
         try:
@@ -57,11 +58,11 @@ def look_at_files():
     return found
 
 
-def look_at_loader(loader):
+def look_at_loader(loader: Any) -> list[Any]:
     return [type(loader).__name__, getattr(loader, "name", None), getattr(loader, "path", None)]
 
 
-def look():
+def look() -> dict[str, Any]:
     spec = GLOBALS.get("__spec__")
     main = sys.modules["__main__"]
     return {
@@ -105,7 +106,7 @@ def look():
     }
 
 
-def logging_state():
+def logging_state() -> list[Any]:
     import logging
 
     return [len(logging.root.handlers), logging.root.level, logging.root.manager.disable]
