@@ -148,3 +148,36 @@ def test_a_worker_that_is_killed_is_blamed_and_not_its_peer(jobs: Jobs) -> None:
         pods = [member["pod"] for member in status["rendezvous"]["members"]]
         for pod in pods:
             await_session_step(jobs, pod, 2, newest)
+
+
+def find_child(parent: int, word: str) -> int | None:
+    """The process of this machine below `parent` whose command line contains `word`."""
+    for entry in Path("/proc").iterdir():
+        try:
+            above = int(entry.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+            words = entry.joinpath("cmdline").read_text().split("\0")
+        except (OSError, ValueError):
+            continue
+        if above == parent and any(word in one for one in words):
+            return int(entry.name)
+    return None
+
+
+def test_exit_code_0_of_a_shell_whose_agent_was_killed_is_no_success(jobs: Jobs, tmp_path: Path) -> None:
+    """`torchrun ... | tee log`: the pod's exit code is that of `tee`."""
+    spec = torchrun_spec(tmp_path, replicas=1)
+    trainer = spec["template"]["spec"]["containers"][0]
+    piped = f"echo $$$$ > {tmp_path}/shell; {' '.join(trainer['command'])} 2>&1 | tee {tmp_path}/log"
+    trainer["command"] = ["sh", "-c", piped]
+    jobs.create("piped", spec)
+    jobs.await_world("piped", 1, timeout=120)
+    await_step(tmp_path, 1)
+    agent = find_child(int((tmp_path / "shell").read_text()), "torchrun")
+    assert agent is not None
+    os.kill(agent, signal.SIGKILL)
+    status = jobs.await_world("piped", 1, above=1, timeout=120)
+    assert not jobs.condition("piped", "Complete")
+    failure = status["lastFailure"]
+    assert (failure["rank"], failure["exitCode"]) == (0, 0)
+    assert "ended with exit code 0, but its agent did not say that its workers succeeded" in failure["message"]
+    assert status["restarts"]["total"] == 1, "it is charged, like any other end of a program"
