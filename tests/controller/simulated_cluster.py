@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from controller.builders import make_spec
-from controller.simulated_agent import FAILED, LEAVING, RUNNING, Pace, SimAgent, lose
+from controller.simulated_agent import FAILED, LEAVING, RUNNING, SUCCEEDED, Pace, SimAgent, lose
 from controller.simulated_invariants import Invariants
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
@@ -413,7 +413,9 @@ class Cluster:
         if pod.record.deleting is not None:
             self._remove(pod)
             return
-        ended = Exit(code, reason or ("Error" if code else "Completed"), "the end of a log" if code else "")
+        agent = pod.agent
+        word = f"elasticjob: succeeded in generation {agent.generation}" if agent and agent.phase is SUCCEEDED else ""
+        ended = Exit(code, reason or ("Error" if code else "Completed"), "the end of a log" if code else word)
         phase = PodPhase.FAILED if code else PodPhase.SUCCEEDED
         pod.update(phase=phase, exit=ended, started=False, lingers=self.sidecars)
 

@@ -15,7 +15,7 @@ from elasticjob_operator.client.diagnosis import find_report
 from integration.test_sessions import await_step as await_session_step
 from integration.test_sessions import read_steps, start
 from integration.test_training import await_step, torchrun_spec
-from operator_fixture import Jobs, light_spec, wait_for
+from operator_fixture import Jobs, OperatorProcess, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -179,5 +179,22 @@ def test_exit_code_0_of_a_shell_whose_agent_was_killed_is_no_success(jobs: Jobs,
     assert not jobs.condition("piped", "Complete")
     failure = status["lastFailure"]
     assert (failure["rank"], failure["exitCode"]) == (0, 0)
-    assert "ended with exit code 0, but its agent did not say that its workers succeeded" in failure["message"]
+    assert "rank 0 (piped-worker-0) ended with exit code 0" in failure["message"]
+    assert "its agent did not say that its workers succeeded" in failure["message"]
     assert status["restarts"]["total"] == 1, "it is charged, like any other end of a program"
+
+
+def test_a_job_that_succeeds_while_the_operator_is_away_is_complete(
+    jobs: Jobs, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    spec = torchrun_spec(tmp_path)
+    spec["template"]["spec"]["containers"][0]["command"].append("--steps=100")
+    jobs.create("alone", spec)
+    jobs.await_world("alone", 2, timeout=120)
+    await_step(tmp_path, 2)
+    operator.kill()
+    wait_for(lambda: {p["status"]["phase"] for p in jobs.pods("alone")} == {"Succeeded"}, "the pods have ended", 120)
+    operator.start()
+    complete = jobs.await_condition("alone", "Complete")
+    assert complete["message"] == "all 2 members succeeded"
+    assert "lastFailure" not in jobs.status("alone")

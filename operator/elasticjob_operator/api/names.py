@@ -62,6 +62,7 @@ ENV_GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
 ENV_COMPARE_EVERY_STEPS: Final = "ELASTICJOB_COMPARE_EVERY_STEPS"  # only if wanted
 ENV_STRAGGLER_SECONDS: Final = "ELASTICJOB_STRAGGLER_SECONDS"  # over which paces are compared; only if wanted
 ENV_HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"  # "auto", "0" (off) or seconds
+ENV_TERMINATION_LOG: Final = "ELASTICJOB_TERMINATION_LOG"  # the file whose end the kubelet tells
 ENV_PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"  # Off, Node or Network
 ENV_PREFLIGHT_SECONDS: Final = "ELASTICJOB_PREFLIGHT_TIMEOUT_SECONDS"
 ENV_CHECKPOINTS: Final = "ELASTICJOB_CHECKPOINTS"
@@ -69,6 +70,7 @@ ENV_CHECKPOINT_COPIES: Final = "ELASTICJOB_CHECKPOINT_COPIES"
 ENV_CHECKPOINT_REPLICAS: Final = "ELASTICJOB_CHECKPOINT_REPLICAS"
 ENV_CHECKPOINT_BYTES: Final = "ELASTICJOB_CHECKPOINT_BYTES"
 
+TERMINATION_LOG: Final = "/dev/termination-log"  # Kubernetes' default
 RENDEZVOUS_BACKEND: Final = "elasticjob"  # the torchrun.handlers entry point
 MOUNT_PATH: Final = "/var/run/secrets/elasticjob.dev"  # projected volume: token, ca.crt
 TOKEN_PATH: Final = f"{MOUNT_PATH}/token"

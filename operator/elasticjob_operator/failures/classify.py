@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
-from elasticjob_operator.model import errortext
+from elasticjob_operator.model import containers, errortext
 from elasticjob_operator.model.observe import Agent, Node, Pod
 
 _NEVER_MENDS = frozenset({"StartError", "ContainerCannotRun", "InvalidImageName"})
@@ -159,6 +159,41 @@ def never_joined(failure: Failure, *, again: bool) -> Failure:
     return replace(failure, reason="NeverJoined", message=message, blame=Blame.USER, fatal=again)
 
 
+def failure_of_unsaid_end(pod: Pod, rank: int | None, agent: Agent | None) -> Failure:
+    """The failure of a member whose command ended with 0 although its agent did not say that its workers succeeded.
+
+    The program's, if the agent was heard: a shell hides how its agent ended. Otherwise the operator may have been away.
+    """
+    remedy = "; a shell ends with the code of its last command: write `set -o pipefail`, or start torchrun with `exec`"
+    return Failure(
+        pod=pod.name,
+        pod_uid=pod.uid,
+        node=pod.node,
+        exit_code=0,
+        reason=UNSAID,
+        message=containers.UNSAID + remedy,
+        rank=rank,
+        blame=Blame.INFRASTRUCTURE if agent is None else Blame.USER,
+    )
+
+
+def failure_of_early_end(early: api.Member, others: Sequence[Failure]) -> Failure:
+    """The failure of a member that succeeded while others were training, which they cannot without it."""
+    lost = next((one for one in others if one.rank is not None), others[0])
+    who = f"rank {lost.rank}" if lost.rank is not None else lost.pod
+    why = errortext.exception_of(lost.message) or lost.message
+    return Failure(
+        pod=early.pod,
+        node=early.node,
+        exit_code=0,
+        reason=EARLY,
+        message=f"the others were training, and lost it ({who}: {why}); all ranks have to make equally many steps",
+        rank=early.rank,
+    )
+
+
+UNSAID = "SuccessNotReported"
+EARLY = "EndedEarly"
 PREFLIGHT = "PreflightFailed"
 CORRUPT = "CorruptState"
 # How an agent's last message begins if its node is at fault, with the reason of that failure.

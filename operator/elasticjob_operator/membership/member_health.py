@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elasticjob_operator import api
-from elasticjob_operator.api import names, wire
+from elasticjob_operator.api import wire
 from elasticjob_operator.api.wire import AgentPhase
-from elasticjob_operator.model.containers import PodPhase
+from elasticjob_operator.model.containers import UNSAID, PodPhase
 from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.model.topology import Place
 from elasticjob_operator.sizing.legal import Sizes
@@ -152,7 +152,7 @@ def _judge_member(member: api.Member, worker: Worker | None, situation: Situatio
         return MemberVerdict(member, MemberHealth.LOST, None, "its pod is gone")
     pod, agent = worker.pod, worker.agent
     generation = situation.world.generation
-    if ended_well(member, pod, agent, generation):
+    if ended_well(pod, agent, generation):
         return MemberVerdict(member, MemberHealth.SUCCEEDED, worker)
     if pod.terminal:
         return MemberVerdict(member, MemberHealth.LOST, worker, f"its pod ended{_exit_text(pod)}")
@@ -163,21 +163,22 @@ def _judge_member(member: api.Member, worker: Worker | None, situation: Situatio
     return _judge_present(member, worker, agent, situation)
 
 
-def ended_well(member: api.Member, pod: Pod, agent: Agent | None, generation: int) -> bool:
-    """Whether this member has succeeded. Exit code 0 is no proof: a leaving agent exits with 0, too."""
+def ended_well(pod: Pod, agent: Agent | None, generation: int) -> bool:
+    """Whether this member has succeeded: its agent told the hub, or left word where the kubelet finds it.
+
+    Exit code 0 is no proof. A leaving agent exits with 0, and so does a shell whose agent was killed: `torchrun | tee`.
+    """
     if agent is not None and agent.state.phase is AgentPhase.SUCCEEDED:
         return agent.state.generation == generation
-    if pod.phase is not PodPhase.SUCCEEDED or pod.deleting is not None:
-        return False
-    if agent is None or member.leaving == names.Cause.SUSPENDED:  # a released agent may exit without publishing a phase
-        return not member.leaving
-    return agent.state.phase is AgentPhase.RUNNING and agent.state.generation == generation
+    return pod.exit is not None and pod.exit.succeeded_in == generation
 
 
 def _exit_text(pod: Pod) -> str:
     if pod.reason:
         return f" ({pod.reason})"
-    return f" with exit code {pod.exit.code}" if pod.exit else ""
+    if pod.exit is None:
+        return ""
+    return f" with exit code {pod.exit.code}" + (f", but {UNSAID}" if pod.phase is PodPhase.SUCCEEDED else "")
 
 
 def _judge_absent(member: api.Member, worker: Worker, situation: Situation) -> MemberVerdict:

@@ -6,12 +6,16 @@ Therefore the operator uses the trainer's phase. Other containers matter only if
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 Raw = Mapping[str, Any]
+# What the agent writes for an operator that is away when its workers succeed.
+_SUCCESS = re.compile(r"^elasticjob: succeeded in generation (\d{1,15})\s*\Z", re.MULTILINE | re.ASCII)
+UNSAID = "its agent did not say that its workers succeeded"  # what exit code 0 does not tell
 
 
 class PodPhase(StrEnum):
@@ -34,6 +38,12 @@ class Exit:
     reason: str = ""
     message: str = ""  # the termination message, or the end of the log (FallbackToLogsOnError)
     container: str = ""
+
+    @property
+    def succeeded_in(self) -> int | None:
+        """The world in which the workers succeeded, as the agent has left word in the termination message."""
+        said = _SUCCESS.search(self.message) if not self.code else None
+        return int(said[1]) if said else None
 
 
 @dataclass(frozen=True, slots=True)

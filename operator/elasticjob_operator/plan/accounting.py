@@ -6,7 +6,7 @@ one failure of the job, so members are examined only after all of them have stop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api
@@ -208,12 +208,18 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
     ranks = {j.member.uid: j.member.rank for j in verdicts}
     settled = not any(j.health in _UNSETTLED for j in verdicts)
     lost = status.rendezvous.lost
+    is_native = spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
+    succeeded = {j.member.uid for j in verdicts if j.health is MemberHealth.SUCCEEDED}
     found = [
         lost_members.place(_failure_of(pod, seen, status, ranks.get(pod.uid)), lost, pod.uid)
         for pod in sorted(seen.pods, key=lambda p: p.index)
         if (settled if pod.uid in ranks else pod.deleting is None)  # the exit of a pod being deleted does not matter
         and pod.uid not in status.restarts.counted
-        and (pod.phase is PodPhase.FAILED or _never_joined(pod, seen, spec, status))
+        and (
+            pod.phase is PodPhase.FAILED
+            or _never_joined(pod, seen, spec, status)
+            or (not is_native and _is_unsaid(pod, seen, status, succeeded))
+        )
     ]
     if settled and status.rendezvous.generation > status.restarts.generation:
         found += _failures_of_members(seen, status, verdicts)
@@ -225,6 +231,8 @@ def _failure_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None) -> F
     unfit = classify.blame_unfit_node(failure, classify.last_words_of(pod, seen.agents.get(pod.uid)))
     if unfit is not failure and (rank is None or unfit.reason == classify.CORRUPT):
         return unfit
+    if pod.phase is PodPhase.SUCCEEDED and status.rendezvous.generation:
+        return classify.failure_of_unsaid_end(pod, rank, seen.agents.get(pod.uid))
     if pod.phase is PodPhase.SUCCEEDED:
         return classify.never_joined(failure, again=status.restarts.user >= NEVER_JOINED_TRIES)
     # A command that has run before is not broken, so the node is to blame.
@@ -261,12 +269,26 @@ def _failures_of_members(seen: Seen, status: api.Status, verdicts: Sequence[Memb
         elif j.health is MemberHealth.LOST and not (j.worker and j.worker.pod.terminal):
             lost.append(j)
     if not lost:
-        return [failure for _, failure in sorted(told, key=lambda t: t[0])]
+        found = [failure for _, failure in sorted(told, key=lambda t: t[0])]
+        early = next((j.member for j in verdicts if j.health is MemberHealth.SUCCEEDED), None)
+        if early is not None and found and all(classify.is_secondary(failure) for failure in found):
+            return [classify.failure_of_early_end(early, found), *found]
+        return found
     return [
         classify.failure_of_loss(j.member.pod, j.member.node, j.member.rank, j.why)
         for j in lost
         if not j.leaving and _is_vanished(j, seen)
     ]
+
+
+def _is_unsaid(pod: Pod, seen: Seen, status: api.Status, succeeded: Collection[str]) -> bool:
+    """Whether a member's command ended with 0 in the middle of its world, and nobody had asked it to."""
+    world, agent = status.rendezvous, seen.agents.get(pod.uid)
+    known = {m.uid: world.generation for m in world.members if not m.leaving}
+    known |= {m.uid: m.generation for m in world.lost if m.uid not in known}
+    if pod.phase is not PodPhase.SUCCEEDED or pod.deleting is not None or pod.uid in succeeded or pod.uid not in known:
+        return False
+    return agent is None or (agent.state.phase, agent.state.generation) == (wire.AgentPhase.RUNNING, known[pod.uid])
 
 
 def _is_vanished(verdicts: MemberVerdict, seen: Seen) -> bool:

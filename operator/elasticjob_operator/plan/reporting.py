@@ -159,7 +159,8 @@ def describe_failure(failure: Failure) -> str:
     how = f" with exit code {failure.exit_code}" if failure.exit_code is not None else ""
     last = errortext.exception_of(failure.traceback) or errortext.exception_of(failure.message)
     what = f" [{failure.reason}]" if failure.reason not in ("", "Error", "WorkerFailed", last) else ""
-    return f"{who} failed{how}{what}" + (f": {last}" if last else "")
+    ended = "ended" if failure.exit_code == 0 else "failed"
+    return f"{who} {ended}{how}{what}" + (f": {last}" if last else "")
 
 
 # --- conditions ------------------------------------------------------------------------------------------

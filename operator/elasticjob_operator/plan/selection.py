@@ -54,7 +54,8 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     now, elastic = seen.now, spec.elastic_policy
     members = {m.uid for m in status.rendezvous.members}
     ranks = {m.uid: m.rank for m in status.rendezvous.members}
-    succeeded = find_succeeded(seen, status.rendezvous)
+    is_native = spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
+    succeeded = (find_ended if is_native else find_succeeded)(seen, status.rendezvous)
     done = {m.uid for m in succeeded} | set(status.rendezvous.succeeded)
     unresponsive, unresponsive_at = policy.find_unresponsive(
         seen.pods, seen.agents, status.rendezvous, elastic=elastic, since=seen.hub_started, now=now
@@ -85,9 +86,9 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     staying = [p for p in staying if p.uid not in withdrawn]
     view = replace(view, room=capacity)
     size = compose(view)
-    needed = members | done
+    needed = done | (members - set(status.restarts.counted))
     # torch's own rendezvous identifies pods by index, and so does a queue.
-    by_index = spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR or seen.quota is not None
+    by_index = is_native or seen.quota is not None
     kept = policy.choose_kept(staying, size.pods, ranks=ranks, nodes=None if by_index else seen.nodes)
     answering = {uid for uid, a in seen.agents.items() if a.connected}
     forced, force_at = nodes.overdue_deletions(
@@ -171,10 +172,14 @@ def find_succeeded(seen: Seen, world: api.RendezvousStatus) -> list[api.Member]:
     """The members of this world that have succeeded."""
     pods = {p.uid: p for p in seen.pods}
     return [
-        m
-        for m in world.members
-        if m.uid in pods and ended_well(m, pods[m.uid], seen.agents.get(m.uid), world.generation)
+        m for m in world.members if m.uid in pods and ended_well(pods[m.uid], seen.agents.get(m.uid), world.generation)
     ]
+
+
+def find_ended(seen: Seen, world: api.RendezvousStatus) -> list[api.Member]:
+    """The same for torch's own rendezvous: the command ended with 0, which is all that is known of it."""
+    pods = {p.uid: p for p in seen.pods if p.phase is PodPhase.SUCCEEDED and p.deleting is None}
+    return [m for m in world.members if m.uid in pods and not m.leaving]
 
 
 def plan_deletions(

@@ -19,6 +19,9 @@ from elasticjob_operator.times import format_time
 
 FAILED = {"failure": wire.Failure(generation=1, exit_code=1, message="boom")}
 
+UNSAID = "its pod ended with exit code 0, but its agent did not say that its workers succeeded"
+LEFT_WORD = Exit(0, message="what the script wrote\n\nelasticjob: succeeded in generation 1\n")
+
 
 def running(*indices: int, generation: int = 1, **fields: Any) -> tuple[Worker, ...]:
     return tuple(make_worker(i, "running", generation, **fields) for i in indices)
@@ -86,23 +89,42 @@ LATELY = format_time(NOW - 10)
         ),
         pytest.param(
             worker(pod={"phase": "Succeeded"}, agent={"phase": "running", "generation": 1, "lost_by": "closed"}),
+            MemberHealth.LOST,
+            UNSAID,
+            id="ended-with-code-0-while-it-ran",
+        ),
+        pytest.param(worker(pod={"phase": "Succeeded"}, agent=None), MemberHealth.LOST, UNSAID, id="ended-unheard"),
+        pytest.param(
+            worker(pod={"phase": "Succeeded", "exit": LEFT_WORD}, agent=None),
             MemberHealth.SUCCEEDED,
             "",
-            id="pod-succeeded-while-it-ran",
+            id="left-word-unheard",
         ),
         pytest.param(
-            worker(pod={"phase": "Succeeded"}, agent=None), MemberHealth.SUCCEEDED, "", id="pod-succeeded-unheard"
+            worker(
+                pod={"phase": "Succeeded", "exit": LEFT_WORD},
+                agent={"phase": "running", "generation": 1, "lost_by": "closed"},
+            ),
+            MemberHealth.SUCCEEDED,
+            "",
+            id="left-word-while-it-was-cut-off",
+        ),
+        pytest.param(
+            worker(pod={"phase": "Succeeded", "exit": Exit(0, message="elasticjob: succeeded in generation 2")}),
+            MemberHealth.LOST,
+            UNSAID,
+            id="left-word-of-another-world",
         ),
         pytest.param(
             worker(pod={"phase": "Succeeded"}, agent={"phase": "leaving", "generation": 1, "lost_by": "closed"}),
             MemberHealth.LOST,
-            "its pod ended with exit code 0",
+            UNSAID,
             id="left-with-exit-code-0",
         ),
         pytest.param(
             worker(pod={"phase": "Succeeded", "deleting": NOW + 5}, agent=None),
             MemberHealth.LOST,
-            "its pod ended with exit code 0",
+            UNSAID,
             id="deleted-with-exit-code-0",
         ),
         pytest.param(

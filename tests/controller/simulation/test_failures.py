@@ -49,6 +49,47 @@ def test_a_failed_agent_is_charged_once_though_its_pod_fails_too() -> None:
     assert cluster.status.restarts.total == 1
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_exit_code_0_without_the_agents_word_is_a_loss(size: int) -> None:
+    """A shell whose agent was killed ends with the code of its last command: `torchrun ... | tee log`."""
+    cluster = started(size, make_spec(1, 4, replicas=size))
+    rank = size - 1
+    cluster.kill(cluster.member(rank).record.index, code=0)
+    cluster.run_until(lambda: cluster.generation >= 2 and cluster.size == size and cluster.trains)
+    last, restarts = cluster.status.last_failure, cluster.status.restarts
+    assert last is not None
+    assert (last.reason, last.rank, last.exit_code) == ("SuccessNotReported", rank, 0)
+    assert (restarts.total, restarts.infrastructure) == (1, 0)
+    cluster.finish()
+    cluster.run(15)
+    assert cluster.status.is_true("Complete")
+
+
+def test_a_command_that_always_ends_with_0_without_the_agents_word_ends_the_job() -> None:
+    cluster = started(1, make_spec(1, 1, elasticPolicy={"maxRestarts": 2}))
+    for _ in range(3):
+        cluster.run_until(lambda: cluster.trains)
+        cluster.kill(cluster.member(0).record.index, code=0)
+        cluster.run(3)
+    assert failed(cluster)[0] == "MaxRestartsExceeded"
+    assert "its agent did not say that its workers succeeded" in failed(cluster)[1]
+
+
+def test_a_rank_that_ends_well_too_early_is_named_and_not_its_peer() -> None:
+    cluster = started(2, make_spec(1, 2))
+    cluster.agent(1).succeed()
+    cluster.run(2)
+    cluster.agent(0).fail(secondary=True)
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    last = cluster.status.last_failure
+    assert last is not None
+    assert (last.reason, last.rank, last.exit_code) == ("EndedEarly", 1, 0)
+    told = last.message or ""
+    assert "rank 1 (digits-worker-1) ended with exit code 0 [EndedEarly]: the others were training" in told
+    assert "Connection closed by peer" in told
+    assert cluster.status.restarts.total == 1
+
+
 def test_a_pod_that_crashes_is_charged() -> None:
     cluster = started()
     cluster.kill(1, code=1)

@@ -29,6 +29,7 @@ GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
 STRAGGLER_SECONDS: Final = "ELASTICJOB_STRAGGLER_SECONDS"
 COMPARE_EVERY_STEPS: Final = "ELASTICJOB_COMPARE_EVERY_STEPS"
 HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"
+TERMINATION_LOG: Final = "ELASTICJOB_TERMINATION_LOG"  # the file whose end the kubelet tells
 PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"
 PREFLIGHT_SECONDS: Final = "ELASTICJOB_PREFLIGHT_TIMEOUT_SECONDS"
 CHECKPOINTS: Final = "ELASTICJOB_CHECKPOINTS"  # the directory whose files other pods hold copies of
@@ -93,6 +94,7 @@ class Settings:
     preflight_seconds: float = 180.0  # its limit
     in_process: bool | None = None  # None: determined by the script and the hub
     checkpoints: Checkpoints | None = None
+    termination_log: Path | None = None
 
     @property
     def endpoint(self) -> str:
@@ -205,4 +207,5 @@ def load(environ: Mapping[str, str], local_addr: str | None = None) -> Settings:
         preflight_seconds=_number(environ, PREFLIGHT_SECONDS, 180.0),
         in_process=is_in_process(environ),
         checkpoints=_checkpoints(environ),
+        termination_log=Path(told) if (told := environ.get(TERMINATION_LOG, "").strip()) else None,
     )

@@ -47,7 +47,8 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     body["containers"] = [dict(c) for c in body["containers"]]
     trainer = next(c for c in body["containers"] if c["name"] == trainer_container(spec.template))
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    _add_environment(trainer, environment(job, spec, new.index, settings))
+    told = {"name": names.ENV_TERMINATION_LOG, "value": trainer.get("terminationMessagePath") or names.TERMINATION_LOG}
+    _add_environment(trainer, [*environment(job, spec, new.index, settings), told])
     _add_token(body, trainer, job, settings)
     _add_shm(body, trainer)
     if spec.checkpoints is not None:

@@ -182,6 +182,8 @@ class Executor:
     def _perform(self, action: Action) -> None:
         match action:
             case events.Publish(published):
+                if published.phase == wire.SUCCEEDED:
+                    self._leave_word(published.generation)
                 self.hub.publish(published)
             case events.CloseStores():
                 self._stores.close_all()
@@ -199,6 +201,17 @@ class Executor:
                 logger.log(logging.WARNING if is_warning else logging.INFO, text)
             case _:
                 self._signal(action)
+
+    def _leave_word(self, generation: int) -> None:
+        """Write the success where the kubelet finds it: the operator may be away until this pod has ended."""
+        path = self.settings.termination_log
+        if path is None:
+            return
+        try:
+            with path.open("a") as file:  # after what the script may have written
+                file.write(f"\nelasticjob: succeeded in generation {generation}\n")
+        except OSError as error:
+            logger.warning("Could not write the success to %s: %s", path, error)
 
     def _signal(self, action: Action) -> None:
         """Perform the actions that concern worker processes."""
