@@ -6,6 +6,7 @@ small ones together, because each message has a fixed cost.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 
 CHUNK_BYTES = 4 << 20
 _ROW = 1024  # 64-bit words of a tensor that are summed before the sums are mixed
-_MASK = (1 << 64) - 1
+_PIECE_ON_CPU, _PIECE = 64, 8192  # rows at a time: what fits into a cache, or what occupies a device
+_MASK, _SIGN = (1 << 64) - 1, 1 << 63
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 
 
@@ -83,20 +85,50 @@ def pack(slots: list[Slot], limit: int = CHUNK_BYTES) -> list[list[Slot]]:
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """A 64-bit number that differs if any bit of the tensor does, for all practical purposes. Reads the memory once."""
+    """A 64-bit number that differs if any bit of the tensor does, or its place, for all practical purposes.
+
+    It is the same on each device. A row of words is summed after each has been multiplied with a weight of its place,
+    and the sums are mixed with the index of the row. The upper half of a word is weighted once more: what is multiplied
+    modulo 2^64 moves to higher bits, so the highest ones alone would not depend on their place.
+    """
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if raw.numel() == 0:
         return 0
     if raw.storage_offset() % 8:
         raw = raw.clone()
     words = raw[: raw.numel() // 8 * 8].view(torch.int64)
-    rows = words[: words.numel() // _ROW * _ROW].view(-1, _ROW).sum(1)
+    rows = words[: words.numel() // _ROW * _ROW].view(-1, _ROW)
+    low, high = _weights(raw.device)
+    step = _PIECE_ON_CPU if raw.device.type == "cpu" else _PIECE
+    sums = [_sum_rows(part, low) + _sum_rows(part >> 32, high) for part in torch.split(rows, step)]
     tail = raw[raw.numel() // 8 * 8 :].to(torch.int64)
-    sums = torch.cat([rows, words[words.numel() // _ROW * _ROW :], tail])
-    # The position of a sum matters too: each is mixed with its index before all are added. Overflow wraps around.
-    mixed = (sums + torch.arange(1, sums.numel() + 1, device=sums.device)) * _ODD
+    flat = torch.cat([*sums, words[rows.numel() :], tail])
+    # Overflow wraps around.
+    mixed = (flat + torch.arange(1, flat.numel() + 1, device=flat.device)) * _ODD
     mixed = (mixed ^ (mixed >> 29)) * _ODD
     return int((mixed ^ (mixed >> 32)).sum().item()) & _MASK
+
+
+def _sum_rows(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    # The product is the fastest on a CPU, and other devices have none of integers.
+    return rows @ weights if rows.device.type == "cpu" else (rows * weights).sum(1)
+
+
+@functools.cache
+def _weights(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of a row: unrelated numbers, all odd and different in their lowest bits."""
+    drawn = [_mix(place) for place in range(2 * _ROW)]
+    signed = [((one & ~(2 * _ROW - 1) | 2 * (place % _ROW) + 1) ^ _SIGN) - _SIGN for place, one in enumerate(drawn)]
+    weights = torch.tensor(signed, dtype=torch.int64, device=device)
+    return weights[:_ROW], weights[_ROW:]
+
+
+def _mix(number: int) -> int:
+    """64 bits that look random (SplitMix64): the same for every version of torch. Pure."""
+    mixed = (number + 1) * 0x9E3779B97F4A7C15 & _MASK
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _MASK
+    return mixed ^ (mixed >> 31)
 
 
 def combine(digests: list[int]) -> int:
