@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from worker.fake_hub import FakeHub
@@ -36,3 +38,22 @@ def test_the_child_of_a_shell_may_save_too(hub: FakeHub, pods: Pods, tmp_path: P
     pods.start("pod-1", "--no-python", "bash", str(shell))
     hub.wait_for_world(2)
     assert (tmp_path / "saved-1").exists(), pod.log
+
+
+@pytest.mark.parametrize("how", ["exits", "is killed", "is stopped"])
+def test_nothing_of_an_old_world_is_left_in_the_next_one(hub: FakeHub, pods: Pods, tmp_path: Path, how: str) -> None:
+    """Children, in sessions of their own too, with the ports that they hold; but not what others have started."""
+    hub.set_size(1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = (str(PROGRAMS / "ej_leftovers.py"), str(tmp_path), how, str(port))
+    pod = pods.start("pod-0", *arguments, launcher="elasticjob-run")
+    hub.wait_for((tmp_path / "left").exists, what="the first world left processes")
+    left = {kind: int(pid) for kind, pid in (line.split() for line in (tmp_path / "left").read_text().splitlines())}
+    if how == "is stopped":
+        hub.wait_for((tmp_path / "trains-1").exists, what="it trains")
+        hub.order_regroup("pod-0", 1)
+        hub.call(lambda: setattr(hub.world, "over", True))
+    hub.wait_for((tmp_path / "trains-2").exists, what="the second world trains")
+    running = {kind for kind, pid in left.items() if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"}
+    assert not running, pod.log
