@@ -55,5 +55,7 @@ def test_nothing_of_an_old_world_is_left_in_the_next_one(hub: FakeHub, pods: Pod
         hub.order_regroup("pod-0", 1)
         hub.call(lambda: setattr(hub.world, "over", True))
     hub.wait_for((tmp_path / "trains-2").exists, what="the second world trains")
-    running = {kind for kind, pid in left.items() if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"}
+    running = {
+        kind for kind, pid in left.items() if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
+    }
     assert not running, pod.log

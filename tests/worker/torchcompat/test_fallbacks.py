@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -260,7 +259,8 @@ def test_without_the_agents_processes_their_pids_are_known() -> None:
     assert elastic_agent.find_pids(agent) == {0: 11, 1: 12}
     assert elastic_agent.find_processes(agent) == {}
     assert not torch_agent.has_workers(agent)
-    torch_agent.signal_workers(agent, signal.SIGKILL)
+    torch_agent.terminate(agent)
+    torch_agent.kill(agent)
     assert torch_agent.find_failure(agent, 1, 0) is None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import platform
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -220,14 +219,14 @@ class Executor:
                 self.workers.save(lambda: self.post(events.Saved()))
             case events.Terminate(has_grace):
                 self.workers.end_saving()
-                torch_agent.signal_workers(self.agent, signal.SIGTERM)
+                torch_agent.terminate(self.agent)
                 if has_grace:
                     self.workers.watch_blocked(self._tell_blocked)
             case events.CheckStopped():
                 if not torch_agent.has_workers(self.agent):
                     self.post(events.Stopped(self._find_failure()))
             case events.Kill():
-                torch_agent.signal_workers(self.agent, signal.SIGKILL)
+                torch_agent.kill(self.agent)
                 self.post(events.Stopped(self._find_failure()))
             case events.KillProcesses(but):
                 self.workers.kill_all(but)

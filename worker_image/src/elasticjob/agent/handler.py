@@ -111,6 +111,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         if not self._checked:
             self._checked = True
             self._check()
+        self._server.end_leftovers()
         if rules.awaits_imports(self.executor.state):
             self._server.await_imports()
         match self.executor.await_workers_world():
@@ -213,6 +214,8 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._closed = True
         self._server.close()
         error, state = sys.exc_info()[1], self.executor.state
+        if error is not None:  # after success, what a script has started may end its work
+            self._server.end_leftovers()
         if error is None:
             self.executor.end(wire.SUCCEEDED)
         elif isinstance(error, ChildFailedError):

@@ -17,6 +17,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from elasticjob.channel import processes
 from elasticjob.peers.directory import Workers
 from elasticjob.protocol import wire
 from elasticjob.torchcompat import elastic_agent
@@ -36,20 +37,32 @@ def has_workers(agent: SimpleElasticAgent | None) -> bool:
 
 def look_at_workers(agent: SimpleElasticAgent | None) -> tuple[Workers, list[int]]:
     """What the state of the workers says of their last files, and the pids of those that run."""
-    processes = [] if agent is None else list(elastic_agent.find_processes(agent).values())
-    codes = {process.poll() for process in processes}
-    running = [process.pid for process in processes if process.poll() is None]
+    workers = [] if agent is None else list(elastic_agent.find_processes(agent).values())
+    codes = {process.poll() for process in workers}
+    running = [process.pid for process in workers if process.poll() is None]
     if not codes or codes - {None, 0, _EXITED_ON_REQUEST}:
         return Workers.BROKEN, running
     return Workers.RUN if None in codes else Workers.DONE, running
 
 
-def signal_workers(agent: SimpleElasticAgent | None, number: signal.Signals) -> None:
-    """Send the signal to the process group of every running worker."""
-    for process in elastic_agent.find_processes(agent).values() if agent is not None else ():
-        if process.poll() is None:
+def terminate(agent: SimpleElasticAgent | None) -> None:
+    """Send SIGTERM to every running worker, and not to what it has started: it needs its data loaders to save."""
+    for process in _find_running(agent):
+        for pid in processes.find_receivers(processes.read_tree(process.pid), process.pid, signal.SIGTERM):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+                os.kill(pid, signal.SIGTERM)
+
+
+def kill(agent: SimpleElasticAgent | None) -> None:
+    """Send SIGKILL to the process group of every running worker."""
+    for process in _find_running(agent):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _find_running(agent: SimpleElasticAgent | None) -> list[Any]:
+    found = [] if agent is None else elastic_agent.find_processes(agent).values()
+    return [process for process in found if process.poll() is None]
 
 
 def find_failure(
@@ -72,8 +85,8 @@ def find_failure(
 def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:
     """Workers that have failed since torch last polled them."""
     files = {rank: file for rank, file in elastic_agent.find_error_files(agent).items() if _is_whole(file)}
-    processes = elastic_agent.find_processes(agent)
-    ended = [(local_rank, process, process.poll()) for local_rank, process in processes.items()]
+    workers = elastic_agent.find_processes(agent)
+    ended = [(local_rank, process, process.poll()) for local_rank, process in workers.items()]
     return [ProcessFailure(rank, process.pid, code, files.get(rank, "")) for rank, process, code in ended if code]
 
 

@@ -16,16 +16,21 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from elasticjob import env
+from elasticjob.channel import processes
 from elasticjob.launch import ahead, process, standby
 
 logger = logging.getLogger("elasticjob")
 
 ANSWER_SECONDS = 60.0 + 2 * ahead.IMPORT_SECONDS  # an import of torch on a busy machine, then those of the script
 _PR_SET_CHILD_SUBREAPER = 36
+_END_SECONDS = 0.5  # for a leftover process to end
+_KILLS = 3
+_MOST_NAMES = 8
 
 
 class Process(Protocol):
@@ -82,6 +87,7 @@ class ForkServer:
         self._standby: Child | None = None
         self._channel: socket.socket | None = None
         self._workers: dict[int, Process] = {}
+        self._began: int | None = None  # when the first worker was started, in ticks since the machine started
         self._has_imported = False
         self._adopts = False  # this process is a subreaper: orphans of our workers become its children
 
@@ -123,6 +129,8 @@ class ForkServer:
         if worker is None:
             worker = subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
         self._workers[worker.pid] = worker
+        if self._began is None and (seen := processes.read(worker.pid)) is not None:
+            self._began = seen.began
         return worker
 
     def _start_warm(self, argv: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Child | None:
@@ -157,6 +165,38 @@ class ForkServer:
                     known = self._standby
                 if known is None or known.poll() is None:
                     os.waitpid(pid, 0)
+
+    def end_leftovers(self) -> None:
+        """End what the last workers have left behind, once all of them have ended.
+
+        It would hold the ports, locks and devices that the next ones need.
+        """
+        if not self._adopts or self._began is None or any(worker.poll() is None for worker in self._workers.values()):
+            return
+        numbers = (signal.SIGTERM, *(signal.SIGKILL,) * _KILLS)  # something new may have been started meanwhile
+        told = False
+        for number in numbers:
+            self.reap()
+            left = self._find_leftovers(self._began)
+            if not left:
+                return
+            if not told:
+                names = ", ".join(f"{one.name} ({one.pid})" for one in left[:_MOST_NAMES])
+                more = f" and {len(left) - _MOST_NAMES} more" if len(left) > _MOST_NAMES else ""
+                logger.warning("Ending processes that the last workers have left behind: %s%s", names, more)
+                told = True
+            for one in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(one.pid, number)
+            deadline = time.monotonic() + _END_SECONDS
+            for one in left:
+                process.await_end(one.pid, max(0.0, deadline - time.monotonic()))
+        self.reap()
+
+    def _find_leftovers(self, began: int) -> list[processes.Process]:
+        keep = () if self._standby is None else (self._standby.pid,)
+        tree = processes.read_tree(os.getpid())
+        return processes.find_leftovers(tree, os.getpid(), keep, began, os.environ.get(env.CONTROL, ""))
 
     def disown(self) -> None:
         """Stop starting workers, and adopt no more orphans: `reap` leaves workers that torch starts alone."""
