@@ -14,7 +14,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench first-minutes torch-matrix frameworks frameworks-short clean
+.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench first-minutes gpu torch-matrix frameworks frameworks-short clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -118,6 +118,11 @@ bench: setup ## Benchmarks against what people use today; QUICK=1 for the short 
 
 first-minutes: setup ## Time what a newcomer does: first local job, a changed script sent again, the page in a browser.
 	@PYTHONPATH=tests:. timeout 600 $(PY) -m benchmarks.first_minutes
+
+# With the machine's own python, which needs torch and pytest and nothing else: no environment, no network.
+gpu: ## The checks on one CUDA device: PYTHON=python3 GPU_SECONDS=470 OUT=.work/gpu DRY=1 (without a device) GPU_ARGS="-k name"
+	@ELASTICJOB_GPU=1 DRY="$(DRY)" OUT="$(OUT)" GPU_SECONDS="$(GPU_SECONDS)" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+	  PYTHONPATH=worker_image/src:tests $(PYTHON) -m pytest -c tests/gpu/pytest.ini --confcutdir=tests/gpu tests/gpu -v $(GPU_ARGS)
 
 torch-matrix: $(RELEASE)/bin/uv ## The worker's tests under other versions of torch: TORCH="2.6.0 2.15.0". 5 GB of disk each.
 	@UV=$(RELEASE)/bin/uv $(PYTHON) scripts/torch_matrix.py $(TORCH)

@@ -1,0 +1,32 @@
+"""The checks of the device, the most valuable first: time may end before they do. Imports nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Check:
+    function: str  # module:function
+    seconds: float  # its limit
+
+
+CHECKS: dict[str, Check] = {
+    "facts": Check("gpu.machine:facts", 45),
+    "session-killed": Check("gpu.sessions:killed", 80),
+    "session-virtual-killed": Check("gpu.sessions:virtual_killed", 80),
+    "join-source-dies": Check("gpu.sessions:source_dies", 90),
+    "session-scaler-killed": Check("gpu.sessions:scaler_killed", 60),
+    "contract-death": Check("gpu.contract:death", 60),
+    "contract-two-communicators": Check("gpu.contract:two_communicators", 50),
+    "growth": Check("gpu.sessions:growth", 60),
+    "loss-in-creation": Check("gpu.sessions:loss_in_creation", 70),
+    "regroups": Check("gpu.sessions:regroups", 70),
+    "fsdp-killed": Check("gpu.sessions:fsdp_killed", 70),
+    "fence": Check("gpu.machine:fence", 60),
+    "snapshots": Check("gpu.machine:snapshots", 70),
+    "doctor": Check("gpu.machine:doctor", 90),
+    "hang": Check("gpu.hang:paused", 60),
+    "warm-fork": Check("gpu.machine:warm_fork", 40),
+    "contract-watchdog": Check("gpu.contract:watchdog", 60),
+}

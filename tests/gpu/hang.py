@@ -1,0 +1,46 @@
+"""A rank that does not go on: what the agent sees of the ranks that wait for it on the device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from elasticjob.channel import hang, looks, stillness, work
+from gpu import rig
+from gpu.report import Report
+
+
+def paused(check: Report, folder: Path) -> None:
+    """A rank is paused in a step. The others wait: that is seen, and after the pause they go on."""
+    with rig.gang(folder, "train.py", {"width": 256}) as world:
+        world.start(3)
+        world.await_step(20, 60.0)
+        stopped, waiting = world.members[1], [world.members[0], world.members[2]]
+        still = stillness.Stillness(worked=10)
+        (world.folder / f"die-{stopped.pid}").write_text("stop")
+        rig.wait(lambda: not (world.folder / f"die-{stopped.pid}").exists(), "the pause", 10.0)
+        time.sleep(0.3)
+        reached = max(row["step"] for row in world.steps())
+        began, last, seen = time.monotonic(), 0.0, []
+        is_still = blocked = None
+        pids = [one.pid for one in waiting]
+        before = {pid: work.measure(pid).ticks for pid in pids}
+        while time.monotonic() - began < 7.0 and not (is_still and blocked):
+            now = time.monotonic()
+            still = still.look(now, work.glance(pids[:1]))
+            is_still = is_still or (round(now - began, 2) if still.is_waiting else None)
+            if now - last >= hang.BLOCKED_SECONDS:
+                last = now
+                seen.append(looks.take_stacks(world.server.folder, {0: pids[0]}))
+                blocked = blocked or (round(now - began, 2) if hang.is_blocked(seen) else None)
+            time.sleep(0.1)
+        took = time.monotonic() - began
+        ticks = {f"rank {2 * index}": work.measure(pid).ticks - before[pid] for index, pid in enumerate(pids)}
+        check.measure(secondsUntilStill=is_still, secondsUntilBlocked=blocked, ticks=ticks, seconds=round(took, 1))
+        check.expect(blocked is not None, "that a rank is blocked behind a paused one is seen within seconds")
+        check.expect(is_still is not None, "that a pod's ranks wait is seen within seconds")
+        os.kill(stopped.pid, signal.SIGCONT)
+        world.await_step(reached + 4)
+        check.expect(True, "after the pause all go on")

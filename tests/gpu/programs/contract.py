@@ -1,0 +1,158 @@
+"""One rank of what the project assumes of NCCL and torch, without the project: `contract.py CHECK RANK SIZE FILE`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+DRY = os.environ.get("DRY") == "1"
+BACKEND = "gloo" if DRY else "nccl"
+device = torch.device("cpu") if DRY else torch.device("cuda", 0)
+rank, size, file = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+said = open(os.environ["SAID"], "a", buffering=1)  # noqa: SIM115, PTH123 - until the process ends
+start = time.monotonic()
+
+
+def say(event: str, **values: Any) -> None:
+    said.write(json.dumps({"event": event, "after": round(time.monotonic() - start, 3)} | values) + "\n")
+
+
+def join(name: str = "first", ranks: int = size) -> None:
+    store = dist.FileStore(f"{file}.{name}", ranks)  # type: ignore[attr-defined]
+    limit = datetime.timedelta(seconds=60)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=ranks, timeout=limit)
+
+
+def synchronize() -> None:
+    if not DRY:
+        torch.cuda.synchronize()
+
+
+def attempt(event: str, function: Callable[[], Any], **values: Any) -> bool:
+    """Do it, and say what came of it."""
+    began = time.monotonic()
+    raised = None
+    try:
+        function()
+    except Exception as error:
+        raised = f"{type(error).__name__}: {str(error)[:120]}"
+    say(event, raised=raised, seconds=round(time.monotonic() - began, 3), **values)
+    return raised is None
+
+
+def lose_last(x: torch.Tensor) -> None:
+    """Every rank has reduced a few times; then the last one dies."""
+    global start  # noqa: PLW0603 - the time of the loss
+    for _ in range(3):
+        dist.all_reduce(x.clone())
+    synchronize()
+    dist.barrier()
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.05)
+    start = time.monotonic()
+
+
+def death() -> None:
+    """What a value is worth that depends on a collective whose peer has died, after an abort."""
+    join()
+    x = torch.full((4 << 20,), float(rank + 1), device=device)
+    lose_last(x)
+    world: Any = dist.group.WORLD
+
+    def abort() -> None:
+        time.sleep(1.0)
+        attempt("abort", world.abort)
+
+    thread = threading.Thread(target=abort, daemon=True)
+    thread.start()
+    values: list[float] = []
+    attempt("all_reduce", lambda: dist.all_reduce(x))
+    update = x * 0.5  # an optimizer, say
+    attempt("read", lambda: values.extend(update[:: 1 << 20].tolist()))
+    say("values", values=values)
+    thread.join()
+    attempt("collective after the abort", lambda: dist.all_reduce(torch.ones(1, device=device)))
+    attempt("destroy", dist.destroy_process_group)
+    say("state", initialized=dist.is_initialized())
+    got: list[float] = []
+
+    def enter_next() -> None:
+        join("next", size - 1)
+        y = torch.full((1 << 20,), float(rank + 1), device=device)
+        dist.all_reduce(y)
+        got.append(y[0].item())
+
+    attempt("next world", enter_next)
+    say("next", value=got[0] if got else None)
+    os._exit(0)
+
+
+def watchdog() -> None:
+    """How long a process lives whose peer has died, if nobody aborts."""
+    join()
+    x = torch.ones(4 << 20, device=device)
+    lose_last(x)
+    attempt("all_reduce", lambda: dist.all_reduce(x))
+    while time.monotonic() - start < float(os.environ["LIVE"]):
+        say("alive")
+        time.sleep(0.1)
+    say("survived")
+    os._exit(0)
+
+
+def two() -> None:
+    """Two communicators, both with a kernel that waits for a peer that is dead; HOW they are aborted."""
+    join()
+    other: Any = dist.new_group(list(range(size)))
+    world: Any = dist.group.WORLD
+    a, b = (torch.ones(4 << 20, device=device) for _ in range(2))
+    dist.all_reduce(b, group=other)
+    lose_last(a)
+    attempt("first", lambda: dist.all_reduce(a, async_op=True))
+    attempt("second", lambda: dist.all_reduce(b, group=other, async_op=True))
+    time.sleep(0.2)
+    threads = [threading.Thread(target=one.abort, daemon=True) for one in (world, other)]
+    began = time.monotonic()
+    for one in threads:
+        one.start()
+        if os.environ["HOW"] == "sequential":
+            one.join(15.0)
+    for one in threads:
+        one.join(max(0.0, 15.0 - (time.monotonic() - began)))
+    say("aborted", seconds=round(time.monotonic() - began, 3), ended=not any(one.is_alive() for one in threads))
+    os._exit(0)
+
+
+def creation() -> None:
+    """The last rank never makes its communicator: is the other one, which makes its own, freed by an abort?"""
+    if rank == size - 1:
+        time.sleep(12)
+        os._exit(0)
+    done = threading.Event()
+
+    def make() -> None:
+        try:
+            store = dist.FileStore(f"{file}.first", size)  # type: ignore[attr-defined]
+            more = {} if DRY else {"device_id": device}
+            dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, **more)  # type: ignore[arg-type]
+        except Exception as error:
+            say("raised", text=f"{type(error).__name__}: {str(error)[:120]}")
+        done.set()
+
+    threading.Thread(target=make, daemon=True).start()
+    say("returned", within=done.wait(8.0))
+    os._exit(0)
+
+
+globals()[sys.argv[1]]()

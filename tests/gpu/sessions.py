@@ -1,0 +1,308 @@
+"""Checks of sessions: what a loss, a change, and a lost source cost, and whether the parameters stay right."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu import rig
+from gpu.programs import training
+from gpu.report import Report
+from gpu.rig import Gang
+
+NEXT_STEP = 0.35  # seconds from the telling of a loss until the survivors have done another step
+_CLOSE = 1e-9
+_POINTS = ("forward", "backward", "forward")
+_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+Row = Mapping[str, Any]
+
+
+def find_differences(rows: Sequence[Row], right: Sequence[tuple[float, float]]) -> list[str]:
+    """The steps whose parameters are not those of the reference. Pure."""
+    found = []
+    for row in rows:
+        if not 0 <= row["step"] < len(right):
+            continue
+        for name, value in zip(("norm", "weighted"), right[row["step"]], strict=True):
+            if not abs(row[name] - value) <= _CLOSE * abs(value):
+                found.append(
+                    f"generation {row['generation']} step {row['step']}: {name} {row[name]!r}, right {value!r}"
+                )
+    return found
+
+
+def find_other_states(rows: Sequence[Row]) -> list[str]:
+    """Where a world did not begin with the bits of the step that it says it goes on from. Pure.
+
+    That step is the last one committed before; every rank that has one of the same step has the same bits.
+    """
+    found = []
+    for row in rows:
+        if row["event"] != "world" or row["step"] < 0:
+            continue
+        before = [one for one in rows if one["event"] == "step" and one["step"] == row["step"] and one["t"] <= row["t"]]
+        bits = {one["bits"] for one in before}
+        if bits and bits != {row["bits"]}:
+            found.append(
+                f"generation {row['generation']} rank {row['rank']} begins step {row['step'] + 1} from another state"
+            )
+    return found
+
+
+def find_first_steps(rows: Sequence[Row]) -> dict[int, int]:
+    """The step that each generation did first. Pure."""
+    found: dict[int, int] = {}
+    for row in rows:
+        if row["event"] == "step":
+            found[row["generation"]] = min(row["step"], found.get(row["generation"], row["step"]))
+    return found
+
+
+def _judge(check: Report, world: Gang, clip: float | None = None) -> None:
+    world.end()
+    rows = world.rows()
+    steps = [row for row in rows if row["event"] == "step"]
+    most = max(row["step"] for row in steps)
+    right = list(training.reference(world.settings["width"], most + 1, clip))
+    wrong = find_differences(steps, right)
+    check.measure(steps=len(steps), lastStep=most, wrongSteps=len(wrong))
+    check.expect(not wrong, "every committed step has the parameters of the reference, to 1e-9", wrong[:3])
+    others = find_other_states(rows)
+    check.expect(not others, "every world begins with the bits of its last committed step", others[:3])
+
+
+def _lose_some(check: Report, world: Gang, points: Sequence[str], step: int = 8) -> None:
+    """Lose the last member again and again; one that waits takes its place."""
+    spares = [world.spare() for _ in points[1:]]
+    changes, seconds, idle, joined = [], [], [], []
+    for number, point in enumerate(points):
+        world.await_step(step, 60.0)
+        lost = world.lose(world.members[-1], point)
+        changes.append(lost | {"point": point})
+        seconds.append(lost["next"])
+        idle.append(lost["idle"])
+        check.measure(losses=changes)
+        step = max(lost["steps"]) + 4
+        if number < len(spares):
+            world.await_step(step)
+            joined.append(world.change([spares[number]]))
+            step = max(row["step"] for row in world.steps()) + 5
+    world.await_step(step)
+    check.measure(secondsUntilNextStep=seconds, secondsUntilIdle=idle, secondsOfJoin=joined)
+    check.goal(
+        "seconds from the telling of a loss to the survivors' next step, at the median", _median(seconds), NEXT_STEP
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return sorted(values)[len(values) // 2] if values else None
+
+
+def killed(check: Report, folder: Path) -> None:
+    """Three ranks in torchrun's environment; the last one is killed in a step, and replaced, three times."""
+    with rig.gang(folder, "train.py", {"width": 512}) as world:
+        world.start(3)
+        _lose_some(check, world, _POINTS)
+        _judge(check, world)
+
+
+def scaler_killed(check: Report, folder: Path) -> None:
+    """The same with gradients that are accumulated, scaled and clipped."""
+    settings = {"width": 256, "scaler": True, "clip": 0.05, "micro": 8}
+    with rig.gang(folder, "train.py", settings) as world:
+        world.start(3)
+        _lose_some(check, world, ("backward", "forward"))
+        _judge(check, world, clip=0.05)
+
+
+def virtual_killed(check: Report, folder: Path) -> None:
+    """The same with virtual ranks: the bits are those of one process that nobody disturbs."""
+    settings = {"width": 256, "virtual": 6, "dtype": "float32"}
+    with rig.gang(folder, "train.py", settings, **_DETERMINISTIC) as alone:
+        with rig.gang(folder, "train.py", settings, **_DETERMINISTIC) as world:
+            alone.start(1)
+            world.start(3)
+            _lose_some(check, world, ("forward", "backward"))
+            rows = world.rows()
+        most = max(row["step"] for row in rows if row["event"] == "step")
+        alone.await_step(most, 40.0)
+        right = {row["step"]: row["bits"] for row in alone.steps()}
+    wrong = [row for row in rows if row["event"] == "step" and row["bits"] != right[row["step"]]]
+    first = [f"generation {row['generation']} step {row['step']}" for row in wrong[:3]]
+    check.measure(steps=most + 1, wrongSteps=len(wrong))
+    check.expect(not wrong, "every committed step has the bits of one undisturbed process", first)
+    others = find_other_states(rows)
+    check.expect(not others, "every world begins with the bits of its last committed step", others[:3])
+
+
+def source_dies(check: Report, folder: Path) -> None:
+    """Two train, two join, and the source of the state dies in its transfer: after some, half, almost all bytes."""
+    parts = (0.01, 0.5, 0.95)
+    settings = {"width": 256 if rig.DRY else 4000, "dtype": "float32", "pause": 0.02}
+    with rig.gang(folder, "train.py", settings) as world:
+        # Each round has a source that dies at another part. The source is rank 0, and every member may become it.
+        world.settings = settings | {"part": parts[0]}
+        world.start(2)
+        rounds = []
+        step = 6
+        for number, part in enumerate(parts):
+            following = parts[min(number + 1, len(parts) - 1)]
+            joiners = [world.spare(part=following) for _ in range(2)]
+            world.await_step(step, 60.0)
+            rig.wait(lambda found=joiners: all(map(world.is_connected, found)), "those who join", 40)  # type: ignore[misc]
+            rounds.append(_lose_source(check, world, joiners, part))
+            check.measure(rounds=rounds)
+            step = rounds[-1]["step"] + 4
+            world.await_step(step)
+        rows = world.rows()
+    steps = [row for row in rows if row["event"] == "step"]
+    firsts = find_first_steps(rows)
+    for one in rounds:
+        generation, part = one["generation"], one["part"]
+        expected = one["step"] + 1
+        text = f"after a source that died at {part:.0%} of its state, training goes on from the last step"
+        check.expect(firsts.get(generation) == expected, text, f"step {firsts.get(generation)}, not {expected}")
+    others = find_other_states(rows)
+    check.expect(not others, "and from the survivor's bits, on every rank", others[:3])
+    uneven = sorted({row["step"] for row in steps for one in steps if _differ(row, one)})
+    check.expect(not uneven, "all ranks have the same bits after each step", uneven[:3])
+
+
+def _differ(one: Row, other: Row) -> bool:
+    same = one["step"] == other["step"] and one["generation"] == other["generation"]
+    return bool(same and one["bits"] != other["bits"])
+
+
+def _lose_source(check: Report, world: Gang, joiners: Sequence[subprocess.Popen[bytes]], part: float) -> dict[str, Any]:
+    source = world.members[0]
+    _wish(world, source)
+    world.call_over(announced=True)
+    world.await_idle(world.members)
+    step = max(world.idle[one.pid]["step"] for one in world.members)
+    world.form([*world.members, *joiners])
+    died_sending = True
+    try:
+        rig.wait(lambda: source.poll() is not None, "the source to die in its transfer", 8.0)
+    except rig.LateError:
+        died_sending = False  # it went by a way that this does not see, or has been done
+        source.kill()
+        source.wait()
+    # Others may die with it in a step that was begun; nobody else may.
+    rest = [one for one in world.members if one is not source]
+    time.sleep(rig.DETECTION)
+    world.members = rest
+    told = world.call_over(announced=False)
+    world.await_idle(rest)
+    says = [world.idle[one.pid]["step"] for one in rest]
+    step = max(step, *says)
+    world.form(rest)
+    world.await_step(step + 1)
+    found = {"part": part, "diedSending": died_sending, "step": step, "survivorsSay": says}
+    return found | {"generation": world.generation, "seconds": round(world.first_step_at() - told, 3)}
+
+
+def _wish(world: Gang, one: subprocess.Popen[bytes]) -> None:
+    (world.folder / f"die-{one.pid}").write_text("sending")
+
+
+def growth(check: Report, folder: Path) -> None:
+    """From two to three ranks and back, announced, twice: no step is lost, and the parameters stay right."""
+    with rig.gang(folder, "train.py", {"width": 512}) as world:
+        world.start(2)
+        spares = [world.spare() for _ in range(2)]
+        world.await_step(6, 60.0)
+        grown, shrunk = [], []
+        for spare in spares:
+            grown.append(world.change([spare]))
+            world.await_step(max(row["step"] for row in world.steps()) + 4)
+            shrunk.append(world.change([], leaving=[spare]))
+            world.await_step(max(row["step"] for row in world.steps()) + 4)
+        check.measure(secondsOfGrowth=grown, secondsOfShrinking=shrunk)
+        steps = [row for row in world.steps() if row["rank"] == 0]
+        order = [row["step"] for row in steps]
+        check.expect(order == sorted(set(order)), "no step is lost or repeated in an announced change", order[-12:])
+        _judge(check, world)
+
+
+def loss_in_creation(check: Report, folder: Path) -> None:
+    """A member dies while the communicators are made: before it makes any, and before its first collective."""
+    with rig.gang(folder, "train.py", {"width": 256}) as world:
+        world.start(4)
+        step, found = 5, []
+        for point in ("init", "ddp"):
+            world.await_step(step, 60.0)
+            lost = world.members[-1]
+            (world.folder / f"die-{lost.pid}").write_text(point)
+            world.call_over(announced=True)
+            world.await_idle(world.members)
+            world.form(world.members)
+            rig.wait(lambda one=lost: one.poll() is not None, f"a member to die at {point}", 20.0)  # type: ignore[misc]
+            time.sleep(1.0)  # the others are in the midst of it
+            one = world.continue_without(lost)
+            found.append(one | {"point": point})
+            check.measure(losses=found)
+            check.expect(one["idle"] < 5.0, f"a loss at {point!r} frees the others within seconds", one["idle"])
+            step = max(one["steps"]) + 4
+        world.await_step(step)
+        check.goal("seconds until a loss in the creation has freed everybody", max(one["idle"] for one in found), 1.0)
+        _judge(check, world)
+
+
+def regroups(check: Report, folder: Path) -> None:
+    """Twelve worlds of the same two ranks, each second one lost and not announced: what each leaves behind."""
+    with rig.gang(folder, "train.py", {"width": 256}) as world:
+        world.start(2)
+        world.await_step(4, 60.0)
+        announced, lost = [], []
+        for number in range(12):
+            if number % 2:
+                told = world.call_over(announced=False)
+                world.await_idle(world.members)
+                step = max(world.idle[one.pid]["step"] for one in world.members)
+                world.form(world.members)
+                world.await_step(step + 2)
+                lost.append(round(world.first_step_at() - told, 3))
+            else:
+                announced.append(world.change([]))
+            check.measure(secondsAnnounced=announced, secondsLost=lost)
+        worlds = [row for row in world.rows() if row["event"] == "world" and row["rank"] == 0]
+        looks = [{name: row[name] for name in ("threads", "files", "rssMib", "freeMib")} for row in worlds]
+        check.measure(looks=[looks[index] for index in (0, 4, 8, len(looks) - 1)])
+        before, after = looks[4], looks[-1]
+        for name, most in (("threads", 4), ("files", 8), ("rssMib", 64)):
+            grown = after[name] - before[name]
+            check.expect(grown <= most, f"{name} stay flat over eight worlds", f"{before[name]} -> {after[name]}")
+        taken = before["freeMib"] - after["freeMib"]
+        check.expect(taken <= 64, "the device's memory stays flat over eight worlds", f"{taken} MiB more")
+        _judge(check, world)
+
+
+def fsdp_killed(check: Report, folder: Path) -> None:
+    """A model cut over three ranks (FSDP2), whose shards the next rank holds copies of; one rank is killed."""
+    with rig.gang(folder, "fsdp.py", {"width": 256}) as world:
+        world.start(3)
+        world.await_step(8, 60.0)
+        lost = world.members[-1]
+        world.die(lost, "forward")
+        time.sleep(rig.DETECTION)
+        world.members = world.members[:-1]
+        told = world.call_over(announced=False)
+        world.await_idle(world.members)
+        reached = max(world.idle[one.pid]["step"] for one in world.members)
+        world.form(world.members)
+        world.await_step(reached + 3)
+        seconds = round(world.first_step_at() - told, 3)
+        world.end()
+        rows = [row for row in world.rows() if row["event"] == "step"]
+        firsts = find_first_steps(rows)
+        check.measure(
+            secondsUntilNextStep=seconds,
+            lostSteps=reached + 1 - firsts[world.generation],
+        )
+        check.expect(firsts[world.generation] > 0, "training goes on from the copies, not from the start", firsts)
+        right = list(training.reference(256, max(row["step"] for row in rows) + 1))
+        wrong = [row for row in rows if not abs(row["norm"] - right[row["step"]][0]) <= _CLOSE * right[row["step"]][0]]
+        check.expect(not wrong, "every committed step has the parameters of the reference, to 1e-9", wrong[:2])
