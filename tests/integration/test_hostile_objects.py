@@ -80,3 +80,39 @@ def test_a_tenant_hurts_nobody_else(cluster: Cluster, tenant: str, operator: Ope
     jobs.await_world("good", 2)
     assert operator.process is not None and operator.process.poll() is None, operator.log[-2000:]
     assert "Traceback" not in operator.log
+
+
+# Seconds in one piece, megabytes, an exception, or a number that no status can hold, where each would be worked out.
+NUMBERS = ("1e999999", "1e9999999", "9" * 34, "9" * 5000)
+
+
+def make_numerous_jobs() -> Iterator[tuple[str, dict[str, object]]]:
+    """Small jobs whose numbers are not: (name, spec)."""
+    for i, text in enumerate(NUMBERS):
+        for resource in ("cpu", "memory", "nvidia.com/gpu"):
+            spec = light_spec()
+            spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {resource: text}}
+            yield f"{resource.rpartition('/')[2]}-{i}", spec
+        if len(text) <= 32:  # the CRD's limit
+            yield f"checkpoints-{i}", {**light_spec(), "checkpoints": {"path": "/c", "sizeLimit": text}}
+        yield f"nproc-{i}", {**light_spec(), "nprocPerNode": text}
+
+
+def test_numbers_out_of_range_fail_their_own_job(
+    cluster: Cluster, tenant: str, operator: OperatorProcess, jobs: Jobs
+) -> None:
+    jobs.create("good", light_spec("--step-seconds", "0.1"))
+    jobs.await_world("good", 2)
+    first, theirs, made = operator.process, Jobs(cluster, tenant), []
+    for name, spec in make_numerous_jobs():
+        try:
+            theirs.create(name, spec)
+        except KubeError as error:  # the schema refuses it
+            print(f"{name}: {error}")
+        else:
+            made.append(name)
+    jobs.scale("good", 3)
+    jobs.await_world("good", 3)
+    for name in made:
+        theirs.await_condition(name, "Failed")
+    assert first is not None and first.poll() is None, operator.log[-2000:]
