@@ -44,7 +44,7 @@ coverage: setup ## Measure what the fast suites cover, with a floor; not part of
 	@$(PY) -m pytest tests/controller tests/worker -m "not cluster and not gpu" -n $(WORKERS) --dist loadfile \
 	  --cov --cov-report=term:skip-covered --cov-report=xml:.work/coverage.xml $(PYTEST_ARGS)
 
-check: setup ## Lint, types, import contracts, generated files, layout.
+check: setup ## Lint, types, import contracts, generated files, layout, numbers.
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy operator/elasticjob_operator devcluster/elasticjob_devcluster worker_image/src/elasticjob demo
@@ -53,6 +53,7 @@ check: setup ## Lint, types, import contracts, generated files, layout.
 	@$(PY) scripts/generate.py --check
 	@$(PY) scripts/locks.py --check
 	@$(PY) scripts/check_layout.py
+	@$(PY) scripts/check_numbers.py
 
 format: setup ## Format and fix what can be fixed.
 	@$(BIN)/ruff format $(SOURCES)

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
+from elasticjob_operator import numerals
+
 _SUFFIXES: Final = {
-    "m": Decimal("0.001"),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
+    **{suffix: Decimal(1000) ** -power for power, suffix in enumerate("mun", 1)},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
     **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
 }
+LEAST: Final = Decimal("1e-9")  # Kubernetes counts in whole billionths, and up to what 64 bits hold
+END: Final = Decimal(2**63)
 
 
 def parse(value: object) -> Decimal:
-    """Parse a quantity. Raises ValueError if it is not one."""
-    text = str(value).strip()
-    suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if text.endswith(s)), "")
-    try:
-        number = Decimal(text.removesuffix(suffix)) * _SUFFIXES.get(suffix, Decimal(1))
-    except InvalidOperation:
-        raise ValueError(f"{text} is not a quantity") from None
-    if not number.is_finite():
-        raise ValueError(f"{text} is not a quantity")
-    return number
+    """Parse a quantity: 0, or at least 1n and less than 8Ei. Raises ValueError for anything else, in constant time."""
+    text, factor = value, Decimal(1)
+    if isinstance(value, str) and len(value) <= numerals.LONGEST:
+        suffix = next((s for s in (value[-2:], value[-1:]) if s in _SUFFIXES), "")
+        text, factor = value.removesuffix(suffix), _SUFFIXES.get(suffix, factor)
+    number = numerals.read_decimal(text)
+    if number is None:
+        raise ValueError(f"{numerals.shorten(value)} is not a quantity")
+    # The exponent first: what is far out of range must not be computed with.
+    if number and not (-30 < number.adjusted() < 30 and LEAST <= number * factor < END):
+        raise ValueError(f"{numerals.shorten(value)} is not a quantity of 0, or from 1n to less than 8Ei")
+    return number * factor if number else Decimal(0)
 
 
 def write(amount: Decimal) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Final
 
+from elasticjob_operator import numerals
+
 logger = logging.getLogger(__name__)
 
 _STARTED: Final = 19  # the field of /proc/self/stat, counted from the one after the program's name
@@ -18,7 +20,7 @@ def find_age() -> float:
     """Seconds since this process started; its CPU time if that is unknown here."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+        started = (numerals.read_count(fields[_STARTED]) or 0) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, ValueError, IndexError, AttributeError):
         return time.process_time()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Final
+
+LONGEST: Final = 64  # characters
 
 
 def parse_time(text: object) -> float | None:
     """Parse an RFC 3339 timestamp to seconds since the epoch; None if `text` is not a timestamp."""
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
         return None
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

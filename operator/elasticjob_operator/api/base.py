@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from elasticjob_operator import numerals
 
 
 def _camel(name: str) -> str:
@@ -29,18 +31,24 @@ class Model(BaseModel):
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
+MOST_SECONDS: Final = 10_000_000
 Replicas = Annotated[int, Field(ge=1, le=100_000)]
-Seconds = Annotated[int, Field(ge=0, le=10_000_000)]
+Seconds = Annotated[int, Field(ge=0, le=MOST_SECONDS)]
 
 
-def number_or(*words: str, least: int, otherwise: str) -> AfterValidator:
-    """For `int | str`: one of these words, or a number from `least` on, which may be a text. `otherwise`: the error."""
+def schema_of_number_or(*words: str, least: int, most: int) -> dict[str, Any]:
+    """What the API server can check of `number_or`: the text by the pattern, the number by the bounds."""
+    return {"pattern": f"^({'|'.join(words)}|[0-9]{{1,{len(str(most))}}})$", "minimum": least, "maximum": most}
+
+
+def number_or(*words: str, least: int, most: int, otherwise: str) -> AfterValidator:
+    """For `int | str`: one of these words, or a number in these bounds, which may be a text. `otherwise`: the error."""
 
     def check(value: int | str) -> int | str:
         if value in words:
             return value
-        number = int(value) if isinstance(value, int) or value.isdecimal() else least - 1
-        if number < least:
+        number = numerals.read_count(value, most, least=least)
+        if number is None:
             raise ValueError(otherwise)
         return number
 

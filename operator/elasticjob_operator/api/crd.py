@@ -86,7 +86,8 @@ def _rewrite(node: dict[str, Any], defs: dict[str, Any], rules: dict[str, list[d
 def _union(node: dict[str, Any], defs: dict[str, Any], rules: dict[str, list[dict[str, str]]]) -> dict[str, Any]:
     branches = [b for b in node["anyOf"] if b.get("type") != "null"]
     if {b.get("type") for b in branches} == {"integer", "string"}:
-        return {"x-kubernetes-int-or-string": True, "description": node.get("description", "")}
+        bounds: dict[str, Any] = {key: node[key] for key in ("pattern", "minimum", "maximum") if key in node}
+        return {"x-kubernetes-int-or-string": True, "description": node.get("description", ""), **bounds}
     if len(branches) != 1:
         raise ValueError(f"a union cannot be expressed as a structural schema: {node}")
     outer = {k: v for k, v in node.items() if k in ("description", "minItems", "maxItems")}

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from elasticjob_operator import quantity
+from elasticjob_operator import numerals, quantity
 from elasticjob_operator.api import names
 
 # The types of the template fields that the operator reads or extends.
@@ -49,7 +50,18 @@ def _container(container: dict[str, Any], path: str) -> dict[str, Any]:
     shaped = _shaped(container, _CONTAINER_SHAPES, path)
     if "resources" in shaped:
         shaped["resources"] = _shaped(shaped["resources"], _RESOURCE_SHAPES, f"{path}.resources")
+        for kind in _RESOURCE_SHAPES:
+            _check_amounts(shaped["resources"].get(kind) or {}, f"{path}.resources.{kind}")
     return shaped
+
+
+def _check_amounts(amounts: Mapping[str, Any], path: str) -> None:
+    """Whoever counts devices, compares sizes or adds up a gang meets only amounts that can be computed with."""
+    for resource, amount in amounts.items():
+        try:
+            quantity.parse(amount)
+        except ValueError as error:
+            raise ValueError(f"{path}[{resource[:63]}]: {error}") from None
 
 
 def _shaped(what: dict[str, Any], shapes: dict[str, str], path: str) -> dict[str, Any]:
@@ -132,7 +144,7 @@ def _normalize(amount: object) -> str:
     try:
         return f"{quantity.parse(amount).normalize():f}"
     except ValueError:
-        return str(amount)  # the API server accepts no such pod
+        return numerals.shorten(amount)  # the API server accepts no such pod
 
 
 # What the init container that installs a job's requirements has in common with the trainer.
@@ -188,6 +200,9 @@ def _trainer_resources(template: Mapping[str, Any]) -> Mapping[str, Any]:
     return container.get("resources") or {}
 
 
+MOST_PROCESSES: Final = 1024  # of a pod; no node has as many devices
+
+
 def count_devices(template: Mapping[str, Any]) -> int:
     """Accelerators of the trainer: those in its limits that are known, and one for each of its resource claims.
 
@@ -195,7 +210,7 @@ def count_devices(template: Mapping[str, Any]) -> int:
     """
     resources = _trainer_resources(template)
     limits = resources.get("limits") or {}
-    counted = sum(int(value) for name, value in limits.items() if _is_device(name) and str(value).isdecimal())
+    counted = sum(numerals.read_count(value) or 0 for name, value in limits.items() if _is_device(name))
     return counted + len(find_claims(template))
 
 
@@ -215,11 +230,10 @@ def find_unknown_devices(template: Mapping[str, Any]) -> tuple[str, ...]:
 def count_cpus(template: Mapping[str, Any]) -> int:
     """Whole CPUs in the trainer's limits (or requests), at least 1."""
     resources = _trainer_resources(template)
-    value = str((resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu") or "1")
+    value = (resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu") or 1
     try:
-        cores = float(value[:-1]) / 1000 if value.endswith("m") else float(value)
-        return max(1, int(cores))
-    except (ValueError, OverflowError):  # the API server reports the invalid quantity
+        return max(1, math.floor(quantity.parse(value)))
+    except ValueError:  # the API server reports the invalid quantity
         return 1
 
 
@@ -227,6 +241,5 @@ def resolve_nproc(wanted: int | str, template: Mapping[str, Any]) -> int:
     """Worker processes per pod, from `spec.nprocPerNode` and the resources of the trainer container."""
     if isinstance(wanted, int):
         return wanted
-    if wanted == "cpu":
-        return count_cpus(template)
-    return max(1, count_devices(template))
+    found = count_cpus(template) if wanted == "cpu" else max(1, count_devices(template))
+    return min(found, MOST_PROCESSES)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from elasticjob_operator.api.base import Model, Replicas, Seconds, number_or
+from elasticjob_operator.api.base import MOST_SECONDS, Model, Replicas, Seconds, number_or, schema_of_number_or
 
 MetricSpec = Annotated[
     dict[str, Any],
@@ -241,7 +241,12 @@ class Stragglers(StrEnum):
     REPLACE = "Replace"
 
 
-_HANG_TIMEOUT = number_or("auto", least=0, otherwise="must be 'auto' or a number of seconds (0 turns it off)")
+_HANG_TIMEOUT = number_or(
+    "auto",
+    least=0,
+    most=MOST_SECONDS,
+    otherwise="must be 'auto' or a number of seconds (0 turns it off), at most 10000000",
+)
 
 
 class Health(Model):
@@ -261,6 +266,7 @@ class Health(Model):
         default="auto",
         description="If no step is reported for this long, stacks are dumped and the workers restarted: 'auto' "
         "(from the observed step time), seconds, or 0 for off.",
+        json_schema_extra=schema_of_number_or("auto", least=0, most=MOST_SECONDS),
     )
     avoid_nodes: AvoidNodes = Field(
         default=AvoidNodes.PREFERRED,

@@ -10,8 +10,15 @@ from pydantic import AfterValidator, Field, model_validator
 
 from elasticjob_operator import quantity
 from elasticjob_operator.api import names
-from elasticjob_operator.api.base import Model, Replicas, number_or
-from elasticjob_operator.api.podtemplate import Shape, check_template, find_mount, find_shape, template_hash
+from elasticjob_operator.api.base import Model, Replicas, number_or, schema_of_number_or
+from elasticjob_operator.api.podtemplate import (
+    MOST_PROCESSES,
+    Shape,
+    check_template,
+    find_mount,
+    find_shape,
+    template_hash,
+)
 from elasticjob_operator.api.policies import (
     ElasticPolicy,
     FailurePolicy,
@@ -81,6 +88,10 @@ def _quantity(value: str) -> str:
     return value
 
 
+# For the API server. Whether the amount is in range is the operator's to say.
+_QUANTITY_SCHEMA = Field(json_schema_extra={"pattern": r"^[0-9.]{1,24}([eE][0-9]{1,2}|[munkMGTPE]|[KMGTPE]i)?$"})
+
+
 class Checkpoints(Model):
     """A checkpoint directory that survives without a volume: each pod has its own, and other pods hold copies."""
 
@@ -98,7 +109,7 @@ class Checkpoints(Model):
         default=CheckpointMedium.DISK,
         description="Disk: of the node. Memory: counts against the memory limit of the container.",
     )
-    size_limit: Annotated[str, AfterValidator(_quantity)] | None = Field(
+    size_limit: Annotated[str, AfterValidator(_quantity), _QUANTITY_SCHEMA] | None = Field(
         default=None,
         max_length=32,
         description="Bytes in each pod, for its own files and the copies that it holds. Default: any.",
@@ -106,7 +117,10 @@ class Checkpoints(Model):
 
 
 _NPROC = number_or(
-    *("auto", "cpu", "gpu"), least=1, otherwise="must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1"
+    *("auto", "cpu", "gpu"),
+    least=1,
+    most=MOST_PROCESSES,
+    otherwise=f"must be 'auto', 'cpu', 'gpu' or a number of processes, from 1 to {MOST_PROCESSES}",
 )
 
 
@@ -122,7 +136,9 @@ class Spec(Model):
     elastic_policy: ElasticPolicy = Field(default_factory=ElasticPolicy, description=(ElasticPolicy.__doc__ or ""))
     nproc_per_node: Annotated[int | str, _NPROC] = Field(
         default="auto",
-        description="Worker processes per pod: auto (the accelerators of the trainer, else 1), cpu, gpu or a number.",
+        description="Worker processes per pod: auto (the accelerators of the trainer, else 1), cpu, gpu or a number, "
+        "at most 1024.",
+        json_schema_extra=schema_of_number_or("auto", "cpu", "gpu", least=1, most=MOST_PROCESSES),
     )
     rendezvous: Rendezvous = Field(default_factory=Rendezvous, description=(Rendezvous.__doc__ or ""))
     managed_by: str | None = Field(

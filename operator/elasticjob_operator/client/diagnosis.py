@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-_BEGIN: Final = re.compile(r"elasticjob: hang report of generation (?P<generation>\d+): (?P<summary>.*)")
+from elasticjob_operator import numerals
+
+_BEGIN: Final = re.compile(r"elasticjob: hang report of generation (?P<generation>[0-9]{1,16}): (?P<summary>.*)")
 _END: Final = "elasticjob: end of the hang report"
 _MOST_LINES: Final = 5000
 
@@ -39,7 +41,7 @@ def find_report(lines: Iterable[str], generation: int | None = None) -> HangRepo
             found = _close(begun, inside, generation) or found
             begun, inside = None, []
         if begin:
-            begun = HangReport(int(begin["generation"]), begin["summary"], "")
+            begun = HangReport(numerals.read_count(begin["generation"]) or 0, begin["summary"], "")
         elif begun is not None:
             inside.append(line)
     return _close(begun, inside, generation) or found

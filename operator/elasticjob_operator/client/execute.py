@@ -14,6 +14,7 @@ from typing import Any, Final
 import aiohttp
 from kubernetes.aio.stream import WsApiClient
 
+from elasticjob_operator import numerals
 from elasticjob_operator.client import errors
 from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.model import Pod
@@ -104,6 +105,7 @@ def exit_code_of(verdict: str, pod: str) -> int:
     if status.get("status") == "Success":
         return 0
     for cause in (status.get("details") or {}).get("causes") or []:
-        if cause.get("reason") == "ExitCode" and str(cause.get("message")).isdecimal():
-            return int(cause["message"])
+        code = numerals.read_count(cause.get("message"), 2**31)
+        if cause.get("reason") == "ExitCode" and code is not None:
+            return code
     raise ExecUnavailableError(f"exec in pod {pod}: {status.get('message') or 'refused'}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from elasticjob_operator import api
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api import names
 from elasticjob_operator.client.model import Happening
 from elasticjob_operator.client.samples import (
@@ -43,7 +43,8 @@ __all__ = [
 ]
 
 _WORLD_EVENT: Final = re.compile(
-    r"generation (?P<generation>\d+) (?:from (?P<old>\d+) to|with) (?P<size>\d+) pods?(?:: (?P<why>.*))?"
+    r"generation (?P<generation>[0-9]{1,16}) (?:from (?P<old>[0-9]{1,16}) to|with) (?P<size>[0-9]{1,16}) pods?"
+    r"(?:: (?P<why>.*))?"
 )
 _NOTABLE: Final = frozenset(
     {"MemberLost", "WorkerFailed", "Straggler", "CorruptState", "Failed", "Completed", "Suspended", "Resumed"}
@@ -137,8 +138,8 @@ def _worlds_of_events(events: Iterable[Happening]) -> dict[int, World]:
     for event in events:
         match = _WORLD_EVENT.search(event.message) if event.reason in ("WorldFormed", "WorldChanged") else None
         if match:
-            generation = int(match["generation"])
-            found[generation] = World(generation, event.time, int(match["size"]), match["why"] or "")
+            generation, size = (numerals.read_count(match[name]) or 0 for name in ("generation", "size"))
+            found[generation] = World(generation, event.time, size, match["why"] or "")
     return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from elasticjob_operator import api
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api import names
 from elasticjob_operator.model import reading
 from elasticjob_operator.templates import taking
@@ -96,7 +96,7 @@ class Pod:
     @property
     def index(self) -> int | None:
         text = (self.raw["metadata"].get("labels") or {}).get(names.LABEL_INDEX, "")
-        return int(text) if str(text).isdecimal() else None
+        return numerals.read_count(text)
 
     @property
     def node(self) -> str:
@@ -158,7 +158,7 @@ class Happening:
             reason=str(raw.get("reason") or ""),
             message=str(raw.get("message") or ""),
             object=f"{str(subject.get('kind') or '').lower()}/{subject.get('name') or ''}",
-            count=int(series.get("count") or raw.get("count") or 1),
+            count=numerals.read_count(series.get("count") or raw.get("count")) or 1,
         )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from elasticjob_operator import numerals
 from elasticjob_operator.convert import launcher, pods
 from elasticjob_operator.convert.draft import ConversionError, Draft, Source
 
 _LAUNCHERS: Final = ("dlrover-run",)
-_NNODES: Final = re.compile(r"--nnodes[= ](?:(\d+):)?(\$\{?NODE_NUM\}?|\$\(NODE_NUM\)|\d+)(?=\s|$)")
-_SHELL_NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[= ](\d+|auto|gpu|cpu)(?=\s|$)")
-_SHELL_RESTARTS: Final = re.compile(r"--max[-_]restarts[= ](\d+)(?=\s|$)")
+_NNODES: Final = re.compile(r"--nnodes[= ](?:([0-9]{1,9}):)?(\$\{?NODE_NUM\}?|\$\(NODE_NUM\)|[0-9]{1,9})(?=\s|$)")
+_SHELL_NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[= ]([0-9]{1,9}|auto|gpu|cpu)(?=\s|$)")
+_SHELL_RESTARTS: Final = re.compile(r"--max[-_]restarts[= ]([0-9]{1,9})(?=\s|$)")
 _EXTRAS: Final = re.compile(
     r"--(?:network-check|comm-perf-test|node_unit|auto-config|auto-tunning|exclude-straggler)\S*"
 )
@@ -91,15 +92,16 @@ def _take_from_line(draft: Draft, worker: Source, line: str, replicas: int | Non
         return line
     sizes = _NNODES.search(line)
     if sizes:
-        high = int(sizes[2]) if sizes[2].isdecimal() else replicas
-        low = int(sizes[1]) if sizes[1] else high
+        most = numerals.read_count(sizes[2])
+        high = replicas if most is None else most
+        low = numerals.read_count(sizes[1]) if sizes[1] else high
         _keep(draft.elastic, {"minReplicas": low, "maxReplicas": high})
     nproc = _SHELL_NPROC.search(line)
     if nproc:
-        draft.spec["nprocPerNode"] = int(nproc[1]) if nproc[1].isdecimal() else nproc[1]
+        draft.spec["nprocPerNode"] = nproc[1] if (number := numerals.read_count(nproc[1])) is None else number
     restarts = _SHELL_RESTARTS.search(line)
-    if restarts:
-        draft.elastic["maxRestarts"] = int(restarts[1])
+    if restarts is not None:
+        draft.elastic["maxRestarts"] = numerals.read_count(restarts[1])
     for extra in _EXTRAS.findall(line):
         hint = ": see health.preflight" if "check" in extra or "perf" in extra else ""
         worker.warn(where, f"{extra} was dropped{hint}")

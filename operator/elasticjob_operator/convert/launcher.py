@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from elasticjob_operator import numerals
 from elasticjob_operator.convert.draft import ConversionError, Draft
 from elasticjob_operator.convert.pods import trainer_of
 
@@ -102,14 +103,15 @@ def _take_options(draft: Draft, words: list[_Word], path: str) -> list[_Word]:
 
 def place_option(draft: Draft, option: str, value: str, path: str) -> None:
     """Move a torchrun argument to its field. The source's spec takes precedence."""
-    low, _, high = value.partition(":")
-    if option == "--nproc-per-node" and (value.isdecimal() or value in ("auto", "cpu", "gpu")):
-        draft.spec.setdefault("nprocPerNode", int(value) if value.isdecimal() else value)
-    elif option == "--max-restarts" and value.isdecimal():
-        draft.elastic.setdefault("maxRestarts", int(value))
-    elif option == "--nnodes" and low.isdecimal() and (high or low).isdecimal():
-        draft.elastic.setdefault("minReplicas", int(low))
-        draft.elastic.setdefault("maxReplicas", int(high or low))
+    number = numerals.read_count(value)
+    low, high = (numerals.read_count(part) for part in (value if ":" in value else f"{value}:{value}").split(":", 1))
+    if option == "--nproc-per-node" and (number is not None or value in ("auto", "cpu", "gpu")):
+        draft.spec.setdefault("nprocPerNode", value if number is None else number)
+    elif option == "--max-restarts" and number is not None:
+        draft.elastic.setdefault("maxRestarts", number)
+    elif option == "--nnodes" and low is not None and high is not None:
+        draft.elastic.setdefault("minReplicas", low)
+        draft.elastic.setdefault("maxReplicas", high)
     else:
         text = option if value == option else f"{option} {value}"
         draft.warn(path, f"{text} was dropped: {_MEMBERSHIP[option]} decides it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticjob_operator import numerals
 from elasticjob_operator.convert import launcher, pods
 from elasticjob_operator.convert.draft import ConversionError, Draft, Source
 
@@ -22,7 +23,7 @@ def fill(draft: Draft) -> None:
         _compare_roles(draft, master, worker)
     nproc = source.take("nprocPerNode")
     if nproc is not None:
-        draft.spec["nprocPerNode"] = int(nproc) if str(nproc).isdecimal() else nproc
+        draft.spec["nprocPerNode"] = nproc if (number := numerals.read_count(nproc)) is None else number
     pods.take_template(draft, chosen.take("template"), f"{chosen.path}.template", "pytorch")
     low, high = _fill_elastic(draft, elastic) if elastic is not None else (None, None)
     launcher.take_arguments(draft, f"{chosen.path}.template.spec.containers[pytorch]")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from elasticjob_operator import numerals
 from elasticjob_operator.convert import launcher, pods
 from elasticjob_operator.convert.draft import Draft, Source
 
@@ -66,7 +67,7 @@ def _fill_sizes(draft: Draft, trainer: Source) -> None:
         trainer.warn("numNodes", "comes from the runtime: 1 is used")
     nproc = trainer.take("numProcPerNode")
     if nproc is not None:
-        draft.spec["nprocPerNode"] = int(nproc) if str(nproc).isdecimal() else nproc
+        draft.spec["nprocPerNode"] = nproc if (number := numerals.read_count(nproc)) is None else number
     pods.take_template(draft, draft.template, "spec.trainer", "node")
     launcher.take_arguments(draft, "spec.trainer")
     pods.take_bounds(draft, None, None, 1 if nodes is None else nodes, "spec.trainer.numNodes")

@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
+from elasticjob_operator import numerals
 from elasticjob_operator.client import Client, ClientError, ForbiddenError, InvalidError, Job
 from elasticjob_operator.dashboard import guard, jobpage, listpage, shell
 from elasticjob_operator.dashboard.board import Board
@@ -214,10 +215,11 @@ class Dashboard:
         if replicas == "auto":
             await self._client.release(job.name, job.namespace)
             return f"{job.name} is scaled by its pool again."
-        if not (replicas.isascii() and replicas.isdecimal() and len(replicas) < 9 and int(replicas)):
+        wanted = numerals.read_count(replicas, 10**8 - 1, least=1)
+        if wanted is None:
             raise InvalidError("replicas: must be a number of pods from 1 on")
-        await self._client.scale(job.name, int(replicas), job.namespace)
-        return f"{job.name} is scaled to {int(replicas)}."
+        await self._client.scale(job.name, wanted, job.namespace)
+        return f"{job.name} is scaled to {wanted}."
 
 
 def _back(request: web.Request) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from elasticjob_operator import numerals
 from elasticjob_operator.client import Client, ClientError, Job
 from elasticjob_operator.dashboard import guard, listpage, shell
 from elasticjob_operator.dashboard.board import Board
@@ -177,5 +178,5 @@ def _differences(regions: Mapping[str, str], sent: Mapping[str, str]) -> dict[st
 
 
 def number(request: web.Request, name: str, default: int) -> int:
-    text = request.query.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else default
+    found = numerals.read_count(request.query.get(name), 10**8 - 1)
+    return default if found is None else found

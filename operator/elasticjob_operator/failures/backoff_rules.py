@@ -86,7 +86,7 @@ def note_error(backoff: api.BackoffStatus, error: str, nodes: Collection[str]) -
     return revise(
         backoff,
         error=error or None,
-        alike=backoff.alike + 1 if same else int(bool(error)),
+        alike=backoff.alike + 1 if same else 1 if error else 0,
         nodes=seen if error else [],
     )
 

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from kubernetes.aio import client
 
+from elasticjob_operator import numerals
 from elasticjob_operator.api import names
 from elasticjob_operator.hub import admission
 
@@ -99,8 +100,10 @@ def read_claims(token: str, now: float) -> BoundPod | Refusal:
     payload = token.split(".")[1]
     try:
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        audience, ends = claims["aud"], float(claims["exp"])
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        audience, ends = claims["aud"], numerals.read_real(claims["exp"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        ends = None
+    if ends is None:
         return Refusal(401, "this is not a service-account token")
     if names.TOKEN_AUDIENCE not in (audience if isinstance(audience, list) else [audience]):
         return Refusal(401, f"the token is not for the audience {names.TOKEN_AUDIENCE}")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elasticjob_operator import numerals
 from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.model import observe, ownership
@@ -27,7 +28,8 @@ LONGEST_MEMORY = 10_000  # UIDs of deleted pods and jobs, and of unowned objects
 
 def is_older(version: str, than: str) -> bool:
     """Whether a resourceVersion is certainly older than another; False if they are not numbers."""
-    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+    old, new = numerals.read_count(version, 2**64), numerals.read_count(than, 2**64)
+    return old is not None and new is not None and old < new
 
 
 class Cache:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from elasticjob_operator import numerals
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.kube.leadership import read_clock
@@ -160,14 +161,16 @@ class Election:
             return
         if (holder, renewed) != (self._seen.holder, self._seen.renewed):
             # Count from now, not from the request: the holder may have renewed it in between.
-            self._seen = Sighting(holder, renewed, read_clock(), float(spec.get("leaseDurationSeconds") or 0))
+            self._seen = Sighting(
+                holder, renewed, read_clock(), float(numerals.read_count(spec.get("leaseDurationSeconds")) or 0)
+            )
 
     async def _write(self) -> None:
         sent = read_clock()
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = self._lease.get("spec") or {}
         took_over = old.get("holderIdentity") != self.identity
-        transitions = int(old.get("leaseTransitions") or 0) + (1 if took_over and old else 0)
+        transitions = (numerals.read_count(old.get("leaseTransitions")) or 0) + (1 if took_over and old else 0)
         self._lease = await self._put(
             {
                 "holderIdentity": self.identity,

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
+from elasticjob_operator import numerals
 from elasticjob_operator.launch.bundle import CodeError, File, find_local_imports
 
 MODULE: Final = "elasticjob_function"
@@ -93,11 +94,11 @@ def read_result(lines: list[str]) -> dict[str, Any] | None:
     for line in lines:
         head, _, rest = line.partition(" ")
         place, _, text = rest.partition(" ")
-        number, _, count = place.partition("/")
-        if head != MARK or not (number.isdecimal() and count.isdecimal()):
+        number, count = (numerals.read_count(part) for part in place.split("/", 1)) if "/" in place else (None, None)
+        if head != MARK or number is None or count is None:
             continue
-        parts = [*parts, text] if int(number) == len(parts) + 1 else [text] if number == "1" else []
-        if len(parts) == int(count):
+        parts = [*parts, text] if number == len(parts) + 1 else [text] if number == 1 else []
+        if len(parts) == count:
             try:
                 value = json.loads("".join(parts))
             except ValueError:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from elasticjob_operator import numerals
+
 Raw = Mapping[str, Any]
 # What the agent writes for an operator that is away when its workers succeed.
 _SUCCESS = re.compile(r"^elasticjob: succeeded in generation (\d{1,15})\s*\Z", re.MULTILINE | re.ASCII)
@@ -43,7 +45,7 @@ class Exit:
     def succeeded_in(self) -> int | None:
         """The world in which the workers succeeded, as the agent has left word in the termination message."""
         said = _SUCCESS.search(self.message) if not self.code else None
-        return int(said[1]) if said else None
+        return numerals.read_count(said[1]) if said else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ def _look_at_init_containers(spec: Raw, status: Raw) -> tuple[Exit | None, Raw]:
 
 
 def _exit(ended: Raw, container: str) -> Exit:
-    code = int(ended.get("exitCode", 0))
-    if not code and ended.get("signal"):
-        code = 128 + int(ended["signal"])
+    code = numerals.read_count(ended.get("exitCode"), 2**31, least=-(2**31)) or 0
+    if not code:
+        number = numerals.read_count(ended.get("signal"), 2**31)
+        code = 128 + number if number else 0
     return Exit(code, ended.get("reason", ""), ended.get("message", ""), container)

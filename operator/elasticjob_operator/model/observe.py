@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from elasticjob_operator import api
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api import bounds, names, podtemplate, wire
 from elasticjob_operator.model import containers, notices, ownership, reading, topology
 from elasticjob_operator.model.containers import Exit, PodPhase
@@ -149,7 +149,7 @@ class Job:
         return "; ".join(str(problem) for problem in self.problems)[:4096]
 
 
-LONGEST_INDEX = 9  # digits
+MOST_INDEX: Final = 10**9 - 1
 _KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # prefixes of a job's annotations
 
 
@@ -191,8 +191,8 @@ def observe_pod(raw: Raw) -> Pod | None:
     """The snapshot of a core/v1 Pod; None if it is not a worker of an ElasticJob."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels = metadata.get("labels") or {}
-    index = labels.get(names.LABEL_INDEX, "")
-    if names.LABEL_JOB not in labels or not index.isdecimal() or len(index) > LONGEST_INDEX:
+    index = numerals.read_count(labels.get(names.LABEL_INDEX), MOST_INDEX)
+    if names.LABEL_JOB not in labels or index is None:
         return None
     conditions = {c.get("type", ""): c for c in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
@@ -208,7 +208,7 @@ def observe_pod(raw: Raw) -> Pod | None:
         uid=metadata["uid"],
         job=labels[names.LABEL_JOB],
         job_uid=labels.get(names.LABEL_JOB_UID, ""),
-        index=int(index),
+        index=index,
         phase=found.phase,
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
@@ -262,17 +262,13 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         problems=asked.problems,
         awaited=asked.awaited,
         has_replicas=_object(raw.get("spec")).get("replicas") is not None,
-        pool_replicas=_number(annotations.get(names.ANNOTATION_POOL)),
+        pool_replicas=numerals.read_count(annotations.get(names.ANNOTATION_POOL), MOST_INDEX),
         status_raw=said.raw,
         unread=unread,
         labels={k: str(v) for k, v in _object(metadata.get("labels")).items()},
         annotations={k: str(v) for k, v in annotations.items() if k.startswith(_KEPT)},
         notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *extra),
     )
-
-
-def _number(value: object) -> int | None:
-    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < LONGEST_INDEX else None
 
 
 def _object(value: object) -> Raw:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticjob_operator import numerals
 from elasticjob_operator.api import names
 
 Raw = Mapping[str, Any]
@@ -56,7 +57,7 @@ def why_no_worker(metadata: Raw) -> str:
     labels = metadata.get("labels") or {}
     if (labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)) != (job, uid):
         return f"its labels do not name the {names.KIND} that controls it"
-    index = str(labels.get(names.LABEL_INDEX, ""))
-    if not index.isdecimal() or metadata.get("name") != names.pod_name(job, int(index)):
+    index = numerals.read_count(labels.get(names.LABEL_INDEX))
+    if index is None or metadata.get("name") != names.pod_name(job, index):
         return "its name is not the one that the operator gives to its replica index"
     return ""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from elasticjob_operator import numerals
+
 # Kind → the versions that this operator writes, the best one first.
 VERSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "PodDisruptionBudget": ("policy/v1", "policy/v1beta1"),
@@ -62,5 +64,6 @@ def read_groups(groups: Mapping[str, Any]) -> Served:
 
 def read_version(told: Mapping[str, Any]) -> tuple[int, int]:
     """What `/version` tells; (0, 0) where it is no version. Some clouds write a minor version of "36+"."""
-    major, minor = (re.match(r"\d+", str(told.get(key, ""))) for key in ("major", "minor"))
-    return (int(major[0]), int(minor[0])) if major and minor else (0, 0)
+    found = (re.match(r"[0-9]{1,9}", str(told.get(key, ""))) for key in ("major", "minor"))
+    major, minor = (numerals.read_count(match and match[0]) for match in found)
+    return (0, 0) if major is None or minor is None else (major, minor)

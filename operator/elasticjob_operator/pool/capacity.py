@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticjob_operator import quantity
+from elasticjob_operator import numerals, quantity
 from elasticjob_operator.model.observe import Node, PoolShare
 
 Raw = Mapping[str, Any]
@@ -70,11 +70,8 @@ def parse_rate(text: str) -> tuple[str, Rate]:
     """Parse `POOL=PRICE[,label=value...]` into the name of the pool and the rate. Raises ValueError with an example."""
     first, *labels = text.split(",")
     name, _, price = first.partition("=")
-    try:
-        per_hour = float(price)
-    except ValueError:
-        per_hour = math.nan
-    if not name or not 0 <= per_hour < math.inf or not all("=" in label for label in labels):
+    per_hour = numerals.read_real(price)
+    if not name or per_hour is None or per_hour < 0 or not all("=" in label for label in labels):
         example = "gpu=0.9,karpenter.sh/capacity-type=spot"
         raise ValueError(f"{text!r}: must be POOL=PRICE for a device and hour, then labels of the nodes: {example}")
     return name, Rate(per_hour, dict(label.split("=", 1) for label in labels))
@@ -119,7 +116,7 @@ def count_units(resource: str, amount: object) -> int:
         number = quantity.parse(0 if amount is None else amount)
     except ValueError:
         return 0
-    return max(0, int(number * _units_of(resource)))
+    return math.floor(number * _units_of(resource))
 
 
 def _units_of(resource: str) -> int:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+from elasticjob_operator import numerals
+
+MOST_WAIT_SECONDS: Final = 3600
 
 
 class ApiError(Exception):
@@ -46,9 +50,11 @@ def decode_error(status: int, data: bytes, retry_after: str | None = None) -> Ap
 
 def read_wait(retry_after: str | None) -> float | None:
     """The seconds in a `Retry-After` header; None without one, or if it is a date, which no API server sends."""
-    return float(retry_after) if retry_after and retry_after.isdecimal() else None
+    return numerals.read_count(retry_after, MOST_WAIT_SECONDS)
 
 
 def decode_watch_error(item: Mapping[str, Any]) -> ApiError:
     """The error in an event of type ERROR, with which the API server ends a watch."""
-    return ApiError(int(item.get("code") or 500), str(item.get("reason") or ""), str(item.get("message") or ""))
+    return ApiError(
+        numerals.read_count(item.get("code"), 999) or 500, str(item.get("reason") or ""), str(item.get("message") or "")
+    )

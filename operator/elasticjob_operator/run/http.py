@@ -17,6 +17,7 @@ from typing import Final
 from aiohttp import web
 from prometheus_client import exposition
 
+from elasticjob_operator import numerals
 from elasticjob_operator.hub import handshake
 from elasticjob_operator.run.metrics import Metrics
 
@@ -33,9 +34,10 @@ def parse_address(text: str) -> tuple[str, int] | None:
     if text in ("", OFF):
         return None
     host, separator, port = text.rpartition(":")
-    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    number = numerals.read_count(port, 65535)
+    if not separator or number is None:
         raise ValueError(f"{text!r} must be host:port or {OFF!r}")
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - as the port of the probes
+    return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - as the port of the probes
 
 
 class HttpServer:

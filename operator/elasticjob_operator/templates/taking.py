@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from elasticjob_operator import api
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api import bounds, names
 from elasticjob_operator.templates.merge import merge
 
@@ -78,7 +78,7 @@ def read_template(raw: Mapping[str, Any]) -> Found:
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
         uid=str(metadata.get("uid", "")),
-        generation=int(metadata.get("generation") or 0),
+        generation=numerals.read_count(metadata.get("generation")) or 0,
         spec=spec if isinstance(spec, Mapping) else {},
     )
 

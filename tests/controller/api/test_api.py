@@ -196,13 +196,13 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
         pytest.param(
             spec(nprocPerNode="many"),
             "spec.nprocPerNode",
-            "must be 'auto', 'cpu', 'gpu' or a number of processes, at least 1",
+            "must be 'auto', 'cpu', 'gpu' or a number of processes, from 1 to 1024",
             id="nproc",
         ),
         pytest.param(
             spec(health={"hangTimeoutSeconds": "soon"}),
             "spec.health.hangTimeoutSeconds",
-            "must be 'auto' or a number of seconds (0 turns it off)",
+            "must be 'auto' or a number of seconds (0 turns it off), at most 10000000",
             id="hang-timeout",
         ),
         *(

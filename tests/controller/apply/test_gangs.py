@@ -94,7 +94,8 @@ def test_the_group_of_kubernetes_is_for_the_start(pods: tuple[Pod, ...], expecte
 
 
 def test_a_quantity_that_is_none_is_left_to_the_api_server() -> None:
-    assert gangs.find_least(make_spec(template=make_template("volcano", limits={"cpu": "many"}))) == {}
+    spec = make_spec().model_copy(update={"template": make_template("volcano", limits={"cpu": "many"})})
+    assert gangs.find_least(spec) == {}
 
 
 @pytest.mark.parametrize("version", ["scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2"])

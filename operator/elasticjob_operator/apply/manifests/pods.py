@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import trainer_container
@@ -187,7 +189,7 @@ def _add_checkpoints(body: Object, trainer: Object, checkpoints: api.Checkpoints
         empty["medium"] = "Memory"
     if checkpoints.size_limit is not None:
         empty["sizeLimit"] = checkpoints.size_limit
-        variables[names.ENV_CHECKPOINT_BYTES] = str(int(quantity.parse(checkpoints.size_limit)))
+        variables[names.ENV_CHECKPOINT_BYTES] = str(math.floor(quantity.parse(checkpoints.size_limit)))
     name = names.VOLUME_CHECKPOINTS
     _mount(body, trainer, {"name": name, "emptyDir": empty}, _part_of(name, checkpoints.path, "files"))
     trainer["volumeMounts"].append(_part_of(name, names.COPIES_PATH, "copies"))

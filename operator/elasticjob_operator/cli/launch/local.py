@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import shlex
 import time
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from elasticjob_operator import api
+from elasticjob_operator import api, numerals
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.launch.following import follow_job
 from elasticjob_operator.cli.launch.submit import code_options, pack, parse_variables
@@ -34,8 +33,9 @@ class _Workers(click.ParamType[tuple[int, int]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
-        found = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4}))?", str(value))
-        low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        first, dots, last = str(value).partition("..")
+        low = numerals.read_count(first, 9999) or 0
+        high = (numerals.read_count(last, 9999) or 0) if dots else low
         if not 1 <= low <= high:
             self.fail(f"{value!r}: write a number, or a range with the smaller one first, as in 1..4", param, ctx)
         return low, high

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from elasticjob_operator import numerals
 from elasticjob_operator.convert import commands
 from elasticjob_operator.convert.draft import ConversionError, Draft
 
@@ -21,8 +22,8 @@ _FLAGS: Final = {
 }  # fmt: skip
 _SHORT_FLAGS: Final = {"H": "hold", "s": "oversubscribe", "O": "overcommit", "k": "no-kill", "v": "verbose",
                        "u": "unbuffered", "l": "label", "K": "kill-on-bad-exit", "W": "wait", "Q": "quiet"}  # fmt: skip
-_MEMORY: Final = re.compile(r"(\d+)([KMGT]?)B?$", re.IGNORECASE)
-_TIME: Final = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
+_MEMORY: Final = re.compile(r"([0-9]+)([KMGT]?)B?$", re.IGNORECASE)
+_TIME: Final = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?$")
 _REMEDIES: Final = {
     "partition": "use nodeSelector in the template, or a Kueue queue",
     "account": "use a namespace or a Kueue queue",
@@ -117,6 +118,9 @@ def take_resources(draft: Draft, options: dict[str, str], sizes: Sizes) -> dict[
     return {part: values for part, values in given.items() if values}
 
 
+MOST_DEADLINE_SECONDS: Final = 2**31 - 1
+
+
 def take_time(draft: Draft, options: dict[str, str]) -> None:
     text = options.pop("time", "")
     if not text or text.upper() in ("0", "UNLIMITED", "INFINITE"):
@@ -124,13 +128,16 @@ def take_time(draft: Draft, options: dict[str, str]) -> None:
     match = _TIME.match(text)
     if match is None:
         raise ConversionError(f"#SBATCH --time={text}: must be minutes, [hours:]minutes:seconds or days-hours")
-    days, *numbers = (None if part is None else int(part) for part in match.groups())
+    days, *numbers = (numerals.read_count(part) for part in match.groups())
     parts = [part for part in numbers if part is not None]
     if days is None:  # minutes, minutes:seconds, hours:minutes:seconds
         hours, minutes, seconds = (0, *parts, 0) if len(parts) == 1 else (0, *parts) if len(parts) == 2 else parts
     else:  # days-hours[:minutes[:seconds]]
         hours, minutes, seconds = (*parts, 0, 0)[:3]
-    draft.run["activeDeadlineSeconds"] = ((days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds
+    deadline = ((days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds
+    if deadline > MOST_DEADLINE_SECONDS:
+        raise ConversionError(f"#SBATCH --time={text}: must be less than 68 years; leave it out for no limit")
+    draft.run["activeDeadlineSeconds"] = deadline
     draft.warn("#SBATCH --time", "became runPolicy.activeDeadlineSeconds: remove it if the job may run longer")
 
 
@@ -146,18 +153,20 @@ def _take_number(options: dict[str, str], name: str) -> int | None:
     text = options.pop(name, None)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) < 10**6:
-        raise ConversionError(f"#SBATCH --{name}={text}: must be a number above 0")
-    return int(text)
+    number = numerals.read_count(text, 10**6 - 1, least=1)
+    if number is None:
+        raise ConversionError(f"#SBATCH --{name}={text[:64]}: must be a number above 0 and below a million")
+    return number
 
 
 def _take_range(options: dict[str, str]) -> tuple[int | None, int | None]:
     text = options.pop("nodes", None)
     if text is None:
         return None, None
-    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= low <= high:
+    low, high = (
+        numerals.read_count(part, 10**6 - 1) for part in (text if "-" in text else f"{text}-{text}").split("-", 1)
+    )
+    if low is None or high is None or not 1 <= low <= high:
         raise ConversionError(f"#SBATCH --nodes={text}: must be a number, or a range like 2-8")
     return low, high
 
@@ -182,11 +191,12 @@ def _read_gpus(text: str, name: str) -> int:
     if not text:
         return 0
     count = text.rpartition(":")[2].partition("(")[0]
-    if not re.fullmatch(r"\d{1,4}", count):
+    number = numerals.read_count(count, 9999)
+    if number is None:
         if ":" in text or "," in text:
             raise ConversionError(f"#SBATCH --{name}={text}: must be a number of GPUs, or type:number")
         return 1
-    return int(count)
+    return number
 
 
 def _take_memory(draft: Draft, options: dict[str, str], name: str, factor: int) -> str | None:
@@ -194,9 +204,10 @@ def _take_memory(draft: Draft, options: dict[str, str], name: str, factor: int) 
     if text is None:
         return None
     match = _MEMORY.match(text)
-    if match is None or len(match[1]) > 9:
+    number = numerals.read_count(match and match[1], 10**9 - 1)
+    if match is None or number is None:
         raise ConversionError(f"#SBATCH --{name}={text}: must be a number with K, M, G or T")
-    if int(match[1]) == 0:
+    if number == 0:
         draft.warn(f"#SBATCH --{name}", "0 was dropped: it asked for all memory of the node; set a number in resources")
         return None
-    return f"{int(match[1]) * factor}{(match[2] or 'M').upper()}i"
+    return f"{number * factor}{(match[2] or 'M').upper()}i"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob_operator import api
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api import names as ours
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.integrations.kueue import names
@@ -134,7 +134,7 @@ def find_topology(spec: api.Spec) -> Object:
         if name == "unconstrained":
             found[name] = value == "true"
         elif name == "podSetSliceSize":
-            found[name] = int(value) if str(value).isdecimal() else 0
+            found[name] = numerals.read_count(value, 2**31 - 1) or 0
         else:
             found[name] = value
     return {**found, "podIndexLabel": ours.LABEL_INDEX} if found else {}

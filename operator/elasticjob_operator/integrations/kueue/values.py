@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from elasticjob_operator import quantity
+from elasticjob_operator import numerals, quantity
 from elasticjob_operator.api import names as ours
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.model import ownership
@@ -120,8 +120,8 @@ def observe_workload(raw: Raw) -> Workload | None:
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     job, job_uid = ownership.owner_of(metadata)
     annotations = metadata.get("annotations") or {}
-    first = str(annotations.get(names.ANNOTATION_FIRST, ""))
-    if not job_uid or not first.isdecimal():
+    first = numerals.read_count(annotations.get(names.ANNOTATION_FIRST), MOST_PODS)
+    if not job_uid or first is None:
         return None
     (pod_set, *_) = spec.get("podSets") or [{}]
     conditions = tuple(status.get("conditions") or ())
@@ -134,12 +134,12 @@ def observe_workload(raw: Raw) -> Workload | None:
         version=str(metadata.get("resourceVersion", "")),
         job=job,
         job_uid=job_uid,
-        first=int(first),
-        count=min(int(pod_set.get("count", 1)), MOST_PODS),
+        first=first,
+        count=min(numerals.read_count(pod_set.get("count", 1), 2**64) or 0, MOST_PODS),
         queue=str(spec.get("queueName", "")),
         priority_class=str((spec.get("priorityClassRef") or {}).get("name", "")),
         template_hash=str(annotations.get(names.ANNOTATION_TEMPLATE, "")),
-        reclaimed=int(reclaimed),
+        reclaimed=numerals.read_count(reclaimed) or 0,
         reserves="QuotaReserved" in true,
         is_admitted="Admitted" in true,
         evicted=str(said["Evicted"].get("reason", "Evicted")) if "Evicted" in true else "",
@@ -153,7 +153,7 @@ def observe_workload(raw: Raw) -> Workload | None:
         grant=_observe_grant(status),
         topology=pod_set.get("topologyRequest"),
         requests=find_requests(pod_set.get("template") or {}),
-        generation=int(metadata.get("generation", 0)),
+        generation=numerals.read_count(metadata.get("generation")) or 0,
         conditions=conditions,
     )
 

@@ -82,7 +82,7 @@ class Writer:
             path = path_of(names.API_VERSION, "workloadpriorityclasses", name=name)
         else:
             path = path_of(f"{group}/v1", "priorityclasses", name=name)
-        return Priority(group, name, int((await self._api.request("GET", path))["value"]))
+        return Priority(group, name, (await self._api.request("GET", path))["value"])
 
     async def _delete(self, namespace: str, workload: Workload) -> None:
         path = path_of(names.API_VERSION, "workloads", namespace, workload.name)
