@@ -23,11 +23,14 @@ class Agent:
         monkeypatch.setenv("ELASTICJOB_CONTROL", str(self.server.path))
         monkeypatch.setattr(control, "_client", None)
         self.reporter = progress.Reporter(0, None)
+        self.now = 1e9
 
     def hear(self, **arguments: Any) -> dict[str, Any] | None:
         """The message for a report with these arguments; None if there is none."""
-        self.reporter.report(1e9, **arguments)
-        self.reporter.report(2e9, step=1, total=None, metrics={"mark": 1})
+        self.now += 2 * progress.INTERVAL
+        self.reporter.report(self.now, **arguments)
+        self.now += 2 * progress.INTERVAL
+        self.reporter.report(self.now, step=1, total=None, metrics={"mark": 1})
         messages = []
         while (message := self.heard.get(timeout=30)).get("metrics") != {"mark": 1.0}:
             messages.append(message)
@@ -39,6 +42,9 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     made = Agent(monkeypatch)
     yield made
     made.server.close()
+    client = control.connect()
+    assert client is not None and client.closed.wait(30)
+    client._connection.close()
 
 
 @pytest.mark.parametrize(
@@ -77,9 +83,7 @@ def test_a_step_is_any_whole_number(agent: Agent, caplog: pytest.LogCaptureFixtu
         pytest.param({}, "{}", id="a dict"),
     ],
 )
-def test_what_is_no_step_is_said_once(
-    agent: Agent, caplog: pytest.LogCaptureFixture, step: Any, shown: str
-) -> None:
+def test_what_is_no_step_is_said_once(agent: Agent, caplog: pytest.LogCaptureFixture, step: Any, shown: str) -> None:
     caplog.set_level(logging.WARNING)
     assert agent.hear(step=step, total=None, metrics={"loss": 1.0}) is None
     agent.hear(step=step, total=None, metrics={})

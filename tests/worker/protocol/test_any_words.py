@@ -34,7 +34,7 @@ def hear(text: str) -> frames.Message:
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_the_hub_understands_every_text(text: str) -> None:
-    failure = wire.Failure(rank=1, exit_code=1, signal=text[:100], message=text, traceback=f"Traceback\n{text}")
+    failure = wire.Failure(rank=1, exit_code=1, message=text, traceback=f"Traceback\n{text}")
     preflight = Preflight(port=1, links=(Link("u", problem=text),) * 2)
     state = wire.AgentState(
         phase=wire.FAILED, failure=failure, preflight=preflight, shards=tuple(range(10**9, 10**9 + 3000))

@@ -3,6 +3,8 @@
 It is cheap enough for every step: most calls only record the numbers. At most once per `INTERVAL` seconds the latest
 are sent to the agent over `elasticjob.channel.control`; without an agent nothing is sent. The last report is sent at
 exit. If a terminal is attached, rank 0 draws a progress bar.
+
+A report never ends a training. An argument that is no number is left out, and said once.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import math
+import operator
 import os
+import reprlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +25,11 @@ from typing import Any, Protocol, TextIO
 
 from elasticjob import env
 from elasticjob.channel import pace
+from elasticjob.protocol.fields import MAX_COUNT
 
+logger = logging.getLogger("elasticjob")
+
+MAX_METRICS = 32  # as in a message of `protocol.wire`
 INTERVAL = 0.5  # minimum seconds between two messages to the agent
 BAR_INTERVAL = 0.1
 _SMOOTHING = 0.1  # weight of the newest step in the moving average
@@ -98,6 +107,62 @@ def build_message(
         "stepSeconds": step_seconds,
         "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
     }
+
+
+class Arguments:
+    """Reads the arguments of reports, which may be of any type. What is wrong with one is logged once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def read_count(self, name: str, value: Any, remedy: str) -> int | None:
+        """A whole number that a message can carry: also one of NumPy, a tensor, or a float without a fraction."""
+        with contextlib.suppress(Exception):  # any type may raise anything, and a report must not
+            number = _to_integer(value)
+            if 0 <= number <= MAX_COUNT:
+                return number
+        self._say(name, f"{name}={_show(value)} is no whole number from 0 to 2**53: {remedy}.")
+        return None
+
+    def read_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Metrics as floats. This is the only place that waits for the GPU."""
+        if "" in metrics:
+            self._say("", "a metric has no name: it is left out.")
+        named = {name: value for name, value in metrics.items() if name}
+        if len(named) > MAX_METRICS:
+            self._say(
+                "metrics", f"{len(named)} metrics are more than {MAX_METRICS}: the first {MAX_METRICS} are shown."
+            )
+        read = ((name, self.read_metric(name, value)) for name, value in list(named.items())[:MAX_METRICS])
+        return {name: value for name, value in read if value is not None}
+
+    def read_metric(self, name: str, value: Any) -> float | None:
+        try:
+            return float(value)
+        except Exception:
+            self._say(f"metric {name}", f"{name}={_show(value)} is no number: it is left out.")
+            return None
+
+    def _say(self, about: str, text: str) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            logger.warning("elasticjob.report: %s", text)
+
+
+def _to_integer(value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        if isinstance(value, str) or not float(value).is_integer():
+            raise
+        return int(value)
+
+
+def _show(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 class Waiting(contextlib.ContextDecorator):
@@ -204,17 +269,22 @@ class Reporter:
         self._step: int | None = None
         self._at = 0.0
         self._step_seconds: float | None = None
-        self._latest: tuple[int, int | None, Mapping[str, Any]] | None = None
+        self._latest: tuple[int, Any, Mapping[str, Any]] | None = None
+        self._arguments = Arguments()
         self._next_send = self._next_draw = 0.0 if self._client or terminal else math.inf
 
-    def report(self, now: float, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
+    def report(self, now: float, step: Any, total: Any, metrics: Mapping[str, Any]) -> None:
         """Record the report; send or draw it if that is due. `now` is in seconds of a monotonic clock."""
+        if type(step) is not int or not 0 <= step <= MAX_COUNT:
+            step = self._arguments.read_count("step", step, "such reports are left out")
+            if step is None:
+                return
         if self._step is not None:
             self._step_seconds = smooth_step_time(self._step_seconds, now - self._at, step - self._step)
         self._step, self._at = step, now
         batches.report(now)
         if env.TRACE in os.environ and "loss" in metrics:
-            _trace(step, float(metrics["loss"]))
+            _trace(step, self._arguments.read_metric("loss", metrics["loss"]))
         self._latest = (step, total, metrics)
         if now >= self._next_send or now >= self._next_draw:
             self._pass_on(now)
@@ -222,8 +292,9 @@ class Reporter:
     def _pass_on(self, now: float) -> None:
         if self._latest is None:
             return
-        step, total, raw = self._latest
-        metrics = {name: float(value) for name, value in raw.items()}  # the only place that synchronises with the GPU
+        step, raw_total, raw = self._latest
+        total = None if raw_total is None else self._arguments.read_count("total", raw_total, "it is left out")
+        metrics = self._arguments.read_metrics(raw)
         if self._client is not None and now >= self._next_send:
             own = None if self._samples is None else self._samples.median(now)
             waited, more = saving.seconds, batches.as_message() | transfer.as_message()
@@ -233,11 +304,18 @@ class Reporter:
         elif self._client is None:
             self._next_send = math.inf
         if self._terminal is not None and now >= self._next_draw:
-            self._terminal.write("\r\x1b[K" + render_bar(step, total, self._step_seconds, metrics, _width()))
-            self._terminal.flush()
+            self._draw("\r\x1b[K" + render_bar(step, total, self._step_seconds, metrics, _width()))
             self._next_draw = now + BAR_INTERVAL
         elif self._terminal is None:
             self._next_draw = math.inf
+
+    def _draw(self, text: str) -> None:
+        try:
+            if self._terminal is not None:
+                self._terminal.write(text)
+                self._terminal.flush()
+        except (OSError, ValueError):  # it is gone
+            self._terminal = None
 
     def close(self) -> None:
         """Send the last report."""
@@ -247,11 +325,12 @@ class Reporter:
             self._next_draw = 0.0
         self._pass_on(time.monotonic())
         if self._terminal is not None and self._step is not None:
-            self._terminal.write("\n")
-            self._terminal.flush()
+            self._draw("\n")
 
 
-def _trace(step: int, loss: float) -> None:
+def _trace(step: int, loss: float | None) -> None:
+    if loss is None:
+        return
     with Path(os.environ[env.TRACE], f"{os.getpid()}-reported.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, "reported": loss}) + "\n")
 
@@ -281,6 +360,7 @@ def report(step: int, total: int | None = None, **metrics: Any) -> None:
     """Report that `step` (of `total`) is complete, with any metrics: `report(step=3, total=100, loss=0.5)`.
 
     Call it on every rank after every step. It does not block; a metric that is a device tensor is read only when a
-    message is sent. `status.progress` shows rank 0's metrics, the percentage and the remaining time.
+    message is sent. `status.progress` shows rank 0's metrics, the percentage and the remaining time. What is no number
+    is logged once and left out.
     """
     (_reporter or _start()).report(time.monotonic(), step, total, metrics)

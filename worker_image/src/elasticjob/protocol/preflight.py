@@ -8,6 +8,7 @@ from typing import Any, Final
 from elasticjob.protocol import fields
 
 MOST_LINKS: Final = 64  # in a message
+MAX_PROBLEM: Final = 256  # bytes
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Link:
             seconds=self.seconds,
             bytesPerSecond=self.bytes_per_second,
             clockSeconds=self.clock_seconds,
-            problem=self.problem,
+            problem=self.problem and fields.fit(self.problem, MAX_PROBLEM),
         )
 
 

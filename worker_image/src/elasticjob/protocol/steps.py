@@ -5,10 +5,12 @@ It recognises a script that loads no checkpoint: its new process reports the fir
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from elasticjob.protocol import wire
+from elasticjob.protocol.fields import MAX_COUNT
 
 _ENOUGH: Final = 10  # steps; a process that made fewer may not have saved yet
 
@@ -61,7 +63,6 @@ class OwnTimes:
 
 def read_progress(message: Mapping[str, Any], generation: int, slowest: tuple[int, float] | None) -> wire.Progress:
     """A worker's report for the hub. What is malformed is left out."""
-    metrics = message.get("metrics")
     return wire.Progress(
         generation=generation,
         rank=_count(message.get("rank")) or 0,
@@ -76,16 +77,18 @@ def read_progress(message: Mapping[str, Any], generation: int, slowest: tuple[in
         noise_scale=_number(message.get("noiseScale")),
         state_bytes=_count(message.get("stateBytes")) or None,
         state_seconds=_number(message.get("stateSeconds")),
-        metrics={
-            str(name)[:253]: float(value)
-            for name, value in (metrics.items() if isinstance(metrics, dict) else ())
-            if isinstance(value, int | float) and abs(value) < float("inf")
-        },
+        metrics=_read_metrics(message.get("metrics")),
     )
 
 
+def _read_metrics(metrics: object) -> dict[str, float]:
+    named = {str(name): value for name, value in metrics.items() if name} if isinstance(metrics, dict) else {}
+    numbers = {name: value for name, value in named.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in numbers.items() if abs(value) <= sys.float_info.max}
+
+
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else None
 
 
 def _number(value: object) -> float | None:

@@ -17,9 +17,11 @@ PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_HUB_MESSAGE_BYTES: Final = 16 * 1024 * 1024  # an older hub lists all members: 70 KiB for a thousand
 MAX_MEMBERS: Final = 1_000_000
+MAX_NAME: Final = 253  # this and the next three are in bytes, of which a character of a text may have several
 MAX_TEXT: Final = 4096
 MAX_TRACEBACK: Final = 16384
 MAX_DIAGNOSIS: Final = 40 * 1024
+MAX_METRICS: Final = 32
 MAX_SHARDS: Final = 2048
 
 STARTING: Final = "starting"
@@ -112,8 +114,8 @@ class Failure:
             localRank=self.local_rank,
             exitCode=self.exit_code,
             signal=self.signal,
-            message=self.message and self.message[:MAX_TEXT],
-            traceback=self.traceback and self.traceback[-MAX_TRACEBACK:],
+            message=self.message and fields.fit(self.message, MAX_TEXT),
+            traceback=self.traceback and fields.fit_lines(self.traceback, MAX_TRACEBACK),
             kind=self.kind,
             waits=self.waits,
             stalledSeconds=self.stalled_seconds,
@@ -200,7 +202,7 @@ class Progress:
             noiseScale=self.noise_scale,
             stateBytes=self.state_bytes,
             stateSeconds=self.state_seconds,
-            metrics=dict(list(self.metrics.items())[:32]),
+            metrics={fields.fit(name, MAX_NAME): value for name, value in list(self.metrics.items())[:MAX_METRICS]},
         )
 
 
@@ -218,11 +220,11 @@ def progress(value: Progress) -> str:
 
 
 def diagnosis(generation: int, kind: str, text: str) -> str:
-    return _encode("diagnosis", generation=generation, kind=kind, text=text[-MAX_DIAGNOSIS:])
+    return _encode("diagnosis", generation=generation, kind=kind, text=fields.fit(text, MAX_DIAGNOSIS))
 
 
-def _encode(type_: str, **fields: Any) -> str:
-    return json.dumps({"v": PROTOCOL_VERSION, "type": type_, **fields})
+def _encode(type_: str, **values: Any) -> str:
+    return json.dumps(fields.clean({"v": PROTOCOL_VERSION, "type": type_, **values}), ensure_ascii=False)
 
 
 def parse(text: str | bytes) -> Welcome | Directive | Refusal:
