@@ -25,11 +25,11 @@ from typing import Any, Protocol, TextIO
 
 from elasticjob import env
 from elasticjob.channel import pace
-from elasticjob.protocol.fields import MAX_COUNT
 
 logger = logging.getLogger("elasticjob")
 
-MAX_METRICS = 32  # as in a message of `protocol.wire`
+MAX_COUNT = 2**53  # both as in a message of `protocol.wire`
+MAX_METRICS = 32
 INTERVAL = 0.5  # minimum seconds between two messages to the agent
 BAR_INTERVAL = 0.1
 _SMOOTHING = 0.1  # weight of the newest step in the moving average
