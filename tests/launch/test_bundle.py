@@ -293,7 +293,7 @@ def test_a_manifest_that_cannot_take_code() -> None:
     nameless = given() | {"metadata": {"generateName": "x-"}}
     with pytest.raises(ClientError, match=r"metadata\.name: is required for a job with code"):
         attach(nameless, BUNDLE)
-    for wrong in ("Digits", "a_b", "x" * 64):
+    for wrong in ("Digits", "a_b", "a..b", "x" * 254):
         with pytest.raises(ClientError, match=r"metadata\.name: .*: must be lower-case letters"):
             attach(given() | {"metadata": {"name": wrong}}, BUNDLE)
     taken = given()

@@ -51,7 +51,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         ({"code": "gone"}, "gone: cannot be read"),
         ({"kubeconfig": "/gone"}, "kubeconfig /gone: no such file"),
         ({"env": {"A": 1}}, "env: must map names to strings"),
-        ({"name": "x" * 64}, "at most 63 characters"),
+        ({"name": "x" * 254}, "at most 253 characters"),
         ({"name": 7}, "metadata.name: '7': must be lower-case letters"),
     ],
 )

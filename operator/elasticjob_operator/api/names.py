@@ -1,11 +1,13 @@
 """Every name that crosses a boundary: API group, labels, annotations, environment variables, object names.
 
-This module contains no logic beyond joining strings. The worker runtime has its own copy of the environment
-variables, because it must not import the operator; a test keeps both lists consistent.
+What is derived from the name of a job fits every name that the API server accepts. The worker runtime has its own copy
+of the environment variables, because it must not import the operator; a test keeps both lists consistent.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from enum import StrEnum
 from typing import Final
 
@@ -133,32 +135,63 @@ def is_ours(manager: str) -> bool:
     return manager in ("", MANAGED_BY)
 
 
+# The API server accepts any DNS subdomain of up to 253 characters as the name of a job. What is derived from it keeps
+# that name where it fits its kind; otherwise it is cut, and a digest of the whole name keeps it unique.
+
+_SUBDOMAIN: Final = 253  # characters of most names
+_LABEL: Final = 63  # of the value of a label, of a host name, and of a Service's name
+_INDEX: Final = len("-999999999")  # the longest replica index
+_HOST: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SERVICE: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def _fit(job: str, suffix: str, most: int, shape: re.Pattern[str] | None = None) -> str:
+    """`<job><suffix>` if it is short enough and has this shape, or else a readable part of it with a digest."""
+    if len(job) + len(suffix) <= most and (shape is None or shape.fullmatch(job + suffix)):
+        return job + suffix
+    digest = hashlib.sha256(job.encode()).hexdigest()[:8]
+    plain = job if shape is None else job.replace(".", "-")
+    if shape is _SERVICE and plain[:1].isdigit():
+        plain = f"job-{plain}"
+    return f"{plain[: most - len(suffix) - len(digest) - 1].rstrip('-.')}-{digest}{suffix}"
+
+
+def label(job: str) -> str:
+    """The value of LABEL_JOB."""
+    return _fit(job, "", _LABEL)
+
+
 def pod_name(job: str, index: int) -> str:
     """The name of the worker pod with this replica index. It is deterministic, so a stale cache only causes a 409."""
-    return f"{job}-worker-{index}"
+    return f"{_fit(job, '-worker', _SUBDOMAIN - _INDEX)}-{index}"
+
+
+def host_name(job: str, index: int) -> str:
+    """The name by which the pod knows itself, and by which others know it with a Service."""
+    return _fit(job, f"-worker-{index}", _LABEL, _HOST)
 
 
 def service_name(job: str) -> str:
-    """The headless Service of the job: `<pod>.<service>.<namespace>` resolves to the pod."""
-    return f"{job}-workers"
+    """The headless Service of the job: `<host name>.<service>.<namespace>` resolves to the pod."""
+    return _fit(job, "-workers", _LABEL, _SERVICE)
 
 
 def disruption_budget_name(job: str) -> str:
-    return f"{job}-workers"
+    return _fit(job, "-workers", _SUBDOMAIN)
 
 
 def network_policy_name(job: str) -> str:
-    return f"{job}-workers"
+    return _fit(job, "-workers", _SUBDOMAIN)
 
 
 def ca_config_map_name(job: str) -> str:
     """The name of the ConfigMap with `ca.crt`, by which the job's agents verify the hub."""
-    return f"{job}-elasticjob-ca"
+    return _fit(job, "-elasticjob-ca", _SUBDOMAIN)
 
 
 def code_config_map_name(job: str, digest: str) -> str:
     """The name of the ConfigMap with the job's code. Its content never changes, so the digest is part of the name."""
-    return f"{job}-code-{digest[:10]}"
+    return _fit(job, f"-code-{digest[:10]}", _SUBDOMAIN)
 
 
 def autoscaler_name(job: str) -> str:
@@ -166,9 +199,19 @@ def autoscaler_name(job: str) -> str:
 
 
 def pod_group_name(job: str) -> str:
-    return job
+    """Some schedulers find a pod's group by a label."""
+    return label(job)
+
+
+def event_name(job: str, digest: str) -> str:
+    return _fit(job, f".{digest[:16]}", _SUBDOMAIN)
+
+
+def workload_name(job: str, uid: str, first: int) -> str:
+    """Of Kueue. `first`: the lowest replica index that it covers."""
+    return f"{_fit(job, f'-{uid[:8]}', _SUBDOMAIN - _INDEX)}-{first}"
 
 
 def selector(job: str) -> str:
     """The label selector for the scale subresource."""
-    return f"{LABEL_JOB}={job}"
+    return f"{LABEL_JOB}={label(job)}"

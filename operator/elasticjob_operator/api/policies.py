@@ -295,7 +295,8 @@ class Network(Model):
     )
     service: bool = Field(
         default=False,
-        description="Create a headless Service, so that `<job>-worker-<index>.<job>-workers` resolves to the pod. "
+        description="Create a headless Service, so that `<job>-worker-<index>.<job>-workers` resolves to the pod; in a "
+        "long name, or one with dots, a digest stands for a part. "
         "Torch's own rendezvous backends always get it; with `operator`, only a script may need it.",
     )
 

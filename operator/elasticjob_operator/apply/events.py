@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from elasticjob_operator import text
+from elasticjob_operator.api import names
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
@@ -82,7 +83,7 @@ class EventRecorder:
             warning=told.event.warning,
             count=told.count,
             times=(format_time(told.first), format_time(now)),
-            name=f"{job.name[:200]}.{hashlib.sha256(key.encode()).hexdigest()[:16]}",
+            name=names.event_name(job.name, hashlib.sha256(key.encode()).hexdigest()),
             reporter=self._reporter,
         )
         path = path_of("v1", "events", job.namespace)

@@ -17,7 +17,7 @@ from elasticjob_operator.client.rules import check_manifest
 from elasticjob_operator.launch.bundle import Bundle, File
 from elasticjob_operator.launch.packages import add_search_path, build_installer
 
-MOST_NAME: Final = 63  # it is the value of a label
+MOST_NAME: Final = 253
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,11 @@ def check_name(name: Any) -> None:
     """Raises InvalidError if a job cannot have this name, or if there is none for its ConfigMap."""
     if not name:
         raise InvalidError("metadata.name: is required for a job with code: the ConfigMap is named after it")
-    if not isinstance(name, str) or len(name) > MOST_NAME or not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
+    part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    if not isinstance(name, str) or len(name) > MOST_NAME or not re.fullmatch(rf"{part}(\.{part})*", name):
         raise InvalidError(
-            f"metadata.name: {str(name)[:80]!r}: must be lower-case letters, digits and '-', at most {MOST_NAME} "
-            "characters"
+            f"metadata.name: {str(name)[:80]!r}: must be lower-case letters, digits, '-' and '.', begin and end with a "
+            f"letter or digit, and have at most {MOST_NAME} characters"
         )
 
 

@@ -206,7 +206,7 @@ def observe_pod(raw: Raw) -> Pod | None:
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
-        job=labels[names.LABEL_JOB],
+        job=ownership.owner_of(metadata)[0] or labels[names.LABEL_JOB],  # a label is at most 63 characters
         job_uid=labels.get(names.LABEL_JOB_UID, ""),
         index=index,
         phase=found.phase,

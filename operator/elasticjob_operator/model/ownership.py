@@ -55,7 +55,7 @@ def why_no_worker(metadata: Raw) -> str:
     if not uid:
         return f"no {names.KIND} controls it"
     labels = metadata.get("labels") or {}
-    if (labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)) != (job, uid):
+    if (labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)) != (names.label(job), uid):
         return f"its labels do not name the {names.KIND} that controls it"
     index = numerals.read_count(labels.get(names.LABEL_INDEX))
     if index is None or metadata.get("name") != names.pod_name(job, index):

@@ -43,12 +43,12 @@ def build_child(job: Job, child: Child, served: Served = Served()) -> Object:
     """The manifest of a child."""
     values, version = dict(child.values), resource_of(child, served).group_version
     described = metadata(job, child.name, {names.ANNOTATION_DIGEST: child.digest})
-    ours = {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}}
+    ours = {"matchLabels": {names.LABEL_JOB: names.label(job.name), names.LABEL_JOB_UID: job.uid}}
     if child.kind is Kind.SERVICE:
         service = {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {names.LABEL_JOB: job.name},
+            "selector": {names.LABEL_JOB: names.label(job.name)},
             "ports": [
                 {"name": "rendezvous", "port": names.C10D_PORT, "targetPort": names.C10D_PORT, "protocol": "TCP"}
             ],
@@ -60,8 +60,7 @@ def build_child(job: Job, child: Child, served: Served = Served()) -> Object:
         budget = {"minAvailable": values["minAvailable"], "selector": ours}
         return {"apiVersion": version, "kind": child.kind.value, "metadata": described, "spec": budget}
     if child.kind is Kind.NETWORK_POLICY:
-        peers = {"podSelector": {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}}}
-        rules = {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
+        rules = {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]}
         return {"apiVersion": version, "kind": "NetworkPolicy", "metadata": described, "spec": rules}
     if child.kind is Kind.AUTOSCALER:
         target = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.name}

@@ -45,7 +45,7 @@ def metadata(job: Job, name: str, annotations: Mapping[str, str] | None = None) 
         "name": name,
         "namespace": job.namespace,
         "labels": {
-            names.LABEL_JOB: job.name,
+            names.LABEL_JOB: names.label(job.name),
             names.LABEL_JOB_UID: job.uid,
             names.LABEL_APP: names.LABEL_APP_VALUE,
         },

@@ -37,8 +37,8 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     body: Object = {**spec.template["spec"]}
     pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": described, "spec": body}
     body["restartPolicy"] = "Never"
-    body.setdefault("hostname", names.pod_name(job.name, new.index)[:63].rstrip("-."))
-    body.setdefault("subdomain", names.service_name(job.name)[:63])
+    body.setdefault("hostname", names.host_name(job.name, new.index))
+    body.setdefault("subdomain", names.service_name(job.name))
     grace = spec.elastic_policy.graceful_shutdown_timeout_seconds
     body.setdefault("terminationGracePeriodSeconds", grace + 5)  # the agent stops its workers before the kubelet does
     body.setdefault("automountServiceAccountToken", False)
@@ -98,7 +98,7 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
 
 def _rendezvous_environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> list[Object]:
     backend, conf = spec.rendezvous.backend, dict(spec.rendezvous.conf or {})
-    first = f"{names.pod_name(job.name, 0)}.{names.service_name(job.name)}.{job.namespace}"
+    first = f"{names.host_name(job.name, 0)}.{names.service_name(job.name)}.{job.namespace}"
     endpoint = spec.rendezvous.endpoint or f"{first}:{names.C10D_PORT}"
     elastic = f"{spec.min_replicas}:{spec.max_replicas}"
     if backend is api.RendezvousBackend.STATIC:

@@ -31,7 +31,7 @@ class Priority:
 
 
 def workload_name(job: Job, first: int) -> str:
-    return f"{job.name}-{job.uid[:8]}-{first}"
+    return ours.workload_name(job.name, job.uid, first)
 
 
 def is_sent_on(spec: api.Spec | None) -> bool:
