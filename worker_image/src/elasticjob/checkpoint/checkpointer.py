@@ -27,13 +27,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from elasticjob.channel import progress, signals
 from elasticjob.checkpoint import distrust, files, memory, shelf
 from elasticjob.checkpoint.causes import find_culprit, find_root_cause
-from elasticjob.checkpoint.state import apply, collect, collect_others
+from elasticjob.checkpoint.state import apply, collect, collect_others, compare_groups, list_names, prepare
 from elasticjob.collectives import messages
 from elasticjob.errors import CheckpointFailedError, ConfigurationError
 
@@ -69,6 +70,8 @@ class Checkpointer:
         wrong = [name for name, one in others.items() if not hasattr(one, "load_state_dict")]
         if wrong:
             raise ConfigurationError(f"{', '.join(wrong)}: an object to save needs state_dict() and load_state_dict().")
+        if optimizer is not None:
+            list_names(model, optimizer)
         self.directory = Path(directory)
         self.skipped: list[str] = []  # checkpoints that restore() skipped, with the reason
         self._model, self._optimizer, self._others = model, optimizer, others
@@ -146,8 +149,14 @@ class Checkpointer:
         self.wait()
         self._answering, self._is_requested = signals.checkpoint_requested() or self._is_requested, False
         temporary = self.directory / files.temporary_name(step)
-        self._on_rank_0(f"save step {step}", lambda: files.make_empty(temporary))
-        others = collect_others(self._optimizer, self._others) if self._rank == 0 else b""
+        others = b""
+
+        def begin() -> None:
+            nonlocal others
+            others = collect_others(self._optimizer, self._others)
+            files.make_empty(temporary)
+
+        self._on_rank_0(f"save step {step}", begin)
         state = collect(self._model, self._optimizer)
         future = async_save(state, checkpoint_id=temporary, process_group=self._files)
 
@@ -222,7 +231,8 @@ class Checkpointer:
         """Load the newest complete checkpoint, from memory or from disk, and return its step; 0 if there is none.
 
         A damaged or unfinished checkpoint is skipped with a warning and added to `skipped`. Raises
-        CheckpointFailedError if the previous save failed.
+        CheckpointFailedError if the previous save failed, and if the newest intact checkpoint is of another model or
+        optimizer.
         """
         self.wait()
         steps = self._from_rank_0(self.steps)
@@ -234,16 +244,21 @@ class Checkpointer:
             if problem is None:
                 return choice.step
             self._skip(f"the snapshot of step {choice.step} in memory", problem)
-        return next((int(step) for step in steps if self._restore_file(step)), 0)
+        found = next((int(step) for step in steps if self._restore_file(step)), 0)
+        if not found and self._memory is not None and self._memory.misfit:
+            raise CheckpointFailedError(self._explain("the last snapshot in memory", self._memory.misfit))
+        return found
 
     def _restore_file(self, step: int) -> bool:
         folder = self.directory / files.folder_name(step)
-        problem = self._find_problem(folder) or self._load(folder)
+        problem = self._find_problem(folder)
         if problem is not None:
             self._skip(folder.name, problem)
-        elif self._memory is not None:
+            return False
+        self._load(step, folder)
+        if self._memory is not None:
             self._memory.keep_only("", 0)  # training goes on from this step: newer ones would be repeated
-        return problem is None
+        return True
 
     def _skip(self, name: str, problem: str) -> None:
         self.skipped.append(f"{name}: {problem}")
@@ -260,21 +275,35 @@ class Checkpointer:
             problem = str(error)
         return self._first_problem(problem)
 
-    def _load(self, folder: Path) -> str | None:
-        state = collect(self._model, self._optimizer)
+    def _load(self, step: int, folder: Path) -> None:
+        """Load an intact checkpoint. Raises CheckpointFailedError on every rank if that is not possible.
+
+        The reason will not go away by itself, and an older checkpoint, or none, would silently lose what was trained.
+        """
         problem: str | None = None
+        state: dict[str, Any] = {}
         others: Any = None
         try:
-            load(state, checkpoint_id=folder, process_group=self._files)
-            others = torch.load(folder / files.STATE, map_location="cpu", weights_only=True)
+            state, differences = prepare(self._model, self._optimizer, FileSystemReader(folder).read_metadata())
+            if not differences:
+                load(state, checkpoint_id=folder, process_group=self._files)
+                others = torch.load(folder / files.STATE, map_location="cpu", weights_only=True)
+                differences = compare_groups(self._model, self._optimizer, state)
+            problem = "; ".join(differences) or None
         except (Exception, CheckpointException) as error:
             problem = find_root_cause(error)
         problem = self._first_problem(problem)
-        if problem is None:
-            missing = apply(self._model, self._optimizer, self._others, state, others)
-            if missing and self._rank == 0:
-                _log.warning("the checkpoint has no %s: it starts from its initial state", ", ".join(missing))
-        return problem
+        if problem is not None:
+            raise CheckpointFailedError(self._explain(f"step {step}", problem))
+        missing = apply(self._model, self._optimizer, self._others, state, others)
+        if missing and self._rank == 0:
+            _log.warning("the checkpoint has no %s: it starts from its initial state", ", ".join(missing))
+
+    def _explain(self, what: str, problem: str) -> str:
+        return (
+            f"{what} of {self.directory} is complete, but does not fit this model and optimizer: {problem}."
+            " Give Checkpointer those with which it was saved, or another directory to begin anew."
+        )
 
     def _first_problem(self, problem: str | None) -> str | None:
         return next((one for one in messages.all_gather_json(problem, self._files) if one), None)
@@ -287,7 +316,7 @@ class Checkpointer:
         if self._rank == 0:
             try:
                 action()
-            except OSError as error:
+            except (OSError, ConfigurationError) as error:
                 problem = str(error)
         problem = messages.broadcast_json(problem, 0, self._deciders)
         if problem is not None:

@@ -54,6 +54,7 @@ class Snapshots:
         self._is_writer = shelf is not None and (self._is_sharded or local_rank == 0)
         self._copies = Copies(shelf, per_pod, world) if self._is_sharded else None
         self._thread: threading.Thread | None = None
+        self.misfit = ""  # why an intact snapshot could not be used
         self._copied = threading.Event()
         self._copied.set()
         if shelf is None:
@@ -154,14 +155,17 @@ class Snapshots:
     def restore(self, choice: Choice) -> str | None:
         """Load a snapshot; the problem if that is not possible, and then nothing has changed. Equal on all ranks."""
         problem: str | None = None
+        misfit: str | None = None
         state: dict[str, Any] = {}
         try:
             text, data = self._receive(choice)
             state = _join(text, data)
-            problem = self._find_mismatch(state)
+            problem = misfit = self._find_misfit(state)
         except (SnapshotError, ValueError) as error:
             problem = str(error)
-        problems = [one for one in messages.all_gather_json(problem, self._group) if one]
+        said = messages.all_gather_json([problem, misfit], self._group)
+        self.misfit = next((one for _, one in said if one), self.misfit)
+        problems = [one for one, _ in said if one]
         problem = min(problems, key=lambda one: one == _ELSEWHERE, default=None)
         if problem is None:
             self._apply(state)
@@ -215,12 +219,14 @@ class Snapshots:
             dist.recv(data, source, group=self._group)
         return messages.to_text(text), data
 
-    def _find_mismatch(self, state: dict[str, Any]) -> str | None:
+    def _find_misfit(self, state: dict[str, Any]) -> str | None:
         own = _localize(self._model.state_dict())
         saved = state["model"]
         if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
             return "the model in the snapshot is another one"
-        if (state["optimizer"] is None) is not (self._optimizer is None):
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        theirs = [] if state["optimizer"] is None else state["optimizer"]["param_groups"]
+        if [len(one["params"]) for one in groups] != [len(one["params"]) for one in theirs]:
             return "the snapshot has another optimizer"
         return None
 
