@@ -504,6 +504,30 @@ def test_a_world_whose_members_are_all_blocked_gets_no_more_grace() -> None:
     assert not state.published.blocked
 
 
+@pytest.mark.parametrize("saved_after", [None, 3.0], ids=["it does not answer", "it answers"])
+def test_what_a_script_gets_to_save_and_to_stop_is_one_grace(saved_after: float | None) -> None:
+    """A script that does not answer the checkpoint signal may still have a handler of SIGTERM, and needs time for it."""
+    state, _ = play(make_state(Stage.RUNNING), hub_changed(regroup(3, checkpoint=True, grace=10.0)), events.Parked())
+    asked = NOW + (7.0 if saved_after is None else saved_after)
+    assert kinds(play(state, events.Tick(), now=asked - 0.01)[1]) == []
+    state, done = play(state, events.Tick() if saved_after is None else events.Saved(), now=asked)
+    assert events.Terminate(has_grace=True) in done
+    assert kinds(play(state, events.Tick(), now=NOW + 9.99)[1]) == ["CheckStopped"]
+    assert kinds(play(state, events.Tick(), now=NOW + 10.0)[1]) == ["Kill"]
+
+
+def test_a_session_that_is_stopped_saves_and_leaves_within_one_grace() -> None:
+    stop = wire.Stop("over", checkpoint=True, grace_seconds=10.0)
+    state, done = play(make_state(Stage.RUNNING, sessions=True), hub_changed(stop))
+    assert kinds(done) == ["Save"]
+    state, done = play(state, events.Tick(), now=NOW + 7.0)
+    assert "AskPause" in kinds(done)
+    state, done = play(state, events.Tick(), now=NOW + 9.9 + stages.PATIENCE)
+    assert kinds(done) == []
+    state, done = play(state, events.Tick(), now=NOW + 10 + stages.PATIENCE)
+    assert "KillSessions" in kinds(done)
+
+
 @pytest.mark.parametrize(
     ("directive", "expected"),
     [

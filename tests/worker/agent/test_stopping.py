@@ -59,3 +59,16 @@ def test_nothing_of_an_old_world_is_left_in_the_next_one(hub: FakeHub, pods: Pod
         kind for kind, pid in left.items() if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
     }
     assert not running, pod.log
+
+
+@pytest.mark.parametrize("kind", ["executed", "handler"])
+def test_a_script_gets_no_signal_that_it_does_not_expect(hub: FakeHub, pods: Pods, tmp_path: Path, kind: str) -> None:
+    """The agent looks where a worker that ends is; the signal for that would end this one, or call its own handler."""
+    hub.set_size(1)
+    arguments = (str(PROGRAMS / "ej_own_signal.py"), str(tmp_path), kind)
+    pods.start("pod-0", *arguments, launcher="elasticjob-run")
+    hub.wait_for((tmp_path / "trains-1").exists, what="it trains")
+    pods.start("pod-1", *arguments, launcher="elasticjob-run")
+    hub.wait_for_world(2)
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / "own-handler").exists()

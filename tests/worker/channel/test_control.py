@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import signal
 import socket
 import subprocess
@@ -14,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob import env
+from elasticjob.channel import control
 from elasticjob.channel.control import Server
 from worker.gang_helper import clean_environment
 
@@ -21,6 +25,8 @@ pytestmark = pytest.mark.timeout(60)
 
 AGENT = """
 import sys
+from elasticjob import env
+from elasticjob.channel import control
 from elasticjob.channel.control import Server
 server = Server(lambda peer, message: None)
 print(server.folder, flush=True)
@@ -96,3 +102,33 @@ def test_a_closed_server_leaves_no_thread() -> None:
     server.close()
     waiting.join(30)
     assert not waiting.is_alive()
+
+
+def test_a_message_that_is_sent_while_another_one_is_waits_for_it() -> None:
+    """A signal handler may send in the middle of the main thread's own message."""
+    code = """
+import os, signal, sys, time
+from elasticjob.channel import control
+client = control.connect()
+signal.signal(signal.SIGALRM, lambda *_: client.send({"type": "inner"}))
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+for number in range(300):
+    client.send({"type": "outer", "text": "x" * 200_000})
+signal.setitimer(signal.ITIMER_REAL, 0)
+client.send({"type": "last"})
+time.sleep(60)
+"""
+    found: queue.Queue[str] = queue.Queue()
+    server = control.Server(lambda peer, message: found.put("over" if message is None else str(message["type"])))
+    environ = {**os.environ, env.CONTROL: str(server.path)}
+    worker = subprocess.Popen([sys.executable, "-c", code], env=environ)
+    try:
+        kinds = []
+        while (kind := found.get(timeout=60)) != "last":
+            kinds.append(kind)
+        assert kinds.count("outer") == 300
+        assert "inner" in kinds
+    finally:
+        worker.kill()
+        worker.wait()
+        server.close()
