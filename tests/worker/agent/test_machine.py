@@ -10,7 +10,7 @@ import pytest
 from elasticjob.agent import events, local_workers, machine, rules, stages
 from elasticjob.agent.events import Action, Event, HubView
 from elasticjob.agent.state import Stage, State
-from elasticjob.channel import stacks
+from elasticjob.channel import looks, stacks
 from elasticjob.protocol import wire
 
 NOW = 1000.0
@@ -64,7 +64,7 @@ def kinds(actions: Iterable[Action]) -> list[str]:
 
 
 def test_hung_workers_are_held_for_as_long_as_another_agent_may_examine_its_own() -> None:
-    assert stages.HOLD > stacks.PATIENCE + local_workers.DETAILS_SECONDS
+    assert stages.HOLD > looks.ANSWER_SECONDS + stacks.PATIENCE + local_workers.DETAILS_SECONDS
 
 
 def test_a_newcomer_joins_a_world_and_leaves_it() -> None:
@@ -504,23 +504,21 @@ def test_a_world_whose_members_are_all_blocked_gets_no_more_grace() -> None:
     assert not state.published.blocked
 
 
-@pytest.mark.parametrize("saved_after", [None, 3.0], ids=["it does not answer", "it answers"])
-def test_what_a_script_gets_to_save_and_to_stop_is_one_grace(saved_after: float | None) -> None:
-    """A script that does not answer the checkpoint signal may still have a handler of SIGTERM, and needs time for it."""
+@pytest.mark.parametrize("seconds", [3.0, 10.0], ids=["it answers", "it does not answer"])
+def test_what_a_script_gets_to_save_and_to_stop_is_one_grace(seconds: float) -> None:
     state, _ = play(make_state(Stage.RUNNING), hub_changed(regroup(3, checkpoint=True, grace=10.0)), events.Parked())
-    asked = NOW + (7.0 if saved_after is None else saved_after)
-    assert kinds(play(state, events.Tick(), now=asked - 0.01)[1]) == []
-    state, done = play(state, events.Tick() if saved_after is None else events.Saved(), now=asked)
-    assert events.Terminate(has_grace=True) in done
-    assert kinds(play(state, events.Tick(), now=NOW + 9.99)[1]) == ["CheckStopped"]
-    assert kinds(play(state, events.Tick(), now=NOW + 10.0)[1]) == ["Kill"]
+    state, done = play(state, events.Saved() if seconds < 10 else events.Tick(), now=NOW + seconds)
+    assert events.Terminate(has_grace=seconds < 10) in done
+    end = max(NOW + 10.0, NOW + seconds + stages.LOSS_GRACE)
+    assert kinds(play(state, events.Tick(), now=end - 0.01)[1]) == ["CheckStopped"]
+    assert kinds(play(state, events.Tick(), now=end)[1]) == ["Kill"]
 
 
 def test_a_session_that_is_stopped_saves_and_leaves_within_one_grace() -> None:
     stop = wire.Stop("over", checkpoint=True, grace_seconds=10.0)
     state, done = play(make_state(Stage.RUNNING, sessions=True), hub_changed(stop))
     assert kinds(done) == ["Save"]
-    state, done = play(state, events.Tick(), now=NOW + 7.0)
+    state, done = play(state, events.Saved(), now=NOW + 2.0)
     assert "AskPause" in kinds(done)
     state, done = play(state, events.Tick(), now=NOW + 9.9 + stages.PATIENCE)
     assert kinds(done) == []

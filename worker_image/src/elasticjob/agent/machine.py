@@ -98,7 +98,7 @@ def _entered(state: State, event: events.Entered, now: float) -> Result:
     world = _entering(state, event.generation)
     if world is None:
         return state, ()
-    state = replace(state, stage=Stage.RUNNING, ran=True, parked=False, until=None, granted=0.0, idle=())
+    state = replace(state, stage=Stage.RUNNING, ran=True, parked=False, until=None, granted=0.0, deadline=None, idle=())
     state = replace(state, evidence=None, failure=None, waiting=frozenset())
     state, published = stages.publish(state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None)
     return state, (*published, events.Begin(world, state.keeps_memory))

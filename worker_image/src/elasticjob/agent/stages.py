@@ -14,7 +14,7 @@ from elasticjob.agent.state import Stage, State
 from elasticjob.protocol import directives, wire
 
 LOSS_GRACE = 1.0  # seconds between SIGTERM and SIGKILL if nothing can be saved
-HOLD = 3.0  # seconds that hung workers are kept running while the other agents examine theirs, which may take 2.5
+HOLD = 3.0  # seconds that hung workers are kept running while the other agents examine theirs, which may take 2.75
 PATIENCE = 8.0  # seconds beyond the grace period to leave a world; the operator's own limit is longer
 ADVICE = 60.0  # seconds between two warnings about workers without a session
 
@@ -56,15 +56,22 @@ def launch(state: State, now: float) -> State:
     return replace(state, stage=Stage.LAUNCHED, until=now + ADVICE, asked=None)
 
 
+def save(state: State, grace: float, now: float) -> Result:
+    """Ask the scripts for a checkpoint. What they do not use of the grace is theirs when they are stopped."""
+    return replace(state, stage=Stage.SAVING, until=now + grace, deadline=now + grace), (events.Save(),)
+
+
 def stop(state: State, now: float) -> Result:
     """Terminate the workers, earlier than torch would: it waits 30 s for a script that ignores SIGTERM."""
-    grace = LOSS_GRACE if state.end is not None else max(rules.find_grace(state, now), LOSS_GRACE)
+    left = rules.find_grace(state, now)
+    left = left if state.deadline is None else min(left, state.deadline - now)
+    grace = LOSS_GRACE if state.end is not None else max(left, LOSS_GRACE)
     return replace(state, stage=Stage.STOPPING, until=now + grace), (events.Terminate(grace > LOSS_GRACE),)
 
 
 def pause(state: State, now: float) -> Result:
     """Ask the sessions to leave their world."""
-    until = now + state.grace_seconds + PATIENCE
+    until = (now + state.grace_seconds if state.deadline is None else max(now, state.deadline)) + PATIENCE
     return publish(
         replace(state, stage=Stage.PAUSING, until=until, asked=None), phase=wire.STOPPING, failure=state.evidence
     )
@@ -120,7 +127,7 @@ def _while_running(state: State, now: float) -> Result:
         return publish(replace(state, stage=Stage.ENDING, until=None), phase=wire.STOPPING, failure=None)
     if over and isinstance(directive, wire.Stop) and directive.checkpoint:
         # The workers' memory is about to be lost: let the scripts save while the world still works.
-        return replace(state, stage=Stage.SAVING, until=now + directive.grace_seconds), (events.Save(),)
+        return save(state, directive.grace_seconds, now)
     if over:
         return pause(state, now)
     if state.until is not None and now >= state.until:  # the hub did not react to the reported hang
@@ -134,7 +141,7 @@ def _while_ending(state: State, now: float) -> Result:
     if not state.parked:
         return state, ()
     if state.granted > 0:
-        return replace(state, stage=Stage.SAVING, until=now + state.granted), (events.Save(),)
+        return save(state, state.granted, now)
     return stop(state, now)
 
 

@@ -45,6 +45,7 @@ class State:
     leave_at: float | None = None  # after SIGTERM: when to stop without an answer from the hub
     until: float | None = None  # when this stage times out
     granted: float = 0.0  # seconds that the scripts were given to save when the world ended
+    deadline: float | None = None  # when those are over, for saving and stopping together
     asked: bool | None = None  # whether the latest request to leave the world was announced; None: not asked
     idle: tuple[Idle, ...] = ()  # sessions that are waiting for a world
     waiting: frozenset[int] = frozenset()  # workers (pids) of a hung world that are blocked in a collective
