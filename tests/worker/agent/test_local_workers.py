@@ -14,6 +14,7 @@ from typing import cast
 
 import pytest
 
+from elasticjob import env
 from elasticjob.agent.hub_client import Hub
 from elasticjob.agent.local_workers import LocalWorkers
 
@@ -21,10 +22,9 @@ pytestmark = pytest.mark.timeout(240)
 BLOCKED_THREAD = "elasticjob-blocked"
 WORKER = """
 import importlib.util, sys, threading
-from pathlib import Path
-from elasticjob.channel import stacks
-stacks.offer(Path(sys.argv[1]))
-spec = importlib.util.spec_from_file_location("collective", sys.argv[2])
+from elasticjob.channel import control
+control.connect()
+spec = importlib.util.spec_from_file_location("collective", sys.argv[1])
 collective = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(collective)
 works = threading.Event()
@@ -56,9 +56,12 @@ def test_blocked_workers_are_reported_until_they_go_on(workers: LocalWorkers, tm
     collective.parent.mkdir(parents=True)
     # A call in a file of this name counts as a collective.
     collective.write_text("import time\ndef wait(): time.sleep(3600)\n")
-    command = [sys.executable, "-c", WORKER, str(workers.server.folder), str(collective)]
+    command = [sys.executable, "-c", WORKER, str(collective)]
+    environ = {**os.environ, env.CONTROL: workers.path}
     told: queue.Queue[bool] = queue.Queue()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as worker:
+    with subprocess.Popen(
+        command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
         assert worker.stdout.readline() == "ready\n"

@@ -48,6 +48,7 @@ class LocalWorkers:
         self._steps = steps.Steps()  # of local rank 0
         self._looks = looks.Looks(hang_timeout)
         self._evidence: wire.Failure | None = None
+        self._is_told = False  # where the workers are, which are not active, though something goes on
         self._stillness = stillness.Stillness()
         self._blocked: dict[int, str] = {}  # stacks of workers (pids) that were found blocked while they were stopped
         self.killed: set[int] = set()  # workers (pids) that this agent killed, which is not their failure
@@ -74,6 +75,7 @@ class LocalWorkers:
             self._watch = hang.Watch(self._hang_timeout)
             self._looks.begin()
             self._evidence = None
+            self._is_told = False
             self._stillness = stillness.Stillness()
 
     def _find_peers(self) -> dict[int, int]:
@@ -198,7 +200,7 @@ class LocalWorkers:
         seen: list[hang.Look] = []
         told = False
         while not is_over() and (workers := {rank: pid for rank, pid in workers.items() if work.is_alive(pid)}):
-            seen = [*seen[1 - hang.BLOCKED_LOOKS :], looks.take_stacks(self._server.folder, workers)]
+            seen = [*seen[1 - hang.BLOCKED_LOOKS :], self._looks.take_stacks(self._server, workers)]
             if hang.is_blocked(seen) is not told:
                 told = not told
                 self._blocked = {workers[rank]: stack for rank, stack in seen[-1].stacks.items() if rank in workers}
@@ -216,9 +218,13 @@ class LocalWorkers:
         with self._lock:
             if self._evidence is not None:
                 return None
-            if self._watch.reports:
+            if hang.find_limit(self._watch) is not None:
                 return events.Hung() if hang.is_hung(self._watch, time.monotonic()) else None
         is_quiet = self._looks.are_quiet(self._server, self.find_workers().values())
+        if not is_quiet and self._looks.are_suspicious() is not self._is_told:
+            self._is_told = not self._is_told
+            if self._is_told:
+                threading.Thread(target=self._tell, name="elasticjob-tell", daemon=True).start()
         is_told = bool(told) and told == self._find_place()[0]
         return events.Hung(is_quiet) if is_quiet is not is_told else None
 
@@ -232,7 +238,14 @@ class LocalWorkers:
             self._evidence = found
         return found
 
-    def _examine(self) -> wire.Failure:
+    def _tell(self) -> None:
+        """Tell where the workers are. It may be a hang, and something that goes on beside hides it; or it is work."""
+        try:
+            self._examine("Something else goes on, so the world is not ended for this yet")
+        except Exception:
+            logger.exception("Could not find out where the workers are.")
+
+    def _examine(self, note: str = "") -> wire.Failure:
         generation, first_rank = self._find_place()
         with self._lock:
             stalled = time.monotonic() - self._watch.last if self._watch.reports else None
@@ -240,13 +253,15 @@ class LocalWorkers:
         quiet_for = self._looks.quiet_seconds()
         workers = self.find_workers()
         self._looks.take(self._server, workers.values(), detailed=True)  # answered while the stacks are collected
-        dumps = stacks.collect(self._server.folder, workers)
+        dumps = self._looks.collect_stacks(self._server, workers)
         self._looks.await_details(self._server, workers.values(), DETAILS_SECONDS)
         places = {rank: stacks.find_places(stacks.find_main_stack(text)) for rank, text in dumps.items()}
-        self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
+        if not note:
+            self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
         # Prefer a rank that is not blocked in a collective: it holds the others up.
         chosen = min(places, key=lambda rank: (hang.is_waiting(places[rank]), rank), default=None)
-        text = f"no collective and no work for {quiet_for:.0f} s" if quiet_for else "no step was reported"
+        what = "no collective, though something goes on," if note else "no collective and no work"
+        text = f"{what} for {quiet_for:.0f} s" if quiet_for else "no step was reported"
         text = text if stalled is None else f"no step for {stalled:.0f} s after step {step}"
         place = None if chosen is None else hang.find_own_place(places[chosen])
         failure = wire.Failure(
@@ -266,8 +281,9 @@ class LocalWorkers:
             for rank, pid in sorted(workers.items())
             if rank in dumps
         )
+        said = f"{failure.message}\n{note}.\n" if note else f"{failure.message}\n"
         logger.error("%s", hang.format_report(generation, failure.message or "", report))
-        self._hub.diagnose(generation, wire.HANG, f"{failure.message}\n{report}")
+        self._hub.diagnose(generation, wire.HANG, f"{said}{report}")
         return failure
 
 

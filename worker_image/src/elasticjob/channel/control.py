@@ -9,6 +9,7 @@ so this also works with plain `torchrun`.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import json
 import logging
@@ -139,7 +140,8 @@ class Client:
     def __init__(self, path: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(path)
-        self._lock = threading.Lock()
+        self._unsent: collections.deque[bytes] = collections.deque()
+        self._sending = threading.Lock()
         self._wants: set[str] = set()
         self._listeners: list[Callable[[Message], None]] = []
         self.folder = Path(path).parent
@@ -148,9 +150,8 @@ class Client:
 
     def want(self, *names: str) -> None:
         """Announce to the agent what this worker supports."""
-        with self._lock:
-            self._wants.update(names)
-            wants = sorted(self._wants)
+        self._wants.update(names)
+        wants = sorted(self._wants)
         self.send(
             {
                 "type": "hello",
@@ -165,10 +166,21 @@ class Client:
         self._listeners.append(listener)
 
     def send(self, message: Message) -> bool:
+        """Send a message, after those that are being sent; False if the agent has disconnected.
+
+        Never waits for another thread, nor for the code that a signal handler interrupts: whoever is sending goes on
+        with this one.
+        """
+        self._unsent.append(json.dumps(message).encode() + b"\n")
         try:
-            with self._lock:
-                self._connection.sendall(json.dumps(message).encode() + b"\n")
+            while self._unsent and self._sending.acquire(blocking=False):
+                try:
+                    while self._unsent:
+                        self._connection.sendall(self._unsent.popleft())
+                finally:
+                    self._sending.release()
         except OSError:
+            self._unsent.clear()
             return False
         return True
 
@@ -180,7 +192,7 @@ class Client:
 
 
 _client: Client | None = None
-_client_lock = threading.Lock()
+_client_lock = threading.RLock()  # a signal handler may interrupt `connect`, and report
 
 
 def connect() -> Client | None:
@@ -203,7 +215,7 @@ def _answer_look(message: Message) -> None:
     if message.get("type") != LOOK or _client is None:
         return
     is_detailed = bool(message.get("detailed"))
-    told: Message = {"type": LOOK, "collectives": None, "last": ""}
+    told: Message = {"type": LOOK, "collectives": None, "last": "", "signal": stacks.is_offered()}
     if "torch.distributed.distributed_c10d" in sys.modules:  # this thread does not import torch for a script
         from elasticjob.torchcompat import groups
 
@@ -211,6 +223,8 @@ def _answer_look(message: Message) -> None:
         told["last"] = groups.find_last_collective() if is_detailed else ""
     if is_detailed:
         told["threads"] = stacks.describe_other_threads()
+    if message.get("stack"):
+        told["stack"] = stacks.describe_main_thread()
     _client.send(told)
 
 

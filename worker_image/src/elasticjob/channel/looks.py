@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Final
 
 from elasticjob.channel import control, hang, quiet, stacks, work
 
 _MOST_CHARACTERS: Final = 512
+ANSWER_SECONDS: Final = 0.25  # for the thread that reads a worker's connection: it needs the GIL
 
 
 class Looks:
@@ -22,6 +22,8 @@ class Looks:
         self._lock = threading.Condition()
         self._watch = quiet.Watch(limit)
         self._answers: dict[int, tuple[int | None, str]] = {}  # by pid: collectives entered, and the last of them
+        self._stacks: dict[int, str] = {}  # by pid: that of the main thread, in the answer to a look for it
+        self._own_handlers: set[int] = set()  # pids of workers whose SIGUSR2 is their script's
         self._threads: dict[int, str] = {}  # by pid: the stacks of other threads, in the answer to a detailed look
 
     def begin(self) -> None:
@@ -37,6 +39,10 @@ class Looks:
         is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
         with self._lock:
             self._answers[pid] = (count if is_count else None, last[:_MOST_CHARACTERS] if isinstance(last, str) else "")
+            if isinstance(stack := message.get("stack"), str):
+                self._stacks[pid] = stack
+                self._lock.notify_all()
+            (self._own_handlers.add if message.get("signal") is False else self._own_handlers.discard)(pid)
             if isinstance(threads, str):
                 self._threads[pid] = threads[: stacks.MOST_CHARACTERS]
                 self._lock.notify_all()
@@ -50,6 +56,11 @@ class Looks:
             self.take(server, pids)
         with self._lock:
             return self._watch.is_quiet(now)
+
+    def are_suspicious(self) -> bool:
+        """Whether no worker has been active for that long, though something may go on beside."""
+        with self._lock:
+            return self._watch.is_suspicious(time.monotonic())
 
     def take(self, server: control.Server, pids: Collection[int], *, detailed: bool = False) -> None:
         """Use the answers to the last look, and ask the workers anew.
@@ -71,6 +82,31 @@ class Looks:
         with self._lock:
             self._lock.wait_for(lambda: asked <= self._threads.keys(), patience)
 
+    def collect_stacks(
+        self, server: control.Server, workers: Mapping[int, int], patience: float = stacks.PATIENCE
+    ) -> dict[int, str]:
+        """The stacks of the main threads of these workers (pids by local rank), as far as they are known in time.
+
+        Workers are asked first. One that does not answer gets a signal, if that is safe.
+        """
+        peers = [peer for peer in server.peers(control.LOOK) if peer.pid in workers.values()]
+        with self._lock:
+            self._stacks.clear()
+        for peer in peers:
+            peer.send({"type": control.LOOK, "detailed": False, "stack": True})
+        with self._lock:
+            self._lock.wait_for(lambda: {peer.pid for peer in peers} <= self._stacks.keys(), ANSWER_SECONDS)
+            found = {rank: self._stacks[pid] for rank, pid in workers.items() if pid in self._stacks}
+            offered = {peer.pid for peer in server.peers(control.STACKS)} - self._own_handlers
+        silent = {rank: pid for rank, pid in workers.items() if rank not in found and pid in offered}
+        return found | stacks.collect(server.folder, silent, patience)
+
+    def take_stacks(self, server: control.Server, workers: Mapping[int, int]) -> hang.Look:
+        """Where workers (pids by local rank) are, and what they have done so far."""
+        found = self.collect_stacks(server, workers, 0.5)
+        places = {rank: stacks.find_main_stack(text) for rank, text in found.items()}
+        return hang.Look(places, {rank: work.measure(pid) for rank, pid in workers.items()})
+
     def quiet_seconds(self) -> float:
         with self._lock:
             return self._watch.quiet_seconds(time.monotonic())
@@ -88,9 +124,3 @@ class Looks:
         """The worker's last answer, to be appended to a line; "" without one."""
         count, last = self._answers.get(pid, (None, ""))
         return ("" if count is None else f" {count} collectives entered") + (f", the last one {last}" if last else "")
-
-
-def take_stacks(folder: Path, workers: Mapping[int, int]) -> hang.Look:
-    """Where workers (pids by local rank) are, and what they have done so far."""
-    found = {rank: stacks.find_main_stack(text) for rank, text in stacks.collect(folder, workers, 0.5).items()}
-    return hang.Look(found, {rank: work.measure(pid) for rank, pid in workers.items()})

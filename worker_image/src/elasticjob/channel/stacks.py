@@ -1,8 +1,12 @@
-"""The stacks of workers: a worker offers that of its main thread on SIGUSR2, and its agent collects and reads them.
+"""The stacks of workers: each describes its threads when its agent asks, and dumps that of its main thread on SIGUSR2.
 
-The handler runs in the main thread and reads that thread alone, even while native code blocks it or keeps the GIL.
-Without the GIL nobody may read the stack of a thread that runs: faulthandler crashes the process in one of some ten to
-a hundred dumps. So a worker describes its other threads itself, with the GIL, when its agent asks.
+The answer comes from the thread that reads the control channel. It needs the GIL, so a worker whose native code keeps
+the GIL is silent; only such a one gets the signal. The handler runs in the main thread and reads that thread alone,
+even while native code blocks it or keeps the GIL. Without the GIL nobody may read the stack of a thread that runs:
+faulthandler crashes the process in one of some ten to a hundred dumps.
+
+The signal is a risk: it ends a process that has no handler, and a script may use it itself. So it goes only to a worker
+that is connected (an exec closes the connection), has a handler, and has not said that this one is the script's.
 """
 
 from __future__ import annotations
@@ -17,10 +21,13 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
+
+from elasticjob.channel import processes
 
 # In the worker.
 
@@ -51,8 +58,25 @@ def offer(folder: Path) -> bool:
 
 _open_files: list[IO[str]] = []
 
+
+def is_offered() -> bool:
+    """Whether SIGUSR2 still dumps the stack: the script may have set a handler of its own since."""
+    return bool(_open_files) and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+
+
 _MOST_CALLS: Final = 100  # as many as faulthandler writes
 MOST_CHARACTERS: Final = 32_768
+
+
+def describe_main_thread() -> str:
+    """In the worker: the stack of the main thread, in the form of faulthandler."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "" if frame is None else "\n".join(["Stack (most recent call first):", *_describe(frame), ""])
+
+
+def _describe(frame: types.FrameType) -> list[str]:
+    calls = itertools.islice(traceback.walk_stack(frame), _MOST_CALLS)
+    return [f'  File "{call.f_code.co_filename}", line {line} in {call.f_code.co_name}' for call, line in calls]
 
 
 def describe_other_threads() -> str:
@@ -63,9 +87,8 @@ def describe_other_threads() -> str:
     for ident, frame in sys._current_frames().items():
         if ident in skipped:
             continue
-        calls = itertools.islice(traceback.walk_stack(frame), _MOST_CALLS)
-        lines = (f'  File "{call.f_code.co_filename}", line {line} in {call.f_code.co_name}' for call, line in calls)
-        blocks.append("\n".join([f"Thread {names.get(ident, ident)} (most recent call first):", *lines]))
+        title = f"Thread {names.get(ident, ident)} (most recent call first):"
+        blocks.append("\n".join([title, *_describe(frame)]))
     return "\n\n".join(blocks)[:MOST_CHARACTERS]
 
 
@@ -76,11 +99,11 @@ PATIENCE: Final = 2.0  # seconds
 
 
 def collect(folder: Path, workers: Mapping[int, int], patience: float = PATIENCE) -> dict[int, str]:
-    """Request stack dumps from workers (pids by local rank); return the ones received, by local rank.
+    """Request stack dumps by signal from workers (pids by local rank); return the ones received, by local rank.
 
-    Workers that did not install the handler are skipped: the signal would terminate them. `patience` is in seconds.
+    Workers without a handler are skipped: the signal would terminate them. `patience` is in seconds.
     """
-    files = {rank: file for rank, pid in workers.items() if (file := _file_of(folder, pid)).exists()}
+    files = {rank: file for rank, pid in workers.items() if (file := _file_of(folder, pid)).exists() and _handles(pid)}
     sizes = {rank: _size(file) for rank, file in files.items()}
     for rank in files:
         with contextlib.suppress(ProcessLookupError):
@@ -91,6 +114,11 @@ def collect(folder: Path, workers: Mapping[int, int], patience: float = PATIENCE
         time.sleep(0.05)
         found = {rank: _read(file, sizes[rank]) for rank, file in files.items()}
     return {rank: text for rank, text in found.items() if text}
+
+
+def _handles(pid: int) -> bool:
+    process = processes.read(pid)
+    return process is not None and process.catches(signal.SIGUSR2)
 
 
 def _read(file: Path, begin: int) -> str:

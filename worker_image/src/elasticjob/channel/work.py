@@ -20,6 +20,7 @@ class Work:
     ticks: int = 0  # of processor time
     bytes: int = 0  # read and written
     waits_for_disk: bool = False
+    switches: int | None = None  # how often the main thread was scheduled so far; None: unknown
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def measure(pid: int, proc: Path = PROC) -> Work:
         for thread in _list(folder / "task"):
             waits = waits or _read(thread / "stat").rpartition(")")[2].split()[:1] == ["D"]
             pids += map(int, _read(thread / "children").split())
-    return Work(ticks, count, waits)
+    switches = [int(number) for _, number in _FIELDS.findall(_read(proc / str(pid) / "status")) if number]
+    return Work(ticks, count, waits, sum(switches) if switches else None)
 
 
 def is_idle(before: Work, after: Work) -> bool:
