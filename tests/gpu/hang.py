@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from elasticjob.channel import hang, looks, stillness, work
+from elasticjob.channel import hang, stacks, stillness, work
 from gpu import rig
 from gpu.report import Report
 
@@ -33,7 +33,7 @@ def paused(check: Report, folder: Path) -> None:
             is_still = is_still or (round(now - began, 2) if still.is_waiting else None)
             if now - last >= hang.BLOCKED_SECONDS:
                 last = now
-                seen.append(looks.take_stacks(world.server.folder, {0: pids[0]}))
+                seen.append(look(world.server.folder, {0: pids[0]}))
                 blocked = blocked or (round(now - began, 2) if hang.is_blocked(seen) else None)
             time.sleep(0.1)
         took = time.monotonic() - began
@@ -44,3 +44,9 @@ def paused(check: Report, folder: Path) -> None:
         os.kill(stopped.pid, signal.SIGCONT)
         world.await_step(reached + 4)
         check.expect(True, "after the pause all go on")
+
+
+def look(folder: Path, workers: dict[int, int]) -> hang.Look:
+    """Where these workers are (pids by local rank), and what they have done."""
+    found = {rank: stacks.find_main_stack(text) for rank, text in stacks.collect(folder, workers, 0.5).items()}
+    return hang.Look(found, {rank: work.measure(pid) for rank, pid in workers.items()})

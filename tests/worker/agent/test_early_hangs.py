@@ -11,7 +11,7 @@ from worker.fake_pods import Pods
 
 pytestmark = pytest.mark.timeout(240)
 PROGRAM = Path(__file__).parents[1] / "programs" / "ej_hang.py"
-LIMIT = {"ELASTICJOB_HANG_TIMEOUT_SECONDS": "3"}
+LIMIT: dict[str, str | None] = {"ELASTICJOB_HANG_TIMEOUT_SECONDS": "3"}
 
 
 def quiet_pods(hub: FakeHub) -> set[str]:
