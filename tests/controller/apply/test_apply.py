@@ -20,7 +20,8 @@ from elasticjob_operator.apply.apply import Applier
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
-from elasticjob_operator.plan.values import NewPod, Plan
+from elasticjob_operator.plan.values import Child, Kind, NewPod, Plan
+from elasticjob_operator.rest.errors import ApiError
 
 pytestmark = pytest.mark.timeout(60)
 STARTING = 6
@@ -76,3 +77,44 @@ async def test_a_job_with_a_world_does_not_wait_for_those_that_start(tmp_path: P
     statuses = [index for index, line in enumerate(server.asked) if line.startswith(f"{patched} starting")]
     assert len(pods) == STARTING and len(statuses) == 2 * STARTING
     assert max(pods) < statuses[STARTING]
+
+
+REFUSALS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid", 500: "InternalError"}
+GUARDS = (
+    Child(Kind.NETWORK_POLICY, "digits-workers"),
+    Child(Kind.CONFIG_MAP, "digits-ca", (("ca.crt", "PEM"),)),
+    Child(Kind.POD_GROUP, "digits", (("flavour", "volcano"), ("minMember", 1))),
+)
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.kind.value)
+async def test_no_pod_starts_without_what_guards_it(guard: Child, status: int, tmp_path: Path) -> None:
+    """Its network policy keeps strangers from ports through which they could run code in it."""
+    server = Server()
+    plural = guard.kind.value.lower().replace("policy", "policie")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if plural not in request.path:
+            return await server.answer(request)
+        if request.method == "GET":  # of the name that is taken
+            return web.json_response({"metadata": {"name": guard.name, "uid": "theirs"}})
+        told = {"kind": "Status", "reason": REFUSALS[status], "message": "no", "code": status}
+        return web.json_response(told, status=status)
+
+    job, plan = start(0)
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        try:
+            outcome = await applier.apply(job, "1", replace(plan, ensure=(guard,)), 0.0)
+        except ApiError:
+            told = ""  # it is tried again
+        else:
+            assert outcome.problem is not None and outcome.is_blocking
+            told = outcome.problem[1]
+        await applier.recorder.close()
+    assert not [line for line in server.asked if line.startswith("POST pods")]
+    assert [line for line in server.asked if line.startswith(f"PATCH {names.PLURAL}")], "the user is told"
+    if told and guard.kind is Kind.NETWORK_POLICY:
+        assert "spec.network.policy: false" in told
