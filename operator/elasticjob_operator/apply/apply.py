@@ -33,8 +33,8 @@ from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
 logger = logging.getLogger(__name__)
 
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
-# A pod must not start before its network policy and certificate exist; other objects can come later.
-_URGENT_CHILDREN = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
+# A pod does not start before its network policy, its certificate and its group exist; other objects can come later.
+_GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
 
 
 class DirectiveSink(Protocol):
@@ -86,11 +86,10 @@ class Applier:
 
     async def _write(self, job: Job, version: str, plan: Plan) -> list[ApiError]:
         """Write the objects and the job concurrently; return the rejected writes once all have completed."""
-        children = sorted(plan.ensure, key=lambda child: child.kind not in _URGENT_CHILDREN)
-        pods = (functools.partial(self._create_pod, job, new) for new in plan.create[:MOST_CREATIONS])
+        others = [child for child in plan.ensure if child.kind not in _GUARDS]
         failed, made, written = await asyncio.gather(  # in this order: a small job's pods are what its user waits for
-            batches.run_all(pods),
-            asyncio.gather(*(self._ensure(job, child) for child in children), return_exceptions=True),
+            self._create_guarded_pods(job, plan),
+            asyncio.gather(*(self._ensure(job, child) for child in others), return_exceptions=True),
             self._write_job(job, version, plan),
             return_exceptions=True,
         )
@@ -100,6 +99,17 @@ class Applier:
         assert isinstance(made, list)
         assert isinstance(failed, list)
         return _refused(made) + _refused(failed)
+
+    async def _create_guarded_pods(self, job: Job, plan: Plan) -> list[BaseException]:
+        """Create the pods, once all that guards them is there; otherwise none. Returns the errors."""
+        guards = [child for child in plan.ensure if child.kind in _GUARDS]
+        ensured = await asyncio.gather(*(self._ensure(job, child) for child in guards), return_exceptions=True)
+        errors = [error for error in ensured if error is not None]
+        if errors:
+            return errors
+        return await batches.run_all(
+            functools.partial(self._create_pod, job, new) for new in plan.create[:MOST_CREATIONS]
+        )
 
     # The job.
 
@@ -218,7 +228,7 @@ class Applier:
 
     async def _write_child(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
         path = path_of(body["apiVersion"], manifests.resource_of(child, self.served).plural, job.namespace)
-        urgency = Urgency.NORMAL if child.kind in _URGENT_CHILDREN else Urgency.LATER
+        urgency = Urgency.NORMAL if child.kind in _GUARDS else Urgency.LATER
         try:
             return await self._api.request("POST", path, body, urgency=urgency)
         except ApiError as error:

@@ -13,7 +13,11 @@ _NO_GROUP: Final = (
     "the cluster does not serve {}, so no PodGroup was created: install the scheduler named in "
     "spec.template.spec.schedulerName, or remove that field"
 )
-_TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", _NO_AUTOSCALER)
+_NO_POLICY: Final = (
+    "no pod starts without the job's NetworkPolicy: allow it, or set spec.network.policy: false, with which other pods "
+    "of the cluster can reach the workers' ports"
+)
+_TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _NO_AUTOSCALER)
 
 
 def is_refusal(error: ApiError) -> bool:
@@ -41,6 +45,8 @@ def name_unserved(kind: Kind, version: str) -> ApiError | None:
     """What a job is told whose objects of this kind the cluster does not serve; None if it does without them."""
     if kind is Kind.POD_GROUP:
         return ApiError(404, "NotServed", _NO_GROUP.format(version))
+    if kind in (Kind.NETWORK_POLICY, Kind.CONFIG_MAP):
+        return ApiError(404, "NotServed", f"the API server does not serve {version}")
     if kind is Kind.AUTOSCALER:
         return _refuse_autoscaler(404, "the cluster serves neither autoscaling/v2 nor autoscaling/v2beta2")
     return None
@@ -51,6 +57,9 @@ def name_child(kind: Kind, error: ApiError) -> ApiError:
     if kind is Kind.AUTOSCALER and is_refusal(error) and error.reason != _NO_AUTOSCALER:
         remedy = ": install the operator's chart with rbac.autoscaling=true" if error.status == 403 else ""
         return _refuse_autoscaler(error.status, error.message + remedy)
+    if kind is Kind.NETWORK_POLICY and is_refusal(error):
+        reason = error.reason if error.reason in _TOLD_BY_REASON else "PolicyRefused"
+        return ApiError(error.status, reason, f"{error.message}; {_NO_POLICY}")
     if error.status in (400, 413, 422):
         return ApiError(error.status, "ObjectRejected", f"the API server rejects the job's {kind}: {error.message}")
     return error

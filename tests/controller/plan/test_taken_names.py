@@ -68,7 +68,10 @@ async def test_a_taken_name_is_left_alone(kind: Kind, owner: str, tmp_path: Path
         if kind is Kind.AUTOSCALER:
             assert outcome.problem == ("AutoscalerRefused", f"elasticPolicy.metrics has no effect: {taken}")
         else:
-            assert outcome.problem == ("NameTaken", taken)
+            assert outcome.problem is not None
+            reason, message = outcome.problem
+            assert reason == "NameTaken" and message.startswith(taken)
+            assert ("spec.network.policy: false" in message) == (kind is Kind.NETWORK_POLICY)
         assert outcome.is_blocking is (kind is not Kind.AUTOSCALER)
         assert asked == ["POST", "GET"]
         assert not cache.children(job)
