@@ -331,3 +331,26 @@ def test_a_rule_of_the_users_counts_before_ours() -> None:
         cluster.run(0.25)
         fail_all(cluster, "SyntaxError: invalid syntax")
     assert not cluster.status.finished
+
+
+def test_a_changed_size_does_not_end_the_back_off() -> None:
+    """An autoscaler, or two writers that disagree, change the size for ever, and mend nothing."""
+    cluster = make_cluster("rejected")
+    cluster.run(60)
+    before = len(cluster.created)
+    for number in range(30):
+        cluster.edit(replicas=3 + number % 2)
+        cluster.run(10)
+    assert len(cluster.created) - before < 40, "a fixed spec makes no more"
+    told = cluster.status.condition("Degraded")
+    assert told is not None
+    assert told.reason == "BackOff"
+
+
+def test_a_changed_template_is_tried_at_once() -> None:
+    cluster = make_cluster("rejected")
+    cluster.run(300)
+    cluster.default_behaviour = ""
+    template = {"spec": {"containers": [{"name": "trainer", "image": "another"}]}}
+    cluster.edit(template=template)
+    assert cluster.run_until(lambda: cluster.trains) < 30
