@@ -91,6 +91,9 @@ class BackoffStatus(StatusModel):
     held: int = Field(default=0, description="Pods whose creation waits; 0 means that the whole job waits.")
     since: str | None = Field(default=None, description="When the last of these failures was seen.")
     until: str | None = Field(default=None, description="When the next attempt is due.")
+    cause: str | None = Field(
+        default=None, description="Digest of the spec without its sizes: a change of anything else is tried at once."
+    )
     step: int | None = Field(default=None, description="Highest step seen at that time.")
     error: str | None = Field(default=None, description="The program's error, if it failed before its first step.")
     alike: int = Field(default=0, description="How many times in a row this error occurred.")

@@ -10,6 +10,8 @@ whole job waits.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +79,21 @@ def note(
         until=format_time(until) if until > now else None,
         step=max((s for s in (step, known.step) if s is not None), default=None),
     )
+
+
+def digest_cause(spec: api.Spec) -> str:
+    """A digest of all that may be the cause of failures. A new size mends nothing, and autoscalers change it often."""
+    dumped = spec.dump()
+    for name in ("replicas", "scaling", "runPolicy"):
+        dumped.pop(name, None)
+    sizes = ("minReplicas", "maxReplicas", "spares", "metrics")
+    dumped["elasticPolicy"] = {k: v for k, v in (dumped.get("elasticPolicy") or {}).items() if k not in sizes}
+    return hashlib.sha256(json.dumps(dumped, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def keep(backoff: api.BackoffStatus | None, spec: api.Spec) -> api.BackoffStatus | None:
+    """The back-off status after a change of the spec: none if it may have mended what failed."""
+    return backoff if backoff is not None and backoff.cause == digest_cause(spec) else None
 
 
 def note_error(backoff: api.BackoffStatus, error: str, nodes: Collection[str]) -> api.BackoffStatus:

@@ -34,6 +34,7 @@ class BackoffFields(TypedDict, total=False):
     held: int
     since: str | None
     until: str | None
+    cause: str | None
     step: int | None
     error: str | None
     alike: int

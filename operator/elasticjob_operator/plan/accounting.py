@@ -43,7 +43,7 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
         status, found = _note_restless(seen, spec, status, verdicts)
     if not found:
         if missing:
-            status = _note_departed(seen, status, verdicts)
+            status = _note_departed(seen, spec, status, verdicts)
         return Accounting(_forget_counted(seen, status))
     failure = classify.first_failure(found)
     verdict = classify.apply_rules(spec.failure_policy.rules, failure)
@@ -52,7 +52,7 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
     charged_before = status.restarts.total
     status = _charge(seen, spec, status, found, failure, verdict)
     fresh = status.restarts.total > charged_before
-    status = _note_failures(seen, status, found, failure, verdict, fresh=fresh)
+    status = _note_failures(seen, spec, status, found, failure, verdict, fresh=fresh)
     told = reporting.describe_failure(failure)
     is_ruled = classify.find_rule(spec.failure_policy.rules, failure) is not None
     if verdict is Verdict.RESTART and not is_ruled and _is_hopeless(seen, status):
@@ -119,7 +119,14 @@ def _charge(
 
 
 def _note_failures(
-    seen: Seen, status: api.Status, found: Sequence[Failure], failure: Failure, verdict: Verdict, *, fresh: bool
+    seen: Seen,
+    spec: api.Spec,
+    status: api.Status,
+    found: Sequence[Failure],
+    failure: Failure,
+    verdict: Verdict,
+    *,
+    fresh: bool,
 ) -> api.Status:
     pods = {p.uid: p for p in seen.pods}
     charged = status.restarts.user if verdict is Verdict.RESTART else 0
@@ -142,10 +149,10 @@ def _note_failures(
         noted = backoff_rules.note_error(
             noted, error, {f.node for f in found if f.node and not classify.is_secondary(f)}
         )
-    return _with_backoff(status, noted)
+    return _with_backoff(spec, status, noted)
 
 
-def _note_departed(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdict]) -> api.Status:
+def _note_departed(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict]) -> api.Status:
     """Back off for pods that others delete or that succeed outside of a world. Neither is a failure."""
     members = {j.member.uid for j in verdicts} | set(status.rendezvous.succeeded)
     gone = [
@@ -170,8 +177,9 @@ def _note_departed(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerd
         step=seen.step,
         now=seen.now,
     )
+    status = _with_backoff(spec, status, noted)
     counted = sorted({*status.restarts.counted, *early})
-    return revise(status, restarts=revise(status.restarts, backoff=noted, counted=counted))
+    return revise(status, restarts=revise(status.restarts, counted=counted))
 
 
 def _members_sent_away(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdict]) -> list[Setback]:
@@ -191,7 +199,9 @@ def _setback(pod: Pod | None, status: api.Status, now: float) -> Setback:
     return Setback(formed, now - formed)
 
 
-def _with_backoff(status: api.Status, noted: api.BackoffStatus | None) -> api.Status:
+def _with_backoff(spec: api.Spec, status: api.Status, noted: api.BackoffStatus | None) -> api.Status:
+    if noted is not None and noted != status.restarts.backoff:
+        noted = revise(noted, cause=backoff_rules.digest_cause(spec))
     return revise(status, restarts=revise(status.restarts, backoff=noted))
 
 

@@ -122,7 +122,7 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
         changes["conditions"] = reporting.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
     if seen.job.generation != status.observed_generation and not seen.job.is_sized_by_pool:
         changes["capacity"] = None  # the user has changed the spec: retry withdrawn pods at once
-        changes["restarts"] = revise(status.restarts, backoff=None)
+        changes["restarts"] = revise(status.restarts, backoff=backoff_rules.keep(status.restarts.backoff, spec))
     return revise(status, **changes)
 
 
