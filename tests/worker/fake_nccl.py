@@ -1,0 +1,300 @@
+"""A backend for CPU tensors with the semantics of NCCL, for sessions that must hold on a device.
+
+    session = Session(..., backend=fake_nccl.NAME)  # and FAKE_NCCL="leaves=garbage,abort=8" in the environment
+
+What a script and a session can see of `ProcessGroupNCCL` and of a device:
+
+- A collective is queued. `wait()` and futures return whether or not it can ever be done, and nothing raises.
+- If a peer is lost, its kernel stays on the device until somebody aborts the communicator. Then it ends, with what lies
+  in its buffers, and everything behind it goes on. Who waits for the device (`synchronize`) waits until then.
+- An aborted communicator refuses further collectives with `DistBackendError`.
+- A communicator whose abort has to free the device first waits for the kernels of all others: two that are stuck cannot
+  be aborted one after the other.
+- Its watchdog notices a lost peer after some seconds or never, dumps, and ends the process, as torch's variables say.
+
+A collective that can be done is done by gloo, on copies, and `wait()` waits for that: an undisturbed run has the bits
+of gloo. What a script computes behind a collective that is stuck is what the device would compute after the abort.
+
+The variable FAKE_NCCL has what a test wants of all this, such as `notices=0.1,abort=8`; see `Wants`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+NAME = "fakenccl"
+_c10d: Any = torch._C._distributed_c10d  # what torch does not declare
+_VARIABLE = "FAKE_NCCL"
+# torch's c10d: what the watchdog does after an error. Modes 1 and 3 end the process, 1 and 2 abort the communicators.
+_MODE, _DUMP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a test wants of the backend, by the environment of its ranks."""
+
+    notices: float = -1.0  # seconds after which the watchdog notices a lost peer; -1: never, as on NVLink
+    abort: float = 0.0  # seconds that an abort takes after it has freed the device
+    leaves: str = "own"  # in the buffers of an aborted collective: this rank's "own" values, or "garbage"
+    shutdown: str = "ends"  # or "raises", or "hangs"
+    creation: str = "works"  # or "hangs": the communicator of a world whose peers do not come is never made
+
+    @classmethod
+    def read(cls) -> Wants:
+        given = dict(one.split("=") for one in os.environ.get(_VARIABLE, "").split(",") if one)
+        kinds: dict[str, Any] = {one.name: type(one.default) for one in fields(cls)}
+        return cls(**{name: kinds[name](value) for name, value in given.items()})
+
+
+class Device:
+    """The device of this process: the kernels that have not ended."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._kernels: set[Kernel] = set()
+
+    def put(self, kernel: Kernel) -> None:
+        with self._changed:
+            self._kernels.add(kernel)
+
+    def end(self, kernel: Kernel, finish: Callable[[], None]) -> None:
+        """The kernel leaves the device, once: it is done, or aborted."""
+        with self._changed:
+            if kernel in self._kernels:
+                finish()
+                self._kernels.remove(kernel)
+                self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until all that is queued now has left the device."""
+        with self._changed:
+            before = set(self._kernels)
+            self._changed.wait_for(lambda: not before & self._kernels)
+
+
+_device = Device()
+
+
+def synchronize() -> None:
+    """What `torch.cuda.synchronize()`, `.item()` and `.to(device)` do."""
+    _device.wait()
+
+
+class Kernel(_c10d.Work):  # type: ignore[misc]
+    """A collective on the device. It works on copies of its tensors, so that gloo changes nothing after an abort."""
+
+    def __init__(
+        self, inner: Any, results: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], leaves: str
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self._results, self._copies, self._leaves = list(results), list(copies), leaves
+        self._may_go_on = threading.Event()  # the processor; either the kernel has ended, or it never will by itself
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+
+    def finish(self) -> None:
+        with torch.no_grad():
+            for result, copy in zip(self._results, self._copies, strict=True):
+                result.copy_(copy)
+
+    def abandon(self) -> None:
+        with torch.no_grad():
+            for result in self._results:
+                if self._leaves == "garbage":
+                    result.fill_(1e30 if result.is_floating_point() else 77)
+
+    def release(self) -> None:
+        """Let the processor go on."""
+        if not self._may_go_on.is_set():
+            self._may_go_on.set()
+            self._future.set_result(self._results)
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._may_go_on.wait()
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._may_go_on.is_set()
+
+
+class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
+    """A communicator, with a thread that ends its kernels in order, and torch's watchdog."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+        super().__init__(rank, size)
+        self._wants = Wants.read()
+        self._mode, self._dump = os.environ.get(_MODE, "3"), 4 * float(os.environ.get(_DUMP, "15000")) / 1000
+        self._inner: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._queue: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: list[Kernel] = []
+        self._aborted = threading.Event()
+        self._watchdog: threading.Thread | None = None
+        self._stream: threading.Thread | None = None
+        self._count = 0
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return NAME
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._count
+
+    # The device.
+
+    def _run(self) -> None:
+        while True:
+            kernel = self._queue.get()
+            try:
+                kernel.inner.wait()
+            except RuntimeError:  # a peer is lost: nothing ends this kernel and those behind it but an abort
+                self._notice()
+                kernel.release()
+                while True:
+                    self._queue.get().release()
+            _device.end(kernel, kernel.finish)
+            with self._lock:
+                if kernel in self._pending:
+                    self._pending.remove(kernel)
+            kernel.release()
+
+    def _put(self, kernel: Kernel) -> Kernel:
+        with self._lock:
+            if self._aborted.is_set():
+                raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
+            self._count += 1
+            self._pending.append(kernel)
+            _device.put(kernel)
+            self._queue.put(kernel)
+            if self._stream is None:
+                self._stream = threading.Thread(target=self._run, name="fake-nccl-stream", daemon=True)
+                self._stream.start()
+        return kernel
+
+    # The watchdog.
+
+    def _notice(self) -> None:
+        if self._wants.notices >= 0 and self._watchdog is None:
+            self._watchdog = threading.Thread(target=self._watch, name="fake-nccl-watchdog", daemon=True)
+            self._watchdog.start()
+
+    def _watch(self) -> None:
+        if self._aborted.wait(self._wants.notices):
+            return
+        _say(f"the watchdog has seen an error; it dumps for {self._dump} s")
+        time.sleep(self._dump)  # an abort does not shorten it
+        if self._mode in ("1", "2"):
+            self._free()
+        if self._mode in ("1", "3"):
+            _say("To avoid data inconsistency, we are taking the entire process down.")
+            os.kill(os.getpid(), signal.SIGABRT)
+
+    # The end.
+
+    def _free(self) -> None:
+        with self._lock:
+            self._aborted.set()
+            pending, self._pending = self._pending, []
+        for kernel in pending:
+            _device.end(kernel, kernel.abandon)
+            kernel.release()
+
+    def abort(self) -> None:
+        is_first = not self._aborted.is_set()
+        self._free()
+        synchronize()  # it frees memory of the device, which waits for the kernels of other communicators
+        if is_first:
+            time.sleep(self._wants.abort)
+
+    def shutdown(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.join()
+        if self._wants.shutdown == "raises":
+            raise dist.DistBackendError("NCCL error in: ncclCommDestroy")
+        if self._wants.shutdown == "hangs":
+            threading.Event().wait()
+        if not self._aborted.is_set():
+            synchronize()  # a communicator is flushed before it is destroyed
+
+    # Collectives. Their arguments are torch's.
+
+    def _start(self, outputs: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Any]) -> Kernel:
+        if self._wants.creation == "hangs" and self._count == 0 and self.size() > 1:
+            threading.Event().wait()
+        with torch.no_grad():
+            copies = [one.detach().clone() for one in outputs]
+        return self._put(Kernel(start(copies), outputs, copies, self._wants.leaves))
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Kernel:
+        given = tensors if isinstance(tensors, list) else [tensors]
+        return self._start(given, lambda mine: self._inner.allreduce(mine, opts or _c10d.AllreduceOptions()))
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Kernel:
+        return self._start(tensors, lambda mine: self._inner.allreduce_coalesced(mine, opts))
+
+    def broadcast(self, tensors: Any, opts: Any) -> Kernel:
+        given = tensors if isinstance(tensors, list) else [tensors]
+        return self._start(given, lambda mine: self._inner.broadcast(mine, opts))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+        (flat,), inputs = outputs, [one.detach().clone() for one in inputs]
+        return self._start(flat, lambda mine: self._inner.allgather([mine], inputs, opts))
+
+    def _allgather_base(self, output: Any, input: Any, opts: Any) -> Kernel:
+        given = input.detach().clone()
+        return self._start([output], lambda mine: self._inner._allgather_base(mine[0], given, opts))
+
+    def all_gather_single(self, output: Any, input: Any, *_: Any) -> Kernel:
+        return self._allgather_base(output, input, _c10d.AllgatherOptions())
+
+    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any) -> Kernel:
+        given = input.detach().clone()
+        return self._start([output], lambda mine: self._inner._reduce_scatter_base(mine[0], given, opts))
+
+    def reduce_scatter_single(self, output: Any, input: Any, *_: Any) -> Kernel:
+        return self._reduce_scatter_base(output, input, _c10d.ReduceScatterOptions())
+
+    def alltoall_base(self, output: Any, input: Any, out_splits: Any, in_splits: Any, opts: Any) -> Kernel:
+        given = input.detach().clone()
+        return self._start(
+            [output], lambda mine: self._inner.alltoall_base(mine[0], given, list(out_splits), list(in_splits), opts)
+        )
+
+    def all_to_all_single(self, output: Any, input: Any, out_splits: Any = (), in_splits: Any = (), *_: Any) -> Kernel:
+        return self.alltoall_base(output, input, out_splits, in_splits, _c10d.AllToAllOptions())
+
+    def send(self, tensors: Any, peer: int, tag: int) -> Kernel:
+        given = [one.detach().clone() for one in tensors]
+        return self._start([], lambda _: self._inner.send(given, peer, tag))
+
+    def recv(self, tensors: Any, peer: int, tag: int) -> Kernel:
+        return self._start(tensors, lambda mine: self._inner.recv(mine, peer, tag))
+
+    def barrier(self, opts: Any = None) -> Kernel:
+        kernel = self._start([], lambda _: self._inner.barrier(_c10d.BarrierOptions()))
+        synchronize()  # ProcessGroupNCCL blocks the processor in a barrier, and returns from it after an abort
+        return kernel
+
+
+def _say(text: str) -> None:
+    print(f"[fake NCCL in {os.getpid()}] {text}", file=sys.stderr, flush=True)
+
+
+def _create(store: Any, rank: int, size: int, timeout: Any) -> FakeNCCL:
+    return FakeNCCL(store, rank, size, timeout)
+
+
+dist.Backend.register_backend(NAME, _create, devices=["cpu"])

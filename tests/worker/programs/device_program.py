@@ -1,0 +1,140 @@
+"""A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
+
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups), LAST (step), KILL ("step:rank" in the first
+world, in the middle of the step), SWALLOW (an `except Exception` around each batch), MOMENTUM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticjob.data.samplers import ElasticDistributedSampler
+from elasticjob.sessions.session import Session
+from worker import fake_nccl
+
+SAMPLES, BATCH = 960, 48
+BACKEND = os.environ.get("BACKEND", fake_nccl.NAME)
+KIND = os.environ.get("KIND", "plain")
+LAST = int(os.environ.get("LAST", "40"))
+KILL_STEP, KILL_RANK = map(int, os.environ.get("KILL", "-1:0").split(":"))
+
+
+class Script:
+    """A training script as people write it."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        self.x = torch.randn(SAMPLES, 8)
+        self.y = (self.x @ torch.randn(8, 1)).tanh()
+        body, head = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh()), torch.nn.Linear(32, 1)
+        self.model = torch.nn.Sequential(body, head)
+        momentum = float(os.environ.get("MOMENTUM", "0.9"))
+        parts = [body, head] if KIND == "two" else [self.model]
+        self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
+        options: dict[str, Any] = {"virtual": {"virtual_ranks": 6}, "accumulate": {"micro_batch_size": 4}}.get(KIND, {})
+        self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
+        extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
+        if KIND == "two":
+            extras["head"] = self.optimizers[1]
+        self.session = Session(
+            model=self.model,
+            optimizer=self.optimizers[0],
+            sampler=self.sampler,
+            backend=BACKEND,
+            on_world=self.enter if KIND == "groups" else None,
+            **extras,
+        )
+        self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
+
+    def enter(self, _: Session) -> None:
+        self.group = dist.new_group() if dist.get_world_size() > 1 else None
+
+    def train(self) -> None:
+        loader = DataLoader(TensorDataset(self.x, self.y), batch_sampler=self.sampler)
+        for epoch in range(self.sampler.epoch, 1000):
+            self.sampler.set_epoch(epoch)
+            for inputs, targets in self.session.batches(loader):
+                fake_nccl.synchronize()  # as inputs.to(device) does
+                before = self.session.committed
+                swallowed = (Exception,) if "SWALLOW" in os.environ else ()
+                with self.session.step(), contextlib.suppress(*swallowed):
+                    self.step(inputs, targets)
+                if self.session.committed > before:
+                    self.write()
+                if self.session.committed >= LAST:
+                    return
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        session = self.session
+        loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
+        if (
+            session.ends_step
+            and session.generation == 1
+            and (session.committed + 1, session.rank)
+            == (
+                KILL_STEP,
+                KILL_RANK,
+            )
+        ):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if KIND == "groups" and self.group is not None:
+            dist.all_reduce(loss.detach().clone(), group=self.group)
+        session.backward(self.scaler.scale(loss) if KIND == "scaler" else loss)
+        if not session.ends_step:
+            return
+        if KIND == "scaler":
+            self.scaler.unscale_(self.optimizers[0])
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)
+            if session.committed % 5 == 3:  # a step that all ranks skip
+                next(self.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+            self.scaler.step(self.optimizers[0])
+            self.scaler.update()
+        else:
+            for one in self.optimizers:
+                one.step()
+        for one in self.optimizers:
+            one.zero_grad()
+
+    def write(self) -> None:
+        flat = torch.cat([one.detach().reshape(-1) for one in self.model.parameters()])
+        row: dict[str, Any] = {
+            "step": self.session.committed,
+            "rank": self.session.rank,
+            "generation": self.session.generation,
+        }
+        row |= {"norm": flat.double().norm().item(), "size": self.session.world_size, "t": time.time()}
+        with self.lines.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """A thread of gloo's that waits for ever ends with the process, and not before."""
+    yield
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    script = Script()
+    with ending():
+        script.train()
+        script.session.close()
+
+
+if __name__ == "__main__":
+    main()

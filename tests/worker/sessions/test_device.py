@@ -1,0 +1,102 @@
+"""Sessions on a device, where a collective is only queued: what a loss makes of the steps, with NCCL's semantics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.fake_agent import FakeAgent
+from worker.gang_helper import PROGRAMS
+
+pytestmark = pytest.mark.timeout(200)
+PROGRAM = PROGRAMS / "device_program.py"
+KILLED = "12:2"
+TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # what its agent sets for workers
+
+
+def train(folder: Path, **variables: str) -> tuple[FakeAgent, dict[int, set[float]]]:
+    """The agent, when all ranks have ended, and the norms of the parameters after each step on all ranks."""
+    with FakeAgent(PROGRAM, folder, LAST="24", **variables) as agent:
+        agent.start(3)
+        agent.run()
+    norms: dict[int, set[float]] = {}
+    for row in agent.rows:
+        norms.setdefault(row["step"], set()).add(row["norm"])
+    return agent, norms
+
+
+def check(norms: dict[int, set[float]], right: dict[int, set[float]], exactly: bool = False) -> None:
+    assert norms.keys() == right.keys()
+    for step, found in norms.items():
+        (norm,) = right[step]
+        assert sorted(found) == ([norm] if exactly else pytest.approx([norm] * len(found), rel=1e-7)), f"step {step}"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The norms after each step of an undisturbed run of a kind of script."""
+    found: dict[str, dict[int, set[float]]] = {}
+
+    def run(kind: str) -> dict[int, set[float]]:
+        if kind not in found:
+            _, found[kind] = train(tmp_path_factory.mktemp(kind), KIND=kind, BACKEND="gloo")
+        return found[kind]
+
+    return run
+
+
+@pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
+@pytest.mark.parametrize("kind", ["plain", "accumulate", "scaler", "two", "virtual"])
+def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: Any, kind: str, wants: str) -> None:
+    """Nothing raises after an abort: what the buffers hold then is no gradient."""
+    agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, FAKE_NCCL=wants)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed(kind), exactly=kind == "virtual")
+
+
+@pytest.mark.parametrize("kind", ["plain", "two"])
+def test_a_script_that_swallows_the_error_has_not_done_the_step(tmp_path: Path, undisturbed: Any, kind: str) -> None:
+    """`except Exception` around a batch: the step was not applied, so it does not count. With gloo a collective
+    raises; the agent's word comes later.
+    """
+    agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, BACKEND="gloo", SWALLOW="1")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed(kind))
+
+
+@pytest.mark.parametrize("dump", ["0", "15000"])
+def test_the_watchdog_of_torch_ends_nobody(tmp_path: Path, undisturbed: Any, dump: str) -> None:
+    """A network tells it of a dead peer before the agent does. It would sleep for four times `dump` first."""
+    variables = {**TORCHRUN, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": dump}
+    agent, norms = train(tmp_path, KILL=KILLED, FAKE_NCCL="notices=0.02", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
+    check(norms, undisturbed("plain"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wants"),
+    [
+        pytest.param("plain", "abort=300", id="an abort that takes long"),
+        pytest.param("groups", "", id="two communicators that block each other"),
+        pytest.param("plain", "shutdown=raises", id="a destroy that raises"),
+        pytest.param("plain", "shutdown=hangs", id="a destroy that hangs"),
+    ],
+)
+def test_nobody_waits_for_the_end_of_a_lost_world(tmp_path: Path, undisturbed: Any, kind: str, wants: str) -> None:
+    agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, FAKE_NCCL=wants)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+
+
+def test_a_world_without_notice_is_not_waited_for_either(tmp_path: Path) -> None:
+    """An announced end: the old communicators are destroyed beside the new world."""
+    with FakeAgent(PROGRAM, tmp_path, LAST="100000", FAKE_NCCL="shutdown=hangs") as agent:
+        agent.start(2)
+        for generation in (1, 2):
+            agent.wait(lambda: any(row["generation"] == agent.generation for row in agent.rows), "a step")
+            agent.tell(announced=True)
+            agent.form()
+            assert agent.generation == generation + 1
+        agent.wait(lambda: any(row["generation"] == 3 for row in agent.rows), "a step of the third world")
