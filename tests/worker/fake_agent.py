@@ -10,8 +10,6 @@ Each rank writes JSON lines to a file of its own in `OUT`.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,9 @@ from elasticjob import env
 from elasticjob.channel import control
 from elasticjob.channel.place import Place
 from elasticjob.protocol import store
+from worker import warm_pods
 from worker.gang_helper import clean_environment
+from worker.warm_pods import WarmProcess
 
 
 class FakeAgent:
@@ -31,7 +31,7 @@ class FakeAgent:
 
     def __init__(self, program: Path, folder: Path, **variables: str) -> None:
         self.generation = 0
-        self.ranks: list[subprocess.Popen[bytes]] = []  # of the present world, or of the last one, in order
+        self.ranks: list[WarmProcess] = []  # of the present world, or of the last one, in order
         self.ended: list[int] = []  # the exit codes of the others
         self.idle: dict[int, dict[str, Any]] = {}  # what those said that have left the world, by pid
         self.history: list[dict[str, Any]] = []  # all that was said
@@ -88,7 +88,7 @@ class FakeAgent:
         for rank, one in enumerate(self.ranks):
             self._peer(one.pid).send(self._place(rank, len(self.ranks)).as_message())
 
-    def run(self, seconds: float = 60.0) -> None:
+    def run(self, seconds: float = 100.0) -> None:
         """Tell of each loss, and form the next world, until all ranks have ended well or all are lost."""
         died: float | None = None
         deadline = time.monotonic() + seconds
@@ -96,7 +96,7 @@ class FakeAgent:
             assert time.monotonic() < deadline, f"not over in {seconds} s; idle: {self.idle}\n{self.log[-6000:]}"
             for one in [one for one in self.ranks if one.poll() not in (None, 0)]:
                 self.ranks.remove(one)
-                self.ended.append(one.returncode)
+                self.ended.append(one.wait())
                 died = died or time.monotonic()
             if died is not None and self._told < self.generation and time.monotonic() - died >= self.tell_after:
                 self.tell(announced=False)
@@ -104,7 +104,7 @@ class FakeAgent:
                 died = None
                 self.form()
             time.sleep(0.01)
-        self.ended += [one.returncode for one in self.ranks]
+        self.ended += [one.wait() for one in self.ranks]
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
@@ -113,7 +113,7 @@ class FakeAgent:
             time.sleep(0.01)
 
     @property
-    def living(self) -> list[subprocess.Popen[bytes]]:
+    def living(self) -> list[WarmProcess]:
         return [one for one in self.ranks if one.poll() is None]
 
     # Its parts.
@@ -141,10 +141,9 @@ class FakeAgent:
     def _place(self, rank: int, size: int) -> Place:
         return Place(self.generation, rank, size, "127.0.0.1", self._where.port, rank, size, self.generation - 1)
 
-    def _spawn(self, place: Place | None, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, place: Place | None, variables: dict[str, str]) -> WarmProcess:
         environ = clean_environment(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="lo")
         environ |= {env.CONTROL: str(self._server.path), "OUT": str(self._folder)}
         environ |= self._variables | variables | ({} if place is None else place.as_environ())
         with (self._folder / "output").open("ab") as output:
-            command = [sys.executable, "-u", str(self._program)]
-            return subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT)
+            return warm_pods.shared().start([str(self._program)], environ, self._folder, output, output)

@@ -33,6 +33,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob.torchcompat import devices
+
 NAME = "fakenccl"
 _c10d: Any = torch._C._distributed_c10d  # what torch does not declare
 _VARIABLE = "FAKE_NCCL"
@@ -298,3 +300,4 @@ def _create(store: Any, rank: int, size: int, timeout: Any) -> FakeNCCL:
 
 
 dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+devices.register_wait(NAME, synchronize)

@@ -38,23 +38,29 @@ class Memory:
         self.virtual: VirtualRanks | None = None  # of the current world
         self.committed = -1  # the last step applied on this rank; -1: none, or a joiner
         self._extras = extras
-        self._applied = 0  # calls of the optimizer in the current step
+        self.applied = 0  # calls of the optimizer in the current step
+        self._is_applying = False  # the optimizer has begun, and not ended
         self._usual = 1  # calls of the optimizer in a complete step
         self._clean = True  # no step is partially applied
         self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
         self.keep_place()
 
     def begin(self) -> None:
-        self._applied = 0
+        self.applied, self._is_applying = 0, False
+
+    def note_applying(self) -> None:
+        """Record that the optimizer begins to step."""
+        self._is_applying = True
 
     def note_applied(self) -> None:
         """Record that the optimizer has stepped."""
-        self._applied += 1
+        self._is_applying = False
+        self.applied += 1
 
     def commit(self) -> None:
         """Record that the step is applied on this rank."""
         self.committed += 1
-        self._usual, self._applied = max(self._applied, 1), 0
+        self._usual, self.applied = max(self._usual, self.applied), 0
         if self.virtual is not None:
             self.virtual.commit()
         self.keep_place()
@@ -87,10 +93,10 @@ class Memory:
         `was_ready`: all gradients were present on this rank, but perhaps not on all. Another rank may have applied the
         step, so the state before the step and the state after it are both kept.
         """
-        if self._applied == self._usual and was_last_batch:
+        if self.applied >= self._usual and was_last_batch and not self._is_applying:
             self.commit()
-        elif self._applied:
-            self._clean = False  # one of several optimizer calls may be missing
+        elif self.applied or self._is_applying:
+            self._clean = False  # one of several optimizer calls may be missing, or a part of one
         elif was_ready and self._usual == 1:
             if self.virtual is not None:
                 self.virtual.buffers.undo()
@@ -101,11 +107,12 @@ class Memory:
             self.model_state.keep(self.committed + 1, generation)
         if self.virtual is not None:
             self.virtual.take_back()
-        self._applied = 0
+        self.begin()
         if self._position is not None:
             self.sampler.load_state_dict(self._position)
         torch.set_rng_state(self._random)
         self.model_state.optimizer.zero_grad()
+        self.model_state.model.zero_grad()  # also of parameters that another optimizer has
         for extra in self._extras.values():
             _forget_gradients(extra)
 
@@ -194,7 +201,9 @@ class Memory:
 
 
 def _forget_gradients(extra: Any) -> None:
-    """A GradScaler refuses to unscale the gradients of one step twice, and the step will be repeated."""
+    """A GradScaler refuses to unscale the gradients of one step twice, and the broken step will be repeated."""
     if isinstance(extra, torch.amp.GradScaler):
         with contextlib.suppress(AssertionError):  # it has not scaled anything yet
             extra.update(extra.get_scale())  # the same scale; its count of good steps stays too
+    elif isinstance(extra, torch.optim.Optimizer):
+        extra.zero_grad()

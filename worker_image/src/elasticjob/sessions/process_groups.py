@@ -10,23 +10,32 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from elasticjob.channel.place import Place
 from elasticjob.errors import CollectiveFailedError, WorldLostError
 from elasticjob.protocol import store, wire
-from elasticjob.torchcompat import failures, groups, sockets
+from elasticjob.sessions.endings import Endings
+from elasticjob.torchcompat import devices, failures, groups, nccl, sockets
 
 _FORM_SECONDS = 30.0
 _WORD_SECONDS = 5.0
+_END_SECONDS = 10.0  # for the communicators of a session that is over
+_LOOK_SECONDS = 0.05
+_CPU = torch.device("cpu")
 
 
 class ProcessGroups:
     """torch's default group of the current world, and a CPU group for small messages."""
 
-    def __init__(self, backend: str, timeout: float) -> None:
-        self._backend = backend
+    def __init__(self, backend: str, timeout: float, device: torch.device = _CPU) -> None:
+        """`device` is that of this process, for the collectives of the backend."""
+        self._backend = nccl.find_backend(backend)
+        self._device = device
+        self._wait = devices.find_wait(self._backend, device)
         self._timeout = datetime.timedelta(seconds=timeout)
+        self._endings = Endings()
         self.flags: Any = None
         self._others: frozenset[int] | None = None  # connections older than the groups, during creation ...
         self._listeners: frozenset[int] = frozenset()  # ... and sockets that listened before ...
@@ -45,6 +54,21 @@ class ProcessGroups:
         with self.owning():
             self._make(place, is_lost)
             connect()
+            self._make_communicators(is_lost)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether collectives are only queued on a device: a loss is no exception there, but wrong values."""
+        return self._wait is not None
+
+    def count_queued(self) -> int | None:
+        """The collectives that were queued so far; None if none is, or if torch does not tell."""
+        return groups.count_collectives() if self.is_queued else None
+
+    def wait_for_device(self) -> None:
+        """Until the device has done all that is queued, or an abort has freed it."""
+        if self._wait is not None:
+            self._wait()
 
     @contextlib.contextmanager
     def owning(self) -> Iterator[None]:
@@ -64,6 +88,9 @@ class ProcessGroups:
             raise WorldLostError(str(error)) from error
         if inner is None:
             raise WorldLostError("a member was lost before the process group was created")
+        # Threads of torch's and NCCL's may read the environment just now. The C library moves it only for a new name,
+        # and all of them are there before the first group is made.
+        os.environ.update(nccl.find_variables(os.environ) if self.is_queued else {})
         os.environ.update(place.as_environ())
         prefixed: Any = dist.PrefixStore("elasticjob/session", inner)  # type: ignore[attr-defined]
         groups.name_groups_anew()
@@ -72,6 +99,36 @@ class ProcessGroups:
         )
         # With gloo one group serves both purposes.
         self.flags = dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo")
+
+    def _make_communicators(self, is_lost: Callable[[], bool]) -> None:
+        """Make what the backend would make in the first collective, which is in a step: a loss would free nobody there.
+
+        Nothing frees a thread either that waits for a peer to make its communicator. So it is not this one.
+        """
+        if not self.is_queued or dist.get_world_size() == 1:
+            return
+        made = threading.Event()
+        errors: list[Exception] = []
+
+        def make(mine: list[Any]) -> None:
+            try:
+                if self._device.type == "cuda":
+                    torch.cuda.set_device(self._device)  # each thread has a current device of its own
+                while mine:
+                    dist.all_reduce(torch.zeros(1, device=self._device), group=mine.pop(0))
+                self.wait_for_device()
+            except Exception as error:
+                errors.append(error)
+            finally:
+                made.set()
+
+        mine = [group for group in groups.find_groups() if not groups.is_gloo(group)]
+        threading.Thread(target=make, args=(mine,), name="elasticjob-connect", daemon=True).start()
+        while not made.wait(_LOOK_SECONDS):
+            if is_lost():
+                raise WorldLostError("a member was lost while the communicators were made")
+        if errors:
+            raise errors[0]
 
     def enter_fixed(self, alone: bool) -> None:
         """Join the world of the launcher's variables, which never changes; `alone` makes a group for a single process
@@ -85,20 +142,43 @@ class ProcessGroups:
             here: Any = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(self._backend, store=here, rank=0, world_size=1)
 
+    def barrier(self) -> None:
+        """Wait until all ranks of the world have called this."""
+        if not dist.is_initialized():
+            return
+        if self.flags is not None:
+            dist.barrier(group=self.flags)
+        else:  # torch guesses a device from the rank otherwise, which may be another process's
+            on_cuda = self._device.type == "cuda" and self.is_queued
+            dist.barrier(device_ids=[self._device.index or 0] if on_cuda else None)
+
     def leave(self, broken: bool) -> None:
+        """Leave the world. Nobody waits for the communicators of a device."""
         if broken and dist.is_initialized():
             self.abort()
         self.flags = None  # or this group would be freed later than its backend
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
-                groups.destroy_groups()
+                self._end(broken)
         self._connections = frozenset()
 
+    def _end(self, broken: bool) -> None:
+        if not self.is_queued:
+            groups.destroy_groups()
+            return
+        gloo = [group for group in groups.find_groups() if groups.is_gloo(group)]
+        others = [group for group in groups.forget_groups() if group not in gloo]
+        groups.drop_gloo(gloo)
+        self._endings.end(others, broken)
+
+    def wait_for_ends(self) -> None:
+        """The last world is left: wait until its communicators have ended, as far as that can be."""
+        self._endings.wait(_END_SECONDS)
+
     def abort(self) -> None:
-        """Free the main thread from a blocked collective or group creation. Thread-safe."""
-        for group in groups.find_groups():  # including those of a mesh
-            with contextlib.suppress(RuntimeError, AttributeError, ValueError):
-                group.abort()  # not supported by gloo
+        """Free the main thread from a blocked collective or group creation. Thread-safe; returns at once."""
+        if self.is_queued:  # gloo has no abort
+            self._endings.abort(group for group in groups.find_groups() if not groups.is_gloo(group))
         self.shut_down()
 
     def shut_down(self) -> None:

@@ -29,13 +29,21 @@ from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, WorldLostError
+from elasticjob.sessions.fence import Fence
 from elasticjob.sessions.memory import Memory
-from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
+from elasticjob.sessions.model_state import hook
+from elasticjob.sessions.process_groups import ProcessGroups, first_line
 from elasticjob.sessions.replicas import Replicas, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
+from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
 
 logger = logging.getLogger("elasticjob")
+
+_UNPROVEN = (
+    "Sessions on CUDA devices are unproven: they were tested with a backend that behaves like NCCL on the CPU. Compare"
+    " the loss curve with that of an undisturbed run."
+)
 
 
 class Session:
@@ -76,8 +84,12 @@ class Session:
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
         self._model_state = make_model_state(model, optimizer, build, shards, copy_every, hooks, not self._is_virtual)
+        for extra in extras.values():
+            if isinstance(extra, torch.optim.Optimizer):
+                hook(extra, hooks)
         self._growth = progress.batches.growth = growth
         self._memory = Memory(self._model_state, sampler, extras if growth is None else {**extras, "growth": growth})
+        self._is_replicated = build is None
         self.sampler = sampler
         self._on_world = on_world
         self._micro: Any = None
@@ -85,11 +97,16 @@ class Session:
         self._closed = False
         self._ready = False  # this rank has all gradients of the step, and waits for the other ranks
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
-        groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout)
+        device = _bind(self._model_state.device if build is None else None) if on_cuda else torch.device("cpu")
+        groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout, device)
         # A process group that the script created itself is bound to its world.
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
         client = control.connect() if keeps_memory else None
+        if on_cuda and client is not None:
+            logger.warning(_UNPROVEN)
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
+        self._fence = self._make_fence(groups)
+        self._buffers = StepBuffers(None)
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         self._went_back = False  # to a step before the last one, in the same world
         # Shards need a group even with one rank, and so does what `on_world` creates.
@@ -154,11 +171,15 @@ class Session:
 
         It is `(loss * session.scale).backward()` otherwise.
         """
-        if self._memory.virtual is None:
-            scale = self.scale
-            torch.autograd.backward(loss if scale == 1 else loss * scale)
-        else:
-            self._memory.virtual.backward(loss)
+        try:
+            if self._memory.virtual is None:
+                scale = self.scale
+                torch.autograd.backward(loss if scale == 1 else loss * scale)
+            else:
+                self._memory.virtual.backward(loss)
+        except Exception as error:
+            self._fence.note_failure(error)
+            raise
         if self.ends_step:
             # All gradients are here. What follows changes objects that a broken step does not take back, in no time.
             self._worlds.interrupter.allowed = False
@@ -208,6 +229,8 @@ class Session:
         if not self._in_batches and not self._worlds.is_running:
             self._worlds.change()
         self._memory.begin()
+        self._fence.begin()
+        self._buffers.keep()
         virtual = self._memory.virtual
         if virtual is not None:
             if self._micro is None:
@@ -221,7 +244,9 @@ class Session:
             if virtual is not None:
                 virtual.finish()
             if self.ends_step:
+                self._fence.commit(self._memory.applied > 0)
                 self._memory.commit()
+                self._buffers.forget()
                 self._memory.note_committed()
                 self._went_back = self._replicas.check()
                 self._worlds.end_step()
@@ -233,7 +258,7 @@ class Session:
             yield
         except Exception as error:
             self._worlds.interrupter.allowed = False
-            if not self._worlds.can_change or not is_world_failure(error, self._worlds.is_lost):
+            if not self._worlds.can_change or not self._worlds.is_failure(error):
                 raise
             self._break(error)
         finally:
@@ -251,7 +276,7 @@ class Session:
             yield
         except Exception as error:
             self._worlds.interrupter.allowed = False
-            if not self._worlds.can_change or not is_world_failure(error, self._worlds.is_lost):
+            if not self._worlds.can_change or not self._worlds.is_failure(error):
                 raise
             logger.warning("After step %d: the world broke (%s).", self.committed, first_line(error))
             self._worlds.break_off(error)
@@ -269,30 +294,64 @@ class Session:
         if self._memory.virtual is not None:
             self._memory.virtual.finish()
         self._worlds.interrupter.allowed = False
-        if self._model_state.has_copies and self._worlds.can_change and self._worlds.state.error is None:
+        if self._fence.is_open:
+            self._fence.begin_applying(self._agree)
+        self._memory.note_applying()
+
+    def _agree(self) -> None:
+        if self._model_state.has_copies and self._worlds.can_change:
             # Surviving shards are useful only if they are of one step: no rank applies it before all ranks can.
             self._ready = True
             dist.all_reduce(torch.zeros(1), group=self._worlds.groups.flags)
             self._ready = False
 
     def _end_apply(self, *_: Any) -> None:
+        if self._fence.is_open:
+            self._fence.end_applying()
         self._memory.note_applied()
 
     def _break(self, error: Exception) -> None:
         """The world was lost during a step: roll the step back."""
         logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
         self._worlds.break_off(error)
+        self._fence.is_open = False
         was_ready, self._ready = self._ready, False
+        before = self.committed
         self._memory.take_back(self.generation, self.ends_step, was_ready)
+        if self.committed > before:
+            self._buffers.forget()
+        self._buffers.take_back()
+
+    def _make_fence(self, groups: ProcessGroups) -> Fence:
+        if not self._worlds.can_change:  # nobody could repeat a step
+            return Fence(lambda: None, lambda: False, lambda: None, lambda: None)
+        return Fence(groups.wait_for_device, self._worlds.is_lost, groups.count_queued, groups.barrier)
 
     def _enter_world(self) -> None:
         """Call `on_world`, for example to load a checkpoint."""
         if self._is_virtual:
             fixed = not self._worlds.can_change
             self._memory.virtual = VirtualRanks(self.model, self.sampler, growth=self._growth, send=fixed)
+            self._memory.virtual.hold = self._fence.hold
+        elif self._is_replicated:
+            self._buffers = StepBuffers(self.model)
         before = self.committed
         if self._on_world is not None:
             self._on_world(self)
         if self.committed != before:
             self._memory.keep_place()
         self._replicas.enter()
+
+
+def _bind(device: torch.device | None) -> torch.device:
+    """Make the model's device, or that of this process's local rank, the current one, and return it.
+
+    What a script or torch does on "the current device" would otherwise be done on the first one, by all processes.
+    """
+    if device is None or device.index is None:
+        chosen = torch.cuda.current_device()
+        if chosen == 0:  # perhaps nobody has chosen
+            chosen = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        device = torch.device("cuda", chosen)
+    torch.cuda.set_device(device)
+    return device

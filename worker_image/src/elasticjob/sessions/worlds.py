@@ -27,6 +27,7 @@ from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
 from elasticjob.sessions.promises import Promises
 from elasticjob.sessions.recovery import StateLostError
+from elasticjob.torchcompat import failures
 
 logger = logging.getLogger("elasticjob")
 
@@ -125,10 +126,11 @@ class Worlds:
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step."""
         try:
-            dist.barrier()
+            self.groups.barrier()
         except RuntimeError as error:
             logger.warning("The world broke after the last step: %s", error)
         self._leave()
+        self.groups.wait_for_ends()
         if self._promises is not None:
             self._promises.leave(_END_SECONDS)  # a thread that the interpreter finds in torch's code ends the process
 
@@ -158,8 +160,8 @@ class Worlds:
             generation = int(message.get("generation", self.state.generation))
             called = machine.CalledOver(generation, message.get("announced") is True)
             if machine.Abort() in self._step(called):
-                self.groups.abort()
                 self.interrupter.interrupt()
+                self.groups.abort()
 
     # In the interrupter's thread.
 
@@ -191,6 +193,15 @@ class Worlds:
         """Whether the agent has reported a lost member of this world."""
         return self.state.is_lost
 
+    def is_failure(self, error: Exception) -> bool:
+        """Whether an exception means that the world is lost, and not that the script has a bug.
+
+        After an abort a device goes on with wrong values. A script, or the decoding of a message, may fail at them in
+        any way; if it was a bug, it is raised again in the next world.
+        """
+        garbled = self.groups.is_queued and self.is_lost() and not failures.is_out_of_memory(error)
+        return garbled or is_world_failure(error, self.is_lost)
+
     def _pack(self) -> None:
         if self._memory.committed < 0 or not dist.is_initialized():
             return
@@ -199,7 +210,7 @@ class Worlds:
                 self._memory.model_state.pack()
                 return
         except Exception as error:
-            if not is_world_failure(error, self.is_lost):
+            if not self.is_failure(error):
                 raise
             self.break_off(error)
         if not self._memory.model_state.keep(self._memory.committed, self.state.generation):
@@ -233,7 +244,7 @@ class Worlds:
         except StateLostError as lost:
             _give_up(lost)
         except Exception as error:
-            if not is_world_failure(error, self.is_lost):
+            if not self.is_failure(error):
                 raise
             self.break_off(error)
             return False

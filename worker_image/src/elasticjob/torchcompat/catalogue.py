@@ -9,6 +9,7 @@ from elasticjob.torchcompat import (
     failures,
     forking,
     groups,
+    nccl,
     sharding,
     versions,
     workers,
@@ -17,6 +18,7 @@ from elasticjob.torchcompat.probe import Probe
 
 PROBES: tuple[Probe, ...] = (
     *groups.PROBES,
+    *nccl.PROBES,
     *failures.PROBES,
     *ddp.PROBES,
     *sharding.PROBES,

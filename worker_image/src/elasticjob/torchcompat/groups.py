@@ -16,6 +16,7 @@ from elasticjob.torchcompat.probe import Probe
 _WORLD = "torch.distributed.distributed_c10d._world"
 _COUNT = f"{_WORLD}.group_count"
 _GROUPS = f"{_WORLD}.pg_map"
+_NAMES = f"{_WORLD}.pg_names"
 _ENTERED = "torch._C._distributed_c10d.ProcessGroup._get_sequence_number_for_group"
 _RECORDER = "torch._C._distributed_c10d._dump_fr_trace_json"
 _STORE = "torch.distributed.distributed_c10d._get_default_store"
@@ -56,6 +57,33 @@ def destroy_groups() -> None:
     backends = [_find_gloo(group) for group in find_groups()]
     dist.destroy_process_group()
     backends.clear()
+
+
+def forget_groups() -> list[Any]:
+    """Make torch forget all process groups, as after `destroy_process_group`; return them, for the caller to end.
+
+    Torch itself shuts them down first, one after the other: one that raises or hangs leaves it with its old groups. It
+    shuts down those that it has a name for. Raises what `destroy_process_group` raises if torch hides the names.
+    """
+    groups = find_groups()
+    if (names := probe.find(_NAMES)) is not None:
+        names.clear()
+    dist.destroy_process_group()
+    return groups
+
+
+def drop_gloo(groups: list[Any]) -> None:
+    """Drop these groups of gloo, which torch has forgotten, without the deadlock of `destroy_groups`."""
+    backends = [_find_gloo(group) for group in groups]
+    groups.clear()
+    backends.clear()
+
+
+def is_gloo(group: Any) -> bool:
+    """Whether all collectives of this group are gloo's. Never raises."""
+    with contextlib.suppress(Exception):
+        return str(dist.get_backend(group)) == "gloo"
+    return False
 
 
 def _find_gloo(group: Any) -> Any:
@@ -143,6 +171,12 @@ PROBES = (
         (_GROUPS,),
         "a collective of NCCL in a mesh waits for the timeout of its group after a loss",
         lambda: probe.find(_GROUPS) is not None,
+    ),
+    Probe(
+        "nobody waits for the destruction of a lost world's communicators, and one that fails does no harm",
+        (_NAMES,),
+        "a session with NCCL waits until torch has destroyed them, and ends if that fails",
+        lambda: isinstance(probe.find(_NAMES), dict),
     ),
     Probe(
         "checked() compares calls through the store of the world",

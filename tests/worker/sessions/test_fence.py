@@ -1,0 +1,131 @@
+"""The decisions whether a step counts, and how communicators end: without processes and without a device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from elasticjob.errors import WorldLostError
+from elasticjob.sessions.endings import Endings
+from elasticjob.sessions.fence import Fence
+from elasticjob.torchcompat import nccl
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class World:
+    """What a fence asks; each question is noted."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.lost = False
+        self.queued = 0
+        self.lost_while_waiting = False
+        self.fence = Fence(self.wait, self.is_lost, lambda: self.queued, self.noting("meet"))
+
+    def noting(self, name: str) -> Callable[[], None]:
+        return lambda: self.asked.append(name)
+
+    def wait(self) -> None:
+        self.asked.append("device")
+        self.lost = self.lost or self.lost_while_waiting
+
+    def is_lost(self) -> bool:
+        self.asked.append("world")
+        return self.lost
+
+
+def test_the_device_is_asked_before_the_world_and_both_before_the_ranks_agree() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    world.fence.commit(is_applied=True)
+    assert world.asked == ["device", "world", "agree"], "once a step"
+
+
+def test_a_loss_while_the_device_is_waited_for_is_seen() -> None:
+    """An abort frees the device: a look before the wait would find nothing."""
+    world = World()
+    world.lost_while_waiting = True
+    world.fence.begin()
+    with pytest.raises(WorldLostError):
+        world.fence.begin_applying(world.noting("agree"))
+    assert "agree" not in world.asked
+
+
+def test_a_step_without_the_optimizer_needs_all_ranks() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.commit(is_applied=False)
+    assert world.asked == ["device", "world", "meet"]
+    world.lost = True
+    with pytest.raises(WorldLostError):
+        world.fence.commit(is_applied=False)
+
+
+def test_an_optimizer_that_uses_collectives_is_asked_about_again() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.queued += 1
+    world.lost = True
+    with pytest.raises(WorldLostError):
+        world.fence.end_applying()
+
+
+def test_a_failed_backward_pass_that_the_script_has_caught_is_not_applied() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.note_failure(RuntimeError("Connection closed by peer"))
+    with pytest.raises(WorldLostError):
+        world.fence.begin_applying(world.noting("agree"))
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+
+
+class Group:
+    """A communicator whose abort needs that of another one to have begun."""
+
+    def __init__(self, others: list[Group], fails: bool = False) -> None:
+        self.calls: list[str] = []
+        self.begun, self._others, self._fails = threading.Event(), others, fails
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+        self.begun.set()
+        for one in self._others:
+            assert one.begun.wait(20)
+        if self._fails:
+            raise RuntimeError("ncclCommAbort")
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+def test_all_communicators_of_a_lost_world_are_aborted_at_once_and_each_once() -> None:
+    endings, pair = Endings(), []  # type: ignore[var-annotated]
+    pair += [Group(pair), Group(pair, fails=True)]
+    endings.abort(pair)  # by the thread that hears of the loss
+    groups = list(pair)
+    endings.end(groups, broken=True)  # by the main thread
+    endings.wait(20)
+    assert groups == []
+    assert [one.calls for one in pair] == [["abort"], ["abort"]]
+
+
+def test_the_communicators_of_a_world_that_ends_in_order_are_shut_down() -> None:
+    endings, group = Endings(), Group([])
+    endings.end([group], broken=False)
+    endings.wait(20)
+    assert group.calls == ["shutdown"]
+
+
+def test_only_variables_that_differ_are_set() -> None:
+    """A variable that torchrun has set is replaced; what people set of NCCL's own is theirs."""
+    found = nccl.find_variables({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_NVLS_ENABLE": "1"})
+    assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert "NCCL_NVLS_ENABLE" not in found
+    assert nccl.find_variables(found | {"NCCL_NVLS_ENABLE": "1"}) == {}

@@ -1,0 +1,65 @@
+"""Communicators of a device end in threads of their own: an abort or a destroy may take long, fail or never return.
+
+`ncclCommAbort` frees memory of the device, which waits for the kernels of all other communicators: two that are stuck
+end only if both are aborted at once. Nobody waits here, and the next world is made meanwhile. A thread keeps its group
+until the end, because torch's destructor waits for torch's own threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+_ABORT, _SHUTDOWN, _DROP = "abort", "shutdown", ""
+
+
+class Endings:
+    """What this process still ends. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._aborted: dict[int, Any] = {}  # groups by their identity, which lasts as long as they are kept here
+        self._threads: list[threading.Thread] = []
+
+    def abort(self, groups: Iterable[Any]) -> None:
+        """Abort these groups, all at once, unless that is under way. Returns at once."""
+        with self._lock:
+            for group in groups:
+                if id(group) not in self._aborted:
+                    self._aborted[id(group)] = group
+                    self._start(_ABORT, [group])
+
+    def end(self, groups: list[Any], broken: bool) -> None:
+        """Torch has forgotten these groups, and they are to go: aborted if the world is `broken`. Returns at once.
+
+        The list is emptied: whoever has the last reference waits for the destructor, and that is to be a thread.
+        """
+        if broken:
+            self.abort(groups)
+        with self._lock:
+            while groups:
+                held = [groups.pop()]
+                was_aborted = self._aborted.pop(id(held[0]), None) is not None
+                self._start(_DROP if was_aborted else _SHUTDOWN, held)
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long for what has not ended: before the process exits, for example."""
+        deadline = time.monotonic() + seconds
+        for one in self._threads:
+            one.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, how: str, held: list[Any]) -> None:
+        self._threads = [one for one in self._threads if one.is_alive()]
+        thread = threading.Thread(target=_end, args=(held, how), name=f"elasticjob-end-{how}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+def _end(held: list[Any], how: str) -> None:
+    with contextlib.suppress(Exception):  # nothing depends on it
+        if how:
+            getattr(held[0], how)()
+    held.clear()

@@ -1,0 +1,45 @@
+"""Waiting until a device has done what is queued on it.
+
+With gloo a collective is done when its `wait()` returns, and a lost peer is an exception there. On a device `wait()`
+only makes a stream wait: the processor runs ahead, and learns nothing. Who has to know asks the device here, and sleeps
+meanwhile instead of polling, because the processor is also needed to hear that a peer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Wait = Callable[[], None]
+
+# Backends of other libraries, by name, whose collectives are queued somewhere else than on the device of the tensors.
+_WAITS: dict[str, Wait] = {}
+
+
+def register_wait(backend: str, wait: Wait) -> None:
+    """Collectives of this backend are done when `wait()` returns, and not when they do."""
+    _WAITS[backend] = wait
+
+
+def find_wait(backend: str, device: torch.device) -> Wait | None:
+    """A function that returns when the device has done all that this thread has queued on it.
+
+    None if nothing is queued: with gloo, also for tensors on a device, and wherever the tensors are on the CPU.
+    """
+    for part in backend.split(","):
+        if (wait := _WAITS.get(part.rpartition(":")[2])) is not None:
+            return wait
+    if device.type == "cpu" or backend == "gloo":
+        return None
+    if device.type == "cuda":
+        return lambda: _wait_for_cuda(device)
+    module = getattr(torch, device.type, None)  # "xpu", for example
+    return getattr(module, "synchronize", None)
+
+
+def _wait_for_cuda(device: torch.device) -> None:
+    """What the current stream has to wait for, such as the reduction of gradients, is waited for too."""
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    event.synchronize()
