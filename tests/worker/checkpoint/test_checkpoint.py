@@ -40,17 +40,21 @@ def test_old_checkpoints_are_deleted(gang: list[Member]) -> None:
         ("truncated", "bytes, not"),
         ("missing", "is missing"),
         ("no-manifest", "it was not finished"),
-        ("unfinished", None),
     ],
 )
-def test_a_damaged_checkpoint_is_skipped_with_a_message(gang: list[Member], damage: str, reason: str | None) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_message(gang: list[Member], damage: str, reason: str) -> None:
     for member in gang[:3]:
         assert member.results[f"{damage} step"] == 6
         assert member.results[f"{damage} used"] == 60
         skipped = member.results[f"{damage} skipped"]
-        assert [reason in one for one in skipped] == ([True] if reason else [])
-    if reason:
-        assert reason in gang[0].stderr
+        assert [reason in one for one in skipped] == [True]
+    assert reason in gang[0].stderr
+
+
+def test_a_checkpoint_that_lacks_only_its_last_rename_is_restored(gang: list[Member]) -> None:
+    for member in gang[:3]:
+        assert member.results["unfinished step"] == 8
+        assert member.results["unfinished skipped"] == []
 
 
 def test_when_all_are_damaged_training_starts_anew(gang: list[Member]) -> None:
@@ -90,6 +94,28 @@ def test_the_loss_curve_is_that_of_a_fixed_world(tmp_path: Path) -> None:
     assert len(fixed) == len(changing) == 18
     assert changing == pytest.approx(fixed, rel=1e-4)
     assert fixed[-1] < fixed[0] / 2
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> list[Member]:
+    return run_gang(PROGRAMS / "history_program.py", 2, str(tmp_path_factory.mktemp("history")))
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_saves_after_training_has_gone_back_are_kept_and_restored(history: list[Member], keep: int) -> None:
+    assert history[0].results[f"damaged {keep}"] == 0
+    assert history[0].results[f"steps {keep}"] == [150, 100][:keep]
+    assert history[0].results[f"last {keep}"] == 150
+
+
+def test_a_world_that_is_closed_waits_for_the_save(history: list[Member]) -> None:
+    assert [member.results["closed"] for member in history] == [[60], [60]]
+
+
+def test_a_save_that_is_cut_off_is_told_with_the_remedy(history: list[Member]) -> None:
+    assert history[0].results["destroyed"] == []
+    assert "step 60 is not saved" in history[0].stderr
+    assert "Call checkpoint.wait() before the script destroys them or ends" in history[0].stderr
 
 
 def test_steps_are_read_from_names() -> None:

@@ -241,13 +241,14 @@ class Resumable(Stream):
     ("dataset", "told"), [(Mapped(), False), (Stream(), True), (Resumable(), False), (None, False)]
 )
 def test_transformers_tells_of_a_loader_that_cannot_be_resumed(
-    import_adapter: Import, caplog: pytest.LogCaptureFixture, dataset: Any, told: bool
+    import_adapter: Import, tmp_path: Path, caplog: pytest.LogCaptureFixture, dataset: Any, told: bool
 ) -> None:
     adapter = import_adapter("transformers", "5.0.0", TRANSFORMERS)
     loader = SimpleNamespace(dataset=dataset)
-    state = SimpleNamespace(is_world_process_zero=True)
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0)
+    arguments = SimpleNamespace(output_dir=str(tmp_path / "out"))
     with caplog.at_level(logging.WARNING):
-        adapter.ElasticJobCallback().on_train_begin(None, state, None, train_dataloader=loader)
+        adapter.ElasticJobCallback().on_train_begin(arguments, state, None, train_dataloader=loader)
     assert ("has no state_dict" in caplog.text) is told
     assert ("ignore_data_skip=True" in caplog.text) is told
 
@@ -272,3 +273,34 @@ def test_transformers_saves_when_it_is_asked(import_adapter: Import, asked: Call
         place.mkdir(parents=True)
         (place / "trainer_state.json").write_text(text)
     assert adapter.find_checkpoint(tmp_path / "out") == str(whole)
+
+
+def test_transformers_goes_on_from_what_was_written_last_and_removes_what_is_not_whole(
+    import_adapter: Import, tmp_path: Path
+) -> None:
+    adapter = import_adapter("transformers", "5.0.0", TRANSFORMERS)
+    out = tmp_path / "out"
+    for number, text, written in ((300, "{}", 1), (20, "{}", 3), (10, "{}", 2), (400, "{", 4), (5, "{", 4)):
+        place = out / f"checkpoint-{number}"
+        place.mkdir(parents=True)
+        (place / "trainer_state.json").write_text(text)
+        os.utime(place / "trainer_state.json", (written, written))
+    assert adapter.find_checkpoint(out) == str(out / "checkpoint-20")
+    callback, control = adapter.ElasticJobCallback(), SimpleNamespace()
+    state = SimpleNamespace(is_world_process_zero=True, global_step=20)
+    callback.on_train_begin(SimpleNamespace(output_dir=str(out)), state, control)
+    assert sorted(place.name for place in out.iterdir()) == [f"checkpoint-{n}" for n in (10, 20, 300, 5)], (
+        "the Trainer would have deleted new ones for 400"
+    )
+
+
+def test_a_loop_with_accelerate_keeps_what_was_made_last(import_adapter: Import, tmp_path: Path) -> None:
+    adapter = import_adapter("accelerate", "1.15.0", {})
+    folder = tmp_path / "made"
+    for step in (100, 200, 10, 20):  # training has gone back after 200
+        checkpoints = adapter.Checkpoints(Accelerator(), folder, every=1, keep=2)
+        checkpoints.after_step({"step": step})
+        for age, place in enumerate(reversed(checkpoints._find())):
+            os.utime(place / "elasticjob.json", (1000 - age, 1000 - age))
+    assert sorted(place.name for place in folder.iterdir()) == ["step-000000010", "step-000000020"]
+    assert checkpoints.load({"step": 0}) == {"step": 20}
