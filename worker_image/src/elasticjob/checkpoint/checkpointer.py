@@ -36,6 +36,7 @@ from elasticjob.checkpoint import distrust, files, memory, shelf
 from elasticjob.checkpoint.causes import find_culprit, find_root_cause
 from elasticjob.checkpoint.state import apply, collect, collect_others, compare_groups, list_names, prepare
 from elasticjob.collectives import messages
+from elasticjob.context import leaving
 from elasticjob.errors import CheckpointFailedError, ConfigurationError
 
 _log = logging.getLogger("elasticjob.checkpoint.checkpointer")
@@ -80,22 +81,30 @@ class Checkpointer:
         # A group of its own: the writer thread must not interfere with the collectives of the training, and a rank that
         # reads slowly has as long as torch's default, whatever the timeout of the world.
         self._files = dist.new_group(backend="gloo")
+        self._world: Any = dist.group.WORLD
         self._deciders: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._damaged: set[int] = set()  # found by restore(): they are deleted first
         self._is_requested = False  # the agent of any rank has asked for the next save; the signal may not be here yet
         self._answering = False  # the current save answers the agent's request
         self._memory_every, self._memory_step = memory_every, -1  # the step that should_save wants in memory ...
         self._wants_file = True  # ... and whether it wants a file of it too
         self._memory = self._open_memory() if memory_every else None
         distrust.watch(self.directory, self._memory)
+        leaving.wait_for(self)
         signals.checkpoint_requested()  # installs the signal handler
         self._on_rank_0("prepare the directory", self._prepare)
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        for name in files.remove_unfinished(self.directory):
-            _log.warning("removed %s/%s, which an interrupted save left", self.directory, name)
+        complete, removed = files.recover(self.directory)
+        for step in complete:
+            _log.warning("step %d in %s is complete: only its last rename was missing", step, self.directory)
+        for name in removed:
+            _log.warning(
+                "removed %s/%s: the process or the world ended before that save was complete", self.directory, name
+            )
 
     def _open_memory(self) -> memory.Snapshots:
         return memory.Snapshots(
@@ -128,8 +137,14 @@ class Checkpointer:
         return self._wants_file or is_due
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints on disk, newest first; those that are not certified come last."""
-        return files.list_steps(path.name for path in self.directory.iterdir()) if self.directory.is_dir() else []
+        """The steps of the checkpoints on disk, newest first; those that training has left behind come last.
+
+        These are the steps that were saved before it went back to an earlier one, and those that are not certified.
+        """
+        return files.list_steps(self._list_names())
+
+    def _list_names(self) -> list[str]:
+        return [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
 
     # Saving.
 
@@ -165,11 +180,13 @@ class Checkpointer:
                 self._finish(step, temporary, future, others)
             except BaseException as error:
                 self._failure = error
+                if self._rank == 0:  # nobody may call wait() any more
+                    _log.warning("step %d is not saved in %s: %s", step, self.directory, self._find_reason(error))
             if self._answering:  # the agent waits until the save has succeeded or failed
                 signals.clear_checkpoint_request()
                 self._answering = False
 
-        # Not a daemon thread: the interpreter waits for it at exit.
+        # Not a daemon thread: the interpreter waits for it at exit, and what leaves the world in order does (`finish`).
         self._thread = threading.Thread(target=finish, name=f"checkpoint-{step}")
         self._thread.start()
         if wait or not self._asynchronous:
@@ -187,7 +204,27 @@ class Checkpointer:
         if failure is not None:
             if isinstance(failure, CheckpointFailedError):
                 raise failure
-            raise CheckpointFailedError(f"the checkpoint could not be written: {find_root_cause(failure)}") from failure
+            reason = self._find_reason(failure)
+            raise CheckpointFailedError(f"the checkpoint could not be written: {reason}") from failure
+
+    def finish(self, seconds: float | None = None) -> None:
+        """Wait until the last save is done or has failed, at most so long; `wait` raises its error later."""
+        for thread in (self._thread, None if self._memory is None else self._memory.thread):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(seconds)
+                if thread.is_alive():
+                    _log.warning("%s in %s did not end within %g s: it is lost", thread.name, self.directory, seconds)
+
+    def _find_reason(self, error: BaseException) -> str:
+        if isinstance(error, CheckpointFailedError):
+            return str(error)
+        cause = find_root_cause(error)
+        if dist.is_initialized() and dist.group.WORLD is self._world:
+            return cause
+        return (
+            f"the process groups ended before it was complete ({cause}). The checkpoints before it are untouched. Call"
+            " checkpoint.wait() before the script destroys them or ends"
+        )
 
     def _finish(self, step: int, temporary: Path, future: Any, others: bytes) -> None:
         """In the thread, on every rank: write and flush this rank's files; rank 0 publishes if all ranks succeeded."""
@@ -206,7 +243,8 @@ class Checkpointer:
                 for _, sealed in reports:
                     manifest["files"] |= sealed
                 files.publish(temporary, self.directory / files.folder_name(step), manifest)
-                files.delete_expired(self.directory, self.steps(), self._keep)
+                self._damaged.discard(step)
+                files.delete_expired(self.directory, self.steps(), self._keep, step, self._damaged)
             except OSError as error:
                 problem = (0, str(error))
         problem = messages.broadcast_json(problem, 0, self._files)
@@ -235,7 +273,8 @@ class Checkpointer:
         optimizer.
         """
         self.wait()
-        steps = self._from_rank_0(self.steps)
+        names = self._from_rank_0(self._list_names)
+        steps, behind = files.split_steps(names)
         for choice in self._memory.find_choices() if self._memory is not None else []:
             while steps and steps[0] > choice.step:
                 if self._restore_file(step := steps.pop(0)):
@@ -244,9 +283,11 @@ class Checkpointer:
             if problem is None:
                 return choice.step
             self._skip(f"the snapshot of step {choice.step} in memory", problem)
-        found = next((int(step) for step in steps if self._restore_file(step)), 0)
-        if not found and self._memory is not None and self._memory.misfit:
-            raise CheckpointFailedError(self._explain("the last snapshot in memory", self._memory.misfit))
+        found = next((step for step in [*steps, *behind] if self._restore_file(step)), 0)
+        if not found and self._memory is not None:
+            if self._memory.misfit:
+                raise CheckpointFailedError(self._explain("the last snapshot in memory", self._memory.misfit))
+            self._memory.keep_only("", 0)  # training begins anew
         return found
 
     def _restore_file(self, step: int) -> bool:
@@ -254,6 +295,7 @@ class Checkpointer:
         problem = self._find_problem(folder)
         if problem is not None:
             self._skip(folder.name, problem)
+            self._damaged.add(step)
             return False
         self._load(step, folder)
         if self._memory is not None:

@@ -2,7 +2,11 @@
 
 A checkpoint is a folder `step-00000100`. It is written as `.tmp-step-00000100`: each file is flushed, then the manifest
 with the size and checksum of every file is written, and a rename makes the checkpoint visible. A folder with the final
-name is therefore complete, unless the disk damaged it later, which the checksums detect.
+name is therefore complete, unless the disk damaged it later, which the checksums detect. One that a kill left between
+its manifest and its rename is adopted at the next start, and so is the one before it, which had the same name.
+
+What is kept and restored is ordered by history, not by name: when a step is published, training has left all later ones
+behind, and they are marked. They are restored last and deleted first.
 """
 
 from __future__ import annotations
@@ -11,14 +15,18 @@ import json
 import os
 import re
 import shutil
+import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
 STATE = "state.pt"
 _NAME = re.compile(r"step-(\d{8,})")
+_TEMPORARY = ".tmp-"
+_ASIDE = ".old-"  # the checkpoint that another one of its step replaces
+_DELETED = ".deleted-"  # no writer finds it any more
 _CHUNK = 1 << 20
 
 
@@ -28,7 +36,7 @@ def folder_name(step: int) -> str:
 
 
 def temporary_name(step: int) -> str:
-    return f".tmp-{folder_name(step)}"
+    return f"{_TEMPORARY}{folder_name(step)}"
 
 
 def list_steps(names: Iterable[str]) -> list[int]:
@@ -39,23 +47,43 @@ def list_steps(names: Iterable[str]) -> list[int]:
     return sorted(steps, key=lambda step: (marker_name(step) in found, -step))
 
 
+def split_steps(names: Collection[str]) -> tuple[list[int], list[int]]:
+    """The steps among these names that are of the present history and certified, and the others; newest first."""
+    steps = list_steps(names)
+    marked = [step for step in steps if marker_name(step) in names]
+    return [step for step in steps if step not in marked], marked
+
+
 def marker_name(step: int) -> str:
-    """The name of the file that says that a step's checkpoint is not certified."""
+    """The name of the file that says that a step's checkpoint is not certified, or that training has gone back."""
     return f"{folder_name(step)}.uncertified"
 
 
 def distrust(directory: Path, after: int) -> list[int]:
     """Mark all checkpoints after this step as not certified, also those that are being written; return their steps."""
-    names = [path.name.removeprefix(".tmp-") for path in directory.iterdir()] if directory.is_dir() else []
+    return _mark(directory, after, [path.name.removeprefix(_TEMPORARY) for path in _list(directory)])
+
+
+def _mark(directory: Path, after: int, names: Iterable[str]) -> list[int]:
     steps = sorted(step for step in list_steps(names) if step > after)
     for step in steps:
         (directory / marker_name(step)).touch()
     return steps
 
 
-def find_expired(steps: Sequence[int], keep: int) -> list[int]:
-    """The steps to delete so that the first `keep` in the order of `list_steps` remain; 0 keeps all."""
-    return list(steps[keep:]) if keep else []
+def _list(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def find_expired(
+    steps: Sequence[int], keep: int, published: int | None = None, damaged: Collection[int] = ()
+) -> list[int]:
+    """The steps to delete so that `keep` remain; 0 keeps all. `steps` are in the order of `list_steps`.
+
+    What was just `published` always remains, and those that were found to be damaged go first.
+    """
+    order = sorted(steps, key=lambda step: (step != published, step in damaged))
+    return order[keep:] if keep else []
 
 
 def checksum(path: Path) -> tuple[int, int]:
@@ -87,15 +115,29 @@ def seal_files(paths: Iterable[Path]) -> dict[str, list[int]]:
 
 
 def publish(temporary: Path, final: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest, and make the checkpoint visible."""
+    """Write the manifest, and make the checkpoint visible. At no time is there none of this step that `recover` finds.
+
+    Raises OSError, also if the folder was taken away from a writer whose world has ended.
+    """
     path = temporary / MANIFEST
     path.write_text(json.dumps(manifest, indent=1))
     sync_file(path)
     sync_file(temporary)
+    _reveal(temporary, final)
+
+
+def _reveal(temporary: Path, final: Path) -> None:
+    directory = final.parent
+    _mark(directory, list_steps([final.name])[0], [path.name for path in _list(directory)])
+    aside = directory / f"{_ASIDE}{final.name}"
     if final.exists():  # a restart repeated a step that was saved before
-        shutil.rmtree(final)
+        if aside.exists():
+            delete(aside)
+        final.replace(aside)
     temporary.replace(final)
-    sync_file(final.parent)
+    sync_file(directory)
+    if aside.exists():
+        delete(aside)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -126,22 +168,58 @@ def find_damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str | None:
 
 def make_empty(temporary: Path) -> None:
     """The folder of a new save, without the remains of earlier ones."""
-    remove_unfinished(temporary.parent)
-    (temporary.parent / f"{temporary.name.removeprefix('.tmp-')}.uncertified").unlink(missing_ok=True)
+    recover(temporary.parent)
+    if temporary.exists():
+        delete(temporary)
+    (temporary.parent / f"{temporary.name.removeprefix(_TEMPORARY)}.uncertified").unlink(missing_ok=True)
     temporary.mkdir(parents=True)
 
 
-def delete_expired(directory: Path, steps: Sequence[int], keep: int) -> None:
-    """Delete all checkpoints of `steps` but the newest `keep`; 0 keeps all."""
-    for step in find_expired(steps, keep):
-        shutil.rmtree(directory / folder_name(step), ignore_errors=True)
+def delete_expired(
+    directory: Path, steps: Sequence[int], keep: int, published: int | None = None, damaged: Collection[int] = ()
+) -> None:
+    """Delete what `find_expired` names."""
+    for step in find_expired(steps, keep, published, damaged):
+        delete(directory / folder_name(step))
         (directory / marker_name(step)).unlink(missing_ok=True)
 
 
-def remove_unfinished(directory: Path) -> list[str]:
-    """Delete the remains of interrupted saves; return their names."""
-    removed = []
-    for path in sorted(directory.glob(".tmp-step-*")):
+def delete(folder: Path) -> bool:
+    """Delete a folder. False if another process has taken or published it first.
+
+    It is renamed before: so a writer that still has it publishes either all of it, or nothing.
+    """
+    gone = folder.with_name(f"{_DELETED}{uuid.uuid4().hex}")
+    try:
+        folder.replace(gone)
+    except FileNotFoundError:
+        return False
+    shutil.rmtree(gone, ignore_errors=True)
+    return True
+
+
+def recover(directory: Path) -> tuple[list[int], list[str]]:
+    """Finish or delete what interrupted saves have left. The steps that are there now, and the names of the others."""
+    adopted: list[int] = []
+    removed: list[str] = []
+    for mark in (_TEMPORARY, _ASIDE):  # the newer one first
+        for path in _list(directory):
+            name = path.name.removeprefix(mark)
+            if name == path.name or not list_steps([name]):
+                continue
+            if _is_complete(path) and not (directory / name).exists():
+                _reveal(path, directory / name)
+                adopted += list_steps([name])
+            elif delete(path) and mark == _TEMPORARY:
+                removed.append(path.name)
+    for path in directory.glob(f"{_DELETED}*"):
         shutil.rmtree(path, ignore_errors=True)
-        removed.append(path.name)
-    return removed
+    return adopted, removed
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except ValueError:
+        return False
+    return True

@@ -53,7 +53,7 @@ class Snapshots:
         self._part = dist.get_rank() if self._is_sharded else WHOLE
         self._is_writer = shelf is not None and (self._is_sharded or local_rank == 0)
         self._copies = Copies(shelf, per_pod, world) if self._is_sharded else None
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self.misfit = ""  # why an intact snapshot could not be used
         self._copied = threading.Event()
         self._copied.set()
@@ -68,7 +68,7 @@ class Snapshots:
     @property
     def is_busy(self) -> bool:
         """Whether the last snapshot is still being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return self.thread is not None and self.thread.is_alive()
 
     def take(self, step: int) -> None:
         """Take a snapshot of the state after `step`. A pod without memory for it is warned about, once."""
@@ -114,8 +114,8 @@ class Snapshots:
         self._start(step, finish)
 
     def _start(self, step: int, target: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=target, name=f"snapshot-{step}")
-        self._thread.start()
+        self.thread = threading.Thread(target=target, name=f"snapshot-{step}")
+        self.thread.start()
 
     def _copy(self, held: Held | None, text: str, data: torch.Tensor) -> None:
         if self._copies is not None:
@@ -123,9 +123,9 @@ class Snapshots:
 
     def wait(self) -> None:
         """Wait until the last snapshot is complete."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
 
     def _wait_for_copy(self) -> None:
         self._copied.wait()

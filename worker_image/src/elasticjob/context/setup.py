@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elasticjob.context import backends, network
+from elasticjob.context import backends, leaving, network
 from elasticjob.context.context import Context, current
 from elasticjob.errors import ConfigurationError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_TIMEOUT = 600.0  # seconds until a blocked collective is an error
+_FAILED_SECONDS = 10.0  # for a save that is under way when the script fails
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class World:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.barrier()  # no rank disconnects while another still communicates
-        self.close()
+        _destroy(None if kind is None else _FAILED_SECONDS)
 
 
 def init(
@@ -149,10 +150,12 @@ def _join(here: Context, backend: str, timeout: float) -> None:
         ) from error
 
 
-def _destroy() -> None:
+def _destroy(seconds: float | None = None) -> None:
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         from elasticjob.torchcompat import groups
+
+        leaving.leave(seconds)
 
         groups.destroy_groups()

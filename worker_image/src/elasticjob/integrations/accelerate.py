@@ -24,6 +24,7 @@ versions.require("accelerate")
 
 _PLACE = "elasticjob.json"  # where the training is; written before the folder gets its name
 _UNFINISHED = "unfinished"
+_REPLACED = "replaced"
 
 
 class Checkpoints:
@@ -38,9 +39,10 @@ class Checkpoints:
 
     def load(self, start: dict[str, int]) -> dict[str, int]:
         """Load the newest checkpoint, after `accelerator.prepare`. Returns where it was made, or `start`."""
-        newest = max(self._find(), default=None)
-        if newest is None:
+        found = self._find()
+        if not found:
             return dict(start)
+        newest = found[-1]
         self._accelerator.load_state(str(newest))
         return {**start, **json.loads((newest / _PLACE).read_text())}
 
@@ -62,11 +64,19 @@ class Checkpoints:
         if self._accelerator.is_main_process:
             (unfinished / _PLACE).write_text(json.dumps(at))
             place = self._folder / f"step-{at['step']:09d}"
-            shutil.rmtree(place, ignore_errors=True)  # of the same step in an earlier world
+            if place.exists():  # of the same step in an earlier world
+                shutil.rmtree(self._folder / _REPLACED, ignore_errors=True)
+                place.rename(self._folder / _REPLACED)
             unfinished.rename(place)
-            for old in sorted(self._find())[: -self._keep]:
+            shutil.rmtree(self._folder / _REPLACED, ignore_errors=True)
+            for old in self._find()[: -self._keep]:
                 shutil.rmtree(old, ignore_errors=True)
         self._accelerator.wait_for_everyone()
 
     def _find(self) -> list[Path]:
-        return [place.parent for place in self._folder.glob(f"step-*/{_PLACE}")]
+        """Those that are whole, in the order in which they were made: after going back, that is not the order of steps.
+
+        One that was being replaced when its writer was killed is among them.
+        """
+        found = [*self._folder.glob(f"step-*/{_PLACE}"), *self._folder.glob(f"{_REPLACED}/{_PLACE}")]
+        return [place.parent for place in sorted(found, key=lambda place: (place.stat().st_mtime_ns, place))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,42 @@ from transformers import TrainerCallback  # noqa: E402 - after the check of its 
 
 logger = logging.getLogger(__name__)
 
+_LAST = "trainer_state.json"  # the file that the Trainer writes last
+
 
 def find_checkpoint(folder: str | Path) -> str | None:
     """The newest checkpoint in the Trainer's `output_dir` that is whole; None if there is none, to start from scratch.
 
+    The newest is the one that was written last: after training has gone back, its number is not the highest.
     transformers' own `get_last_checkpoint` also returns one whose writer was killed, and resuming from it fails.
     """
     found = [place for place in Path(folder).glob("checkpoint-*") if _is_whole(place)]
-    newest = max(found, key=lambda place: int(place.name.rpartition("-")[2]), default=None)
+    newest = max(found, key=lambda place: ((place / _LAST).stat().st_mtime_ns, _number_of(place)), default=None)
     return None if newest is None else str(newest)
 
 
+def _number_of(place: Path) -> int:
+    number = place.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
 def _is_whole(place: Path) -> bool:
-    """The Trainer writes this file last."""
     try:
-        json.loads((place / "trainer_state.json").read_text())
+        json.loads((place / _LAST).read_text())
     except (OSError, ValueError):
         return False
-    return place.name.rpartition("-")[2].isdigit()
+    return _number_of(place) >= 0
+
+
+def remove_unfinished(folder: str | Path, step: int) -> None:
+    """Delete what killed writers have left after this step.
+
+    The Trainer keeps the highest numbers (`save_total_limit`): it would delete each new checkpoint at once instead.
+    """
+    for place in Path(folder).glob("checkpoint-*"):
+        if _number_of(place) > step and not _is_whole(place):
+            logger.warning("removed %s: its writer ended before it was whole", place)
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def find_loader_problem(loader: Any) -> str | None:
@@ -64,6 +83,8 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         problem = find_loader_problem(kwargs.get("train_dataloader"))
         if problem is not None and state.is_world_process_zero:
             logger.warning(problem)
+        if state.is_world_process_zero:
+            remove_unfinished(args.output_dir, state.global_step)
         return control
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:

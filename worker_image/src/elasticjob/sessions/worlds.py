@@ -18,6 +18,7 @@ import torch.distributed as dist
 from elasticjob.channel import control, place, progress
 from elasticjob.channel.place import Place
 from elasticjob.collectives import messages
+from elasticjob.context import leaving
 from elasticjob.env import GENERATION
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions import machine
@@ -32,6 +33,7 @@ from elasticjob.torchcompat import failures
 logger = logging.getLogger("elasticjob")
 
 _END_SECONDS = 6.0  # longer than an attempt to connect to a store
+_SAVE_SECONDS = 10.0  # for a save that is under way when the world changes: less than the usual grace period
 
 
 class Worlds:
@@ -186,6 +188,8 @@ class Worlds:
     def _leave(self) -> None:
         if self._promises is not None:
             self._promises.leave()
+        if self.state.stage is not Stage.BROKEN:
+            leaving.leave(_SAVE_SECONDS)
         self._memory.model_state.unbind()
         self.groups.leave(broken=self.state.stage is Stage.BROKEN)
 
