@@ -42,6 +42,38 @@ def test_split(log: str, rest: str, traceback: str, exception: str) -> None:
     assert errortext.exception_of(found.traceback) == exception
 
 
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "a.py", line 1, in <module>
+  |     raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
+  | ExceptionGroup: several (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "a.py", line 7, in f
+    |     raise ValueError("one")
+    | ValueError: one
+    +---------------- 2 ----------------
+    | KeyError: 'two'
+    +------------------------------------"""
+
+
+@pytest.mark.parametrize("after", ["", "\nepoch 4\nelasticjob: bye"])
+def test_a_group_of_exceptions_says_what_is_in_it(after: str) -> None:
+    found = errortext.split(f"epoch 3\n{GROUP}{after}")
+    assert found.traceback == GROUP
+    assert found.rest == f"epoch 3{after}"
+    assert (
+        errortext.exception_of(GROUP) == "ExceptionGroup: several (2 sub-exceptions): ValueError: one; KeyError: 'two'"
+    )
+
+
+def test_a_group_that_was_handled_is_not_the_last_word() -> None:
+    chained = f"{GROUP}\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    last = SHORT.replace("boom", "then")
+    assert errortext.split(chained + last).traceback == chained + last
+    assert errortext.exception_of(chained + last) == "ValueError: then"
+
+
 def test_a_long_traceback_loses_its_middle() -> None:
     frames = "".join(f'  File "a.py", line {i}, in f{i}\n    f{i + 1}()\n' for i in range(100))
     lines = errortext.shorten(f"Traceback (most recent call last):\n{frames}ValueError: {'x' * 9000}").splitlines()

@@ -54,7 +54,7 @@ ENDS = {
     "unrelated": End("try: 1 / 0\nexcept ZeroDivisionError: raise SystemExit(3) from None", None),
     "arguments": End(
         "import argparse\nargparse.ArgumentParser().parse_args()",
-        "arguments.py: error: unrecognized arguments: --local-rank=0 (torch.distributed.launch adds it: start with torchrun",
+        "arguments.py: error: unrecognized arguments: --local-rank=0 (torch.distributed.launch adds it",
     ),
     "value": End(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--local-rank', choices=['x'])\np.parse_args()",
@@ -81,7 +81,7 @@ ENDS = {
     "recursion": End("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded", False),
     "deep": End("import sys; sys.setrecursionlimit(60)\ndef f(): f()\nf()", "RecursionError: ", False),
     "big": End("raise RuntimeError('x' * 1_000_000 + ' the end')", "RuntimeError: xxx"),
-    "missing": End("", "FileNotFoundError: "),
+    "missing": End("", f"OSError: {sys.executable}: can't open file '"),
 }
 
 
