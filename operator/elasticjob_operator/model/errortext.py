@@ -17,6 +17,9 @@ KUBELET_BYTES = 2048  # of a log that the kubelet stores in a termination messag
 
 _HEADING = "Traceback (most recent call last)"
 _FRAME = re.compile(r'\s+File ".*", line \d+')
+_GROUP = "  + Exception Group Traceback"
+_IN_GROUP = re.compile(r"\s+\| ([A-Za-z_][\w.]*(?:: .*)?)$")  # an exception, not what is indented below a heading
+MEMBERS = 3  # of a group of exceptions that are named
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _LOG_PREFIX = re.compile(r"\[|[EWIF]\d{4} |\d{4}-\d\d-\d\d|elasticjob: ")
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
@@ -74,6 +77,8 @@ def _end_of_one(lines: list[str], start: int) -> int:
     at = start + 1
     while at < len(lines) and (lines[at][:1].isspace() or not lines[at]):
         at += 1
+    if lines[start].startswith(_GROUP):
+        return at  # its message is inside
     last = min(len(lines), at + MESSAGE_LINES)
     at += 1
     while at < last and lines[at].strip() and not _LOG_PREFIX.match(lines[at]):
@@ -86,6 +91,10 @@ def exception_of(traceback: str) -> str:
     lines = [line for line in traceback.splitlines() if line.strip() and not line.startswith("Traceback (")]
     inside = [i for i, line in enumerate(lines) if line[:1].isspace()]
     after = lines[inside[-1] + 1 :] if inside else lines
+    in_group = [found[1] for line in lines if (found := _IN_GROUP.match(line))]
+    if in_group and not after:
+        group, *members = in_group
+        return f"{group}: {'; '.join(members[:MEMBERS])}".removesuffix(": ")[:LINE_LENGTH]
     return (after or lines or [""])[0].strip()[:LINE_LENGTH]
 
 

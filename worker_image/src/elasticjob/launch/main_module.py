@@ -89,8 +89,13 @@ def _make_main() -> types.ModuleType:
 
 
 def _run_file(path: str) -> None:
-    with io.open_code(path) as file:
-        content = file.read()
+    try:
+        with io.open_code(path) as file:
+            content = file.read()
+    except OSError as error:
+        text = f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
+        print(text, file=sys.stderr)
+        raise SystemExit(2) from OSError(text)
     loader: importlib.machinery.SourcelessFileLoader | importlib.machinery.SourceFileLoader
     if path.endswith(".pyc") or content[:2] == importlib.util.MAGIC_NUMBER[:2]:
         loader = importlib.machinery.SourcelessFileLoader("__main__", path)

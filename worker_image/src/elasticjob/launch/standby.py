@@ -20,14 +20,12 @@ import runpy
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from elasticjob.channel import control
-from elasticjob.launch import ahead, frameworks, main_module, preload, process
+from elasticjob.launch import ahead, ending, frameworks, main_module, preload, process
 from elasticjob.torchcompat import forking
 
 _MAX_ORDER = 4 * 1024 * 1024
@@ -195,36 +193,24 @@ def become(argv: list[str]) -> NoReturn:
     control.connect()  # so that a hang is noticed and has stacks, whatever the script uses
     try:
         main_module.run(argv)
-    except (SystemExit, KeyboardInterrupt):
+    except SystemExit as error:
+        ending.note(error)
         raise
     except BaseException as error:
         own = error.__traceback__
         while own is not None and own.tb_frame.f_code.co_filename in _OWN_FILES:
             own = own.tb_next
         error.__traceback__ = own
-        note_error(error)
-        sys.excepthook(type(error), error, own)
+        ending.note(error)
+        ending.show(error, own)
+        if isinstance(error, KeyboardInterrupt):
+            sys.excepthook = lambda *_: None  # the interpreter ends itself by SIGINT, and has nothing to add
+            raise
         sys.exit(1)
     sys.exit(0)
 
 
 _OWN_FILES = (__file__, main_module.__file__, runpy.__file__, "<frozen runpy>")
-
-
-def note_error(error: BaseException) -> None:
-    """Write the error to torch's error file, as `@record` does, unless the script has written one."""
-    target = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if not target or Path(target).exists():
-        return
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    message = {
-        "message": f"{type(error).__name__}: {error}",
-        "extraInfo": {"py_callstack": text[-16384:], "timestamp": str(int(time.time()))},
-    }
-    try:
-        Path(target).write_text(json.dumps({"message": message}))
-    except OSError:
-        return  # a full disk must not hide the error itself
 
 
 if __name__ == "__main__":
