@@ -7,11 +7,13 @@ import json
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
+from elasticjob.agent.events import HubView
 from elasticjob.agent.hub_client import Hub
 from elasticjob.env import Settings
 from elasticjob.protocol import directives, wire
@@ -107,3 +109,97 @@ def test_an_agent_that_was_paused_comes_back_while_its_workers_report(
             hub.report(wire.Progress(generation=1, step=1))
 
     asyncio.run(run())
+
+
+def meet_a_hub_that_refuses(tmp_path: Path, refuses: str, tell: Callable[[Hub], None]) -> tuple[list[str], str | None]:
+    """The messages that an agent sends to a hub that closes a connection by this kind of message, until it has come
+    back for good or given up; and why it has.
+    """
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    received: list[str] = []
+    over, connected = threading.Event(), threading.Event()
+
+    async def meet(server: ServerConnection) -> None:
+        lasts: asyncio.TimerHandle | None = None
+        async for text in server:
+            message = json.loads(text)
+            received.append(message["type"])
+            if message["type"] == refuses:
+                if lasts is not None:
+                    lasts.cancel()
+                error = {"code": "malformed", "message": "metrics: a name is empty"}
+                await server.send(json.dumps({"v": 1, "type": "error", **error}))
+                await server.close(4400)
+                return
+            if message["type"] == "hello":
+                welcome = {"heartbeatSeconds": 5, "timeoutSeconds": 60}
+                await server.send(json.dumps({"v": 1, "type": "welcome", **welcome}))
+                if len(received) > 1:
+                    lasts = asyncio.get_running_loop().call_later(1.5, over.set)
+
+    async def run() -> str | None:
+        async with serve(meet, "127.0.0.1", 0, close_timeout=0.2) as listening:
+            port = next(iter(listening.sockets)).getsockname()[1]
+            settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
+            views: list[HubView] = []
+
+            def see(view: HubView) -> None:
+                views.append(view)
+                if view.connected:
+                    connected.set()
+                if view.fatal is not None:
+                    over.set()
+
+            hub = Hub(settings, {}, wire.AgentState(), see)
+            hub.start()
+            try:
+                assert await asyncio.to_thread(connected.wait, 1 if refuses == "hello" else 30) or refuses == "hello"
+                tell(hub)
+                assert await asyncio.to_thread(over.wait, 30), "the agent neither came back nor gave up"
+            finally:
+                await asyncio.to_thread(hub.close)
+            return views[-1].fatal
+
+    return received, asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "tell"),
+    [
+        pytest.param("progress", lambda hub: hub.report(wire.Progress(1, step=1)), id="progress"),
+        pytest.param("diagnosis", lambda hub: hub.diagnose(1, "hang", "where it is"), id="diagnosis"),
+    ],
+)
+def test_what_a_script_says_and_the_hub_refuses_is_dropped(
+    tmp_path: Path, kind: str, tell: Callable[[Hub], None]
+) -> None:
+    received, fatal = meet_a_hub_that_refuses(tmp_path, kind, tell)
+    assert fatal is None
+    assert received == ["hello", kind, "hello"], "it came back, and did not say it again"
+
+
+@pytest.mark.parametrize("kind", ["hello", "state"])
+def test_an_agent_whose_own_words_are_refused_gives_up(tmp_path: Path, kind: str) -> None:
+    _, fatal = meet_a_hub_that_refuses(tmp_path, kind, lambda hub: hub.publish(wire.AgentState(step=1)))
+    assert fatal is not None
+    assert "malformed" in fatal
+
+
+def test_what_is_refused_again_and_again_is_not_said_any_more(tmp_path: Path) -> None:
+    """Each refusal costs the connection, and so the other members' patience."""
+    ended = threading.Event()
+
+    def tell(hub: Hub) -> None:
+        def report() -> None:
+            while not ended.wait(0.05):
+                hub.report(wire.Progress(1, step=1))
+
+        threading.Thread(target=report, daemon=True).start()
+
+    try:
+        received, fatal = meet_a_hub_that_refuses(tmp_path, "progress", tell)
+    finally:
+        ended.set()
+    assert fatal is None
+    assert received == ["hello", "progress", "hello", "progress", "hello"]
