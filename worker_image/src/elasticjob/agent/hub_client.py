@@ -8,6 +8,7 @@ training: while the hub is away, the last directive stays in force. Every method
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import random
 import ssl
@@ -27,7 +28,11 @@ from elasticjob.protocol.preflight import Probe
 logger = logging.getLogger("elasticjob")
 
 _TIMEOUT = asyncio.TimeoutError  # Python 3.10 has one of its own
-_REFUSED_FOR_GOOD = 3.0  # seconds of refusals before giving up; the API server may be slow to accept a new token
+# Seconds of refusals before giving up. The API server may be slow to accept a new token, and an operator that restarts,
+# or serves thousands of jobs, slow to learn of a new pod.
+_REFUSED_FOR_GOOD = 60.0
+_MALFORMED = "malformed"  # the code of a refusal
+_STRIKES = 2  # refusals of a kind of message after which it is not sent any more
 _GOOD_CONNECTION = 1.0  # seconds after which a lost connection does not count as a failed attempt
 
 
@@ -53,6 +58,8 @@ class Hub:
         self._sent = -1  # ... and the number of the last one sent
         self._progress: wire.Progress | None = None
         self._diagnoses: list[str] = []
+        self._said: set[str] = set()  # kinds of messages with a script's words that were sent over this connection
+        self._strikes: collections.Counter[str] = collections.Counter()  # by kind: connections that ended for it
         self._closing = False
         self._sent_away = False  # whether the hub itself has ended the last connection, and so that of all agents
         self._wake: asyncio.Event | None = None
@@ -181,6 +188,7 @@ class Hub:
         from websockets.exceptions import WebSocketException
 
         self._sent_away = False
+        self._said.clear()
         try:
             socket = await open_socket(self._settings)
         except WebSocketException as error:
@@ -214,6 +222,26 @@ class Hub:
         self._give_up(f"the hub refuses this pod ({refusal.code}): {refusal.message}")
         raise HubError(refusal.message)
 
+    def _drop_said(self, refusal: wire.Refusal) -> None:
+        """Raises ConnectionError if the refused message may be one that carries a script's words or numbers.
+
+        Training does not depend on it, and it is not sent again. If it was the agent's state after all, the hub refuses
+        the next hello, which carries the state too.
+        """
+        if refusal.code != _MALFORMED or not self._said:
+            return
+        self._strikes.update(self._said)
+        raise ConnectionError(
+            f"the hub does not accept the script's {' or '.join(sorted(self._said))}: {refusal.message}"
+        )
+
+    def _may_say(self, kind: str) -> bool:
+        """Whether to send a message of this kind: each that is refused costs the connection."""
+        if self._strikes[kind] >= _STRIKES:
+            return False
+        self._said.add(kind)
+        return True
+
     async def _serve_connection(self, socket: Any, welcome: wire.Welcome) -> None:
         tasks = [
             asyncio.ensure_future(self._receive(socket)),
@@ -233,6 +261,7 @@ class Hub:
         async for text in socket:
             message = parse(text)
             if isinstance(message, wire.Refusal):
+                self._drop_said(message)
                 self._refused(message)
             elif isinstance(message, wire.World | wire.Regroup | wire.Stop | Probe):
                 self._update_view(directive=message)
@@ -254,8 +283,9 @@ class Hub:
                     self._sent = max(self._sent, published)
                     self._changed.notify_all()
             for text in diagnoses:
-                await socket.send(text)
-            if progress is not None:
+                if self._may_say("diagnosis"):
+                    await socket.send(text)
+            if progress is not None and self._may_say("progress"):
                 await socket.send(wire.progress(progress))
                 next_progress = now + 1.0
             await self._woken(max(0.01, next_progress - now) if self._progress is not None else None)
