@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
 from elasticjob.agent.events import HubView
 from elasticjob.agent.hub_client import Hub
@@ -203,3 +204,39 @@ def test_what_is_refused_again_and_again_is_not_said_any_more(tmp_path: Path) ->
         ended.set()
     assert fatal is None
     assert received == ["hello", "progress", "hello", "progress", "hello"]
+
+
+def test_an_agent_whose_pod_the_operator_does_not_know_yet_asks_again(tmp_path: Path) -> None:
+    """The operator may learn of a pod after its agent is there: a lagging watch is no reason to end the pod."""
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    began = time.monotonic()
+    welcomed, fatal = threading.Event(), threading.Event()
+
+    def refuse(connection: ServerConnection, request: Request) -> Response | None:
+        return connection.respond(403, "unknown\n") if time.monotonic() - began < 5.0 else None
+
+    async def meet(server: ServerConnection) -> None:
+        await server.recv()
+        await server.send(json.dumps({"v": 1, "type": "welcome", "heartbeatSeconds": 5, "timeoutSeconds": 60}))
+        await server.wait_closed()
+
+    def see(view: HubView) -> None:
+        if view.fatal is not None:
+            fatal.set()
+        if view.fatal is not None or view.welcome is not None:
+            welcomed.set()
+
+    async def run() -> None:
+        async with serve(meet, "127.0.0.1", 0, close_timeout=0.2, process_request=refuse) as listening:
+            port = next(iter(listening.sockets)).getsockname()[1]
+            settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
+            hub = Hub(settings, {}, wire.AgentState(), see)
+            hub.start()
+            try:
+                assert await asyncio.to_thread(welcomed.wait, 60)
+            finally:
+                await asyncio.to_thread(hub.close)
+
+    asyncio.run(run())
+    assert not fatal.is_set()

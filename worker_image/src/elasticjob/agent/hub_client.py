@@ -20,7 +20,16 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob.agent.events import HubView
-from elasticjob.agent.hub_socket import OPEN_SECONDS, HubBusyError, HubError, explain, is_sent_away, open_socket, parse
+from elasticjob.agent.hub_socket import (
+    OPEN_SECONDS,
+    HubBusyError,
+    HubError,
+    UnknownPodError,
+    explain,
+    is_sent_away,
+    open_socket,
+    parse,
+)
 from elasticjob.env import Settings
 from elasticjob.protocol import directives, wire
 from elasticjob.protocol.preflight import Probe
@@ -28,9 +37,10 @@ from elasticjob.protocol.preflight import Probe
 logger = logging.getLogger("elasticjob")
 
 _TIMEOUT = asyncio.TimeoutError  # Python 3.10 has one of its own
-# Seconds of refusals before giving up. The API server may be slow to accept a new token, and an operator that restarts,
-# or serves thousands of jobs, slow to learn of a new pod.
-_REFUSED_FOR_GOOD = 60.0
+# Seconds of refusals before giving up. The API server may be slow to accept a new token, and an operator that has just
+# started, or serves thousands of jobs, slower to learn of a new pod.
+_REFUSED_FOR_GOOD = 3.0
+_UNKNOWN_FOR_GOOD = 60.0
 _MALFORMED = "malformed"  # the code of a refusal
 _STRIKES = 2  # refusals of a kind of message after which it is not sent any more
 _GOOD_CONNECTION = 1.0  # seconds after which a lost connection does not count as a failed attempt
@@ -143,7 +153,8 @@ class Hub:
             except HubError as error:
                 refused_since = refused_since or began
                 self._update_view(rejected=True)
-                if self._view.welcome is not None or time.monotonic() - refused_since < _REFUSED_FOR_GOOD:
+                patience = _UNKNOWN_FOR_GOOD if isinstance(error, UnknownPodError) else _REFUSED_FOR_GOOD
+                if self._view.welcome is not None or time.monotonic() - refused_since < patience:
                     self._note_problem(str(error))
                 else:
                     self._give_up(str(error))

@@ -23,6 +23,10 @@ class HubError(Exception):
     """The hub refused this pod for a reason that a retry does not resolve."""
 
 
+class UnknownPodError(HubError):
+    """The hub does not know this pod, perhaps not yet."""
+
+
 class HubBusyError(ConnectionError):
     """The hub is there, and asks to be asked again in a moment."""
 
@@ -112,7 +116,7 @@ def explain(error: Exception, settings: Settings) -> Exception:
             " token of this pod with audience elasticjob.dev; check the projected volume."
         )
     if status == 403:
-        return HubError("the hub does not know this pod as a worker of an ElasticJob (403).")
+        return UnknownPodError("the hub does not know this pod as a worker of an ElasticJob (403).")
     problem = f"the hub did not accept the connection ({error})"
     if "Retry-After" in getattr(response, "headers", ()):
         return HubBusyError(problem)
