@@ -223,6 +223,7 @@ CHECKS: tuple[Check, ...] = (
     hardware.check_memory,
     hardware.check_disk,
     hardware.check_devices,
+    hardware.check_device_health,
     check_backends,
     frameworks.check_launcher,
     frameworks.check_frameworks,

@@ -1,8 +1,8 @@
 """`elasticjob doctor`: what is wrong here, and what to do about it.
 
-On one machine it runs the checks and a world of two processes. Under a launcher (`torchrun -m elasticjob doctor`) each
-rank runs the checks, all ranks test the network between them, and rank 0 prints the findings of all. As a preflight
-(`preflight`) it does the same before the first world of a job.
+On one machine it runs the checks and small worlds of processes: two with gloo, and one for each device with NCCL.
+Under a launcher (`torchrun -m elasticjob doctor`) each rank runs the checks, all ranks test the network between them,
+and rank 0 prints the findings of all. As a preflight (`preflight`) it does the same before the first world of a job.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
+from elasticjob.context.backends import BOTH, BackendFacts, observe_backends
 from elasticjob.context.context import read_context
 from elasticjob.diagnose import findings as f
 from elasticjob.diagnose.checks import CHECKS, PREFLIGHT_CHECKS, Check, run_checks
@@ -85,8 +86,39 @@ def examine(environ: Mapping[str, str], quick: bool = False, checks: Sequence[Ch
     """All findings that one machine can make on its own."""
     found = run_checks(environ, checks)
     if not quick and f.worst_status(found) != FAIL:
-        found += run_local_world(environ)
-    return found
+        for local in plan_local_worlds(observe_backends()):
+            found += run_local_world(environ, local.size, local.backend)
+    return merge_worlds(found)
+
+
+@dataclass(frozen=True)
+class LocalWorld:
+    """A world of processes on this machine, for the self-test."""
+
+    backend: str
+    size: int
+
+
+def plan_local_worlds(facts: BackendFacts) -> list[LocalWorld]:
+    """The worlds that show whether the backends work here: one rank for each device with NCCL, and two with gloo.
+
+    NCCL joins no two ranks on one device, so a machine with one device has a world of one, in which the device and its
+    streams are used. Gloo moves no messages between two ranks in the memory of a device: its world is on the CPU.
+    """
+    worlds = [LocalWorld("gloo", 2)] if facts.gloo else []
+    if facts.cuda_devices and facts.nccl:
+        worlds.append(LocalWorld(BOTH if facts.gloo else "nccl", facts.cuda_devices))
+    return worlds
+
+
+def merge_worlds(found: Sequence[Finding]) -> list[Finding]:
+    """One finding for a check that has passed in several worlds: the last one, which is nearest to the training."""
+    merged: dict[tuple[str, int | None, str], Finding] = {}
+    for one in found:
+        key = (one.check, one.rank, one.status if one.status != OK else "")
+        merged.pop(key, None)
+        merged[key] = one
+    return list(merged.values())
 
 
 def examine_job(environ: Mapping[str, str], timeout: float = 60.0) -> list[Finding]:

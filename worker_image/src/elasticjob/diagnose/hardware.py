@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticjob.diagnose.findings import FAIL, OK, WARN, Finding
+from elasticjob.diagnose import counters, devices
+from elasticjob.diagnose.findings import FAIL, OK, SKIP, WARN, Finding
 
 Environment = Mapping[str, str]
 _LEAST_SHM = 1 << 30
 _SHM = "/dev/shm"  # noqa: S108 - the path to check
 _MEMORY = 64 << 20  # bytes to write and to read again
 _DISK = 8 << 20  # bytes to write, to sync and to read again
+_PROBE_SECONDS = 90.0  # for all devices of a pod: torch is imported, and each has some seconds
 _SLOW_DISK = 10.0  # seconds for that: under 1 MB/s
 _OF_THE_POD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)  # how the pod is set up, not a broken disk
 
@@ -77,7 +83,7 @@ def check_disk(environ: Environment) -> Finding:
 
 
 def check_devices(environ: Environment) -> Finding:
-    """CUDA devices, and whether each can compute."""
+    """CUDA devices: whether there are enough, and whether each computes right, holds what is written, and is fast."""
     import torch
 
     if not torch.cuda.is_available():
@@ -85,15 +91,51 @@ def check_devices(environ: Environment) -> Finding:
             remedy = "the pod has a GPU, but this torch cannot use it: check the CUDA build and the driver"
             return Finding("devices", WARN, f"no CUDA device; {os.cpu_count()} CPU cores", remedy)
         return Finding("devices", OK, f"no CUDA device; {os.cpu_count()} CPU cores")
-    names = []
-    for index in range(torch.cuda.device_count()):
+    found = probe_devices(environ)
+    if isinstance(found, Finding):
+        return found
+    names = [one.name for one in found]
+    return devices.judge_sharing(_count_processes(environ), len(found), names) or devices.judge(found)
+
+
+def probe_devices(environ: Environment, seconds: float = _PROBE_SECONDS) -> list[devices.Measured] | Finding:
+    """What a process of its own has measured on the devices: nothing of it stays on them, and it may hang."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        command = [sys.executable, "-m", "elasticjob.diagnose.device_probe"]
+        child = subprocess.Popen(command, env=dict(environ), stdout=output, stderr=errors)
         try:
-            value = torch.ones(1024, device=f"cuda:{index}").sum().item()
-        except RuntimeError as error:
-            return Finding(
-                "devices", FAIL, f"cuda:{index}: {str(error).splitlines()[0]}", "drain the node: the device is broken"
-            )
-        if value != 1024:
-            return Finding("devices", FAIL, f"cuda:{index} computes {value} for 1024", "drain the node")
-        names.append(torch.cuda.get_device_name(index))
-    return Finding("devices", OK, ", ".join(names))
+            code: int | None = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+            child.kill()
+            # Where the driver hangs it does not end: nobody waits but a thread of its own.
+            threading.Thread(target=child.wait, name="elasticjob-probe", daemon=True).start()
+        output.seek(0)
+        errors.seek(0)
+        rows = [json.loads(line) for line in output.read().decode(errors="replace").splitlines() if line.endswith("}")]
+        last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    if code == 0 and rows:
+        return [devices.Measured(**row) for row in rows]
+    remedy = "drain the node: a device or its driver does not answer"
+    where = f"cuda:{len(rows)}"
+    if code is None:
+        return Finding("devices", FAIL, f"{where} did not answer within {seconds:g} s", remedy)
+    return Finding(
+        "devices", FAIL, f"{where}: {' '.join(last) or f'the process that tried it ended with {code}'}", remedy
+    )
+
+
+def _count_processes(environ: Environment) -> int:
+    """The processes that share this pod's devices: of the launcher, or of the agent that is about to launch them."""
+    text = environ.get("LOCAL_WORLD_SIZE") or environ.get("PET_NPROC_PER_NODE") or "1"
+    return int(text) if text.isdecimal() else 1
+
+
+def check_device_health(environ: Environment) -> Finding:
+    """What the driver has counted: errors of memory, clocks that the hardware holds down, links that are down."""
+    if not Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is None:
+        return Finding("device health", SKIP, "no NVIDIA driver")
+    found, source = counters.read(environ)
+    if not found:
+        return Finding("device health", SKIP, "neither NVML (nvidia-ml-py) nor nvidia-smi answers")
+    return devices.judge_health(found, source)

@@ -11,17 +11,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 import torch.distributed as dist
 
 from elasticjob.collectives import messages, tensors, unequal
 from elasticjob.context.setup import World, init
+from elasticjob.diagnose.devices import LEAST_REDUCE
 from elasticjob.diagnose.findings import FAIL, OK, WARN, Finding
 
 _MANY = 12  # above this number of ranks, only neighbours are paired
 _PAYLOAD = 1 << 18  # float32 numbers in a pair's message: 1 MiB
+_REDUCED = 64 << 20  # bytes of an all_reduce that is timed
 _CLOCK_SPREAD = 2.0
 
 
@@ -92,6 +94,8 @@ TESTS: dict[str, Callable[[World], bool]] = {
 
 def run_selftest(world: World) -> list[Finding]:
     """Run the tests on every rank; the rank that got a wrong result reports it."""
+    if "nccl" not in world.backend:
+        world = replace(world, device=torch.device("cpu"))  # gloo sends nothing from the memory of a device
     findings: list[Finding] = []
     for name, test in TESTS.items():
         started = time.monotonic()
@@ -110,7 +114,32 @@ def run_selftest(world: World) -> list[Finding]:
             findings.append(Finding(name, FAIL, "a wrong result", remedy, world.rank))
     findings += _check_clocks(world)
     findings += _check_pairs(world)
+    if world.device.type == "cuda" and 1 < world.world_size == world.local_world_size:
+        findings.append(judge_reduce(_measure_reduce(world), world.rank))
     return findings
+
+
+def _measure_reduce(world: World) -> float:
+    """GB/s at which the devices of this machine reduce, of each device's link."""
+    numbers = torch.ones(_REDUCED // 4, device=world.device)
+    seconds = []
+    for _ in range(4):  # the first one makes the connections
+        torch.cuda.synchronize()
+        dist.barrier()
+        began = time.monotonic()
+        dist.all_reduce(numbers)
+        torch.cuda.synchronize()
+        seconds.append(time.monotonic() - began)
+    return 2 * (world.world_size - 1) / world.world_size * _REDUCED / min(seconds[1:]) / 1e9
+
+
+def judge_reduce(rate: float, rank: int) -> Finding:
+    """Whether the links between the devices of a machine are fast enough to be sound."""
+    text = f"{rate:.1f} GB/s between the devices of this machine"
+    if rate < LEAST_REDUCE:
+        remedy = "drain the node, or look at its links (nvidia-smi topo -m, nvidia-smi nvlink --status)"
+        return Finding("all_reduce speed", FAIL, f"only {text}", remedy, rank)
+    return Finding("all_reduce speed", OK, text, rank=rank)
 
 
 def _check_clocks(world: World) -> list[Finding]:
