@@ -28,7 +28,9 @@ def _require_end(check: Report, found: dict[str, Any]) -> bool:
 def facts(check: Report, folder: Path) -> None:
     """The card, its driver, and the versions of torch and NCCL."""
     found = _run(folder, "facts", 40.0)
-    check.measure(**{name: value for name, value in found.get("facts", {}).items() if name not in ("event", "rank")})
+    check.measure(
+        **{name: value for name, value in found.get("facts", {}).items() if name not in ("event", "rank", "after")}
+    )
     if not rig.DRY:
         command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
         told = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

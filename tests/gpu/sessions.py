@@ -143,17 +143,14 @@ def source_dies(check: Report, folder: Path) -> None:
     parts = (0.01, 0.5, 0.95)
     settings = {"width": 256 if rig.DRY else 4000, "dtype": "float32", "pause": 0.02}
     with rig.gang(folder, "train.py", settings) as world:
-        # Each round has a source that dies at another part. The source is rank 0, and every member may become it.
-        world.settings = settings | {"part": parts[0]}
         world.start(2)
-        rounds = []
+        spares = [world.spare() for _ in range(2 * len(parts))]
+        rounds: list[dict[str, Any]] = []
         step = 6
-        for number, part in enumerate(parts):
-            following = parts[min(number + 1, len(parts) - 1)]
-            joiners = [world.spare(part=following) for _ in range(2)]
+        for part in parts:
             world.await_step(step, 60.0)
-            rig.wait(lambda found=joiners: all(map(world.is_connected, found)), "those who join", 40)  # type: ignore[misc]
-            rounds.append(_lose_source(check, world, joiners, part))
+            rig.wait(lambda: all(map(world.is_connected, spares)), "those who join", 40)
+            rounds.append(_lose_source(world, [spares.pop(), spares.pop()], part))
             check.measure(rounds=rounds)
             step = rounds[-1]["step"] + 4
             world.await_step(step)
@@ -176,16 +173,16 @@ def _differ(one: Row, other: Row) -> bool:
     return bool(same and one["bits"] != other["bits"])
 
 
-def _lose_source(check: Report, world: Gang, joiners: Sequence[subprocess.Popen[bytes]], part: float) -> dict[str, Any]:
+def _lose_source(world: Gang, joiners: Sequence[subprocess.Popen[bytes]], part: float) -> dict[str, Any]:
     source = world.members[0]
-    _wish(world, source)
+    (world.folder / f"die-{source.pid}").write_text(f"sending {part}")
     world.call_over(announced=True)
     world.await_idle(world.members)
     step = max(world.idle[one.pid]["step"] for one in world.members)
     world.form([*world.members, *joiners])
     died_sending = True
     try:
-        rig.wait(lambda: source.poll() is not None, "the source to die in its transfer", 8.0)
+        rig.wait(lambda: source.poll() is not None, "the source to die in its transfer", 4.0)
     except rig.LateError:
         died_sending = False  # it went by a way that this does not see, or has been done
         source.kill()
@@ -202,10 +199,6 @@ def _lose_source(check: Report, world: Gang, joiners: Sequence[subprocess.Popen[
     world.await_step(step + 1)
     found = {"part": part, "diedSending": died_sending, "step": step, "survivorsSay": says}
     return found | {"generation": world.generation, "seconds": round(world.first_step_at() - told, 3)}
-
-
-def _wish(world: Gang, one: subprocess.Popen[bytes]) -> None:
-    (world.folder / f"die-{one.pid}").write_text("sending")
 
 
 def growth(check: Report, folder: Path) -> None:

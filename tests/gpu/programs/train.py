@@ -57,10 +57,10 @@ def wrap(owner: Any, name: str, point: str) -> None:
 
 
 class DiesSending:
-    """Dies in the transfer of its state to those who join, once it has handed over this part of the bytes."""
+    """Dies in the transfer of its state to those who join, once it has handed over the wished part of the bytes."""
 
-    def __init__(self, part: float, total: int) -> None:
-        self.limit, self.sent = part * total, 0
+    def __init__(self, total: int) -> None:
+        self.total, self.sent = total, 0
         for name in ("broadcast", "send", "isend", "all_reduce", "all_gather", "scatter"):
             self._wrap(name)
         self._wrap_batch()
@@ -68,9 +68,10 @@ class DiesSending:
     def note(self, value: Any) -> None:
         if not torch.is_tensor(value) or value.numel() * value.element_size() <= 1 << 16 or not WISH.exists():
             return
-        if WISH.read_text().strip() == "sending" and dist.get_rank() == 0:
+        point, _, part = WISH.read_text().partition(" ")
+        if point == "sending" and dist.get_rank() == 0:
             self.sent += value.numel() * value.element_size()
-            if self.sent > self.limit:
+            if self.sent > float(part) * self.total:
                 say("dies", point="sending", sent=self.sent)
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -148,8 +149,7 @@ def main() -> None:
     optimizer = training.make_optimizer(model)
     wrap(dist, "init_process_group", "init")
     wrap(nn.parallel.DistributedDataParallel, "__init__", "ddp")
-    if SETTINGS.get("part") is not None:
-        DiesSending(SETTINGS["part"], 2 * sum(one.numel() * one.element_size() for one in model.parameters()))
+    DiesSending(2 * sum(one.numel() * one.element_size() for one in model.parameters()))  # momentum, too
     sampler = training.make_sampler(
         micro_batch_size=SETTINGS.get("micro"), virtual_ranks=SETTINGS.get("virtual") or None
     )
