@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -213,12 +214,23 @@ def fact(**changes: Any) -> determinism.Facts:
         ([fact(benchmark=True), fact(cublas=False)], ["cudnn.benchmark", "CUBLAS_WORKSPACE_CONFIG"]),
         ([fact(), fact(device="H100"), fact()], ["rank 1: H100"]),
         ([fact(), fact(threads=2), fact(torch="2.12")], ["rank 2: 2.12", "rank 1: 2"]),
+        ([fact(driver="580.1"), fact(driver="570.2")], ["different drivers (rank 0: 580.1; rank 1: 570.2)"]),
+        ([fact(precision="high"), fact(precision="highest")], ["precisions of float32 (rank 0: high"]),
+        ([fact(cudnn=91002), fact(cudnn=90800)], ["versions of cuDNN"]),
+        ([fact(attention="flash math"), fact(attention="math")], ["implementations of attention"]),
     ],
 )
 def test_doubts_are_named(facts: list[determinism.Facts], said: list[str]) -> None:
     doubts = determinism.find_doubts(facts)
     assert len(doubts) == len(said)
     assert all(one in doubt for one, doubt in zip(said, doubts, strict=True))
+
+
+def test_the_version_of_the_driver_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
+    assert determinism._read_driver(file) == "580.159.04"
+    assert determinism._read_driver(tmp_path / "missing") == ""
 
 
 def test_mistakes_are_explained() -> None:

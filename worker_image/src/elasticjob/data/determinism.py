@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ Facts = dict[str, Any]
 def observe() -> Facts:
     """What the bits of this rank's results depend on, besides its work."""
     on_cuda = torch.cuda.is_available()
-    return {
+    facts: Facts = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if on_cuda else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
@@ -31,6 +33,40 @@ def observe() -> Facts:
         "benchmark": bool(on_cuda and torch.backends.cudnn.benchmark),
         "cublas": not on_cuda or os.environ.get("CUBLAS_WORKSPACE_CONFIG") in (":4096:8", ":16:8"),
     }
+    return facts | (_observe_cuda() if on_cuda else {})
+
+
+def _observe_cuda() -> Facts:
+    """What chooses the kernels of a CUDA device, and how exactly they compute."""
+    attention = ("flash", "mem_efficient", "cudnn", "math")  # the implementations of scaled_dot_product_attention
+    enabled = (getattr(torch.backends.cuda, f"{name}_sdp_enabled", bool)() for name in attention)
+    return {
+        "driver": _read_driver(),
+        "cudnn": torch.backends.cudnn.version(),
+        "precision": torch.get_float32_matmul_precision() + (" tf32" if torch.backends.cudnn.allow_tf32 else ""),
+        "attention": " ".join(name for name, on in zip(attention, enabled, strict=True) if on),
+    }
+
+
+def _read_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The version of the NVIDIA driver; "" if it cannot be read, as in some sandboxes."""
+    try:
+        found = re.search(r"\d+\.\d+(\.\d+)?", file.read_text())
+    except OSError:
+        return ""
+    return found[0] if found else ""
+
+
+# Facts that all ranks must share, and their names in a sentence.
+_SHARED = {
+    "torch": "versions of torch",
+    "device": "devices",
+    "threads": "numbers of CPU threads",
+    "driver": "drivers",
+    "cudnn": "versions of cuDNN",
+    "precision": "precisions of float32",
+    "attention": "implementations of attention",
+}
 
 
 def find_doubts(facts: list[Facts]) -> list[str]:
@@ -45,8 +81,8 @@ def find_doubts(facts: list[Facts]) -> list[str]:
         doubts.append("cuDNN chooses kernels by their speed: set torch.backends.cudnn.benchmark = False")
     if not all(one["cublas"] for one in facts):
         doubts.append("cuBLAS may add in any order: set CUBLAS_WORKSPACE_CONFIG=:4096:8")
-    for name, what in (("torch", "versions of torch"), ("device", "devices"), ("threads", "numbers of CPU threads")):
-        values = [str(one[name]) for one in facts]
+    for name, what in _SHARED.items():
+        values = [str(one.get(name, "none")) for one in facts]
         if len(set(values)) > 1:
             ranks = [f"rank {rank}: {value}" for rank, value in enumerate(values) if value != values[0]]
             doubts.append(f"the ranks have different {what} (rank 0: {values[0]}; {', '.join(ranks)})")
