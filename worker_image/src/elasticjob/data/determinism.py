@@ -42,7 +42,7 @@ def _observe_cuda() -> Facts:
     enabled = (getattr(torch.backends.cuda, f"{name}_sdp_enabled", bool)() for name in attention)
     return {
         "driver": _read_driver(),
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         "precision": torch.get_float32_matmul_precision() + (" tf32" if torch.backends.cudnn.allow_tf32 else ""),
         "attention": " ".join(name for name, on in zip(attention, enabled, strict=True) if on),
     }
