@@ -29,15 +29,46 @@ def rank_state(step: int, clean: bool = True, digest: int = 0) -> recovery.RankS
         pytest.param([rank_state(9, digest=1), rank_state(8), rank_state(8)], 0, id="more advanced than most"),
         pytest.param([rank_state(-1, digest=1), rank_state(-1), rank_state(-1)], 0, id="nobody has trained"),
         pytest.param([rank_state(9, clean=False), rank_state(8)], 1, id="not a step applied in part"),
+        pytest.param([rank_state(-1), rank_state(-1), rank_state(0, digest=1)], 2, id="one that has trained once"),
+        pytest.param([rank_state(-1, clean=False), rank_state(-1)], 1, id="not one that got a part of nothing"),
+        pytest.param([rank_state(-1, clean=False), rank_state(5)], 1, id="not one that got a part of a state"),
     ],
 )
 def test_whose_state_counts(rank_states: list[recovery.RankState], source: int) -> None:
     assert recovery.choose_source(rank_states) == source
 
 
-def test_when_no_state_is_whole_it_is_lost() -> None:
+@pytest.mark.parametrize(
+    "rank_states",
+    [
+        pytest.param([rank_state(3, clean=False)], id="alone"),
+        pytest.param([rank_state(-1), rank_state(3, clean=False)], id="initial weights are no state of training"),
+        pytest.param([rank_state(-1), rank_state(-1), rank_state(0, clean=False)], id="nor if most have them"),
+        pytest.param([rank_state(-1, clean=False), rank_state(-1, clean=False)], id="two that got parts"),
+    ],
+)
+def test_when_no_state_is_whole_it_is_lost(rank_states: list[recovery.RankState]) -> None:
     with pytest.raises(recovery.StateLostError):
-        recovery.choose_source([rank_state(3, clean=False)])
+        recovery.choose_source(rank_states)
+
+
+@given(
+    st.lists(
+        st.builds(recovery.RankState, step=st.integers(-1, 3), clean=st.booleans(), digest=st.integers(0, 2)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_the_source_is_complete_and_the_most_advanced(rank_states: list[recovery.RankState]) -> None:
+    usable = [one for one in rank_states if one.clean]
+    try:
+        source = rank_states[recovery.choose_source(rank_states)]
+    except StateLostError:
+        trained = [one.step for one in rank_states if one.step >= 0]
+        assert not usable or (trained and all(one.step < 0 for one in usable))
+        return
+    assert source.clean and source.step == max(one.step for one in usable)
+    assert source.step >= 0 or all(one.step < 0 for one in rank_states)
 
 
 def test_a_state_travels_in_two_parts() -> None:
