@@ -163,7 +163,7 @@ class Memory:
         if recovery.are_equal(rank_states):
             return
         rank, source = dist.get_rank(), recovery.choose_source(rank_states)
-        # A joiner has no state to lose: it receives into its own tensors, and is complete when all have arrived.
+        # A joiner has no state to lose: it receives into its own tensors, and is complete when all ranks have theirs.
         keep = self.committed >= 0
         self._clean = self._clean and (keep or rank == source)
         received = transfer.Exchange(rank, source, group, self.model_state.device, keep).run(inventory)

@@ -35,12 +35,14 @@ class RankState:
 def choose_source(rank_states: list[RankState]) -> int:
     """The rank whose state is used: the most advanced complete state that most ranks have, from the lowest such rank.
 
-    So a bit that has flipped in one rank's memory does not spread. If no rank has trained yet, rank 0's initial
-    parameters are used, as with DDP. Raises StateLostError if no state is complete.
+    So a bit that has flipped in one rank's memory does not spread. If no rank has trained yet, the initial parameters
+    of the lowest rank are used, as with DDP. They are never used if some rank has trained, however many ranks have
+    them. Raises StateLostError if no state is complete that could be used.
     """
-    whole = [rank for rank, rank_state in enumerate(rank_states) if rank_state.clean]
+    has_trained = any(rank_state.step >= 0 for rank_state in rank_states)
+    whole = [rank for rank, one in enumerate(rank_states) if one.clean and (one.step >= 0 or not has_trained)]
     if not whole:
-        raise StateLostError("every rank was interrupted while it applied a step")
+        raise StateLostError("every rank that has trained was interrupted while it applied a step")
     best = max(rank_states[rank].step for rank in whole)
     latest = [rank for rank in whole if rank_states[rank].step == best]
     counts = Counter(rank_states[rank].digest for rank in latest if best >= 0)

@@ -3,7 +3,8 @@
 State that a rank already has, for example frozen or pretrained weights that every script loads, is recognised by its
 digest and not sent. All ranks that have a chunk share the work of sending, and so do those that have got it: what one
 rank sends is about what one rank lacks, however many there are. A joiner receives into its own tensors, without a
-second copy of the model.
+second copy of the model; nobody else receives into memory that is in use. What has arrived is compared with the
+source's digests before any rank goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,9 @@ import torch.distributed as dist
 from elasticjob.channel import progress
 from elasticjob.collectives import messages, plaindata, skeletons
 from elasticjob.context import buddies
+from elasticjob.errors import WorldLostError
 
+_PIECE_BYTES = 64 << 20  # of a broadcast
 _WITHIN_A_NODE = 0.1  # what a byte costs there, if one to another node costs 1
 
 
@@ -74,28 +77,45 @@ class Exchange:
     keep: bool  # do not overwrite this rank's state before all of the new one has arrived
 
     def run(self, mine: Inventory) -> dict[str, Any] | None:
-        """The source's state, on every rank but the source (None there). Sends only what some rank lacks."""
+        """The source's state, on every rank but the source (None there). Sends only what some rank lacks.
+
+        Raises WorldLostError on all ranks if one has not got it as it was sent.
+        """
         told = [(name, section.text, section.digests) for name, section in mine.items()]
         told = messages.broadcast_json(told, self.source, self.flags)
         theirs = {name: Section(plaindata.decode(text), text, [], digests) for name, text, digests in told}
         parcels: list[_Parcel] = []
         lacks: list[int] = []
+        digests: list[int] = []
         received = {}
         for name, section in theirs.items():
             tensors = self._prepare(mine.get(name), section)
             parcels += [_Parcel(chunk, tensors) for chunk in section.chunks]
             lacks += find_lacks(mine.get(name), section)
+            digests += section.digests
             received[name] = (section.skeleton, tensors)
         if parcels:
             pod = self.rank // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             table = messages.all_gather_integers([buddies.number_node(os.environ, pod), *lacks], self.flags)
             nodes, rows = [row[0] for row in table], [row[1:] for row in table]
             self._send(parcels, rows, nodes)
+            self._check(itertools.compress(zip(parcels, digests, strict=True), rows[self.rank]))
             sizes = [parcel.size for parcel in parcels]
             progress.transfer.most_bytes += max(sum(itertools.compress(sizes, row)) for row in rows)
         if self.rank == self.source:
             return None
         return {name: skeletons.join(skeleton, tensors) for name, (skeleton, tensors) in received.items()}
+
+    def _check(self, received: Iterable[tuple[_Parcel, int]]) -> None:
+        """Go on only if every rank has what the source has. All ranks call it. Raises WorldLostError.
+
+        On a device nothing raises if a member is lost: after an abort anything can be in the memory. A digest waits for
+        the device, and tells.
+        """
+        is_wrong = any(skeletons.digest(parcel.wrap()) != digest for parcel, digest in received)
+        wrong = [rank for rank, (said,) in enumerate(messages.all_gather_integers([is_wrong], self.flags)) if said]
+        if wrong:
+            raise WorldLostError(f"the state has not arrived as it was sent, at rank {', '.join(map(str, wrong))}")
 
     def _prepare(self, mine: Section | None, section: Section) -> list[torch.Tensor]:
         """The receive buffers of a section; tensors with a matching layout are reused."""
@@ -120,12 +140,24 @@ class Exchange:
         sizes = [parcel.size if cpu else 0 for parcel, cpu in zip(parcels, on_cpu, strict=True)]
         self._relay(parcels, plan_routes(sizes, lacks, nodes))
         for index, parcel in enumerate(parcels):
-            # NCCL's broadcast is a ring: every rank sends each byte once at most.
             if not on_cpu[index] and any(row[index] for row in lacks):
-                flat = parcel.wrap()
-                dist.broadcast(flat, src=self.source, group=None)
-                if lacks[self.rank][index] and self.rank != self.source:
-                    parcel.unwrap(flat)
+                self._broadcast(parcel, is_lacked=bool(lacks[self.rank][index]))
+
+    def _broadcast(self, parcel: _Parcel, is_lacked: bool) -> None:
+        """NCCL's broadcast is a ring: every rank sends each byte once at most. All ranks of the world call it.
+
+        One that lacks nothing lets the bytes pass through memory of their own: after an abort anything is in there.
+        """
+        if is_lacked or self.rank == self.source:
+            flat = parcel.wrap()
+            for piece in torch.split(flat, _PIECE_BYTES):
+                dist.broadcast(piece, src=self.source)
+            if is_lacked:
+                parcel.unwrap(flat)
+        else:
+            passing = torch.empty(min(parcel.size, _PIECE_BYTES), dtype=torch.uint8, device=parcel.device)
+            for start in range(0, parcel.size, _PIECE_BYTES):
+                dist.broadcast(passing[: parcel.size - start], src=self.source)
 
     def _relay(self, parcels: Sequence[_Parcel], routes: Sequence[Route | None]) -> None:
         """Send and receive along these routes. Everything is under way at once; the indices tell messages apart."""
@@ -162,6 +194,10 @@ class _Parcel:
     @property
     def size(self) -> int:
         return sum(slot.size for slot in self.chunk)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[self.chunk[0].index].device
 
     def wrap(self) -> torch.Tensor:
         return _wrap(self.chunk, self.tensors)
