@@ -105,6 +105,12 @@ def put_in_template(value: Any) -> dict[str, Any]:
             "or ask the administrator to raise the limit (--max-replicas-per-job)",
             id="many-by-default",
         ),
+        pytest.param(
+            make_spec(replicas=1, scaling={"mode": "Goodput"}, elasticPolicy={"maxReplicas": 6000}),
+            "spec.elasticPolicy.maxReplicas: asks for 6000 pods; one job may have at most 5000: lower it, "
+            "or ask the administrator to raise the limit (--max-replicas-per-job)",
+            id="as-many-as-the-pool-gives",
+        ),
     ],
 )
 def test_what_is_too_much_is_that_jobs_condition(spec: dict[str, Any], told: str) -> None:
@@ -115,6 +121,21 @@ def test_limits_are_settings() -> None:
     assert read(make_spec(replicas=6000), limits=bounds.Limits(replicas=6000)).spec is not None
     big = put_in_template("x" * 1_300_000)
     assert read(big, limits=bounds.Limits(template_bytes=2_000_000)).spec is not None
+
+
+def test_the_administrator_caps_weights() -> None:
+    """Otherwise whoever writes the largest has the pool."""
+    spec = make_spec(scaling={"mode": "Goodput", "weight": 1000}, elasticPolicy={"maxReplicas": 4})
+    capped, allowed = read(spec), read(spec, limits=bounds.Limits(weight=1000))
+    assert capped.spec is not None and allowed.spec is not None
+    assert (capped.spec.scaling.weight, allowed.spec.scaling.weight) == (1, 1000)
+    assert [(notice.reason, notice.message) for notice in capped.notices] == [
+        (
+            "WeightCapped",
+            "spec.scaling.weight is 1000, and counts as 1: the administrator allows no more (--max-pool-weight)",
+        )
+    ]
+    assert not allowed.notices
 
 
 @pytest.mark.parametrize("wrap", [lambda value: [1, value], lambda value: {"a": "b", "c": value}], ids=["list", "map"])

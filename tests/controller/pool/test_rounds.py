@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -103,6 +104,25 @@ def test_placed_pods_are_an_admission() -> None:
 )
 def test_which_sizes_a_job_may_have_now(one: PooledJob, expected: tuple[int, ...]) -> None:
     assert rounds.find_sizes(one, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "most", "step"), [(1, 100_000, None), (2, 100_000, 3), (1, 300, None), (99_000, 100_000, None)]
+)
+@pytest.mark.parametrize("place", [0.0, 0.001, 0.3, 1.0])
+def test_a_job_may_be_huge_and_still_has_few_sizes(low: int, most: int, step: int | None, place: float) -> None:
+    """A round costs as much as there are sizes, and whoever writes maxReplicas pays nothing for them."""
+    grid = range(low, most + 1, step or 1)
+    size = grid[round(place * (len(grid) - 1))]
+    changes = {"elasticPolicy": {"minReplicas": low, "maxReplicas": most, "replicaIncrementStep": step}}
+    found = rounds.find_sizes(sharer("a", size, low=low, most=most, spec=changes), NOW)
+    assert len(found) <= 200
+    assert list(found) == sorted({*found}) and {*found} <= {*grid}
+    assert {grid[0], grid[-1], size} <= {*found}, "both ends, and what it has"
+    beside = grid.index(size)
+    assert {*grid[max(0, beside - 1) : beside + 2]} <= {*found}, "it can grow and shrink by one step"
+    gaps = [(b - a) / a for a, b in itertools.pairwise(found) if b - a > (step or 1)]
+    assert max(gaps, default=0.0) <= 0.1, "wherever sizes are left out, the next one is near"
 
 
 def test_a_pinned_job_keeps_its_size_and_the_rest_is_shared() -> None:
