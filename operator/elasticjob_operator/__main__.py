@@ -141,6 +141,13 @@ def main() -> None:
     help="Size limit of a job's pod template, as compact JSON.",
 )
 @click.option(
+    "--max-pool-weight",
+    type=click.IntRange(1, 1000),
+    default=bounds.Limits().weight,
+    show_default=True,
+    help="Limit of spec.scaling.weight; a larger one counts as this.",
+)
+@click.option(
     "--taint-faulty-nodes",
     is_flag=True,
     help="Taint nodes on which jobs failed (PreferNoSchedule), for the pods of others; needs get and patch on nodes.",

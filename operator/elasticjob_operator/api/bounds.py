@@ -26,6 +26,7 @@ class Limits:
 
     replicas: int = 5_000
     template_bytes: int = 256 * 1024
+    weight: int = 1  # of a job that shares a pool: what more than that would have, others lack
 
 
 @dataclass(frozen=True, slots=True)

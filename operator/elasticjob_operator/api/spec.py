@@ -48,7 +48,12 @@ class Scaling(Model):
         "of devices among such jobs by what each makes of them; leave replicas out, since a number that you write "
         "there holds until you take it out again.",
     )
-    weight: int = Field(default=1, ge=1, le=1000, description="What a speed-up of this job counts beside others.")
+    weight: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="What a speed-up of this job counts beside others, up to what the administrator allows.",
+    )
 
 
 def _or_default(root: str, path: str, default: str) -> str:

@@ -73,7 +73,8 @@ def read_spec(written: object, limits: bounds.Limits, status: api.Status) -> Spe
         return SpecRead(
             _bounded(spec, spec.wanted, limits) if status.start_time is not None else None, (too_many,), notices
         )
-    return SpecRead(spec, (), (*notices, *_find_silent_fallbacks(spec), *_find_foreign_launcher(spec)))
+    warnings = (*_find_silent_fallbacks(spec), *_find_foreign_launcher(spec), *_find_capped(spec, limits))
+    return SpecRead(_cap_weight(spec, limits), (), (*notices, *warnings))
 
 
 def _find_excess(raw: object, limits: bounds.Limits) -> tuple[api.Problem, ...]:
@@ -92,13 +93,14 @@ def _find_excess(raw: object, limits: bounds.Limits) -> tuple[api.Problem, ...]:
 def find_too_many(spec: api.Spec, limits: bounds.Limits) -> api.Problem | None:
     """The problem if the job asks for more pods than one job may have."""
     spares = spec.elastic_policy.spares
-    if spec.wanted + spares <= limits.replicas:
+    most = spec.max_replicas if spec.is_pooled else spec.wanted  # the pool gives as many as there may be
+    if most + spares <= limits.replicas:
         return None
-    field = "spec.replicas" if spec.replicas else "spec.elasticPolicy.maxReplicas"
+    field = "spec.replicas" if spec.replicas == most else "spec.elasticPolicy.maxReplicas"
     also = f" and {spares} spares" if spares else ""
     return api.Problem(
         field=field,
-        message=f"asks for {spec.wanted} pods{also}; one job may have at most {limits.replicas}: "
+        message=f"asks for {most} pods{also}; one job may have at most {limits.replicas}: "
         "lower it, or ask the administrator to raise the limit (--max-replicas-per-job)",
     )
 
@@ -123,6 +125,20 @@ def _bounded(spec: api.Spec, wanted: int, limits: bounds.Limits) -> api.Spec | N
     if most < spec.min_replicas:
         return None
     return spec.model_copy(update={"replicas": min(most, max(spec.min_replicas, wanted))})
+
+
+def _find_capped(spec: api.Spec, limits: bounds.Limits) -> tuple[Notice, ...]:
+    weight = spec.scaling.weight
+    if not spec.is_pooled or weight <= limits.weight:
+        return ()
+    message = f"spec.scaling.weight is {weight}, and counts as {limits.weight}: the administrator allows no more"
+    return (Notice("WeightCapped", f"{message} (--max-pool-weight)"),)
+
+
+def _cap_weight(spec: api.Spec, limits: bounds.Limits) -> api.Spec:
+    if spec.scaling.weight <= limits.weight:
+        return spec
+    return spec.model_copy(update={"scaling": spec.scaling.model_copy(update={"weight": limits.weight})})
 
 
 def _warn_of_unknown(unknown: list[api.Path]) -> tuple[Notice, ...]:

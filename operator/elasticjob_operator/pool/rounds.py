@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -20,6 +21,8 @@ from elasticjob_operator.times import format_time, parse_time
 SETTLE_SECONDS: Final = 5.0  # the first steps of a world are not typical
 PROBE_SECONDS: Final = 60.0  # that a job without reports keeps its size, so that its speed there is known
 DEFAULT_CHANGE_SECONDS: Final = 0.2
+MOST_SIZES: Final = 200  # that are compared of one job
+WIDEST: Final = 0.08  # of a size: how far the next one may be away, where there are more
 MAX_CHANGE_SECONDS: Final = 120.0  # an outage was longer than a change takes
 
 
@@ -151,19 +154,36 @@ def find_sizes(one: PooledJob, now: float) -> tuple[int, ...]:
         return (one.spec.replicas,)
     elastic = one.spec.elastic_policy
     low, high = one.spec.min_replicas, one.spec.max_replicas
-    allowed = elastic.replica_discrete_values or range(low, high + 1, elastic.replica_increment_step or 1)
-    sizes = tuple(sorted({size for size in allowed if low <= size <= high})) or (low,)
+    sizes: Sequence[int] = range(low, high + 1, elastic.replica_increment_step or 1)
+    if elastic.replica_discrete_values:
+        sizes = sorted({size for size in elastic.replica_discrete_values if low <= size <= high}) or (low,)
     if held and status.capacity is not None and status.capacity.withdrawn:
         sizes = _at_most(sizes, held - status.capacity.withdrawn)
     if not held:
-        return sizes[:1]
+        return (sizes[0],)
     if not status.goodput.training or (not one.model.points and now - _trains_since(status, now) < PROBE_SECONDS):
-        return _at_most(sizes, held)[-1:]
-    return sizes
+        return (_at_most(sizes, held)[-1],)
+    return _thin_out(sizes, held)
 
 
-def _at_most(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
-    return tuple(size for size in sizes if size <= most) or sizes[:1]
+def _at_most(sizes: Sequence[int], most: int) -> Sequence[int]:
+    return sizes[: bisect_right(sizes, most)] or sizes[:1]
+
+
+def _thin_out(sizes: Sequence[int], held: int) -> tuple[int, ...]:
+    """At most `MOST_SIZES`: small ones all, large ones ever wider apart, and those beside the size that the job has.
+
+    A hundred thousand sizes cost whoever writes maxReplicas nothing, and the event loop a tenth of a second.
+    """
+    if len(sizes) <= MOST_SIZES:
+        return tuple(sizes)
+    beside = bisect_right(sizes, held) - 1
+    kept = {*sizes[max(0, beside - 1) : beside + 2], sizes[-1]}
+    place = 0
+    while place < len(sizes):
+        kept.add(sizes[place])
+        place = max(place + 1, bisect_right(sizes, sizes[place] * (1 + WIDEST)) - 1)
+    return tuple(sorted(kept))
 
 
 def _trains_since(status: api.Status, now: float) -> float:

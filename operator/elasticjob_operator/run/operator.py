@@ -76,7 +76,7 @@ class Operator:
         api.observer = self.metrics.count_request
         self.pulse = Pulse(self.metrics)
         # Inputs: the cluster and the agents.
-        most = bounds.Limits(replicas=options.max_replicas_per_job, template_bytes=options.max_template_bytes)
+        most = bounds.Limits(options.max_replicas_per_job, options.max_template_bytes, options.max_pool_weight)
         self.cache = Cache(self._wake, self._meet, most, functools.partial(capacity.find_share, options.pools))
         self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc())
         self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)

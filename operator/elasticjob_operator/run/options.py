@@ -41,6 +41,7 @@ class Options:
     parallel: int = 32
     max_replicas_per_job: int = bounds.Limits().replicas
     max_template_bytes: int = bounds.Limits().template_bytes
+    max_pool_weight: int = bounds.Limits().weight
     integrations: tuple[str, ...] = ()
     taint_faulty_nodes: bool = False
     pools: tuple[Pool, ...] = (Pool("default", "nvidia.com/gpu"),)

@@ -147,14 +147,17 @@ class PoolLoop:
         self._last = now
         for pool in self._pools:
             if pool.name in groups:
-                self._share(pool, groups[pool.name], seconds, now)
+                await self._share(pool, groups[pool.name], seconds, now)
 
-    def _share(self, pool: Pool, jobs: Sequence[rounds.PooledJob], seconds: float, now: float) -> None:
+    async def _share(self, pool: Pool, jobs: Sequence[rounds.PooledJob], seconds: float, now: float) -> None:
         held = self._count_held(pool, {one.job.key for one in jobs})
         devices = capacity.count_capacity(pool, self._cache.nodes.values(), held)
-        verdicts = rounds.share(jobs, devices, self._objective, seconds=seconds, now=now)
+        # In a thread: frozen values in, frozen values out. How long it takes depends on what tenants write.
+        verdicts = await asyncio.to_thread(rounds.share, jobs, devices, self._objective, seconds=seconds, now=now)
         for one in jobs:
-            verdict, memory = verdicts[one.job.key], self._memories[one.job.key]
+            verdict, memory = verdicts[one.job.key], self._memories.get(one.job.key)
+            if memory is None or memory.uid != one.job.uid:
+                continue  # it has gone meanwhile
             memory.behind = verdict.behind
             cost = None
             if verdict.cost is not None:
