@@ -251,6 +251,13 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     jobs.patch("life", {"runPolicy": {"suspend": False}})
     wait_for(lambda: jobs.pods("life"), "a resumed job has pods")
     jobs.delete("life")
+    # A pod that waits without a word: the operator reads its events.
+    waits = light_spec(replicas=1)
+    waits["template"]["spec"]["volumes"] = [{"name": "gone", "configMap": {"name": "gone"}}]
+    waits["template"]["spec"]["containers"][0]["volumeMounts"] = [{"name": "gone", "mountPath": "/gone"}]
+    jobs.create("waits", waits)
+    operator.await_request("events", "list")
+    jobs.delete("waits")
     # A template that is in neither namespace, and then in that of all.
     short = light_spec("--steps", "3", runPolicy={"ttlSecondsAfterFinished": 1})
     jobs.create("short", {"templateRef": {"name": "light"}})

@@ -1,0 +1,56 @@
+"""Pods that wait without a reason in their status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.builders import NOW, make_pod
+from elasticjob_operator.failures import waiting
+
+MOUNT = {"type": "Warning", "reason": "FailedMount", "message": "no such map", "lastTimestamp": "2026-01-01T00:00:01Z"}
+PULL = {"type": "Normal", "reason": "Pulling", "message": "pulling a", "lastTimestamp": "2026-01-01T00:00:09Z"}
+
+
+def creating(age: float, **fields: Any) -> Any:
+    when = {"created": NOW - age, "scheduled": NOW - age}
+    return make_pod(0, "Pending", waiting="ContainerCreating", **{**when, **fields})
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        pytest.param([], (False, ""), id="nothing"),
+        pytest.param([PULL], (False, "Pulling: pulling a"), id="any event"),
+        pytest.param([MOUNT, PULL], (True, "FailedMount: no such map"), id="a warning comes first"),
+        pytest.param([MOUNT, {**MOUNT, "lastTimestamp": "2026-01-02T00:00:00Z", "message": "newer"}],
+                     (True, "FailedMount: newer"), id="the newest"),
+        pytest.param([{**PULL, "lastTimestamp": None, "eventTime": "2026-01-01T00:00:00.5Z"}],
+                     (False, "Pulling: pulling a"), id="of the newer API"),
+    ],
+)  # fmt: skip
+def test_what_events_tell(items: list[dict[str, Any]], told: tuple[bool, str]) -> None:
+    assert waiting.read_events(items) == told
+
+
+@pytest.mark.parametrize(
+    ("pod", "said", "told"),
+    [
+        pytest.param(creating(10), (True, "FailedMount: x"), "", id="not yet"),
+        pytest.param(creating(20), (True, "FailedMount: x"), "FailedMount: x", id="a warning is told soon"),
+        pytest.param(creating(20), (False, "Pulling: y"), "", id="a pull may take a while"),
+        pytest.param(creating(61), (False, "Pulling: y"), "Pulling: y", id="what it does after a minute"),
+        pytest.param(creating(61), (False, ""), "not created on node0: `kubectl describe pod digits-worker-0`", id="-"),
+        pytest.param(creating(61, waiting="PodInitializing"), (False, ""), "init containers have not ended", id="init"),
+        pytest.param(make_pod(0, "Pending", created=NOW - 61, waiting="unscheduled"), (False, ""), "", id="other reason"),
+        pytest.param(
+            make_pod(0, "Pending", created=NOW - 61, node="", scheduled=None), (False, ""), "is mine running", id="no node"
+        ),
+        pytest.param(make_pod(0, created=NOW - 61), (True, "x"), "", id="runs"),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_a_quiet_pod(pod: Any, said: tuple[bool, str], told: str) -> None:
+    found = waiting.find_problem([pod], {pod.uid: said}, "mine", NOW)
+    assert (found is not None) == bool(told)
+    assert found is None or (found[0] == "PodNotStarting" and told in found[1])

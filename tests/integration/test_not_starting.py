@@ -1,0 +1,107 @@
+"""Jobs that do not start, because of an object of somebody else: what their conditions say, and how they recover."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticjob_devcluster import Cluster
+from elasticjob_devcluster.system.addresses import free_port
+from operator_fixture import Jobs, light_spec, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+def await_told(jobs: Jobs, name: str, reason: str, timeout: float = 60.0) -> str:
+    """The message of the condition `Degraded`, once it has this reason."""
+
+    def look() -> str | None:
+        found = jobs.condition(name, "Degraded")
+        return str(found["message"]) if (found.get("status"), found.get("reason")) == ("True", reason) else None
+
+    try:
+        return wait_for(look, f"{name} is {reason}", timeout)
+    except AssertionError:
+        raise AssertionError(f"{name} never said {reason}: {jobs.status(name)['conditions']}") from None
+
+
+def tell_of(jobs: Jobs, pod: dict[str, Any], reason: str, message: str) -> None:
+    """What the kubelet would write: the nodes of the devcluster write no events."""
+    about = {"kind": "Pod", "name": pod["metadata"]["name"], "namespace": jobs.namespace, "uid": pod["metadata"]["uid"]}
+    body = {
+        "metadata": {"generateName": "told-"},
+        "involvedObject": about,
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": "2030-01-01T00:00:00Z",
+    }
+    jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/events", body)
+
+
+def spec_with_config_map(**changes: Any) -> dict[str, Any]:
+    spec = light_spec(**changes)
+    pod = spec["template"]["spec"]
+    pod["volumes"] = [{"name": "settings", "configMap": {"name": "settings"}}]
+    pod["containers"][0]["volumeMounts"] = [{"name": "settings", "mountPath": "/settings"}]
+    return spec
+
+
+def test_a_volume_that_cannot_be_mounted_is_told_with_the_kubelets_words(jobs: Jobs) -> None:
+    jobs.create("mounts", spec_with_config_map())
+    pods = wait_for(lambda: [p for p in jobs.pods("mounts") if p["spec"].get("nodeName")], "pods have nodes")
+    for pod in pods:
+        tell_of(jobs, pod, "FailedMount", 'MountVolume.SetUp failed: configmap "settings" not found')
+    told = await_told(jobs, "mounts", "PodNotStarting")
+    assert told == 'mounts-worker-0: FailedMount: MountVolume.SetUp failed: configmap "settings" not found'
+    maps = f"/api/v1/namespaces/{jobs.namespace}/configmaps"
+    jobs.kube.request("POST", maps, {"metadata": {"name": "settings"}, "data": {"a": "b"}})
+    jobs.await_world("mounts", 2)
+    wait_for(lambda: jobs.condition("mounts", "Degraded")["status"] == "False", "nothing is told any more")
+
+
+def test_a_startup_deadline_says_what_was_in_the_way(jobs: Jobs) -> None:
+    jobs.create("late", spec_with_config_map(runPolicy={"startupDeadlineSeconds": 25}))
+    pods = wait_for(lambda: [p for p in jobs.pods("late") if p["spec"].get("nodeName")], "pods have nodes")
+    tell_of(jobs, pods[0], "FailedMount", 'configmap "settings" not found')
+    failed = jobs.await_condition("late", "Failed")
+    assert failed["reason"] == "StartupDeadlineExceeded"
+    assert "runPolicy.startupDeadlineSeconds" in failed["message"]
+    assert 'FailedMount: configmap "settings" not found' in failed["message"]
+
+
+@contextlib.contextmanager
+def dead_webhook(cluster: Cluster, namespace: str) -> Iterator[None]:
+    """A webhook for pods of this namespace that nobody serves."""
+    path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+    hook = {
+        "name": "dead.hook.example",
+        "clientConfig": {"url": f"https://127.0.0.1:{free_port()}/"},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "namespaceSelector": {"matchLabels": {"hooked": namespace}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    kube = cluster.kube
+    label = {"metadata": {"labels": {"hooked": namespace}}}
+    kube.request("PATCH", f"/api/v1/namespaces/{namespace}", label, content_type="application/merge-patch+json")
+    kube.request("POST", path, {"metadata": {"name": namespace}, "webhooks": [hook]})
+    try:
+        yield
+    finally:
+        kube.request("DELETE", f"{path}/{namespace}")
+
+
+def test_an_admission_webhook_that_fails_is_told(jobs: Jobs, cluster: Cluster) -> None:
+    with dead_webhook(cluster, jobs.namespace):
+        jobs.create("hooked", light_spec())
+        told = await_told(jobs, "hooked", "WriteFailed", timeout=40)
+        assert 'failed calling webhook "dead.hook.example"' in told
+        assert jobs.pods("hooked") == []
+    jobs.await_world("hooked", 2)
+    wait_for(lambda: jobs.condition("hooked", "Degraded")["status"] == "False", "nothing is told any more")
+    assert jobs.status("hooked")["restarts"]["total"] == 0
