@@ -25,6 +25,13 @@ def is_refusal(error: ApiError) -> bool:
     return error.status in (400, 403, 413, 422) or error.reason in _TOLD_BY_REASON
 
 
+def explain_trouble(error: ApiError) -> tuple[str, str] | None:
+    """(reason, message) of a condition for an error that lasts; None if the API server was only away or busy."""
+    if error.status in (0, 429, 503):
+        return None
+    return "WriteFailed", f"the API server does not take what the operator writes, which is tried again: {error}"
+
+
 def is_unserved(error: ApiError) -> bool:
     """Whether an object was not created because the cluster does not serve its kind: its namespace is there."""
     return error.status == 404 and not error.message.startswith("namespaces ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticjob_operator import api
-from elasticjob_operator.failures import backoff_rules, copies, lost_members, silence
+from elasticjob_operator.failures import backoff_rules, copies, lost_members, silence, waiting
 from elasticjob_operator.history import goodput, worlds
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
@@ -122,6 +122,9 @@ def _find_problem(
     if agentless.reason:
         return agentless.reason, agentless.message
     found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
+    if found is None or found[0] == "BelowWanted" or (found[0] == "Unschedulable" and room.withdrawn):
+        scheduler = spec.template["spec"].get("schedulerName") or "default-scheduler"
+        found = waiting.find_problem(seen.pods, seen.said, scheduler, seen.now) or found
     left = flapping.find_restless(status, seen.now)
     if left.reason and (found is None or found[0] == "BelowWanted"):
         return left.reason, left.message

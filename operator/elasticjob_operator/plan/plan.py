@@ -72,7 +72,9 @@ def _plan(seen: Seen, config: Config) -> Plan:
     status = _started(seen, job.spec)
     deadline = policy.check_deadlines(job.spec, status, seen.now)
     if deadline.reason:
-        return ending.end(seen, status, api.Phase.FAILED, deadline.reason, deadline.message)
+        cause = status.condition("Degraded")
+        why = f"; {cause.reason}: {cause.message}" if cause and cause.status == "True" and cause.message else ""
+        return ending.end(seen, status, api.Phase.FAILED, deadline.reason, deadline.message + why)
     made = _run(seen, config, job.spec, status)
     return replace(made, wake_at=first(made.wake_at, deadline.at))
 

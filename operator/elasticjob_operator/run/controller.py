@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.apply import deletions
+from elasticjob_operator.apply import deletions, refusals
 from elasticjob_operator.apply.apply import Applier
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.hub import server as hubs
@@ -29,6 +29,7 @@ from elasticjob_operator.plan.values import first
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.node_memory import NodeMemory
+from elasticjob_operator.run.quiet_pods import QuietPods
 from elasticjob_operator.sizing.values import PoolDecision
 from elasticjob_operator.templates import taking
 
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 OVERDUE_SECONDS = 2.0  # time beyond its grace period before an overdue pod is read from the API server
 LOOK_SECONDS = 5.0
+TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
 PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
@@ -59,6 +61,9 @@ class _Loop:
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
     unresized: tuple[str, str] = ("", "")  # see `Seen`
+    quiet: QuietPods = field(default_factory=QuietPods)
+    troubled_since: float | None = None  # since when every pass has ended with an error (monotonic) ...
+    trouble: tuple[str, str] | None = None  # ... and what is told of it
     look_at: float = 0.0  # the next check of overdue pods (monotonic)
 
 
@@ -169,6 +174,9 @@ class Controller:
             logger.exception("%s/%s: reconciling failed; this is a bug", *key)
             self._wake_later(key, loop, self._backoff(loop))
         else:
+            loop.troubled_since = None
+            if loop.trouble is not None:
+                loop.trouble, loop.dirty, loop.woken = None, True, time.monotonic()
             if loop.problem is None:  # otherwise the API server keeps rejecting a write, which is retried with back-off
                 loop.failures = 0
             if wake_at is not None:
@@ -210,7 +218,8 @@ class Controller:
             faulty_nodes=self._faulty_nodes.find(now),
             pool=self._find_pool_decision(key),
             template=await self._find_template(job) if job.awaited and self._find_template else None,
-            problem=loop.problem,
+            problem=loop.problem or loop.trouble,
+            said=loop.quiet.said,
             unresized=loop.unresized,
         )
         made = plan(seen, self.config)
@@ -237,7 +246,10 @@ class Controller:
             if changed:
                 loop.dirty, loop.woken = True, time.monotonic()
         held_until = now + LOOK_SECONDS if outcome.is_held else None
-        return first(made.wake_at, settled, held_until, await self._look_for_overdue(job, loop, pods, now))
+        is_news, look_at = await loop.quiet.look(self._api, job, pods, now)
+        if is_news:
+            loop.dirty, loop.woken = True, time.monotonic()
+        return first(made.wake_at, settled, held_until, look_at, await self._look_for_overdue(job, loop, pods, now))
 
     async def _look_for_overdue(self, job: Job, loop: _Loop, pods: Sequence[Pod], now: float) -> float | None:
         """Read overdue pods whose deletion the watch may have missed; return when to do so next."""
@@ -269,6 +281,10 @@ class Controller:
         else:
             self._on_error()
             logger.warning("%s/%s: %s", *key, error)
+        now = time.monotonic()
+        loop.troubled_since = now if loop.troubled_since is None else loop.troubled_since
+        if now - loop.troubled_since >= TROUBLE_SECONDS:
+            loop.trouble = refusals.explain_trouble(error) or loop.trouble
         self._wake_later(key, loop, error.retry_after or self._backoff(loop))
 
     async def _look_again(self, key: JobKey) -> None:

@@ -24,8 +24,8 @@ ROWS = [
 SPEAKERS = (
     "plan/accounting", "apply/apply", "plan/ending", "failures/classify", "api/names",
     "run/operator", "plan/plan", "plan/policy", "model/reading", "plan/reporting",
-    "plan/flapping", "failures/backoff_rules", "failures/waiting", "failures/silence", "plan/next_status", "apply/refusals",
-    "history/moments", "templates/taking",
+    "plan/flapping", "failures/backoff_rules", "failures/silence", "plan/next_status", "apply/refusals",
+    "history/moments", "templates/taking", "failures/waiting",
 )  # fmt: skip
 NOT_REASONS = {
     *("ContainerCreating", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"),  # Kubernetes'

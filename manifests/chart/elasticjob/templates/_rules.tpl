@@ -40,7 +40,7 @@ operator under these rules and fails when one is missing or unused.
 {{- end }}
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 {{- if .Values.rbac.gangScheduling.kubernetes }}
 - apiGroups: [scheduling.k8s.io]
   resources: [podgroups]

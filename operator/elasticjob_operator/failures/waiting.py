@@ -1,0 +1,65 @@
+"""Pods that wait without a word: their status has no reason, and only events tell it. Pure.
+
+A volume whose ConfigMap is missing, a network without addresses or a device that is not ready leave a pod in
+`ContainerCreating`. The kubelet writes an event and nothing else, so the events of one such pod of a job are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from elasticjob_operator.model.observe import Pod
+
+QUIET: Final = ("", "ContainerCreating", "PodInitializing")  # why a container waits, as far as its status tells
+WARN_SECONDS: Final = 15.0  # after these, a warning about a pod is the reason that it waits
+PATIENCE_SECONDS: Final = 60.0  # after these, whatever is known about it
+
+
+def find_quiet(pods: Iterable[Pod], after: float, now: float) -> tuple[Pod | None, float | None]:
+    """The first pod that has waited quietly for `after` seconds, and when the next one will have."""
+    quiet = sorted(
+        (p for p in pods if p.live and not p.started and p.unschedulable is None and p.waiting in QUIET),
+        key=lambda p: p.index,
+    )
+    due = [(max(p.scheduled or 0.0, p.created) + after, p) for p in quiet]
+    later = min((at for at, _ in due if at > now), default=None)
+    return next((p for at, p in due if at <= now), None), later
+
+
+def read_events(items: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
+    """(whether it is a warning, `Reason: message`) of the newest warning about a pod, or else of the newest event."""
+
+    def age(item: Mapping[str, Any]) -> tuple[bool, str]:
+        when = item.get("lastTimestamp") or item.get("eventTime") or item.get("firstTimestamp") or ""
+        return item.get("type") == "Warning", str(when)
+
+    told = [item for item in items if item.get("message")]
+    if not told:
+        return False, ""
+    last = max(told, key=age)
+    return last.get("type") == "Warning", f"{last.get('reason') or 'Event'}: {last['message']}"[:1024]
+
+
+def find_problem(
+    pods: Sequence[Pod], said: Mapping[str, tuple[bool, str]], scheduler: str, now: float
+) -> tuple[str, str] | None:
+    """(reason, message) of a condition about a pod that waits quietly. `said`: what `read_events` found, by UID."""
+    pod, _ = find_quiet(pods, WARN_SECONDS, now)
+    is_warning, text = said.get(pod.uid, (False, "")) if pod is not None else (False, "")
+    if not is_warning:
+        pod, _ = find_quiet(pods, PATIENCE_SECONDS, now)
+        text = said.get(pod.uid, (False, ""))[1] if pod is not None else ""
+    if pod is None:
+        return None
+    return "PodNotStarting", f"{pod.name}: {text or _guess(pod, scheduler)}"
+
+
+def _guess(pod: Pod, scheduler: str) -> str:
+    if not pod.node:
+        return (
+            f"no scheduler has looked at it: is {scheduler} running (spec.template.spec.schedulerName), or is it gated?"
+        )
+    if pod.waiting == "PodInitializing":
+        return f"its init containers have not ended: `kubectl logs {pod.name} -c CONTAINER` has what they say"
+    return f"its containers are not created on {pod.node}: `kubectl describe pod {pod.name}` tells what they wait for"

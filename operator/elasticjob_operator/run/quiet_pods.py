@@ -1,0 +1,56 @@
+"""Reads the events of pods that wait without a reason in their status: of one pod of a job, twice a minute at most."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from elasticjob_operator.failures import waiting
+from elasticjob_operator.kube.client import Api
+from elasticjob_operator.kube.fair_queue import Urgency
+from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.plan.values import first
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.request import path_of
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 30.0
+_REFUSED_SECONDS = 600.0  # an operator whose role does not let it list events trains jobs all the same
+_MOST = 50  # events of one pod
+
+
+@dataclass(slots=True)
+class QuietPods:
+    """What is known about the quiet pods of one job."""
+
+    said: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+    again_at: float = 0.0  # monotonic
+
+    async def look(self, api: Api, job: Job, pods: Sequence[Pod], now: float) -> tuple[bool, float | None]:
+        """Whether something else is known now, and when to look next."""
+        pod, due = waiting.find_quiet(pods, waiting.WARN_SECONDS, now)
+        _, told = waiting.find_quiet(pods, waiting.PATIENCE_SECONDS, now)
+        before = self.said
+        if pod is None:
+            self.said = {}
+            return before != self.said, due
+        if self.again_at <= time.monotonic():
+            self.again_at = time.monotonic() + LOOK_SECONDS
+            self.said = {pod.uid: await self._read(api, job, pod)}
+        return before != self.said, first(due, told, now + max(0.0, self.again_at - time.monotonic()))
+
+    async def _read(self, api: Api, job: Job, pod: Pod) -> tuple[bool, str]:
+        query = (("fieldSelector", f"involvedObject.uid={pod.uid}"), ("limit", str(_MOST)))
+        try:
+            found = await api.request(
+                "GET", path_of("v1", "events", job.namespace), query=query, urgency=Urgency.LATER, job=job.name
+            )
+        except ApiError as error:
+            logger.info("%s/%s: cannot read the events of %s: %s", job.namespace, job.name, pod.name, error)
+            if error.status == 403:
+                self.again_at = time.monotonic() + _REFUSED_SECONDS
+            return False, ""
+        return waiting.read_events(found.get("items") or ())
