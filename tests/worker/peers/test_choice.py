@@ -53,9 +53,10 @@ def test_what_is_restored(holdings: dict[int, list[Holding]], failed: tuple[str,
 
 def test_who_has_a_file() -> None:
     holdings = {0: [held("b", 2, 0b01)], 1: [held("b", 2, 0b11)], 2: [held("a", 1, 0b11)], 3: [held("b", 2, 0b11)]}
-    assert choice.find_holders("b", 1, holdings, me=0) == [1, 3]
-    assert choice.find_holders("b", 0, holdings, me=1) == [3, 0], "the load is spread, and nobody asks itself"
-    assert choice.find_holders("a", 0, holdings, me=2) == []
+    masks = choice.find_masks("b", holdings)
+    assert choice.find_holders(1, masks, me=0) == [1, 3]
+    assert choice.find_holders(0, masks, me=1) == [3, 0], "the load is spread, and nobody asks itself"
+    assert choice.find_holders(0, choice.find_masks("a", holdings), me=2) == []
 
 
 @pytest.mark.parametrize(

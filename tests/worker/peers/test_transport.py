@@ -93,19 +93,36 @@ def test_a_frame_that_breaks_the_protocol_is_an_error(
         link.receive()
 
 
-def test_there_are_only_so_many_connections_until_one_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_MOST_LINKS", 3)
-    links = [connect(server) for _ in range(3)]
-    with pytest.raises((PeerError, OSError)):
-        connect(server)
-    assert [link.call("turn")[0] for link in links] == [{"op": "turn"}] * 3
-    links.pop().close()
-    while len(links) < 3:  # the server sees the end of a connection soon, and the test has a timeout
-        with contextlib.suppress(PeerError, OSError):
-            links.append(connect(server))
-    assert links[-1].call("turn")[0] == {"op": "turn"}
+def test_there_may_be_as_many_members_as_a_job_has(server: Server) -> None:
+    links = [connect(server) for _ in range(300)]
+    assert [link.call("turn")[0] for link in links] == [{"op": "turn"}] * 300
     for link in links:
         link.close()
+
+
+def test_strangers_delay_a_member_but_never_keep_it_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_MOST_STRANGERS", 4)
+    monkeypatch.setattr(transport, "_GIVES_WAY_SECONDS", 0.05)
+    member = connect(server)
+    strangers = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(12)]
+    another = connect(server)
+    assert [link.call("turn")[0] for link in (member, another)] == [{"op": "turn"}] * 2
+    for link in (member, another):
+        link.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stranger_has_little_time_in_total(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_HELLO_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
+        stranger.settimeout(0.1)
+        with contextlib.suppress(OSError):
+            while True:  # a byte now and then: the test has a timeout
+                stranger.sendall(b"e")
+                with contextlib.suppress(TimeoutError):
+                    if not stranger.recv(4096):
+                        break
 
 
 def test_a_server_that_closes_ends_its_connections(server: Server) -> None:
