@@ -50,7 +50,8 @@ def order_holders(me: int, peers: Sequence[Peer]) -> list[Peer]:
         if peer.node not in nodes:
             nodes.add(peer.node)
             first.append(peer)
-    rest = [peer for peer in others if peer not in first]
+    chosen = {peer.rank for peer in first}
+    rest = [peer for peer in others if peer.rank not in chosen]
     return first + sorted(rest, key=lambda peer: peer.node == peers[me].node)
 
 
@@ -73,14 +74,18 @@ def add_fresh(
 ) -> dict[int, list[Holding]]:
     """The holdings with a record that was just made of these reports, and follows `before`."""
     old = {} if before is None else {path: index for index, path in enumerate(sorted(before.files))}
+    new = {path: index for index, path in enumerate(sorted(fresh.files))}
+    kept = [(old[path], index) for path, index in new.items() if before and before.files.get(path) == fresh.files[path]]
+    still: dict[int, int] = {}  # most pods have the same files, of the many that a large job may have
     found = {}
     for rank, held in holdings.items():
         mine = next((one.have for one in held if before is not None and one.name == before.name), 0)
-        have = 0
-        for index, (path, file) in enumerate(sorted(fresh.files.items())):
-            same = before is not None and before.files.get(path) == file and mine >> old[path] & 1
-            if same or reports[rank].files.get(path) == file:
-                have |= 1 << index
+        if mine not in still:
+            still[mine] = sum(1 << index for was, index in kept if mine >> was & 1)
+        have = still[mine]
+        for path, file in reports[rank].files.items():
+            if fresh.files.get(path) == file:
+                have |= 1 << new[path]
         found[rank] = [*held, Holding(fresh.name, fresh.order, len(fresh.files), have)]
     return found
 
@@ -91,12 +96,13 @@ def are_all_there(worlds: Collection[tuple[int, int]]) -> bool:
     return sum(world == last for world in worlds) >= last[1]
 
 
-def find_holders(name: str, index: int, holdings: Mapping[int, Sequence[Holding]], me: int) -> list[int]:
-    """The ranks that have file `index` of this record. Each rank begins elsewhere, so that the load is spread."""
-    ranks = [
-        rank
-        for rank in sorted(holdings)
-        if rank != me and any(held.name == name and held.have >> index & 1 for held in holdings[rank])
-    ]
+def find_masks(name: str, holdings: Mapping[int, Sequence[Holding]]) -> list[tuple[int, int]]:
+    """The ranks that have files of this record, in order, with those files."""
+    return [(rank, held.have) for rank in sorted(holdings) for held in holdings[rank] if held.name == name]
+
+
+def find_holders(index: int, masks: Sequence[tuple[int, int]], me: int) -> list[int]:
+    """The ranks that have file `index` of a record. Each rank begins elsewhere, so that the load is spread."""
+    ranks = [rank for rank, have in masks if rank != me and have >> index & 1]
     start = me % len(ranks) if ranks else 0
     return ranks[start:] + ranks[:start]

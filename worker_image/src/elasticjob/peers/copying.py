@@ -32,6 +32,7 @@ class Peers:
         self.peers = peers
         self.over = False
         self._key = key
+        self._holders = choice.order_holders(me, peers) if peers else []
         self._links: dict[int, Link] = {}
         self._held: dict[int, set[str]] = {}
         self._full: dict[int, float] = {}  # by rank: until when
@@ -60,6 +61,15 @@ class Peers:
         self._links[rank] = transport.connect(peer.address, peer.port, self._key())
         return self._ask(rank, op, body, **fields)
 
+    def tell(self, rank: int, op: str, body: bytes = b"", /, **fields: Any) -> tuple[dict[str, Any], bytes]:
+        """As `call`, and close the connection: all members of a world have something to tell one of them."""
+        try:
+            return self.call(rank, op, body, **fields)
+        finally:
+            link = self._links.pop(rank, None)
+            if link is not None:
+                link.close()
+
     def _ask(self, rank: int, op: str, body: bytes, /, **fields: Any) -> tuple[dict[str, Any], bytes]:
         try:
             return self._links[rank].call(op, body, **fields)
@@ -75,7 +85,7 @@ class Peers:
         Raises ChangedError if a chunk cannot be read any more.
         """
         holders = 0
-        for peer in choice.order_holders(self.me, self.peers):
+        for peer in self._holders:
             if holders >= replicas or self.over:
                 break
             if self._full.get(peer.rank, 0.0) > time.monotonic():
@@ -124,8 +134,9 @@ class Peers:
         while ranks:
             silent = []
             for rank in ranks:
+                ask = self.tell if op == "record" else self.call  # all members may get a record from one of them
                 try:
-                    _, data = self.call(rank, op, **fields)
+                    _, data = ask(rank, op, **fields)
                 except RefusedError:
                     continue
                 except _FAILURES as error:

@@ -1,9 +1,13 @@
 """The start of a world: all agents agree on one checkpoint, and each makes its directory contain it.
 
-They meet in the store of the world, where each leaves its address and the names of the records that it has. Each gets
-the records that it lacks, since it may hold files of them, and tells rank 0 what it holds. Rank 0 chooses, and all of
-them report whether they have it before any worker starts. If a copy turns out to be damaged and there is no other one,
-rank 0 chooses again. Values in the store carry an HMAC of the job's key.
+They meet in the store of the world, where each leaves its address and the names of the records that it has. Rank 0
+reads these, and leaves them there together. Each gets the records that it lacks, since it may hold files of them, and
+tells rank 0 what it holds. Rank 0 chooses, and all of them report whether they have it before any worker starts. If a
+copy turns out to be damaged and there is no other one, rank 0 chooses again. Values in the store carry an HMAC of the
+job's key.
+
+A world may have thousands of pods. So nobody keeps a connection to rank 0 open while it waits for others, and what one
+of them asks the store for does not grow with their number.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import json
 import logging
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,7 +33,8 @@ from elasticjob.peers.transport import PeerError
 
 logger = logging.getLogger("elasticjob")
 
-_POLL = 0.02
+_POLL = 0.02  # seconds ...
+_POLLS_PER_SECOND = 12_500  # ... and longer in a large world: so often is the store asked
 _PREFIX = "elasticjob/checkpoints"
 _UNLIMITED = 1e12  # bytes a second: nobody trains meanwhile
 
@@ -69,6 +75,18 @@ class Joined:
     report: Report
     last: tuple[int, int]  # generation and size of the last world that it was in
 
+    def dump(self) -> bytes:
+        said = {"holdings": [one.dump() for one in self.holdings], "last": self.last}
+        return json.dumps(said).encode()[:-1] + b', "report": ' + self.report.dump() + b"}"
+
+
+def parse_joined(body: bytes) -> Joined:
+    """What another agent has dumped. Raises ValueError, TypeError or KeyError."""
+    said = json.loads(body)
+    generation, size = map(int, said["last"])
+    holdings = [choice.parse_holding(one) for one in said["holdings"]]
+    return Joined(holdings, records.read_report(said["report"]), (generation, size))
+
 
 class Gathering:
     """What the agents of a world tell rank 0 before it starts. Thread-safe."""
@@ -82,9 +100,7 @@ class Gathering:
         """The answer to a `join` request."""
         if header.get("generation") != self._generation:
             return {"error": "another world"}
-        generation, size = map(int, header["last"])
-        holdings = [choice.parse_holding(one) for one in header["holdings"]]
-        self.add(int(header["rank"]), Joined(holdings, records.parse_report(body), (generation, size)))
+        self.add(int(header["rank"]), parse_joined(body))
         return {}
 
     def add(self, rank: int, joined: Joined) -> None:
@@ -129,7 +145,9 @@ class Entry:
         place = self._place
         try:
             self._set(f"peer/{place.rank}", [list(self._where), list(self._records)])
-            met = self._get([f"peer/{rank}" for rank in range(place.size)])
+            if place.rank == 0:
+                self._set("peers", self._get([f"peer/{rank}" for rank in range(place.size)]))
+            met = self._get(["peers"])[0]
             peers = tuple(Peer(rank, *where) for rank, (where, _) in enumerate(met))
             connections = Peers(place.rank, peers, self._key, _UNLIMITED)
             try:
@@ -194,18 +212,16 @@ class Entry:
         chosen = choice.choose_record(holdings, failed)
         if chosen is None:
             return {"name": "", "holdings": {}}
-        held = {rank: [one.dump() for one in holdings[rank] if one.name == chosen.name] for rank in holdings}
-        return {"name": chosen.name, "holdings": held}
+        held = {rank: [one.dump() for one in held if one.name == chosen.name] for rank, held in holdings.items()}
+        return {"name": chosen.name, "holdings": {rank: found for rank, found in held.items() if found}}
 
     # All ranks.
 
     def _join(self, peers: Peers, joined: Joined) -> None:
         place = self._place
-        said: dict[str, Any] = {"generation": place.generation, "rank": place.rank, "last": joined.last}
-        said["holdings"] = [one.dump() for one in joined.holdings]
         while True:
             try:
-                peers.call(0, "join", joined.report.dump(), **said)
+                peers.tell(0, "join", joined.dump(), generation=place.generation, rank=place.rank)
             except (PeerError, OSError) as error:  # rank 0 is not here yet, or has another key for a moment
                 logger.debug("rank 0 does not take what this pod holds: %s", error)
                 self._pause()
@@ -219,7 +235,8 @@ class Entry:
 
     def _find_record(self, peers: Peers, name: str, ranks: Sequence[int]) -> Record | None:
         if name not in self._records:
-            others = [rank for rank in ranks if rank != self._place.rank]
+            start = self._place.rank % max(len(ranks), 1)  # each begins elsewhere, so that the load is spread
+            others = [rank for rank in (*ranks[start:], *ranks[:start]) if rank != self._place.rank]
             data = peers.fetch("record", others, lambda data: _is_record(data, name), self._pause, name=name)
             if data is None:
                 return None
@@ -238,12 +255,14 @@ class Entry:
         index_of = {path: index for index, path in enumerate(sorted(files))}
         homes = {digest: index_of[path] for path, file in files.items() for digest in file.chunks}
 
+        masks = choice.find_masks(name, holdings)
+
         def fetch(digest: str) -> bytes:
             if self._interrupted():
                 raise InterruptedEntryError
             data = self._directory.read_chunk(digest)
             if data is None:
-                ranks = choice.find_holders(name, homes[digest], holdings, self._place.rank)
+                ranks = choice.find_holders(homes[digest], masks, self._place.rank)
                 data = peers.fetch("get", ranks, lambda data: digest_of(data) == digest, self._pause, digest=digest)
             if data is None:
                 raise PeerError(f"no undamaged copy of the chunk {digest[:12]} is left")
@@ -267,7 +286,7 @@ class Entry:
     def _pause(self) -> None:
         if self._interrupted():
             raise InterruptedEntryError
-        time.sleep(_POLL)
+        time.sleep(max(_POLL, self._place.size / _POLLS_PER_SECOND))
 
     def _seal(self, key: str, text: bytes) -> bytes:
         said = f"{self._place.generation}/{key}/".encode() + text
@@ -275,7 +294,7 @@ class Entry:
 
     def _set(self, key: str, value: Any) -> None:
         try:
-            self._store.set(f"{_PREFIX}/{key}", self._seal(key, json.dumps(value).encode()))
+            self._store.set(f"{_PREFIX}/{key}", self._seal(key, zlib.compress(json.dumps(value).encode(), 1)))
         except RuntimeError as error:  # the store is closed: its host is gone, or the world is over
             raise InterruptedEntryError from error
 
@@ -290,7 +309,7 @@ class Entry:
         for key, data in found.items():
             if not hmac.compare_digest(data, self._seal(key, data[64:])):
                 raise PeerError("a value in the store of the world was made with another key")
-        return [json.loads(data[64:]) for data in found.values()]
+        return [json.loads(zlib.decompress(data[64:])) for data in found.values()]
 
 
 def _is_record(data: bytes, name: str) -> bool:

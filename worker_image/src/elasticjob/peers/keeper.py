@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticjob import env
@@ -20,7 +20,7 @@ from elasticjob.peers import entering, records
 from elasticjob.peers.chunks import ChunkStore, FullError, digest_of
 from elasticjob.peers.copying import ChangedError, Peers
 from elasticjob.peers.directory import Directory, View, Workers
-from elasticjob.peers.lead import Lead
+from elasticjob.peers.lead import SPREAD_SECONDS, Lead
 from elasticjob.peers.records import Files, Record, Report
 from elasticjob.peers.transport import PeerError, Server
 
@@ -28,7 +28,10 @@ logger = logging.getLogger("elasticjob")
 
 _LOOK_SECONDS = 0.3
 _FULL_SECONDS = 10.0  # before this pod tries again to keep copies of its own files
-_REPORT_SECONDS = 1.0  # between two reports that say the same
+_REPORT_SECONDS = 1.0  # between two reports that say the same ...
+_REPORTS_PER_SECOND = 200  # ... and longer in a large world: so many does rank 0 get
+_FLUSH_HURRY = 5.0  # so much shorter at the end of a world
+_SILENCE_SECONDS = 60.0  # after which a rank without a report is named
 
 
 @dataclass
@@ -41,10 +44,22 @@ class _World:
     is_urgent: bool = False  # rank 0 waits for what this pod says next
     said: tuple[Report, int, str] | None = None  # with the round, and the name of the last record
     said_at: float = 0.0
+    entered_at: float = field(default_factory=time.monotonic)
+    is_ending: bool = False
 
     @property
     def size(self) -> int:
         return len(self.peers.peers)
+
+    @property
+    def report_seconds(self) -> float:
+        seconds = find_interval(self.size)
+        return max(_REPORT_SECONDS, seconds / _FLUSH_HURRY) if self.is_ending else seconds
+
+
+def find_interval(size: int) -> float:
+    """Seconds between two reports that say the same, in a world of so many pods."""
+    return max(_REPORT_SECONDS, size / _REPORTS_PER_SECOND)
 
 
 class Keeper:
@@ -102,7 +117,8 @@ class Keeper:
             self.record, self._last = found.record, (place.generation, place.size)
             with self._lock:
                 peers = Peers(place.rank, found.peers, self._key, self._settings.bytes_per_second)
-                lead = Lead(place.generation, place.size, self._settings.replicas) if place.rank == 0 else None
+                spread = SPREAD_SECONDS + 2 * find_interval(place.size)
+                lead = Lead(place.generation, place.size, self._settings.replicas, spread) if place.rank == 0 else None
                 spare = min(self._settings.replicas, place.size - 1)
                 self._world = _World(place.generation, peers, lead, spare)
             if place.rank == 0:
@@ -113,6 +129,9 @@ class Keeper:
         """Before the agent leaves a world: wait until what the scripts have saved last is recorded."""
         deadline = time.monotonic() + seconds
         self._is_cut_off = False
+        with self._lock:
+            if self._world is not None:
+                self._world.is_ending = True
         while self._look_at_workers()[0] is Workers.DONE and time.monotonic() < deadline:
             report = self._turn()
             if report is None or self._is_cut_off or (records.covers(self.record, report) and self._is_known()):
@@ -167,7 +186,7 @@ class Keeper:
                 return None
             urgent = world.is_urgent if world.lead is None else world.lead.has_news
             news = (report, known, records.name_of(self.record)) != world.said
-            if urgent or news or time.monotonic() - world.said_at > _REPORT_SECONDS:
+            if urgent or news or time.monotonic() - world.said_at > world.report_seconds:
                 self._report(world, report, known)
             return report
 
@@ -214,7 +233,7 @@ class Keeper:
         else:
             place: dict[str, Any] = {"generation": world.generation, "rank": world.peers.me}
             try:
-                header, body = world.peers.call(0, "report", report.dump(), **place, known=name, round=known)
+                header, body = world.peers.tell(0, "report", report.dump(), **place, known=name, round=known)
                 world.round, world.is_urgent = int(header.get("round", 0)), header.get("urgent") is True
                 if body:
                     self._save(records.parse_record(body))
@@ -229,8 +248,18 @@ class Keeper:
         with self._lock:
             made = lead.make_record(self.record)
             world.round = lead.round
+            silent = lead.find_silent()
         if made is not None:
             self._save(made)
+        if silent and world.entered_at + _SILENCE_SECONDS + 2 * find_interval(world.size) < time.monotonic():
+            logger.warning(
+                "No checkpoint can be recorded: the agents of %d of %d pods have not said what theirs have written, the"
+                " first is that of rank %d. Look at its log, and whether it reaches the pod of rank 0.",
+                len(silent),
+                world.size,
+                silent[0],
+            )
+            world.entered_at = time.monotonic()
         if self.record is not None:
             with self._lock:
                 kept = lead.find_kept(time.monotonic(), self.record)

@@ -22,6 +22,7 @@ class Lead:
     generation: int
     size: int
     replicas: int  # other pods that should have each record
+    spread_seconds: float = SPREAD_SECONDS
     round: int = 0  # how often a record has been proposed
     has_news: bool = False  # a pod says something else than before: `make_record` may have another answer
     _proposed: Files = field(default_factory=dict)
@@ -71,10 +72,14 @@ class Lead:
         number = records.find_held(held, self._wanted, record.number)
         if number > self._told or number == record.number:
             self._told, self._told_at = number, now
-        elif now - self._told_at > SPREAD_SECONDS:
+        elif now - self._told_at > self.spread_seconds:
             number = record.number
         copies = min(report.copies for report in self._reports.values())
         return (number, min(copies, sum(one >= number for one in held))) if number else None
+
+    def find_silent(self) -> list[int]:
+        """The ranks that have not reported in this world: there is no record without them."""
+        return [rank for rank in range(self.size) if rank not in self._reports]
 
     def is_known(self, record: Record) -> bool:
         """Whether as many other pods as there should be have this record."""

@@ -6,6 +6,7 @@ comes from JSON is checked: a path stays below the directory, and a file has as 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -55,7 +56,7 @@ class Record:
     def order(self) -> tuple[int, int]:
         return self.generation, self.number
 
-    @property
+    @functools.cached_property  # of large jobs it names thousands of files, and is asked for once for each pod
     def name(self) -> str:
         """Unique for this content: two leaders may give the same number."""
         digest = hashlib.sha256(json.dumps(dump_files(self.files), sort_keys=True).encode()).hexdigest()
@@ -217,7 +218,11 @@ def parse_record(data: bytes) -> Record:
 
 def parse_report(data: bytes) -> Report:
     """Raises RecordError."""
-    said = _object(data)
+    return read_report(_object(data))
+
+
+def read_report(said: Mapping[str, Any]) -> Report:
+    """The report in a part of what another agent says. Raises RecordError."""
     copies, gone, unready = said.get("copies"), said.get("gone"), said.get("unready")
     if not _is_count(copies) or not _is_texts(gone) or not _is_texts(unready):
         raise RecordError("a report needs copies, gone and unready")

@@ -3,6 +3,10 @@
 Both sides prove that they know the key, which the hub hands out to the job's pods. After that, each frame carries an
 HMAC over its number, header and body, so it cannot be forged, repeated, reordered or changed. Nothing is encrypted,
 like the gradients between the same pods. Nothing is unpickled, and sizes are bounded.
+
+Members are counted apart from strangers. There may be as many members as the job has. A connection is a stranger until
+it has proved that it knows the key: there is room for a few, each for a short time in total, so that strangers delay a
+member, but never keep it out.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -27,10 +32,13 @@ _MAGIC: Final = b"elasticjob-peer-1"
 _NONCE: Final = 32
 _LENGTHS: Final = struct.Struct("!II")
 _CONNECT_SECONDS: Final = 2.0
-_HELLO_SECONDS: Final = 5.0
+_HELLO_SECONDS: Final = 5.0  # for a stranger to prove that it knows the key, in total
+_ANSWER_SECONDS: Final = 20.0  # for the other side's proof, in total: many members may come at once
 _SECONDS: Final = 30.0  # without a byte
 _IDLE_SECONDS: Final = 600.0  # the other side may be lost
-_MOST_LINKS: Final = 128
+_MOST_STRANGERS: Final = 256
+_GIVES_WAY_SECONDS: Final = 0.5  # after which a stranger gives way to the next one, where there are too many
+_BACKLOG: Final = 4096  # members that come at once wait there
 
 Header = dict[str, Any]
 Handler = Callable[[Header, bytes], tuple[Header, bytes]]
@@ -59,19 +67,20 @@ class Link:
         """Raises PeerError or OSError."""
         self._socket = connection
         self._sent = self._received = 0
-        connection.settimeout(_HELLO_SECONDS)
+        deadline = time.monotonic() + (_HELLO_SECONDS if serves else _ANSWER_SECONDS)
         secret, mine = key.encode(), secrets.token_bytes(_NONCE)
         if not secret:
             raise PeerError("the hub has given no key")
+        connection.settimeout(_HELLO_SECONDS)
         connection.sendall(_MAGIC + mine)
-        said = self._read(len(_MAGIC) + _NONCE)
+        said = self._read(len(_MAGIC) + _NONCE, deadline)
         if said[: len(_MAGIC)] != _MAGIC:
             raise PeerError("the peer speaks something else")
         theirs = said[len(_MAGIC) :]
         nonces = (theirs, mine) if serves else (mine, theirs)  # the client's first
         sides = (b"server", b"client") if serves else (b"client", b"server")
         connection.sendall(_mac(secret, b"proof", sides[0], *nonces))
-        if not hmac.compare_digest(self._read(32), _mac(secret, b"proof", sides[1], *nonces)):
+        if not hmac.compare_digest(self._read(32, deadline), _mac(secret, b"proof", sides[1], *nonces)):
             raise PeerError("the peer has another key")
         self._send_key, self._receive_key = (_mac(secret, b"frames", side, *nonces) for side in sides)
         connection.settimeout(_SECONDS)
@@ -116,9 +125,11 @@ class Link:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int, deadline: float | None = None) -> bytes:
         parts, left = [], size
         while left:
+            if deadline is not None:
+                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             part = self._socket.recv(min(left, 1 << 20))
             if not part:
                 raise ClosedError("the peer has closed the connection")
@@ -144,37 +155,59 @@ class Server:
     def __init__(self, address: str, key: Callable[[], str], handle: Handler) -> None:
         """`handle` is called in many threads; what it raises is answered as an error. Raises OSError."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family, backlog=64)
+        self._socket = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
         self._key = key
         self._handle = handle
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, float] = {}  # since when, the oldest first
+        self._members: set[socket.socket] = set()
+        self._room = threading.Condition()  # guards these, and tells that there are fewer strangers
         self._closed = False
         self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name="elasticjob-peers", daemon=True).start()
 
     def close(self) -> None:
-        with self._lock:
+        with self._room:
             self._closed = True
-            for one in (self._socket, *self._open):
+            for one in (self._socket, *self._strangers, *self._members):
                 _shut(one)
+            self._room.notify_all()
 
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
+                if self._closed:
+                    return
+                time.sleep(_GIVES_WAY_SECONDS)  # no descriptor is left: a connection may end
+                continue
+            if not self._let_in(connection):
+                _shut(connection)
                 return
-            with self._lock:
-                if self._closed or len(self._open) >= _MOST_LINKS:
-                    _shut(connection)
-                    continue
-                self._open.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="elasticjob-peer", daemon=True).start()
+
+    def _let_in(self, connection: socket.socket) -> bool:
+        """Wait until there is room for another stranger. False if the server is closed."""
+        with self._room:
+            while not self._closed and len(self._strangers) >= _MOST_STRANGERS:
+                oldest, since = next(iter(self._strangers.items()))
+                left = since + _GIVES_WAY_SECONDS - time.monotonic()
+                if left > 0:
+                    self._room.wait(left)
+                    continue
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._strangers[connection] = time.monotonic()
+            return not self._closed
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             link = Link(connection, self._key(), serves=True)
+            with self._room:
+                self._strangers.pop(connection, None)
+                self._members.add(connection)
+                self._room.notify()
             connection.settimeout(_IDLE_SECONDS)
             while True:
                 header, body = link.receive()
@@ -186,8 +219,10 @@ class Server:
         except (OSError, ValueError, PeerError) as error:
             logger.debug("a peer's connection has ended: %s", error)
         finally:
-            with self._lock:
-                self._open.discard(connection)
+            with self._room:
+                self._strangers.pop(connection, None)
+                self._members.discard(connection)
+                self._room.notify()
             connection.close()
 
 
