@@ -34,11 +34,13 @@ sys.stdin.readline()
 """
 
 
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A path of a socket may have 107 characters, and pytest's own folders are deep."""
+@pytest.fixture(params=["short", "long"])
+def scratch(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A TMPDIR. The address of a socket has at most 107 bytes, and such a folder may be longer by itself."""
     with tempfile.TemporaryDirectory(prefix="ej-") as folder:
-        yield Path(folder)
+        made = Path(folder, *(["x" * 70] * 3 if request.param == "long" else []))
+        made.mkdir(parents=True, exist_ok=True)
+        yield made
 
 
 def start_agent(folder: Path) -> tuple[subprocess.Popen[str], Path]:
@@ -59,8 +61,8 @@ def end(process: subprocess.Popen[str], number: signal.Signals | None = None) ->
     process.communicate("\n", timeout=30) if number is None else process.communicate(timeout=30)
 
 
-def test_the_folder_goes_with_its_agent_or_with_the_next_one(short_path: Path) -> None:
-    agents = [start_agent(short_path) for _ in range(3)]
+def test_the_folder_goes_with_its_agent_or_with_the_next_one(scratch: Path) -> None:
+    agents = [start_agent(scratch) for _ in range(3)]
     try:
         (ends, first), (dies, second), (lives, third) = agents
         assert all(folder.stat().st_mode & 0o077 == 0 for folder in (first, second, third))
@@ -68,24 +70,38 @@ def test_the_folder_goes_with_its_agent_or_with_the_next_one(short_path: Path) -
         assert not first.exists()
         end(dies, signal.SIGKILL)
         assert second.exists(), "nobody was there to remove it"
-        agents.append(start_agent(short_path))
+        agents.append(start_agent(scratch))
         assert not second.exists()
         assert third.exists(), "its agent lives"
         assert lives.poll() is None
-        assert sorted(short_path.iterdir()) == sorted([third, agents[-1][1]])
+        assert sorted(scratch.iterdir()) == sorted([third, agents[-1][1]])
     finally:
         for process, _ in agents:
             process.kill()
             process.communicate()
 
 
-def test_what_is_not_an_agents_is_left_alone(short_path: Path) -> None:
-    (short_path / "elasticjob-agent-notes").mkdir()
-    (short_path / "elasticjob-agent-notes" / "control").write_text("a file of somebody's")
-    process, folder = start_agent(short_path)
+def test_what_is_not_an_agents_is_left_alone(scratch: Path) -> None:
+    (scratch / "elasticjob-agent-notes").mkdir()
+    (scratch / "elasticjob-agent-notes" / "control").write_text("a file of somebody's")
+    process, folder = start_agent(scratch)
     end(process)
     assert not folder.exists()
-    assert (short_path / "elasticjob-agent-notes" / "control").exists()
+    assert (scratch / "elasticjob-agent-notes" / "control").exists()
+
+
+def test_a_worker_is_heard_from_any_folder(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    found: queue.Queue[str] = queue.Queue()
+    server = Server(lambda peer, message: found.put("over" if message is None else str(message["type"])))
+    assert server.path.is_relative_to(scratch)
+    code = "from elasticjob.channel import control; assert control.connect() is not None"
+    files = "import os; assert len(os.listdir('/proc/self/fd')) == 6, os.listdir('/proc/self/fd')"
+    environ = clean_environment(ELASTICJOB_CONTROL=str(server.path))
+    subprocess.run([sys.executable, "-c", f"{code}; {files}"], env=environ, check=True, timeout=60)
+    assert found.get(timeout=30) == "hello"
+    server.close()
+    assert not list(scratch.iterdir())
 
 
 def test_a_closed_server_leaves_no_thread() -> None:
