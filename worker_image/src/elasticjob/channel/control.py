@@ -20,7 +20,7 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ CORRUPT: Final = "corrupt"  # a message: the state of this session has become wr
 SESSION: Final = "session"  # keeps its memory over a regroup
 
 _PREFIX: Final = "elasticjob-agent-"
+_MAX_ADDRESS: Final = 104  # bytes, of the systems that have the shortest
 
 Message = dict[str, Any]
 
@@ -66,13 +67,28 @@ class Peer:
         return True
 
 
+@contextlib.contextmanager
+def _address(path: str) -> Iterator[str]:
+    """The address of a socket: its path, or the same place by way of its open folder where that is too long for one."""
+    if len(os.fsencode(path)) < _MAX_ADDRESS:
+        yield path
+        return
+    place, name = os.path.split(path)
+    folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{name}"
+    finally:
+        os.close(folder)
+
+
 def remove_stale(where: Path) -> None:
     """Remove the folders of killed agents. A pid is not enough: a shared folder may serve several pid namespaces."""
     for path in where.glob(f"{_PREFIX}*/control"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
                 if path.is_socket():
-                    probe.connect(str(path))
+                    with _address(str(path)) as address:
+                        probe.connect(address)
             except ConnectionRefusedError:
                 shutil.rmtree(path.parent, ignore_errors=True)
             except OSError:
@@ -93,7 +109,8 @@ class Server:
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
         self.path = self.folder / "control"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(f"{self.path}.new")
+        with _address(f"{self.path}.new") as address:
+            self._listener.bind(address)
         self._listener.listen(64)
         # Created by rename, so a path that exists but refuses connections means that the agent is dead.
         Path(f"{self.path}.new").rename(self.path)
@@ -139,7 +156,8 @@ class Client:
 
     def __init__(self, path: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connection.connect(path)
+        with _address(path) as address:
+            self._connection.connect(address)
         self._unsent: collections.deque[bytes] = collections.deque()
         self._sending = threading.Lock()
         self._wants: set[str] = set()
