@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from elasticjob.launch import fork_server
+from elasticjob.launch import fork_server, process
 from elasticjob.peers import probe
 from elasticjob.torchcompat import forking
 from worker.fake_hub import FakeHub
@@ -59,6 +59,24 @@ def test_a_failure_is_reported_with_its_traceback_and_restarted_warm(hub: FakeHu
 )
 def test_when_a_standby_is_forked(arguments: list[str], environ: dict[str, str], expected: bool) -> None:
     assert fork_server.is_wanted(arguments, {"ELASTICJOB_HUB_URL": "ws://hub:1", **environ}) is expected
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        pytest.param(["python", "train.py"], [], id="none"),
+        pytest.param(["python", "-u", "/bin/torchrun", "-O"], [], id="those of the script are its own"),
+        pytest.param(["python", "-m", "elasticjob.run", "-O"], [], id="a module"),
+        pytest.param(["python", "-c", "-O"], [], id="a command"),
+        pytest.param(["python", "-O", "-m", "elasticjob.run"], ["-O"], id="optimized"),
+        pytest.param(["python", "-uX", "dev", "-Wignore", "x"], ["-uX", "dev", "-Wignore"], id="with values"),
+        pytest.param(["python", "-W", "error", "-um", "x"], ["-W", "error"], id="together"),
+        pytest.param(["python", "--check-hash-based-pycs", "never"], ["--check-hash-based-pycs", "never"], id="long"),
+        pytest.param(["python"], [], id="no script"),
+    ],
+)  # fmt: skip
+def test_the_options_of_an_interpreter(command: list[str], options: list[str]) -> None:
+    assert process.find_options(command) == options
 
 
 @pytest.mark.parametrize("launcher", OFTEN_OURS)
@@ -256,12 +274,12 @@ def test_without_its_standby_it_starts_workers_cold(hub: FakeHub, pods: Pods, tm
     world = hub.wait_for_world(2)
     Steps(out).wait_for_world(2, world.generation)
     standbys = [find_standby(pod) for pod in members]
-    workers = [process for pod in members for process in pod.workers() if process not in standbys]
-    for process in standbys:
-        process.kill()
+    workers = [worker for pod in members for worker in pod.workers() if worker not in standbys]
+    for standby in standbys:
+        standby.kill()
     assert not psutil.wait_procs(standbys, timeout=30)[1]
     assert len(workers) == 2
-    assert all(process.is_running() for process in workers), "the workers outlive it"
+    assert all(worker.is_running() for worker in workers), "the workers outlive it"
     hub.set_size(1)
     hub.remove(world.pods[1])
     smaller = hub.wait_for_world(1, newer_than=world.generation)
@@ -284,7 +302,7 @@ def test_orphans_are_taken_care_of_without_a_standby_too() -> None:
     """Workers that had to start cold leave orphans as well, and the agent still adopts them."""
     code = """
 import os, sys, time
-from elasticjob.launch import fork_server
+from elasticjob.launch import fork_server, process
 from elasticjob.peers import probe
 server = fork_server.ForkServer()
 server.fork()

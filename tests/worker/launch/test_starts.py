@@ -28,10 +28,10 @@ LOOK = ROOT / "tests" / "worker" / "programs" / "ej_look.py"
 # Starts these commands from one agent, as torch's agent would, and prints their exit codes.
 AGENT = """
 import json, os, sys
-from elasticjob.launch import fork_server
+from elasticjob.launch import fork_server, process
 server = fork_server.ForkServer()
 if sys.argv[2] == "warm":
-    server.fork()
+    server.fork(inherited=process.find_inherited())
 for command, out in json.loads(sys.argv[1]):
     env = {**os.environ, "LOOK_OUT": out}
     print(server.start((sys.executable, "-u", *command), env, None, None).wait(100), flush=True)
@@ -87,6 +87,8 @@ class Place:
 
     env: dict[str, str] = field(default_factory=dict)
     cwd: str = "."
+    options: tuple[str, ...] = ()  # of the launcher's interpreter
+    redirected: str = ""  # files of the launcher, in words of the shell
     rows: tuple[str, ...] = ("a file", "a module of a package", "a folder")
 
 
@@ -102,6 +104,8 @@ PLACES = {
     "optimized": Place({"PYTHONOPTIMIZE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}),
     "warnings": Place({"PYTHONWARNINGS": "ignore::DeprecationWarning"}),
     "development": Place({"PYTHONDEVMODE": "1"}),
+    "a launcher with options": Place(options=("-O", "-X", "dev", "-B"), rows=("a file",)),
+    "more open files": Place(redirected="7</dev/null 8>/dev/null", rows=("a file",)),
     "no home": Place({"HOME": ""}, rows=("a file",)),
 }
 SELDOM = ("C.UTF-8", "a path", "warnings", "development", "no home")  # others take the same ways
@@ -142,7 +146,7 @@ class Launchers:
             runs = [self._run(here, [sys.executable, "-u", *command], LOOK_OUT=out) for command, out in orders]
             codes, logs = [ran.returncode for ran in runs], [ran.stderr for ran in runs]
         else:
-            ran = self._run(here, [sys.executable, "-c", AGENT, json.dumps(orders), how])
+            ran = self._run(here, [sys.executable, *here.options, "-c", AGENT, json.dumps(orders), how])
             codes, logs = [int(word) for word in ran.stdout.split()], [ran.stderr] * len(orders)
         assert len(codes) == len(orders), logs
         return {
@@ -155,7 +159,7 @@ class Launchers:
         env = {key: os.environ[key] for key in kept if key in os.environ}
         env |= {key: value.format(folder=self.folder) for key, value in place.env.items()}
         return subprocess.run(
-            command,
+            ["sh", "-c", f'exec "$@" {"" if "LOOK_OUT" in more else place.redirected}', "sh", *command],
             env={**env, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", **more},
             cwd=self.folder / place.cwd,
             stdin=subprocess.DEVNULL,
@@ -196,6 +200,36 @@ def test_a_script_sees_what_the_interpreter_shows_it(launchers: Launchers, place
     assert expected.code == 0, expected.log
     assert found.code == 0, found.log
     assert not find_differences(found.seen, expected.seen, how)
+
+
+@pytest.mark.parametrize("how", ["warm", "cold"])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_launcher_without_standard_files_starts_workers(tmp_path: Path, how: str, closed: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys\nprint('out'); print('err', file=sys.stderr)\n"
+        "with open('said', 'w') as file: print(sys.stdin and sys.stdin.read(), file=file)\n"
+    )
+    agent = AGENT.replace("print(server.start", "open('code', 'w').write(str(server.start").replace(
+        ", flush=True)", "))"
+    )
+    orders = json.dumps([(["train.py"], "out")])
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", agent, orders, how]
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("ELASTICJOB_", "PET_"))}
+    ran = subprocess.run(
+        command,
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert (tmp_path / "code").read_text() == "0", ran
+    assert (tmp_path / "said").read_text() in ("\n", "None\n")
+    assert "cold" not in ran.stderr
+    assert ran.stdout == ("" if ">&-" in closed.split() else "out\n")
+    assert ("err" in ran.stderr) is ("2>&-" not in closed)
 
 
 # Through both launchers, to the end of a job, with the imports that they make ahead.
