@@ -36,13 +36,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments[:1] in (["--help"], ["-h"]):
         print(HELP)  # torchrun's own takes as long as the import of torch
         return
+    inherited = process.find_inherited()
     process.pause_collection()
     from elasticjob import launcher
 
     process.freeze()
     server = fork_server.ForkServer()
     if fork_server.is_wanted(arguments, os.environ):
-        server.fork(arguments)  # outside of every `try`: a worker returns from here as the user's script
+        server.fork(arguments, inherited)  # outside of every `try`: a worker returns from here as the user's script
     process.resume_collection()
     try:
         launcher.main(arguments, server)

@@ -95,21 +95,30 @@ class ForkServer:
     def is_forked(self) -> bool:
         return self._standby is not None
 
-    def fork(self, arguments: Sequence[str] = ()) -> None:
+    def fork(self, arguments: Sequence[str] = (), inherited: Sequence[int] = ()) -> None:
         """Fork the standby. In the standby and in its workers, this call does not return.
 
-        The standby imports what the script in torchrun's `arguments` imports.
+        The standby imports what the script in torchrun's `arguments` imports. It closes the files that this process
+        has inherited: a new interpreter would not have them.
         """
         if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             return  # not a subreaper: the workers could not become children of this process
         self._adopts = True
-        sys.stdout.flush()
-        sys.stderr.flush()
+        if options := process.find_options(sys.orig_argv):
+            text = "Workers start cold: the launcher's interpreter was started with %s, and theirs is not."
+            logger.warning(text, " ".join(options))
+            return
+        process.open_standard_files()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # it was closed
+                stream.flush()
         self._channel, theirs = socket.socketpair()
         agent = os.getpid()
         pid = os.fork()
         if not pid:
             self._channel.close()
+            for number in inherited:
+                os.close(number)
             os.setsid()
             standby.serve(theirs, agent, arguments)
         theirs.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -42,6 +44,41 @@ def await_readable(file: int, timeout: float | None) -> bool:
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(None if timeout is None else timeout * 1000))
+
+
+def find_options(command: Sequence[str]) -> list[str]:
+    """The options of the interpreter in its own command line (`sys.orig_argv`), but for `-u`."""
+    found: list[str] = []
+    words = iter(command[1:])
+    for word in words:
+        if word[:1] != "-" or word == "-":
+            break
+        is_last = not word.startswith("--") and word[-1] in "cm"  # a command, or the name of a module, follows
+        if word.strip("-u") and not (is_last and not word[:-1].strip("-u")):
+            found.append(word)
+        if word.startswith("--check") or (word[1] != "-" and word[-1] in "XW"):
+            found.append(next(words, ""))
+        if is_last:
+            break
+    return found
+
+
+def find_inherited() -> list[int]:
+    """The open files that the next program would inherit, but for the three standard ones."""
+    numbers = [int(file.name) for file in Path("/proc/self/fd").iterdir()]
+    found = []
+    for number in numbers:
+        with contextlib.suppress(OSError):  # that of the listing
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
+
+
+def open_standard_files() -> None:
+    """Open what is closed of the three standard files, on nothing: another file would get its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def age(pid: int) -> float:
