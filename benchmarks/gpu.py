@@ -41,9 +41,9 @@ def _seconds(*names: str) -> Callable[[Values], str]:
 def _regroups(values: Values) -> str:
     looks = values.get("looks") or []
     told = _seconds("secondsAnnounced", "secondsLost")(values)
-    if not looks:
+    if len(looks) < 2:
         return told
-    first, last = looks[0], looks[-1]
+    first, last = looks[1], looks[-1]  # the very first world is measured before it has trained
     kept = ", ".join(f"{name} {first[name]} → {last[name]}" for name in ("threads", "files"))
     return f"{told}; {kept}, memory of the device {first['freeMib'] - last['freeMib']:+} MiB"
 
@@ -56,8 +56,12 @@ def _snapshots(values: Values) -> str:
 
 
 def _fence(values: Values) -> str:
-    parts = [f"{values['msPlain'][kind]:.1f} → {values['msSession'][kind]:.1f} ms" for kind in values["msPlain"]]
-    return f"step {', '.join(parts)} ({max(values['shareMore'].values()):+.1%})"
+    if not isinstance(values["msPlain"], float):
+        return ""  # of an earlier form
+    return (
+        f"{values['msPlain']:.1f} ms; with a wait for the device {values['shareOfWait']:+.1%}, "
+        f"in a session {values['shareOfSession']:+.1%}"
+    )
 
 
 def _hang(values: Values) -> str:

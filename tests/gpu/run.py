@@ -1,4 +1,7 @@
-"""Runs one check, in a process that may hang or be killed: `python -m gpu.run NAME FOLDER SECONDS`."""
+"""Runs one check, in a process that may hang or be killed: `python -m gpu.run NAME`.
+
+It reads the folder for its files from its input, when it is its turn: until then it has imported what it needs.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,15 @@ from gpu.report import Report
 
 
 def main() -> None:
-    name, folder, _ = sys.argv[1:]
+    name = sys.argv[1]
     module, _, function = CHECKS[name].function.partition(":")
+    check = getattr(importlib.import_module(module), function)
+    folder = sys.stdin.readline().strip()
+    if not folder:
+        return  # its turn has not come
     found = Report(name, Path(folder) / "report.json", dry=os.environ.get("DRY") == "1")
     try:
-        getattr(importlib.import_module(module), function)(found, Path(folder))
+        check(found, Path(folder))
     except Exception as error:
         found.failures.append(f"{type(error).__name__}: {error}")
         found.output += traceback.format_exc().splitlines()[-6:]

@@ -7,13 +7,16 @@ context broken, ends alone. All results go to one JSON file, which is written af
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +40,27 @@ class Suite:
         self._end = time.monotonic() + float(os.environ.get("GPU_SECONDS") or (3600 if DRY else 470))
         self._checks: list[dict[str, Any]] = []
         self._facts: dict[str, Any] = {}
+        self._next: Running | None = None
         self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         out = Path(os.environ.get("OUT") or ROOT / ".work/gpu")
         self.file = out if out.suffix == ".json" else out / "gpu.json"
         self.file.parent.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self, name: str | None) -> None:
+        """Start a check's process, which waits: it imports while another check runs."""
+        self._next = None if name is None else Running(name)
+
+    def take(self, name: str) -> Running:
+        prepared, self._next = self._next, None
+        if prepared is not None and prepared.name == name:
+            return prepared
+        if prepared is not None:
+            prepared.discard()
+        return Running(name)
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.discard()
 
     def seconds_left(self) -> float:
         return self._end - time.monotonic()
@@ -53,23 +73,27 @@ class Suite:
 
 
 @pytest.fixture(scope="module")
-def suite() -> Suite:
+def suite() -> Iterator[Suite]:
     if not ASKED:
         pytest.skip("`make gpu` runs it, on a machine with a CUDA device")
     if not DRY and subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, check=False).returncode:
         pytest.skip("torch finds no CUDA device with NCCL; DRY=1 runs the same code over gloo")
-    return Suite()
+    found = Suite()
+    yield found
+    found.close()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CHECKS)
-def test_on_device(name: str, suite: Suite, tmp_path: Path) -> None:
+def test_on_device(name: str, suite: Suite, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     limit = min(CHECKS[name].seconds * (5 if DRY else 1), suite.seconds_left())
     if limit < _LEAST_SECONDS:
         suite.record(report.Report(name).dump() | {"skipped": "no time was left"})
         pytest.skip("no time is left: raise GPU_SECONDS")
     began = time.monotonic()
-    problem = run(name, tmp_path, limit)
+    check = suite.take(name)
+    suite.prepare(find_next(request))
+    problem = check.run(tmp_path, limit)
     found = report.read(name, tmp_path / "report.json") | {"seconds": round(time.monotonic() - began, 1)}
     if problem:
         found["failures"] = [*found["failures"], problem]
@@ -81,31 +105,58 @@ def test_on_device(name: str, suite: Suite, tmp_path: Path) -> None:
         pytest.fail("\n".join([*found["failures"], *found["output"][-12:]]), pytrace=False)
 
 
-def run(name: str, folder: Path, limit: float) -> str | None:
-    """Run a check to its end or to its limit, and end what it leaves; what went wrong with the run itself."""
-    # A short name: the folder of a control socket must fit into an address.
-    with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
-        variables = {
-            "PYTHONPATH": f"{ROOT / 'worker_image/src'}:{HERE.parent}",
-            "TMPDIR": scratch,
-            "PYTHONUNBUFFERED": "1",
-        }
-        with (folder / "log").open("wb") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "gpu.run", name, str(folder), str(limit)],
+def find_next(request: pytest.FixtureRequest) -> str | None:
+    """The check after this one."""
+    items = request.session.items
+    after = items[items.index(request.node) + 1 :]
+    return next((item.callspec.params["name"] for item in after if hasattr(item, "callspec")), None)
+
+
+class Running:
+    """The process of one check. It imports torch, which takes seconds, and then waits until it is its turn."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # A short name: the folder of a control socket must fit into an address.
+        self._scratch = tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True)
+        self._log = Path(self._scratch.name) / "log"
+        paths = f"{ROOT / 'worker_image/src'}:{HERE.parent}"
+        variables = {"PYTHONPATH": paths, "TMPDIR": self._scratch.name, "PYTHONUNBUFFERED": "1"}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gpu.run", name],
                 env=os.environ | variables,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            try:
-                code = child.wait(limit)
-            except subprocess.TimeoutExpired:
-                return f"did not end within {limit:.0f} s"
-            finally:
-                kill_session(child.pid)
-                child.wait()
-    return None if code == 0 else f"the check itself ended with code {code}"
+
+    def run(self, folder: Path, limit: float) -> str | None:
+        """Run it to its end or to its limit, and end what it leaves; what went wrong with the run itself."""
+        try:
+            self._process.communicate(f"{folder}\n".encode(), timeout=limit)
+        except subprocess.TimeoutExpired:
+            return f"did not end within {limit:.0f} s"
+        except BrokenPipeError:
+            pass  # it has ended before its turn
+        finally:
+            self._end()
+            shutil.copy(self._log, folder / "log")
+            self._scratch.cleanup()
+        code = self._process.returncode
+        return None if code == 0 else f"the check itself ended with code {code}"
+
+    def discard(self) -> None:
+        self._end()
+        self._scratch.cleanup()
+
+    def _end(self) -> None:
+        kill_session(self._process.pid)
+        self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
 
 def kill_session(leader: int) -> None:
