@@ -177,7 +177,7 @@ class LocalWorkers:
         with self._lock:
             seen = self._stillness
             if seen.last is None or now - seen.at >= stillness.LOOK_EVERY:
-                seen = seen.look(now, work.glance(self.find_workers().values()))
+                seen = seen.look(now, self._looks.glance(self._server, self.find_workers().values()))
                 self._stillness = seen
             return seen.is_waiting
 
@@ -200,12 +200,16 @@ class LocalWorkers:
         seen: list[hang.Look] = []
         told = False
         while not is_over() and (workers := {rank: pid for rank, pid in workers.items() if work.is_alive(pid)}):
-            seen = [*seen[1 - hang.BLOCKED_LOOKS :], self._looks.take_stacks(self._server, workers)]
+            polls = bool(self._server.peers(control.DEVICE)) and self.are_waiting()
+            seen = [*seen[1 - hang.BLOCKED_LOOKS :], self._looks.take_stacks(self._server, workers, polls=polls)]
             if hang.is_blocked(seen) is not told:
                 told = not told
                 self._blocked = {workers[rank]: stack for rank, stack in seen[-1].stacks.items() if rank in workers}
                 on_change(told)
-            time.sleep(hang.BLOCKED_SECONDS)
+            until = time.monotonic() + hang.BLOCKED_SECONDS
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, stillness.LOOK_EVERY))
+                self.are_waiting()
 
     # Hangs.
 
@@ -256,10 +260,14 @@ class LocalWorkers:
         dumps = self._looks.collect_stacks(self._server, workers)
         self._looks.await_details(self._server, workers.values(), DETAILS_SECONDS)
         places = {rank: stacks.find_places(stacks.find_main_stack(text)) for rank, text in dumps.items()}
+        waits = {
+            rank: hang.is_waiting(found) or self._looks.is_pending(workers[rank]) for rank, found in places.items()
+        }
+        counts = {rank: self._looks.collectives(workers[rank]) or 0 for rank in places}
         if not note:
-            self.waiting = {workers[rank] for rank, found in places.items() if hang.is_waiting(found)}
-        # Prefer a rank that is not blocked in a collective: it holds the others up.
-        chosen = min(places, key=lambda rank: (hang.is_waiting(places[rank]), rank), default=None)
+            self.waiting = {workers[rank] for rank in places if waits[rank]}
+        # Prefer a rank that does not wait for others, then one that has entered fewer collectives: it holds them up.
+        chosen = min(places, key=lambda rank: (waits[rank], counts[rank], rank), default=None)
         what = "no collective, though something goes on," if note else "no collective and no work"
         text = f"{what} for {quiet_for:.0f} s" if quiet_for else "no step was reported"
         text = text if stalled is None else f"no step for {stalled:.0f} s after step {step}"
@@ -271,7 +279,7 @@ class LocalWorkers:
             message=text if place is None else f"{text}, at {place}",
             traceback=None if chosen is None else stacks.find_main_stack(dumps[chosen]),
             kind=wire.HANG,
-            waits=None if chosen is None else hang.is_waiting(places[chosen]),
+            waits=None if chosen is None else waits[chosen],
             stalled_seconds=stalled if stalled is not None else quiet_for,
             collectives=None if chosen is None else self._looks.collectives(workers[chosen]),
         )

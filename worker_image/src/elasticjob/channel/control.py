@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticjob import env
-from elasticjob.channel import stacks
+from elasticjob.channel import completion, stacks
 
 logger = logging.getLogger("elasticjob")
 
 CHECKPOINT: Final = "checkpoint"  # handles SIGUSR1 and answers `saved`
 STACKS: Final = "stacks"  # dumps its stacks on SIGUSR2
 LOOK: Final = "look"  # says which collectives it has entered
+DEVICE: Final = "device"  # says how far its step has come on a device
 CORRUPT: Final = "corrupt"  # a message: the state of this session has become wrong
 SESSION: Final = "session"  # keeps its memory over a regroup
 
@@ -238,6 +239,7 @@ def _answer_look(message: Message) -> None:
         from elasticjob.torchcompat import groups
 
         told["collectives"] = groups.count_collectives()
+        told["step"] = completion.steps.tell(told["collectives"])
         told["last"] = groups.find_last_collective() if is_detailed else ""
     if is_detailed:
         told["threads"] = stacks.describe_other_threads()

@@ -67,7 +67,13 @@ def format_report(generation: int, summary: str, text: str) -> str:
 
 
 # Functions that return only once the other ranks have called them too.
-_WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/cuda/__init__.py")
+_WAITING = (
+    "/torch/distributed/",
+    "/torch/autograd/",
+    "/torch/nn/parallel/",
+    "/torch/cuda/__init__.py",
+    "/torch/cuda/streams.py",
+)
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -86,6 +92,7 @@ class Look:
 
     stacks: Mapping[int, str]  # of the main threads
     done: Mapping[int, work.Work]  # so far, by all threads and children
+    polls: bool = False  # all of them wait for a device, for much longer than usual
 
 
 def is_blocked(looks: Sequence[Look]) -> bool:
@@ -100,6 +107,8 @@ def is_blocked(looks: Sequence[Look]) -> bool:
 def _has_stayed(before: Look, after: Look) -> bool:
     if not after.done or before.done.keys() != after.done.keys() or before.stacks != after.stacks:
         return False
+    if before.polls and after.polls:
+        return True
     waits = all(is_waiting(find_places(after.stacks.get(rank, ""))) for rank in after.done)
     return waits and all(work.is_idle(before.done[rank], done) for rank, done in after.done.items())
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from elasticjob.channel import control, hang, quiet, stacks, work
+from elasticjob.channel import completion, control, hang, quiet, stacks, work
 
 _MOST_CHARACTERS: Final = 512
+_FRESH_SECONDS: Final = 0.5  # how old what a worker said of its device may be, where it is asked ten times a second
 ANSWER_SECONDS: Final = 0.25  # for the thread that reads a worker's connection: it needs the GIL
 
 
@@ -22,6 +23,7 @@ class Looks:
         self._lock = threading.Condition()
         self._watch = quiet.Watch(limit)
         self._answers: dict[int, tuple[int | None, str]] = {}  # by pid: collectives entered, and the last of them
+        self._steps: dict[int, completion.Told] = {}  # by pid: how far a session on a device is
         self._stacks: dict[int, str] = {}  # by pid: that of the main thread, in the answer to a look for it
         self._own_handlers: set[int] = set()  # pids of workers whose SIGUSR2 is their script's
         self._threads: dict[int, str] = {}  # by pid: the stacks of other threads, in the answer to a detailed look
@@ -31,6 +33,7 @@ class Looks:
         with self._lock:
             self._watch = quiet.Watch(self._limit)
             self._answers.clear()
+            self._steps.clear()
             self._threads.clear()
 
     def answer(self, pid: int, message: control.Message) -> None:
@@ -39,6 +42,8 @@ class Looks:
         is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
         with self._lock:
             self._answers[pid] = (count if is_count else None, last[:_MOST_CHARACTERS] if isinstance(last, str) else "")
+            if (step := completion.read(message.get("step"), time.monotonic())) is not None:
+                self._steps[pid] = step
             if isinstance(stack := message.get("stack"), str):
                 self._stacks[pid] = stack
                 self._lock.notify_all()
@@ -69,12 +74,33 @@ class Looks:
         """
         done = {pid: work.measure(pid) for pid in pids}
         with self._lock:
-            looks = {pid: quiet.Look(one, self.collectives(pid)) for pid, one in done.items()}
+            looks = {pid: quiet.Look(one, self.collectives(pid), self._steps.get(pid)) for pid, one in done.items()}
             self._watch.note(time.monotonic(), looks)
             if detailed:
                 self._threads.clear()
         for peer in server.peers(control.LOOK):
             peer.send({"type": control.LOOK, "detailed": detailed})
+
+    def glance(self, server: control.Server, pids: Collection[int]) -> work.Glance:
+        """All workers at one moment. Of a session on a device, what counts is what the device has completed."""
+        peers = [peer for peer in server.peers(control.DEVICE) if peer.pid in pids]
+        if not peers:
+            return work.glance(pids)
+        for peer in peers:
+            peer.send({"type": control.LOOK, "detailed": False})
+        others = set(pids) - {peer.pid for peer in peers}
+        found = work.glance(others) if others else work.Glance(asleep=True)
+        now = time.monotonic()
+        with self._lock:
+            steps = [self._steps.get(peer.pid, completion.Told(0.0)) for peer in peers]
+        waits = all(step.is_pending and now - step.at < _FRESH_SECONDS for step in steps)
+        return work.Glance(found.asleep and waits, found.switches + sum(step.done for step in steps), ticks=found.ticks)
+
+    def is_pending(self, pid: int) -> bool:
+        """Whether this worker waits for its device: what it has queued in its step has not been completed."""
+        with self._lock:
+            step = self._steps.get(pid)
+        return step is not None and step.is_pending
 
     def await_details(self, server: control.Server, pids: Collection[int], patience: float) -> None:
         """Wait up to `patience` seconds for the answers to a detailed look. A worker that keeps the GIL has none."""
@@ -101,11 +127,11 @@ class Looks:
         silent = {rank: pid for rank, pid in workers.items() if rank not in found and pid in offered}
         return found | stacks.collect(server.folder, silent, patience)
 
-    def take_stacks(self, server: control.Server, workers: Mapping[int, int]) -> hang.Look:
-        """Where workers (pids by local rank) are, and what they have done so far."""
+    def take_stacks(self, server: control.Server, workers: Mapping[int, int], *, polls: bool = False) -> hang.Look:
+        """Where workers (pids by local rank) are, and what they have done so far. `polls`: see `hang.Look`."""
         found = self.collect_stacks(server, workers, 0.5)
         places = {rank: stacks.find_main_stack(text) for rank, text in found.items()}
-        return hang.Look(places, {rank: work.measure(pid) for rank, pid in workers.items()})
+        return hang.Look(places, {rank: work.measure(pid) for rank, pid in workers.items()}, polls)
 
     def quiet_seconds(self) -> float:
         with self._lock:

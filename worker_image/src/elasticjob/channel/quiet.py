@@ -7,7 +7,8 @@ scheduled, how much processor time it has used, how much it has read and written
   one that saves a checkpoint writes.
 - *beside*: its main thread was not scheduled, but something else goes on a little: a thread that samples the system, a
   chatty log, or a system call that waits for a disk. It may be work (an upload that the main thread waits for) or not.
-- *quiet*: nothing at all. A rank that waits in a collective does nothing, and a stuck rank that holds it up neither.
+- *quiet*: nothing at all. A rank that waits in a collective does nothing, and a stuck rank that holds it up neither. A
+  session that waits for a device polls it; it tells that its device does not go on (`completion`).
 
 A world hangs when all workers of all pods are quiet for long; one agent alone cannot know, and only reports it. Where
 something goes on beside, the agent soon tells where its workers are, and calls them quiet much later.
@@ -19,7 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from elasticjob.channel import hang
+from elasticjob.channel import completion, hang
+from elasticjob.channel.completion import Told
 from elasticjob.channel.work import Work
 
 LOOK_SECONDS = 10.0
@@ -50,6 +52,7 @@ class Look:
 
     done: Work = field(default_factory=Work)  # with its children
     collectives: int | None = None  # entered; None if it did not say
+    step: Told | None = None  # of a session on a device: how far it is
 
 
 def has_moved(before: Look, after: Look) -> bool:
@@ -61,6 +64,8 @@ def judge(before: Look, after: Look, seconds: float) -> Activity:
     """What this worker has done between two looks that are `seconds` apart."""
     if has_moved(before, after):
         return Activity.ACTIVE
+    if completion.has_stayed(before.step, after.step):
+        return Activity.QUIET  # what uses the processor polls the device
     seconds = max(seconds, 0.1)
     share = (after.done.ticks - before.done.ticks) / _TICKS / seconds
     count = after.done.bytes - before.done.bytes

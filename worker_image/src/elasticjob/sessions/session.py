@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.channel import control, progress
+from elasticjob.channel import completion, control, progress
 from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
@@ -104,6 +104,9 @@ class Session:
         client = control.connect() if keeps_memory else None
         if on_cuda and client is not None:
             logger.warning(_UNPROVEN)
+        self._tells = client is not None and groups.is_queued  # how far the device is, as its agent cannot see it
+        if client is not None and self._tells:
+            client.want(control.DEVICE)
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
         self._fence = self._make_fence(groups)
         self._buffers = StepBuffers(None)
@@ -230,6 +233,8 @@ class Session:
             self._worlds.change()
         self._memory.begin()
         self._fence.begin()
+        if self._tells:
+            completion.steps.begin(self._worlds.groups.count_queued())
         self._buffers.keep()
         virtual = self._memory.virtual
         if virtual is not None:
@@ -248,6 +253,7 @@ class Session:
                 self._memory.commit()
                 self._buffers.forget()
                 self._memory.note_committed()
+                completion.steps.end()
                 self._went_back = self._replicas.check()
                 self._worlds.end_step()
 
@@ -315,6 +321,7 @@ class Session:
         logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
         self._worlds.break_off(error)
         self._fence.is_open = False
+        completion.steps.drop()
         was_ready, self._ready = self._ready, False
         before = self.committed
         self._memory.take_back(self.generation, self.ends_step, was_ready)
