@@ -102,6 +102,17 @@ def test_environment_of_the_operators_rendezvous() -> None:
     assert compared["ELASTICJOB_STRAGGLER_SECONDS"] == "60"
 
 
+def test_workers_of_pods_with_devices_can_be_forked() -> None:
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    assert name not in environment(build(make_spec()))
+    template = copy.deepcopy(TEMPLATE)
+    trainer = template["spec"]["containers"][0]
+    trainer["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    assert environment(build(make_spec(template=template)))[name] == "1", "torchrun looks for devices before it forks"
+    trainer["env"] = [{"name": name, "value": "0"}]
+    assert environment(build(make_spec(template=template)))[name] == "0", "what the user says takes precedence"
+
+
 @pytest.mark.parametrize(
     ("rendezvous", "expected"),
     [

@@ -6,7 +6,7 @@ import math
 
 from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
-from elasticjob_operator.api.podtemplate import trainer_container
+from elasticjob_operator.api.podtemplate import count_devices, trainer_container
 from elasticjob_operator.apply.manifests import affinity, gangs
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
 from elasticjob_operator.failures import stragglers
@@ -86,6 +86,9 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
         {"name": "PET_RDZV_ID", "value": job.uid},
         {"name": "PET_MONITOR_INTERVAL", "value": "0.1"},
     ]
+    if count_devices(spec.template):
+        # torchrun looks for devices in the process from which workers are forked. NVML tells without harm to a fork.
+        variables.append({"name": "PYTORCH_NVML_BASED_CUDA_CHECK", "value": "1"})
     if spec.health.preflight is not api.Preflight.OFF:
         seconds = str(spec.health.preflight_timeout_seconds)
         variables.append({"name": names.ENV_PREFLIGHT_SECONDS, "value": seconds})
