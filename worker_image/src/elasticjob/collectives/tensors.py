@@ -4,7 +4,8 @@
 - With `async_op=True` a call returns a `Pending`, whose `wait()` returns the result. Do not change the input before
   that; `wait()` reports a change in place.
 - A rank is always the rank *in the group*.
-- If a member dies, each call raises `CollectiveFailedError` within the group's timeout, and at once on gloo.
+- If a member dies, each call raises `CollectiveFailedError` at once on gloo. With NCCL it is only queued and raises
+  nothing: torch's watchdog ends the process when the group's timeout is over.
 
 Nothing here supports autograd.
 """
