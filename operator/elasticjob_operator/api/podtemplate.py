@@ -241,5 +241,16 @@ def resolve_nproc(wanted: int | str, template: Mapping[str, Any]) -> int:
     """Worker processes per pod, from `spec.nprocPerNode` and the resources of the trainer container."""
     if isinstance(wanted, int):
         return wanted
-    found = count_cpus(template) if wanted == "cpu" else max(1, count_devices(template))
+    found = count_cpus(template) if wanted == "cpu" else max(1, count_devices(template) - _count_spare_parts(template))
     return min(found, MOST_PROCESSES)
+
+
+# A process sees one part of a divided GPU (MIG) only, and NCCL joins no two processes that share one in time.
+_PARTS = ("nvidia.com/mig-", "nvidia.com/gpu.shared")
+
+
+def _count_spare_parts(template: Mapping[str, Any]) -> int:
+    """Parts of GPUs in the trainer's limits beyond the one that the process of a pod can use."""
+    limits = _trainer_resources(template).get("limits") or {}
+    parts = sum(numerals.read_count(value) or 0 for name, value in limits.items() if name.startswith(_PARTS))
+    return max(0, parts - 1)

@@ -294,7 +294,8 @@ def test_replicas_out_of_bounds_are_bounded(replicas: int, wanted: int) -> None:
     [
         pytest.param({}, "auto", 1, id="none"),
         pytest.param({"nvidia.com/gpu": "4"}, "auto", 4, id="nvidia"),
-        pytest.param({"nvidia.com/mig-1g.5gb": 2}, "auto", 2, id="mig"),
+        pytest.param({"nvidia.com/mig-1g.5gb": 1}, "auto", 1, id="mig"),
+        pytest.param({"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1}, "auto", 1, id="parts of a gpu"),
         pytest.param({"amd.com/gpu": "8"}, "gpu", 8, id="amd"),
         pytest.param({"google.com/tpu": 4}, "auto", 4, id="tpu"),
         pytest.param({"habana.ai/gaudi": "8"}, "auto", 8, id="gaudi"),
@@ -304,7 +305,8 @@ def test_replicas_out_of_bounds_are_bounded(replicas: int, wanted: int) -> None:
             {"gpu.intel.com/i915": "1", "gpu.intel.com/millicores": "100"}, "auto", 1, id="a part of an intel"
         ),
         pytest.param({"aws.amazon.com/neuroncore": "4"}, "auto", 4, id="cores of a neuron"),
-        pytest.param({"nvidia.com/gpu.shared": "2"}, "auto", 2, id="shared"),
+        pytest.param({"nvidia.com/gpu.shared": "2"}, "auto", 1, id="shared"),
+        pytest.param({"nvidia.com/mig-1g.5gb": 2}, 2, 2, id="a number is taken as it is"),
         pytest.param({"rdma/hca": "4", "nvidia.com/gpu": "2"}, "auto", 2, id="a network is no device"),
         pytest.param({"example.com/npu": "8"}, "auto", 1, id="unknown"),
         pytest.param({"cpu": "3500m"}, "cpu", 3, id="cpu-millis"),
