@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from elasticjob.data.batch_growth import Averages, BatchGrowth, find_decay, find_gain, measure
 from elasticjob.data.samplers import ElasticDistributedSampler
@@ -156,3 +157,18 @@ def test_mistakes_are_explained() -> None:
         BatchGrowth(optimizer, plain, reference_batch_size=0, rule="sqrt")
     with pytest.raises(ConfigurationError, match="virtual_ranks="):
         BatchGrowth(optimizer, plain, reference_batch_size=4, rule="adascale")
+
+
+def test_a_save_of_the_optimizer_is_no_step() -> None:
+    """torch's `get_optimizer_state_dict` steps an optimizer without state, and plain SGD never has one."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = ElasticDistributedSampler(1000, global_batch_size=20)
+    growth = BatchGrowth(optimizer, sampler, reference_batch_size=10, rule="linear")
+    for step in range(1, 4):
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        get_optimizer_state_dict(model, optimizer)
+        assert (growth.steps, growth.progress) == (step, 2.0 * step)
+    assert optimizer.param_groups[0]["lr"] == 0.1

@@ -198,3 +198,44 @@ def test_no_sync_is_for_all_but_the_last_pass() -> None:
         with Micro(0, 1, 1.0, ends_step).sync(model):
             pass
     assert model.entered == 2
+
+
+def enter(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
+    """What a session does in each world."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 2), (1, 2), (2, 2), (5, 3, 4)])
+def test_who_stays_makes_as_many_passes_as_who_joins(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None:
+    """A model with collectives in its passes hangs otherwise: the default is that of the present world."""
+    enter(monkeypatch, 0, sizes[0])
+    old = ElasticDistributedSampler(200, global_batch_size=48)
+    enter(monkeypatch, 0, sizes[-1])
+    new = ElasticDistributedSampler(200, global_batch_size=48)
+    assert old.micro_batch_size == new.micro_batch_size
+    assert list(old.plan()) == list(new.plan())
+    assert len(old) == len(new) == len(list(new.plan()))
+
+
+def test_each_sampler_of_a_script_follows_the_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one for the evaluation, which no session knows."""
+    enter(monkeypatch, 0, 1)
+    evaluation = ElasticDistributedSampler(8, global_batch_size=4, shuffle=False)
+    assert list(evaluation) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    enter(monkeypatch, 1, 2)
+    assert list(evaluation) == [[2, 3], [6, 7]]
+    evaluation.rank, evaluation.world_size = 0, 4
+    assert list(evaluation) == [[0], [4]], "what the script says itself counts"
+
+
+def test_a_size_that_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter(monkeypatch, 0, 2)
+    sampler = ElasticDistributedSampler(100, global_batch_size=16, micro_batch_size=3)
+    enter(monkeypatch, 0, 1)
+    assert sampler.micro_batch_size == 3
+    sampler.micro_batch_size = 5
+    assert sampler.micro_batch_size == 5
+    grown = ElasticDistributedSampler(100, global_batch_size=16)
+    grown.global_batch_size = 64
+    assert grown.micro_batch_size == 16, "a pass needs no more memory because the batch has grown"
