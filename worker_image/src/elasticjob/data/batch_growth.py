@@ -21,6 +21,7 @@ import torch
 
 from elasticjob.data.samplers import ElasticDistributedSampler, learning_rate_factor
 from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat import optimizers
 
 RULES = ("adascale", "linear", "sqrt")
 
@@ -94,6 +95,7 @@ class BatchGrowth:
         self._reference, self._sampler = reference_batch_size, sampler
         self._averages = self._next = Averages()
         self.steps = 0  # of the optimizer, in this process
+        self._is_real = True  # the step that the optimizer makes; torch fills its state by another one
         self._rates: list[Any] = []  # while the optimizer steps: the learning rates that it had
         optimizer.register_step_pre_hook(self._scale)
         optimizer.register_step_post_hook(self._restore)
@@ -148,6 +150,7 @@ class BatchGrowth:
             self.gain = learning_rate_factor(batch, self._reference, self.rule)
 
     def _scale(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._is_real = not optimizers.fills_state(optimizer)
         self._find_gain()
         self._rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -156,6 +159,8 @@ class BatchGrowth:
     def _restore(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
+        if not self._is_real:
+            return
         self._averages = self._next
         self.steps += 1
         self.progress += self.gain if self.measures else self._ratio

@@ -86,7 +86,8 @@ class ElasticDistributedSampler(Sampler[list[int]]):
     checkpoint after `optimizer.step()`, inside the loop. A loop without `steps` calls `advance()`.
 
     `data` is the dataset or its length. Batch sizes are in samples; `micro_batch_size` defaults to a rank's whole
-    share. `rank` and `world_size` default to the launcher's. With `virtual_ranks`, each global batch is divided over
+    share in the present world. `rank` and `world_size` default to the launcher's; in a session they follow its worlds,
+    for each sampler of the script. With `virtual_ranks`, each global batch is divided over
     this number of virtual ranks, whatever the size of the world (see `VirtualRanks`). Raises ConfigurationError for an
     empty dataset and for an invalid size or rank.
     """
@@ -105,20 +106,49 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         virtual_ranks: int | None = None,
     ) -> None:
         self._length = data if isinstance(data, int) else len(data)
-        here = current()
-        self.rank = here.rank if rank is None else rank
-        self.world_size = here.world_size if world_size is None else world_size
-        self._global_batch_size = global_batch_size
+        self._rank, self._world_size = rank, world_size
+        self._global_batch_size = self._first_batch_size = global_batch_size
         self.batch_was_set = False  # since: the script lets it grow
         self.virtual_ranks = virtual_ranks
-        parts = self.world_size if virtual_ranks is None else max(1, virtual_ranks)
-        self.micro_batch_size = micro_batch_size or max(1, -(-global_batch_size // parts))
+        self._micro_batch_size = micro_batch_size
         self._shuffle = shuffle
         self._seed = seed
         self._drop_last = drop_last
         self.epoch = 0
         self.used = 0
         self._check()
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the world: in a session, in the present one."""
+        return current().rank if self._rank is None else self._rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._rank = rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that share each global batch: in a session, those of the present world."""
+        return current().world_size if self._world_size is None else self._world_size
+
+    @world_size.setter
+    def world_size(self, size: int) -> None:
+        self._world_size = size
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one pass, at most. By default a rank's share of the first global batch, in the present world: it
+        has to be the same on all ranks, however long each of them has been there.
+        """
+        if self._micro_batch_size:
+            return self._micro_batch_size
+        parts = self.world_size if self.virtual_ranks is None else max(1, self.virtual_ranks)
+        return max(1, -(-self._first_batch_size // parts))
+
+    @micro_batch_size.setter
+    def micro_batch_size(self, samples: int) -> None:
+        self._micro_batch_size = samples
 
     @property
     def global_batch_size(self) -> int:

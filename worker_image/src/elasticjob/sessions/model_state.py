@@ -16,14 +16,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticjob.errors import ConfigurationError
 from elasticjob.torchcompat import ddp as torch_ddp
+from elasticjob.torchcompat import optimizers
 
 StepHooks = tuple[Callable[..., None], Callable[..., None]]  # before and after the optimizer applies a step
 
 
 def hook(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
+    """Call the hooks around each step of the optimizer, but not around those with which torch fills its state."""
     before, after = hooks
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    is_real = True
+
+    def begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal is_real
+        is_real = not optimizers.fills_state(optimizer)
+        if is_real:
+            before(optimizer)
+
+    def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_real:
+            after(optimizer)
+
+    optimizer.register_step_pre_hook(begin)
+    optimizer.register_step_post_hook(end)
 
 
 class ModelState(Protocol):
