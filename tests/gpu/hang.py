@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from elasticjob.channel import hang, stacks, stillness, work
+from elasticjob.channel import hang, stillness, work
 from gpu import rig
 from gpu.report import Report
 
@@ -29,24 +29,20 @@ def paused(check: Report, folder: Path) -> None:
         before = {pid: work.measure(pid).ticks for pid in pids}
         while time.monotonic() - began < 7.0 and not (is_still and blocked):
             now = time.monotonic()
-            still = still.look(now, work.glance(pids[:1]))
+            still = still.look(now, world.looks.glance(world.server, pids[:1]))
             is_still = is_still or (round(now - began, 2) if still.is_waiting else None)
             if now - last >= hang.BLOCKED_SECONDS:
                 last = now
-                seen.append(look(world.server.folder, {0: pids[0]}))
+                seen.append(world.looks.take_stacks(world.server, {0: pids[0]}, polls=still.is_waiting))
                 blocked = blocked or (round(now - began, 2) if hang.is_blocked(seen) else None)
             time.sleep(0.1)
         took = time.monotonic() - began
+        pending = {pid: world.looks.is_pending(pid) for pid in pids[:1]}
         ticks = {f"rank {2 * index}": work.measure(pid).ticks - before[pid] for index, pid in enumerate(pids)}
         check.measure(secondsUntilStill=is_still, secondsUntilBlocked=blocked, ticks=ticks, seconds=round(took, 1))
+        check.expect(all(pending.values()), "a rank that waits tells that its device has not done what it has queued")
         check.expect(blocked is not None, "that a rank is blocked behind a paused one is seen within seconds")
         check.expect(is_still is not None, "that a pod's ranks wait is seen within seconds")
         os.kill(stopped.pid, signal.SIGCONT)
         world.await_step(reached + 4)
         check.expect(True, "after the pause all go on")
-
-
-def look(folder: Path, workers: dict[int, int]) -> hang.Look:
-    """Where these workers are (pids by local rank), and what they have done."""
-    found = {rank: stacks.find_main_stack(text) for rank, text in stacks.collect(folder, workers, 0.5).items()}
-    return hang.Look(found, {rank: work.measure(pid) for rank, pid in workers.items()})

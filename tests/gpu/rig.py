@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from elasticjob import env
-from elasticjob.channel import control
+from elasticjob.channel import control, looks
 from elasticjob.channel.place import Place
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -121,12 +121,15 @@ class Gang:
         self._program = program
         self._all: list[subprocess.Popen[bytes]] = []
         self._stores: list[Any] = []
+        self.looks = looks.Looks(None)  # what an agent sees of them
         self.server = control.Server(self._hear)
 
     def _hear(self, peer: control.Peer, message: control.Message | None) -> None:
         if message is not None and message.get("type") == "idle":
             self.idle_at[peer.pid] = time.time()
             self.idle[peer.pid] = dict(message)
+        elif message is not None and message.get("type") == control.LOOK:
+            self.looks.answer(peer.pid, message)
 
     def start(self, size: int) -> None:
         """Start a world of so many."""
