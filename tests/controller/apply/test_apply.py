@@ -118,3 +118,35 @@ async def test_no_pod_starts_without_what_guards_it(guard: Child, status: int, t
     assert [line for line in server.asked if line.startswith(f"PATCH {names.PLURAL}")], "the user is told"
     if told and guard.kind is Kind.NETWORK_POLICY:
         assert "spec.network.policy: false" in told
+
+
+async def test_what_a_status_may_not_hold_is_left_out_and_told(tmp_path: Path) -> None:
+    """One field that a pod has sent must not keep the end of its job from everybody, for ever."""
+    sent: list[dict[str, Any]] = []
+    events: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if "/events" in request.path:
+            events.append(body["message"])
+            return web.json_response(body)
+        sent.append(body["status"])
+        if (body["status"].get("progress") or {}).get("metrics"):
+            told = {"kind": "Status", "reason": "Invalid", "code": 422}
+            why = 'ElasticJob "digits" is invalid: status.progress.metrics.name: Required value'
+            return web.json_response({**told, "message": why}, status=422)
+        metadata = {"name": "digits", "namespace": "default", "uid": "u", "resourceVersion": "2", "generation": 1}
+        return web.json_response({"metadata": metadata, "spec": {}, "status": {}})
+
+    progress = api.ProgressStatus(step=1, metrics=[api.Metric(name="", value=1.0)])
+    job = make_job()
+    plan = Plan(revise(job.status, phase=api.Phase.COMPLETE, progress=progress))
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        for _ in range(3):
+            await applier.apply(job, "1", plan, 0.0)
+        await applier.recorder.close()
+    assert ["progress" in status for status in sent] == [True, False, False, False], "it is not tried again"
+    assert all(status["phase"] == "Complete" for status in sent)
+    assert len(events) == 1 and "status.progress" in events[0]

@@ -1,0 +1,65 @@
+"""Whatever number or text others send or write has bounds on both sides, in the schema itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.api.crd import structural_schema
+
+Schema = Mapping[str, Any]
+# NaN is a loss like any other; no status and no decision takes what is not finite.
+FREE = {"Progress.metrics"}
+
+
+def find_unbounded(schema: Schema, definitions: Schema, path: str) -> Iterator[str]:
+    """The paths of numbers and texts that may be as large as one likes."""
+    for branch in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from find_unbounded(branch, definitions, path)
+    if "$ref" in schema:
+        yield from find_unbounded(definitions[schema["$ref"].rpartition("/")[2]], definitions, path)
+    kind = schema.get("type")
+    if "enum" in schema or "const" in schema or path in FREE:
+        return
+    if kind in ("integer", "number") and not (
+        {"minimum", "exclusiveMinimum"} & schema.keys() and {"maximum", "exclusiveMaximum"} & schema.keys()
+    ):
+        yield path
+    for name, inner in (schema.get("properties") or {}).items():
+        yield from find_unbounded(inner, definitions, f"{path}.{name}")
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from find_unbounded(schema[name], definitions, path)
+    for inner in schema.get("prefixItems", ()):
+        yield from find_unbounded(inner, definitions, path)
+
+
+def find_long_texts(schema: Schema, definitions: Schema, path: str) -> Iterator[str]:
+    """The paths of texts without a limit."""
+    for branch in schema.get("anyOf", ()):
+        yield from find_long_texts(branch, definitions, path)
+    if "$ref" in schema:
+        yield from find_long_texts(definitions[schema["$ref"].rpartition("/")[2]], definitions, path)
+    if schema.get("type") == "string" and not {"maxLength", "enum", "const"} & schema.keys():
+        yield path
+    for name, inner in (schema.get("properties") or {}).items():
+        yield from find_long_texts(inner, definitions, f"{path}.{name}")
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from find_long_texts(schema[name], definitions, path)
+
+
+@pytest.mark.parametrize("message", [wire.Hello, wire.State, wire.Progress, wire.Diagnosis], ids=lambda m: m.__name__)
+def test_what_an_agent_says_has_bounds(message: type[wire.Hello]) -> None:
+    schema = message.model_json_schema(by_alias=True)
+    definitions = schema.get("$defs", {})
+    assert list(find_unbounded(schema, definitions, message.__name__)) == []
+    assert list(find_long_texts(schema, definitions, message.__name__)) == []
+
+
+def test_what_a_tenant_writes_has_bounds() -> None:
+    assert list(find_unbounded(structural_schema(api.Spec), {}, "spec")) == []
