@@ -34,7 +34,6 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "launch/bundle.py": {"int(file.executable)": "a truth"},
     "plan/ending.py": {"float(spec.elastic_policy.graceful_shutdown_timeout_seconds)": CHECKED},
     "plan/plan.py": {"float(spec.elastic_policy.graceful_shutdown_timeout_seconds)": CHECKED},
-    "plan/reporting.py": {"int(max(0, total - step) * best.step_seconds)": CHECKED},
     "pool/allocate.py": {"float(capacity)": COMPUTED, "int(level * line.request.weight)": COMPUTED},
     "pool/rounds.py": {"float(one.spec.scaling.weight)": CHECKED},
     "quantity.py": {

@@ -17,6 +17,9 @@ MetricSpec = Annotated[
 ]
 
 
+Deadline = Annotated[int, Field(ge=1, le=2**31 - 1)]  # seconds
+
+
 class ElasticPolicy(Model):
     """How many pods train, which sizes are legal, and the timeouts of the operator."""
 
@@ -145,15 +148,15 @@ class RunPolicy(Model):
     """When the job runs, how long it may take, and what is cleaned up afterwards."""
 
     suspend: bool = Field(default=False, description="Checkpoint, remove the pods, wait. False resumes.")
-    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+    active_deadline_seconds: Deadline | None = Field(
         default=None,
         description="The job fails if it runs longer than this. Suspended time does not count. In the mode Goodput the "
         "pool keeps the job large enough for it.",
     )
-    startup_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+    startup_deadline_seconds: Deadline | None = Field(
         default=None, description="The job fails if no world has been formed this long after its start."
     )
-    fault_deadline_seconds: Annotated[int, Field(ge=1)] | None = Field(
+    fault_deadline_seconds: Deadline | None = Field(
         default=None, description="The job fails if it could not train for this long after a failure."
     )
     ttl_seconds_after_finished: Seconds | None = Field(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
@@ -39,6 +39,17 @@ Text = Annotated[str, Field(max_length=4096)]
 Short = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Address = Annotated[str, Field(min_length=1, max_length=253)]
+ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
+
+
+def _know(value: object) -> object:
+    """What a script measures may be anything, also NaN: what no decision can use is as if it had not been measured."""
+    return None if isinstance(value, (int, float)) and not value <= MOST_MEASURED else value
+
+
+MOST_MEASURED: Final = 2**53
+Measured = Annotated[Annotated[float, Field(ge=0, le=MOST_MEASURED)] | None, BeforeValidator(_know)]
 
 
 class AgentPhase(StrEnum):
@@ -60,7 +71,7 @@ BUSY: Final = IN_WORLD | {AgentPhase.STOPPING}  # its workers are training or be
 class Store(_Wire):
     """The address at which the TCPStore of a generation listens."""
 
-    address: Short
+    address: Address
     port: Port
 
 
@@ -68,9 +79,9 @@ class Failure(_Wire):
     """The first failure of a worker process in a generation."""
 
     generation: Count = 0
-    rank: int | None = Field(default=None, ge=0)
-    local_rank: int | None = Field(default=None, ge=0)
-    exit_code: int | None = None
+    rank: Count | None = None
+    local_rank: Count | None = None
+    exit_code: ExitCode | None = None
     signal: Short | None = None
     message: Text | None = None
     traceback: Annotated[str, Field(max_length=16384)] | None = None
@@ -150,14 +161,14 @@ class Progress(_Wire):
     rank: Count = 0
     step: Count | None = None
     total_steps: Count | None = None
-    step_seconds: float | None = Field(default=None, ge=0)
+    step_seconds: Measured = None
     checkpoint_seconds: float | None = Field(default=None, ge=0, le=2**31)  # that its steps have waited for saves
     # The median, over the last minute, of what its slowest local rank needs for a step without waiting for other ranks.
     own_seconds: float | None = Field(default=None, gt=0, le=2**31)
     slowest_rank: Count | None = None
     batch_size: Count | None = None  # samples of a step of the optimizer, if the script lets the batch grow; then also:
-    batch_seconds: float | None = Field(default=None, ge=0)  # of a step of the optimizer
-    noise_scale: float | None = Field(default=None, ge=0)  # the batch, in samples, whose gradient is noise by half
+    batch_seconds: Measured = None  # of a step of the optimizer
+    noise_scale: Measured = None  # the batch, in samples, whose gradient is noise by half
     state_bytes: Count | None = None  # the most that one rank of a session received when this world was entered
     state_seconds: float | None = Field(default=None, ge=0, le=2**31)  # what that took
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)

@@ -27,12 +27,15 @@ from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
+from elasticjob_operator.plan.reporting import Event
+from elasticjob_operator.recent import Recent
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
 
 logger = logging.getLogger(__name__)
 
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
+MOST_UNWRITABLE = 1000  # jobs
 # A pod does not start before its network policy, its certificate and its group exist; other objects can come later.
 _GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
 
@@ -64,6 +67,7 @@ class Applier:
         self.recorder = EventRecorder(api, reporter)
         self.served = Served()
         self._held: set[JobKey] = set()
+        self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_UNWRITABLE)  # of statuses, by the job's UID
 
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
         """Carry out the plan. Raises ApiError if it has to be retried."""
@@ -72,7 +76,7 @@ class Applier:
             self._hub.direct(job.key, plan.directives)
         if plan.confirm:
             await self._confirm(job)
-        refused = await self._write(job, version, plan)
+        refused = await self._write(job, version, plan, now)
         problem = refusals.find_problem(refused)
         if plan.announces:
             self._hub.direct(job.key, plan.directives)
@@ -84,13 +88,13 @@ class Applier:
             await self._delete_job(job)
         return Outcome(problem, refusals.is_blocking(refused), job.key in self._held, unresized)
 
-    async def _write(self, job: Job, version: str, plan: Plan) -> list[ApiError]:
+    async def _write(self, job: Job, version: str, plan: Plan, now: float) -> list[ApiError]:
         """Write the objects and the job concurrently; return the rejected writes once all have completed."""
         others = [child for child in plan.ensure if child.kind not in _GUARDS]
         failed, made, written = await asyncio.gather(  # in this order: a small job's pods are what its user waits for
             self._create_guarded_pods(job, plan),
             asyncio.gather(*(self._ensure(job, child) for child in others), return_exceptions=True),
-            self._write_job(job, version, plan),
+            self._write_job(job, version, plan, now),
             return_exceptions=True,
         )
         for result in (written, made, failed):
@@ -113,11 +117,11 @@ class Applier:
 
     # The job.
 
-    async def _write_job(self, job: Job, version: str, plan: Plan) -> None:
+    async def _write_job(self, job: Job, version: str, plan: Plan, now: float) -> None:
         """Write `spec.replicas` before the status: it changes metadata.generation, which the status refers to."""
         status = plan.status
         if plan.set_replicas is None:
-            await self._patch_status(job, version, status, plan)
+            await self._patch_status(job, version, status, plan, now)
             return
         try:
             metadata = await self._set_replicas(job, version, plan)
@@ -125,11 +129,11 @@ class Applier:
             if not refusals.is_refusal(error):
                 raise
             logger.warning("%s/%s: cannot set the default of spec.replicas: %s", job.namespace, job.name, error)
-            await self._patch_status(job, version, status, plan)
+            await self._patch_status(job, version, status, plan, now)
             return
         if status.observed_generation == job.generation:
             status = revise(status, observed_generation=metadata["generation"])
-        await self._patch_status(job, str(metadata["resourceVersion"]), status, plan)
+        await self._patch_status(job, str(metadata["resourceVersion"]), status, plan, now)
 
     async def _set_replicas(self, job: Job, version: str, plan: Plan) -> Mapping[str, Any]:
         """Set `spec.replicas` as `kubectl scale` would, marked if the pool chose it; return the job's new metadata."""
@@ -142,16 +146,30 @@ class Applier:
         written: Mapping[str, Any] = raw["metadata"]
         return written
 
-    async def _patch_status(self, job: Job, version: str, status: api.Status, plan: Plan) -> None:
+    async def _patch_status(self, job: Job, version: str, status: api.Status, plan: Plan, now: float) -> None:
+        """Write the status, without what the API server refuses of it: that must not hold up all the rest."""
         if status == job.status:  # even if others write to it: their fields are not the operator's
             return
+        unwritable = self._unwritable.get(job.uid, {})
         patch = manifests.status_patch(job, status, plan.keep)
-        if not patch:
-            return
+        patch = {name: value for name, value in patch.items() if name not in unwritable or unwritable[name] != value}
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
-        # The resourceVersion ensures that the decision used the latest state; the UID, that it is the same job.
-        body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
-        await self._patch_job(job, path, body, plan)
+        while patch:
+            # The resourceVersion ensures that the decision used the latest state; the UID, that it is the same job.
+            body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
+            try:
+                await self._patch_job(job, path, body, plan)
+            except ApiError as error:
+                left_out = refusals.find_unwritable(error, patch)
+                if not left_out:
+                    raise
+                unwritable = {**unwritable, **{name: patch[name] for name in left_out}}
+                self._unwritable[job.uid] = unwritable
+                patch = {name: value for name, value in patch.items() if name not in left_out}
+                told = f"{', '.join(f'status.{name}' for name in left_out)}: not written, since the API server refuses"
+                self.recorder.record(job, [Event("StatusRefused", f"{told} it: {error.message}", warning=True)], now)
+            else:
+                return
 
     async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:
         """Write the job or its status. What nobody waits for takes turns with everybody's pods."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Final
 
+from elasticjob_operator.model import reading
 from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
 
+_STATUS_FIELD: Final = re.compile(r"\bstatus\.([A-Za-z]{1,64})")
 _NO_AUTOSCALER: Final = "AutoscalerRefused"
 _NO_GROUP: Final = (
     "the cluster does not serve {}, so no PodGroup was created: install the scheduler named in "
@@ -35,6 +38,18 @@ def explain_trouble(error: ApiError) -> tuple[str, str] | None:
 def is_unserved(error: ApiError) -> bool:
     """Whether an object was not created because the cluster does not serve its kind: its namespace is there."""
     return error.status == 404 and not error.message.startswith("namespaces ")
+
+
+def find_unwritable(error: ApiError, patch: Collection[str]) -> tuple[str, ...]:
+    """The fields of a status to leave out, because the API server refuses them; none if the error is of another kind.
+
+    Those that it names, or else all. Never those on which decisions depend: without them the pass has to be repeated.
+    """
+    if error.status != 422:
+        return ()
+    informative = set(patch) - reading.DECIDING
+    named = set(_STATUS_FIELD.findall(error.message))
+    return tuple(sorted(informative & named or informative))
 
 
 def explain_resize(pod: str, error: ApiError) -> str | None:

@@ -34,22 +34,17 @@ def decode(data: str | bytes) -> Message | Problem:
     """Decode one frame of an agent. Never raises."""
     try:
         message = wire.AGENT_MESSAGE.validate_json(data)
-        return finite(message) if isinstance(message, wire.Progress) else message
+        return with_known_metrics(message) if isinstance(message, wire.Progress) else message
     except pydantic.ValidationError as error:
         return _explain(data, error)
     except (ValueError, RecursionError) as error:
         return Problem("malformed", f"not JSON: {error}"[:512])
 
 
-def finite(progress: wire.Progress) -> wire.Progress:
-    """Replace NaN and infinities: a loss may be NaN, but JSON, and so the API server, cannot represent it."""
-    metrics = {name: value for name, value in progress.metrics.items() if math.isfinite(value)}
-    changes: dict[str, object] = {} if len(metrics) == len(progress.metrics) else {"metrics": metrics}
-    for name in ("step_seconds", "batch_seconds", "noise_scale"):
-        value = getattr(progress, name)
-        if value is not None and not math.isfinite(value):
-            changes[name] = None
-    return progress.model_copy(update=changes) if changes else progress
+def with_known_metrics(progress: wire.Progress) -> wire.Progress:
+    """Leave out metrics without a name, NaN and infinities: a loss may be NaN, but no status can hold it."""
+    metrics = {name: value for name, value in progress.metrics.items() if name and math.isfinite(value)}
+    return progress if len(metrics) == len(progress.metrics) else progress.model_copy(update={"metrics": metrics})
 
 
 def _explain(data: str | bytes, error: pydantic.ValidationError) -> Problem:

@@ -13,31 +13,42 @@ from elasticjob_operator.recent import Recent
 
 logger = logging.getLogger(__name__)
 
+Raw = Mapping[str, Any]
+
 REMEMBERED = 10_000  # warnings that are not repeated
 
 
 class Intake:
-    """Processes objects. `count` is called with the object's kind and the kind of problem."""
+    """Processes objects. `count` is called with the kind of object and of problem, `tell` with what is skipped."""
 
-    def __init__(self, count: Callable[[str, str], None] = lambda kind, problem: None) -> None:
+    def __init__(
+        self,
+        count: Callable[[str, str], None] = lambda kind, problem: None,
+        tell: Callable[[str, Raw, str], None] = lambda kind, raw, why: None,
+    ) -> None:
         self._count = count
+        self._tell = tell
         self._said: Recent[tuple[str, str, str], None] = Recent(REMEMBERED)
 
-    def take(self, kind: str, raw: Mapping[str, Any], enter: Callable[[], None]) -> None:
+    def take(self, kind: str, raw: Raw, enter: Callable[[], None]) -> None:
         """Call `enter`, which may raise."""
         try:
             enter()
         except Exception as error:
             logger.debug("%s %s", kind, name_of(raw), exc_info=True)
-            self.skip(kind, name_of(raw), type(error).__name__, f"{error!r:.200}")
+            why = f"{error!r:.200}"
+            if self.skip(kind, name_of(raw), type(error).__name__, why):
+                self._tell(kind, raw, why)
 
-    def skip(self, kind: str, name: str, problem: str, why: str) -> None:
+    def skip(self, kind: str, name: str, problem: str, why: str) -> bool:
+        """Report an object that is not processed. Returns whether that is news."""
         self._count(kind, problem)
         said = (kind, name, why)
         if said in self._said:
-            return
+            return False
         self._said[said] = None
         logger.warning("skipping %s %s: %s", kind, name or "(of unknown name)", why)
+        return True
 
 
 def name_of(raw: Mapping[str, Any]) -> str:

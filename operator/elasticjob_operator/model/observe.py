@@ -271,6 +271,15 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
     )
 
 
+def identify_job(raw: Raw) -> Job | None:
+    """A job of which only the identity is known; None if not even that is."""
+    metadata = _object(raw.get("metadata"))
+    namespace, name, uid = (metadata.get(key) for key in ("namespace", "name", "uid"))
+    if not (isinstance(namespace, str) and isinstance(name, str) and isinstance(uid, str)):
+        return None
+    return Job(namespace, name, uid, spec=None, status=api.Status())
+
+
 def _object(value: object) -> Raw:
     return value if isinstance(value, Mapping) else {}
 

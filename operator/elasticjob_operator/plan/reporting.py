@@ -6,6 +6,7 @@ Messages contain nothing that changes from second to second, so a stable job cau
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,7 @@ from elasticjob_operator.sizing.room import describe_withdrawn
 from elasticjob_operator.times import format_time, parse_time
 
 PROGRESS_SECONDS = 10.0
+MOST_SECONDS = 2**53  # that a status can hold
 
 Truth = Literal["True", "False", "Unknown"]
 
@@ -101,13 +103,13 @@ def update_progress(
     total = best.total_steps
     remaining = None
     if total and best.step_seconds is not None:
-        remaining = int(max(0, total - step) * best.step_seconds)
+        remaining = math.floor(min(max(0, total - step) * best.step_seconds, MOST_SECONDS))
     return api.ProgressStatus(
         step=step,
         total_steps=total,
         percentage=min(100, 100 * step // total) if total else None,
         estimated_remaining_seconds=remaining,
-        metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items())],
+        metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items()) if k],
         last_update_time=format_time(now),
     )
 

@@ -12,13 +12,13 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 from elasticjob_operator import __version__ as version
 from elasticjob_operator import ratelimit
-from elasticjob_operator.api import bounds
+from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.apply.apply import Applier
@@ -33,6 +33,7 @@ from elasticjob_operator.kube.jobwatch import JobWatch
 from elasticjob_operator.kube.lease import Election, Timing
 from elasticjob_operator.kube.supervise import keep_going
 from elasticjob_operator.kube.watch import Watch
+from elasticjob_operator.model.observe import identify_job
 from elasticjob_operator.plan.plan import Config, Plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.pool import capacity
@@ -78,7 +79,7 @@ class Operator:
         # Inputs: the cluster and the agents.
         most = bounds.Limits(options.max_replicas_per_job, options.max_template_bytes, options.max_pool_weight)
         self.cache = Cache(self._wake, self._meet, most, functools.partial(capacity.find_share, options.pools))
-        self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc())
+        self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc(), self._tell_skipped)
         self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)
         wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)
         shares, hub_limits = file_limits.take_all(options.parallel, wanted)
@@ -145,6 +146,13 @@ class Operator:
         known = self.cache.jobs.get((unowned.namespace, unowned.job))
         if known is not None and self.hub.leader:
             self.applier.recorder.record(known[0], [Event("ForeignObject", text, warning=True)], now)
+
+    def _tell_skipped(self, kind: str, raw: Mapping[str, Any], why: str) -> None:
+        """An event for whoever wrote a job that cannot be processed: its status cannot be written either."""
+        job = identify_job(raw) if kind == names.PLURAL and self.hub.leader else None
+        if job is not None:
+            text = f"the operator cannot process this object, and leaves it alone: {why}"
+            self.applier.recorder.record(job, [Event("Skipped", text, warning=True)], time.time())
 
     def _observe_pass(self, key: JobKey, plan: Plan, seconds: float) -> None:
         self.times.count_pass(key)

@@ -21,8 +21,8 @@ T = TypeVar("T")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 COUNT = st.integers(0, 2**53)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
-POSITIVE = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
-STORE = st.builds(wire.Store, address=TEXT, port=st.integers(1, 65535))
+POSITIVE = st.floats(min_value=0, max_value=2**53, allow_nan=False, allow_infinity=False)
+STORE = st.builds(wire.Store, address=TEXT.filter(bool), port=st.integers(1, 65535))
 SIGNED = st.integers(-(2**31), 2**31)
 
 
@@ -64,7 +64,7 @@ FROM_AGENT: st.SearchStrategy[frames.Message] = st.one_of(
         batch_size=maybe(COUNT),
         batch_seconds=maybe(POSITIVE),
         noise_scale=maybe(POSITIVE),
-        metrics=st.dictionaries(TEXT, FLOAT, max_size=32),
+        metrics=st.dictionaries(TEXT.filter(bool), FLOAT, max_size=32),
     ),
     st.builds(wire.Diagnosis, generation=COUNT, kind=TEXT, text=TEXT),
 )

@@ -90,3 +90,15 @@ async def test_the_metadata_alone_may_be_enough(tmp_path: Path) -> None:
     read_, _ = await read(server, tmp_path, Intake(), is_metadata_enough=True)
     assert read_ == ["p0", "p1"]
     assert server.asked == [500]
+
+
+def test_what_is_skipped_is_told_once() -> None:
+    told: list[tuple[str, str]] = []
+    intake = Intake(tell=lambda kind, raw, why: told.append((raw["metadata"]["name"], why)))
+
+    def fail() -> None:
+        raise KeyError("spec.x")
+
+    for _ in range(3):
+        intake.take("elasticjobs", {"metadata": {"namespace": "n", "name": "j"}}, fail)
+    assert told == [("j", "KeyError('spec.x')")]
