@@ -1,0 +1,64 @@
+"""Fields of a pod that contradict the job: they are honoured and told, and none of them is a free endless loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from operator_fixture import Jobs, light_spec, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+def spec_of(
+    *arguments: str, pod: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    spec = light_spec(*arguments, replicas=1, elasticPolicy={"maxRestarts": 1})
+    spec["template"]["spec"].update(pod or {})
+    spec["template"]["spec"]["containers"][0].update(trainer or {})
+    return spec
+
+
+def test_a_pods_own_deadline_is_charged_and_named(jobs: Jobs) -> None:
+    jobs.create("dated", spec_of(pod={"activeDeadlineSeconds": 4}))
+    wait_for(lambda: jobs.condition("dated", "Warning").get("reason") == "PodDeadline", "it is told at once")
+    failed = jobs.await_condition("dated", "Failed", timeout=90)
+    assert failed["reason"] == "MaxRestartsExceeded"
+    assert "spec.template.spec.activeDeadlineSeconds" in failed["message"]
+    assert "runPolicy.activeDeadlineSeconds" in failed["message"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--leave-on-term",)], ids=["exit code 143", "exit code 0"])
+def test_a_failing_liveness_probe_is_charged_and_named(jobs: Jobs, arguments: tuple[str, ...]) -> None:
+    probe = {"exec": {"command": ["false"]}, "initialDelaySeconds": 3, "periodSeconds": 1, "failureThreshold": 1}
+    jobs.create("probed", spec_of(*arguments, trainer={"livenessProbe": probe}))
+    failed = jobs.await_condition("probed", "Failed", timeout=90)
+    assert failed["reason"] == "MaxRestartsExceeded"
+    assert "spec.template.spec.containers[worker].livenessProbe" in failed["message"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "trainer", "reason", "told"),
+    [
+        pytest.param({"terminationGracePeriodSeconds": 1}, {}, "GraceTooShort",
+                     "spec.template.spec.terminationGracePeriodSeconds is 1", id="grace"),
+        pytest.param({"hostname": "fixed"}, {}, "FixedHostname", "spec.template.spec.hostname", id="hostname"),
+        pytest.param({}, {"env": [{"name": "PET_RDZV_BACKEND", "value": "c10d"}]}, "RendezvousOverridden",
+                     "the variable PET_RDZV_BACKEND of container 'worker'", id="environment"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_the_job_is_told_before_a_pod_runs(
+    jobs: Jobs, pod: dict[str, Any], trainer: dict[str, Any], reason: str, told: str
+) -> None:
+    jobs.create("told", spec_of(pod=pod, trainer=trainer))
+    condition = wait_for(lambda: jobs.condition("told", "Warning"), "a warning")
+    assert condition["reason"] == reason
+    assert told in condition["message"]
+    jobs.await_world("told", 1)
+
+
+@pytest.mark.parametrize("name", ["elasticjob-shm", "elasticjob-token"])
+def test_a_volume_of_the_template_keeps_its_name(jobs: Jobs, name: str) -> None:
+    jobs.create("clash", spec_of(pod={"volumes": [{"name": name, "emptyDir": {}}]}))
+    jobs.await_world("clash", 1)
