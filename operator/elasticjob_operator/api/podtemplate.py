@@ -169,6 +169,14 @@ def find_mount(template: Mapping[str, Any], path: str) -> str:
     return ""
 
 
+def find_killing_probe(template: Mapping[str, Any]) -> str:
+    """The field of the trainer's probe with which the kubelet kills it; "" if there is none."""
+    trainer = trainer_container(template)
+    container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
+    probe = next((name for name in ("livenessProbe", "startupProbe") if container.get(name)), "")
+    return f"spec.template.spec.containers[{trainer}].{probe}" if probe else ""
+
+
 # The resources that are devices to train on, by name or by the beginning of it. A shared GPU counts as one device.
 DEVICES = (
     "nvidia.com/gpu",

@@ -197,6 +197,15 @@ class Applier:
     async def _create_pod(self, job: Job, new: NewPod) -> None:
         assert job.spec is not None, "pods are planned for valid jobs only"
         body = manifests.build_pod(job, job.spec, new, self.settings)
+        try:
+            await self._send_pod(job, body)
+        except ApiError as error:
+            plain = manifests.without_shm(body) if refusals.is_shm_taken(error) else None
+            if plain is None:
+                raise
+            await self._send_pod(job, plain)
+
+    async def _send_pod(self, job: Job, body: dict[str, Any]) -> None:
         path = path_of("v1", "pods", job.namespace)
         try:
             made = await self._api.request("POST", path, body, accept=METADATA_ONLY, job=job.name)

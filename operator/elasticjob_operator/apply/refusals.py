@@ -35,6 +35,11 @@ def explain_trouble(error: ApiError) -> tuple[str, str] | None:
     return "WriteFailed", f"the API server does not take what the operator writes, which is tried again: {error}"
 
 
+def is_shm_taken(error: ApiError) -> bool:
+    """Whether a pod was rejected because something else mounts /dev/shm too: a webhook, after the operator."""
+    return error.status == 422 and 'mountPath: Invalid value: "/dev/shm": must be unique' in error.message
+
+
 def is_unserved(error: ApiError) -> bool:
     """Whether an object was not created because the cluster does not serve its kind: its namespace is there."""
     return error.status == 404 and not error.message.startswith("namespaces ")

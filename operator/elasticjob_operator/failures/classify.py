@@ -48,11 +48,19 @@ class Failure:
         return self.reason in (names.RANK_HUNG, names.WORLD_HUNG)
 
 
-def failure_of_pod(pod: Pod, node: Node | None, rank: int | None = None) -> Failure:
-    """The failure of a failed pod."""
+POD_DEADLINE = "DeadlineExceeded"  # status.reason of a pod
+
+
+def failure_of_pod(pod: Pod, node: Node | None, rank: int | None = None, probe: str = "") -> Failure:
+    """The failure of a failed pod. `probe`: the field of a probe with which its template has the kubelet kill it."""
     code = pod.exit.code if pod.exit else None
     reason = pod.reason or (pod.exit.reason if pod.exit else "")
     said = _read_last_output(pod, reason)
+    blame = blame_of_pod(pod, node, may_be_probed=bool(probe))
+    if reason == POD_DEADLINE:
+        said = replace(said, message=_AT_DEADLINE)
+    elif probe and blame is Blame.USER and code in _KILLED:
+        said = replace(said, message=f"{said.message}: {_tell_probe(probe)}")
     return Failure(
         pod=pod.name,
         pod_uid=pod.uid,
@@ -63,7 +71,7 @@ def failure_of_pod(pod: Pod, node: Node | None, rank: int | None = None) -> Fail
         log_tail=said.log_tail,
         traceback=said.traceback,
         rank=rank,
-        blame=blame_of_pod(pod, node),
+        blame=blame,
         conditions=pod.conditions,
         fatal=reason in _NEVER_MENDS,
     )
@@ -104,12 +112,36 @@ def signal_name(exit_code: int) -> str:
     return _SIGNALS.get(exit_code - 128, "")
 
 
-def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
-    """Whether the cluster or the program caused the end of this pod."""
+_AT_DEADLINE = (
+    "spec.template.spec.activeDeadlineSeconds has passed for this pod: remove it, and limit the job with "
+    "spec.runPolicy.activeDeadlineSeconds"
+)
+
+
+def _tell_probe(probe: str) -> str:
+    return f"the kubelet does that when {probe} fails; the pod's events tell: mend the probe, or remove it"
+
+
+def failure_of_probed_end(pod: Pod, probe: str) -> Failure:
+    """The failure of a pod whose agent got SIGTERM from nobody that is known, and has a probe that may have failed."""
+    return Failure(
+        pod=pod.name,
+        pod_uid=pod.uid,
+        node=pod.node,
+        exit_code=0,
+        reason="Terminated",
+        message=f"it was asked to stop (SIGTERM): {_tell_probe(probe)}",
+    )
+
+
+def blame_of_pod(pod: Pod, node: Node | None, *, may_be_probed: bool = False) -> Blame:
+    """Whether the cluster or the program, with its template, caused the end of this pod."""
     if pod.disruption or pod.deleting is not None or pod.sick_device:
         return Blame.INFRASTRUCTURE
     if pod.reason in ("Evicted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"):
         return Blame.INFRASTRUCTURE
+    if pod.reason == POD_DEADLINE:
+        return Blame.USER
     if node is None and pod.node:
         return Blame.INFRASTRUCTURE
     if node is not None and (not node.ready or node.leaving or node.problem):
@@ -121,7 +153,7 @@ def blame_of_pod(pod: Pod, node: Node | None) -> Blame:
     if pod.exit.reason in _VANISHED:
         return Blame.INFRASTRUCTURE
     # 137 and 143: killed from outside. A program that fails by itself has another exit code.
-    return Blame.INFRASTRUCTURE if pod.exit.code in _KILLED else Blame.USER
+    return Blame.INFRASTRUCTURE if pod.exit.code in _KILLED and not may_be_probed else Blame.USER
 
 
 def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) -> Failure:

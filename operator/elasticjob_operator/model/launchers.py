@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from elasticjob_operator.api.names import RENDEZVOUS_BACKEND
+
 _AGENTS = ("torchrun", "elasticjob-run", "torch.distributed.run", "torch.distributed.launch", "elasticjob.run")
 _LAUNCHERS = ("deepspeed", "mpirun", "mpiexec", "horovodrun", "srun")
 _SHELLS = ("sh", "bash", "dash")
@@ -36,6 +38,31 @@ def find_foreign(command: Sequence[str]) -> str | None:
     if name in _LAUNCHERS:
         return f"{name} starts processes of its own, which do not join the job: write `{instead}`"
     return None
+
+
+# Arguments of torchrun that take it away from the operator's rendezvous. Sizes and addresses do not.
+_OVERRIDING = ("standalone", "rdzv-backend")
+
+
+def find_overriding(command: Sequence[str]) -> tuple[str, ...]:
+    """The arguments of torchrun in this command that choose another rendezvous than the operator's."""
+    words = list(command)
+    if len(words) >= 3 and PurePosixPath(words[0]).name in _SHELLS:
+        words = words[2][:_MOST].replace(";", " ").split()
+    start = next((number for number, word in enumerate(words) if _is_torchrun(word)), len(words))
+    found = []
+    for number, word in enumerate(words[start + 1 :], start + 1):
+        if word.endswith((".py", ".pyz")) and not word.startswith("-"):
+            break  # what follows is the script's
+        argument, _, value = word.partition("=")
+        value = value or "".join(words[number + 1 : number + 2])
+        if argument.lstrip("-").replace("_", "-") in _OVERRIDING and argument.startswith("--"):
+            found.append(argument if value != RENDEZVOUS_BACKEND else "")
+    return tuple(filter(None, found))
+
+
+def _is_torchrun(word: str) -> bool:
+    return PurePosixPath(word).name in ("torchrun", "elasticjob-run") or word in _AGENTS[2:]
 
 
 def _split(command: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, podtemplate
-from elasticjob_operator.model import launchers
+from elasticjob_operator.model import contradictions, launchers
 from elasticjob_operator.templates import taking
 
 # Status fields that decide who is in the world, what is charged to the budget, and whether the job has finished.
@@ -73,7 +73,13 @@ def read_spec(written: object, limits: bounds.Limits, status: api.Status) -> Spe
         return SpecRead(
             _bounded(spec, spec.wanted, limits) if status.start_time is not None else None, (too_many,), notices
         )
-    warnings = (*_find_silent_fallbacks(spec), *_find_foreign_launcher(spec), *_find_capped(spec, limits))
+    contradicting = tuple(Notice(one.reason, one.message) for one in contradictions.find_contradictions(spec))
+    warnings = (
+        *_find_silent_fallbacks(spec),
+        *_find_foreign_launcher(spec),
+        *contradicting,
+        *_find_capped(spec, limits),
+    )
     return SpecRead(_cap_weight(spec, limits), (), (*notices, *warnings))
 
 

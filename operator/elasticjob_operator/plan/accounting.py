@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api
-from elasticjob_operator.api import wire
+from elasticjob_operator.api import podtemplate, wire
 from elasticjob_operator.failures import backoff_rules, budget, classify, lost_members, mistakes
 from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
@@ -220,8 +220,9 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
     lost = status.rendezvous.lost
     is_native = spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
     succeeded = {j.member.uid for j in verdicts if j.health is MemberHealth.SUCCEEDED}
+    probe = podtemplate.find_killing_probe(spec.template)
     found = [
-        lost_members.place(_failure_of(pod, seen, status, ranks.get(pod.uid)), lost, pod.uid)
+        lost_members.place(_failure_of(pod, seen, status, ranks.get(pod.uid), probe), lost, pod.uid)
         for pod in sorted(seen.pods, key=lambda p: p.index)
         if (settled if pod.uid in ranks else pod.deleting is None)  # the exit of a pod being deleted does not matter
         and pod.uid not in status.restarts.counted
@@ -229,6 +230,7 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
             pod.phase is PodPhase.FAILED
             or _never_joined(pod, seen, spec, status)
             or (not is_native and _is_unsaid(pod, seen, status, succeeded))
+            or (bool(probe) and _was_asked_to_stop(pod, seen))
         )
     ]
     if settled and status.rendezvous.generation > status.restarts.generation:
@@ -236,8 +238,18 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
     return found
 
 
-def _failure_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None) -> Failure:
-    failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank)
+def _was_asked_to_stop(pod: Pod, seen: Seen) -> bool:
+    """Whether a pod that nobody deletes has left because of SIGTERM."""
+    agent, node = seen.agents.get(pod.uid), seen.nodes.get(pod.node)
+    if agent is None or agent.state.phase is not wire.AgentPhase.LEAVING or pod.phase is not PodPhase.SUCCEEDED:
+        return False
+    return pod.deleting is None and not pod.disruption and node is not None and node.ready and not node.leaving
+
+
+def _failure_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None, probe: str) -> Failure:
+    if probe and _was_asked_to_stop(pod, seen):
+        return classify.failure_of_probed_end(pod, probe)
+    failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank, probe)
     unfit = classify.blame_unfit_node(failure, classify.last_words_of(pod, seen.agents.get(pod.uid)))
     if unfit is not failure and (rank is None or unfit.reason == classify.CORRUPT):
         return unfit

@@ -150,3 +150,28 @@ async def test_what_a_status_may_not_hold_is_left_out_and_told(tmp_path: Path) -
     assert ["progress" in status for status in sent] == [True, False, False, False], "it is not tried again"
     assert all(status["phase"] == "Complete" for status in sent)
     assert len(events) == 1 and "status.progress" in events[0]
+
+
+async def test_the_operators_shared_memory_gives_way_to_that_of_a_webhook(tmp_path: Path) -> None:
+    """The webhook mounts it after the operator, so that only the answer tells."""
+    sent: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if not request.path.endswith("/pods"):
+            return web.json_response(body)
+        mounts = [m["mountPath"] for c in body["spec"]["containers"] for m in c.get("volumeMounts") or ()]
+        if "/dev/shm" in mounts:
+            why = 'spec.containers[0].volumeMounts[2].mountPath: Invalid value: "/dev/shm": must be unique'
+            return web.json_response({"reason": "Invalid", "message": f"Pod is invalid: {why}"}, status=422)
+        sent.append(body)
+        return web.json_response({**body, "metadata": {**body["metadata"], "uid": "u", "resourceVersion": "2"}})
+
+    job, made = start(0)
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        outcome = await applier.apply(job, "1", replace(made, set_replicas=None, status=job.status), 0.0)
+        await applier.recorder.close()
+    assert outcome.problem is None
+    assert [v["name"] for v in sent[0]["spec"]["volumes"]] == [names.VOLUME_TOKEN]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_operator.model.launchers import find_foreign
+from elasticjob_operator.model.launchers import find_foreign, find_overriding
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,20 @@ def test_a_foreign_launcher_is_named_with_the_remedy(command: list[str], instead
     found = find_foreign(command)
     assert found is not None
     assert f"write `{instead}`" in found
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["torchrun", "train.py"], ()),
+        (["torchrun", "--standalone", "train.py"], ("--standalone",)),
+        (["torchrun", "--rdzv_backend=c10d", "--nnodes=2", "train.py"], ("--rdzv_backend",)),
+        (["torchrun", "--rdzv-backend", "elasticjob", "train.py"], ()),
+        (["python", "-m", "torch.distributed.run", "--rdzv-backend", "static", "train.py"], ("--rdzv-backend",)),
+        (["torchrun", "train.py", "--standalone"], ()),
+        (["sh", "-c", "cd /code; torchrun --standalone train.py | tee log"], ("--standalone",)),
+        (["python", "train.py", "--standalone"], ()),
+    ],
+)
+def test_arguments_that_choose_another_rendezvous(command: list[str], found: tuple[str, ...]) -> None:
+    assert find_overriding(command) == found

@@ -25,7 +25,7 @@ SPEAKERS = (
     "plan/accounting", "apply/apply", "plan/ending", "failures/classify", "api/names",
     "run/operator", "plan/plan", "plan/policy", "model/reading", "plan/reporting",
     "plan/flapping", "failures/backoff_rules", "failures/silence", "plan/next_status", "apply/refusals",
-    "history/moments", "templates/taking", "failures/waiting",
+    "history/moments", "templates/taking", "failures/waiting", "model/contradictions",
 )  # fmt: skip
 NOT_REASONS = {
     *("ContainerCreating", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"),  # Kubernetes'

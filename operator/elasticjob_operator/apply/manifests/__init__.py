@@ -9,7 +9,7 @@ from elasticjob_operator.apply.manifests.common import Object, Settings, metadat
 from elasticjob_operator.apply.manifests.events import build_event
 from elasticjob_operator.apply.manifests.gangs import Resource
 from elasticjob_operator.apply.manifests.patches import build_resize, merge_patch, status_patch
-from elasticjob_operator.apply.manifests.pods import build_pod, environment, wants_runtime
+from elasticjob_operator.apply.manifests.pods import build_pod, environment, wants_runtime, without_shm
 
 __all__ = [
     "Object",
@@ -28,4 +28,5 @@ __all__ = [
     "resource_of_kind",
     "status_patch",
     "wants_runtime",
+    "without_shm",
 ]

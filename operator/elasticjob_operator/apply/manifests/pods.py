@@ -167,9 +167,15 @@ def _add_token(body: Object, trainer: Object, job: Job, settings: Settings) -> N
     _mount(body, trainer, volume, mount)
 
 
-def _mount(body: Object, trainer: Object, volume: Object, mount: Object) -> None:
-    body["volumes"] = [*(body.get("volumes") or ()), volume]
-    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), mount]
+def _mount(body: Object, trainer: Object, volume: Object, mount: Object) -> str:
+    """Mount a volume of the operator's; returns its name, which gives way to those of the template."""
+    taken = {one.get("name") for one in body.get("volumes") or ()}
+    name = volume["name"]
+    while name in taken:
+        name += "-0"
+    body["volumes"] = [*(body.get("volumes") or ()), {**volume, "name": name}]
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), {**mount, "name": name}]
+    return str(name)
 
 
 def _add_shm(body: Object, trainer: Object) -> None:
@@ -178,6 +184,21 @@ def _add_shm(body: Object, trainer: Object) -> None:
         return
     volume = {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}}
     _mount(body, trainer, volume, {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"})  # noqa: S108
+
+
+def without_shm(pod: Object) -> Object | None:
+    """The same pod without the operator's /dev/shm, for a webhook that mounts one; None if there is none."""
+    body = pod["spec"]
+    ours = next((v["name"] for v in body.get("volumes") or () if v["name"].startswith(names.VOLUME_SHM)), None)
+    mounted = [m for c in body["containers"] for m in c.get("volumeMounts") or () if m["name"] == ours]
+    if ours is None or [m["mountPath"] for m in mounted] != ["/dev/shm"]:  # noqa: S108
+        return None
+    containers = [
+        {**c, "volumeMounts": [m for m in c["volumeMounts"] if m["name"] != ours]} if c.get("volumeMounts") else c
+        for c in body["containers"]
+    ]
+    volumes = [v for v in body["volumes"] if v["name"] != ours]
+    return {**pod, "spec": {**body, "containers": containers, "volumes": volumes}}
 
 
 def _add_checkpoints(body: Object, trainer: Object, checkpoints: api.Checkpoints) -> None:
@@ -194,7 +215,7 @@ def _add_checkpoints(body: Object, trainer: Object, checkpoints: api.Checkpoints
         empty["sizeLimit"] = checkpoints.size_limit
         variables[names.ENV_CHECKPOINT_BYTES] = str(math.floor(quantity.parse(checkpoints.size_limit)))
     name = names.VOLUME_CHECKPOINTS
-    _mount(body, trainer, {"name": name, "emptyDir": empty}, _part_of(name, checkpoints.path, "files"))
+    name = _mount(body, trainer, {"name": name, "emptyDir": empty}, _part_of(name, checkpoints.path, "files"))
     trainer["volumeMounts"].append(_part_of(name, names.COPIES_PATH, "copies"))
     _add_environment(trainer, [{"name": name, "value": value} for name, value in variables.items()])
 
@@ -221,8 +242,8 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
         image = {"reference": settings.runtime_image, "pullPolicy": settings.image_pull_policy}
         _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "image": image}, {**mount, "subPath": "runtime"})
     else:
-        body["initContainers"] = [_build_installer(settings), *(body.get("initContainers") or [])]
-        _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
+        name = _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
+        body["initContainers"] = [_build_installer(settings, name), *(body.get("initContainers") or [])]
     packages = f"{names.RUNTIME_PATH}/site-packages"
     theirs = next((v for v in trainer["env"] if v["name"] == "PYTHONPATH" and "value" in v), None)
     if theirs is None:
@@ -232,14 +253,14 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
         trainer["env"] = [both if v is theirs else v for v in trainer["env"]]
 
 
-def _build_installer(settings: Settings) -> Object:
+def _build_installer(settings: Settings, volume: str) -> Object:
     """The init container that copies the runtime into the pod's volume."""
     return {
         "name": "elasticjob-runtime",
         "image": settings.runtime_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["/runtime/install", names.RUNTIME_PATH],
-        "volumeMounts": [{"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH}],
+        "volumeMounts": [{"name": volume, "mountPath": names.RUNTIME_PATH}],
         "resources": {
             "requests": {"cpu": "10m", "memory": "32Mi"},
             "limits": {"cpu": "500m", "memory": "128Mi"},

@@ -1,0 +1,63 @@
+"""Parts of a pod template that contradict the job: they are honoured, and the user is told before a pod runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.api.podtemplate import trainer_container
+from elasticjob_operator.model import launchers
+
+# Environment variables that take an agent away from the operator's rendezvous.
+_RENDEZVOUS_VARIABLES: Final = (names.ENV_HUB_URL, names.ENV_TOKEN_FILE, "PET_RDZV_BACKEND", "PET_STANDALONE")
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    reason: str
+    message: str
+
+
+def find_contradictions(spec: api.Spec) -> Iterator[Contradiction]:
+    pod: Mapping[str, Any] = spec.template["spec"]
+    name = trainer_container(spec.template)
+    trainer: Mapping[str, Any] = next((one for one in pod["containers"] if one.get("name") == name), {})
+    if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR:
+        yield from _find_overridden(name, trainer)
+    if pod.get("activeDeadlineSeconds") is not None:
+        yield Contradiction(
+            "PodDeadline",
+            "spec.template.spec.activeDeadlineSeconds ends each pod, which is then replaced and charged as a failure: "
+            "to limit the job, set spec.runPolicy.activeDeadlineSeconds",
+        )
+    grace, announced = pod.get("terminationGracePeriodSeconds"), spec.elastic_policy.graceful_shutdown_timeout_seconds
+    if isinstance(grace, int) and grace < announced:
+        yield Contradiction(
+            "GraceTooShort",
+            f"spec.template.spec.terminationGracePeriodSeconds is {grace}, and scripts are promised {announced} s to "
+            "save (spec.elasticPolicy.gracefulShutdownTimeoutSeconds): a pod that is deleted may lose what it saves; "
+            "raise the one, or lower the other",
+        )
+    if pod.get("hostname"):
+        yield Contradiction(
+            "FixedHostname",
+            "spec.template.spec.hostname gives all pods one name, so that they cannot be told apart in logs, and a "
+            "Service resolves it to any of them: leave it out",
+        )
+
+
+def _find_overridden(name: str, trainer: Mapping[str, Any]) -> Iterator[Contradiction]:
+    parts = [trainer.get("command") or [], trainer.get("args") or []]
+    words = [word for part in parts if isinstance(part, list) for word in part if isinstance(word, str)]
+    found = [f"the argument {word} of container {name!r}" for word in launchers.find_overriding(words)]
+    theirs = {str(one.get("name")) for one in trainer.get("env") or () if isinstance(one, dict)}
+    found += [f"the variable {one} of container {name!r}" for one in _RENDEZVOUS_VARIABLES if one in theirs]
+    if found:
+        yield Contradiction(
+            "RendezvousOverridden",
+            f"{', '.join(found)} takes precedence over the operator's rendezvous, so that pods may train alone or wait "
+            "for ever: remove it, or set spec.rendezvous",
+        )
