@@ -84,7 +84,7 @@ def _fork(values: Values) -> str:
 
 ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
     "session-killed": (
-        "session of 3 ranks, one is killed in a step, three times: the right parameters, to 1e-9",
+        "session of 3 ranks, one is killed or paused in a step, three times: the right parameters, to 1e-9",
         _seconds("secondsUntilNextStep", "secondsOfJoin"),
     ),
     "session-virtual-killed": (

@@ -207,10 +207,26 @@ class Gang:
             wait(lambda: one.poll() is not None, f"a member to die at {point!r}", seconds)
 
     def lose(self, one: subprocess.Popen[bytes], point: str) -> dict[str, Any]:
-        """A member dies; the others are told, and begin a new world. The seconds from the telling on."""
-        self.die(one, point)
+        """A member dies; the others are told, and begin a new world. The seconds from the telling on.
+
+        At the point `stop` it is only paused: nothing but an abort frees the others, and it is killed afterwards.
+        """
+        if point == "stop":
+            self.pause(one)
+        else:
+            self.die(one, point)
         time.sleep(DETECTION)
-        return self.continue_without(one)
+        found = self.continue_without(one)
+        if one.poll() is None:
+            one.kill()
+            one.wait()
+        return found
+
+    def pause(self, one: subprocess.Popen[bytes], seconds: float = 20.0) -> None:
+        """Let a member stop itself in a step."""
+        wish = self.folder / f"die-{one.pid}"
+        wish.write_text("stop")
+        wait(lambda: not wish.exists(), "a member to stop", seconds)
 
     def continue_without(self, one: subprocess.Popen[bytes]) -> dict[str, Any]:
         self.members = [other for other in self.members if other is not one]

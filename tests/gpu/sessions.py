@@ -15,7 +15,7 @@ from gpu.rig import Gang
 
 NEXT_STEP = 0.35  # seconds from the telling of a loss until the survivors have done another step
 _CLOSE = 1e-9
-_POINTS = ("forward", "backward", "forward")
+_POINTS = ("forward", "stop", "backward")
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 Row = Mapping[str, Any]
 
@@ -102,7 +102,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def killed(check: Report, folder: Path) -> None:
-    """Three ranks in torchrun's environment; the last one is killed in a step, and replaced, three times."""
+    """Three ranks in torchrun's environment; the last one is killed or paused in a step, and replaced, three times."""
     with rig.gang(folder, "train.py", {"width": 512}) as world:
         world.start(3)
         _lose_some(check, world, _POINTS)

@@ -89,6 +89,10 @@ def snapshots() -> None:
         return took, seconds
 
     step()
+    began = time.monotonic()
+    while not checkpoint.should_save(10) and time.monotonic() - began < 20.0:
+        time.sleep(0.01)  # the memory for snapshots is being prepared, beside the training
+    ready = time.monotonic() - began
     plain = min(run(1, 20, saves=False)[0] for _ in range(2))
     first, times = run(10, 10, saves=True)
     checkpoint._memory.wait()
@@ -121,6 +125,7 @@ def snapshots() -> None:
     say(
         "snapshots",
         gibibytes=round(size / 2**30, 2),
+        secondsUntilReady=round(ready, 2),
         msPlainStep=round(1000 * plain / 20, 2),
         stallMsOfFirst=round(1000 * (first - plain / 2), 1),
         stallMsOfLater=round(1000 * (later - plain) / 2, 1),
