@@ -3,6 +3,9 @@
 `take` notes the state and returns. A thread copies the parameters and the optimizer's state, which nothing changes
 before the next `optimizer.step()`: that waits for the copy. Everything else (buffers, samplers, schedulers) is copied
 at once. A snapshot whose tensors changed meanwhile is dropped, so a snapshot is always of one step.
+
+What is on a device is copied by the device, beside the training, if the memory of the snapshot is registered with it
+(`lanes`). That is begun in a thread after the first `optimizer.step()`, and until it is done snapshots are left out.
 """
 
 from __future__ import annotations
@@ -10,19 +13,22 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from elasticjob.channel import progress
 from elasticjob.checkpoint.copies import Copies
+from elasticjob.checkpoint.lanes import Lane, find_lane
 from elasticjob.checkpoint.shelf import Shelf, SnapshotError, place
 from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
 from elasticjob.collectives import messages, plaindata, skeletons
 from elasticjob.torchcompat.versions import count_changes
 
 _log = logging.getLogger("elasticjob.checkpoint.memory")
+Pair = tuple[torch.Tensor, torch.Tensor]  # a place in a snapshot, and what is copied there
 _ABSENT = -1
 _ELSEWHERE = "another rank could not read its part"
 
@@ -59,7 +65,14 @@ class Snapshots:
         self._copied.set()
         if shelf is None:
             _log.warning("no snapshots in memory: the script was not started by an ElasticJob agent with /dev/shm.")
+        self._unchecked: Callable[[], None] = _do_nothing  # looks whether the last snapshot's tensors have changed
+        self._checking = threading.Lock()
+        self._lane: Lane | None = None
+        self._is_prepared = True
         if optimizer is not None and self._is_writer:
+            self.use_lane(find_lane([_local(tensor) for tensor in self._model.parameters()]))
+            prepare = weakref.WeakMethod(self._prepare)
+            optimizer.register_step_post_hook(lambda *_: (found := prepare()) and found())
             wait = weakref.WeakMethod(self._wait_for_copy)  # the optimizer may outlive the Checkpointer
             optimizer.register_step_pre_hook(lambda *_: (found := wait()) and found())
 
@@ -86,32 +99,61 @@ class Snapshots:
             self._is_writer = False
             self.take(step)
             return
-        steady = self._find_steady()
-        later: list[Callable[[], object]] = []
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            target = slot.data[offset : offset + tensor.numel() * tensor.element_size()]
-            target = target.view(tensor.dtype).view(tensor.shape)
-            if tensor.data_ptr() in steady and tensor.device.type == "cpu":
-                later.append(lambda target=target, tensor=tensor: target.copy_(tensor))  # type: ignore[misc]
-            else:
-                target.copy_(tensor)
-        versions = [count_changes(tensor) for tensor in tensors]
+        lane = self._lane if self._shelf.is_registered(self._part, size) else None
+        later, queued, own = self._copy_now(zip(_view(slot.data, tensors, offsets), tensors, strict=True), lane)
+        versions = [count_changes(tensor) for tensor in own]
         held = Held(self._world, step, self._part, dist.get_world_size())
+        found: list[bool] = []
+
+        def check() -> None:
+            """Whoever is first: the thread, when all is copied; or the optimizer, before it changes what was copied."""
+            with self._checking:
+                if not found:
+                    found.append(versions != [count_changes(tensor) for tensor in own])
 
         def finish() -> None:
             try:
-                for copy in later:
-                    copy()
-                changed = versions != [count_changes(tensor) for tensor in tensors]
+                for target, tensor in later:
+                    target.copy_(tensor)
+                if lane is not None:
+                    self._copied.set()  # the optimizer checks first, and the device holds it back
+                    lane.wait()
+                    queued.clear()  # not before: the device has read them
+                check()
             finally:
                 self._copied.set()
-            if changed:
+            if found[0]:
                 _log.warning("Step %d: no snapshot: the state was changed outside of optimizer.step().", step)
-            is_whole = not changed and slot.commit(held, text)
+            is_whole = not found[0] and slot.commit(held, text)
             self._copy(held if is_whole else None, text, slot.data)
 
+        if lane is not None:
+            lane.queue(queued)
+            progress.saving.seconds += lane.take_stalls()
+            self._unchecked = check
         self._copied.clear()
         self._start(step, finish)
+
+    def _copy_now(self, pairs: Iterable[Pair], lane: Lane | None) -> tuple[list[Pair], list[Pair], list[torch.Tensor]]:
+        """Copy what may change before the optimizer's next step. Returns what the thread and the device copy later.
+
+        And the tensors of these that must not change meanwhile: a tensor of the device that may is first copied on it.
+        """
+        steady = self._find_steady()
+        later: list[Pair] = []
+        queued: list[Pair] = []
+        own: list[torch.Tensor] = []
+        for target, tensor in pairs:
+            is_steady = tensor.data_ptr() in steady
+            if lane is not None and lane.takes(tensor):
+                queued.append((target, tensor if is_steady else tensor.clone()))
+                own += [tensor] if is_steady else []
+            elif is_steady and tensor.device.type == "cpu":
+                later.append((target, tensor))
+                own.append(tensor)
+            else:
+                target.copy_(tensor)
+        return later, queued, own
 
     def _start(self, step: int, target: Callable[[], None]) -> None:
         self.thread = threading.Thread(target=target, name=f"snapshot-{step}")
@@ -128,7 +170,49 @@ class Snapshots:
             self.thread = None
 
     def _wait_for_copy(self) -> None:
-        self._copied.wait()
+        """Before the optimizer changes what is copied."""
+        if not self._copied.is_set():
+            with progress.saving:
+                self._copied.wait()
+        if self._lane is not None:
+            self._unchecked()
+            self._unchecked = _do_nothing
+            if self._lane.is_capturing():
+                self.use_lane(None)
+            else:
+                self._lane.hold_back()
+
+    # On a device.
+
+    def use_lane(self, lane: Lane | None) -> None:
+        """Let this device copy what is on it; None: copies are waited for, in the order of the training."""
+        self._lane, self._is_prepared = lane, lane is None
+        if self._shelf is not None:
+            self._shelf.registrar = lane
+
+    def _prepare(self) -> None:
+        """After the first step of the optimizer: now it has its state."""
+        if self._is_prepared or self._shelf is None or self.is_busy:
+            return
+        self._is_prepared = True
+        if self._lane is None or self._lane.is_capturing():
+            return
+        tensors: list[torch.Tensor] = []
+        skeletons.split(self._state(), tensors)
+        _, size = place([tensor.numel() * tensor.element_size() for tensor in tensors])
+        shelf = self._shelf
+
+        def prepare() -> None:
+            try:
+                shelf.prepare(self._part, size)
+            except SnapshotError as error:
+                _log.warning("No more snapshots in memory from this rank: %s.", error)
+                self._is_writer = False
+                return
+            if not shelf.is_registered(self._part, size):
+                _log.info("The device cannot register the memory of snapshots: training waits for each copy.")
+
+        self._start(0, prepare)
 
     def _state(self) -> dict[str, Any]:
         """This rank's part of the state, without copies."""
@@ -250,6 +334,17 @@ class Snapshots:
                 for index, state in saved["state"].items()
             }
         }
+
+
+def _view(data: torch.Tensor, tensors: list[torch.Tensor], offsets: list[int]) -> Iterator[torch.Tensor]:
+    """The places of these tensors in the bytes of a snapshot."""
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        target = data[offset : offset + tensor.numel() * tensor.element_size()]
+        yield target.view(tensor.dtype).view(tensor.shape)
+
+
+def _do_nothing() -> None:
+    """There is nothing to check."""
 
 
 def _is_wrapper(model: torch.nn.Module) -> bool:

@@ -7,6 +7,7 @@ So a process that is killed in the middle leaves the snapshot before.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -14,7 +15,7 @@ import mmap
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,6 +25,14 @@ from elasticjob.collectives import skeletons
 
 _log = logging.getLogger("elasticjob.checkpoint.shelf")
 _ALIGN = 64
+
+
+class Registrar(Protocol):
+    """A device that copies faster into host memory that it knows."""
+
+    def register(self, data: torch.Tensor) -> bool: ...
+
+    def unregister(self, data: torch.Tensor) -> None: ...
 
 
 class SnapshotError(RuntimeError):
@@ -52,7 +61,8 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._open: dict[Path, tuple[mmap.mmap, torch.Tensor]] = {}
+        self.registrar: Registrar | None = None
+        self._open: dict[Path, _Memory] = {}
         self._next: dict[int, int] = {}  # the slot to write next, by part
 
     def held(self) -> list[Held]:
@@ -70,10 +80,28 @@ class Shelf:
         entry = self.folder / f"part{part}-{self._next[part]}.json"
         self._next[part] = 1 - self._next[part]
         entry.unlink(missing_ok=True)
-        data = entry.with_suffix(".data")
-        if data not in self._open or self._open[data][1].numel() != max(size, 1):
-            self._open[data] = _map(data, max(size, 1))
-        return Slot(entry, self._open[data][1][:size])
+        memory = self._reserve(entry.with_suffix(".data"), size)
+        return Slot(entry, memory.data[:size], memory)
+
+    def prepare(self, part: int, size: int) -> None:
+        """Make room for two snapshots of this size, which takes its time at first. Raises SnapshotError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self._slots(part):
+            self._reserve(path, size)
+
+    def is_registered(self, part: int, size: int) -> bool:
+        """Whether the device knows the memory of both snapshots of this size."""
+        found = [self._open.get(path) for path in self._slots(part)]
+        return all(one is not None and one.is_registered and one.data.numel() == max(size, 1) for one in found)
+
+    def _slots(self, part: int) -> list[Path]:
+        return [self.folder / f"part{part}-{number}.data" for number in (0, 1)]
+
+    def _reserve(self, path: Path, size: int) -> _Memory:
+        if path not in self._open or self._open[path].data.numel() != max(size, 1):
+            self._open.pop(path, None)
+            self._open[path] = _Memory(path, max(size, 1), self.registrar)
+        return self._open[path]
 
     def read(self, world: str, step: int, part: int) -> tuple[str, torch.Tensor]:
         """The plain data and a copy of the bytes of a snapshot. Raises SnapshotError if it is gone or damaged."""
@@ -112,8 +140,9 @@ class Shelf:
 class Slot:
     """Room for one snapshot, as a tensor of bytes in shared memory."""
 
-    def __init__(self, entry: Path, data: torch.Tensor) -> None:
+    def __init__(self, entry: Path, data: torch.Tensor, memory: _Memory) -> None:
         self._entry = entry
+        self._memory = memory  # is registered as long as something copies into it
         self.data = data
 
     def commit(self, held: Held, text: str) -> bool:
@@ -127,6 +156,21 @@ class Slot:
             _log.warning("No snapshot of step %d in memory: %s.", held.step, error)
             return False
         return True
+
+
+class _Memory:
+    """The mapped file of a slot."""
+
+    def __init__(self, path: Path, size: int, registrar: Registrar | None) -> None:
+        """Raises SnapshotError if there is no room."""
+        self._mapped, self.data = _map(path, size)
+        self._registrar = registrar
+        self.is_registered = registrar is not None and registrar.register(self.data)
+
+    def __del__(self) -> None:
+        if getattr(self, "is_registered", False) and self._registrar is not None:
+            with contextlib.suppress(Exception):  # the interpreter ends
+                self._registrar.unregister(self.data)
 
 
 def _map(path: Path, size: int) -> tuple[mmap.mmap, torch.Tensor]:
