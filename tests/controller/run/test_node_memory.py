@@ -15,13 +15,13 @@ from elasticjob_operator.run.node_memory import NodeMemory, NodeTaints
 from elasticjob_operator.times import format_time
 
 
-def raw_job(name: str, node: str, count: int) -> dict[str, Any]:
+def raw_job(name: str, node: str, count: int, namespace: str = "ml") -> dict[str, Any]:
     template = {"spec": {"containers": [{"name": "worker", "image": "train:1", "command": ["torchrun", "x.py"]}]}}
-    fault = {"node": node, "count": count, "lastTime": format_time(NOW)}
+    faults = [{"node": one, "count": count, "lastTime": format_time(NOW)} for one in node.split()]
     return {
-        "metadata": {"name": name, "namespace": "ml", "uid": name, "generation": 1, "resourceVersion": "1"},
+        "metadata": {"name": name, "namespace": namespace, "uid": name, "generation": 1, "resourceVersion": "1"},
         "spec": {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "template": template},
-        "status": {"nodeFaults": [fault]},
+        "status": {"nodeFaults": faults},
     }
 
 
@@ -29,18 +29,50 @@ def raw_node(name: str, condition: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": [{"type": condition, "status": "True"}]}}
 
 
-def test_new_pods_avoid_what_other_jobs_and_detectors_found() -> None:
+def find(memory: NodeMemory, now: float, namespace: str = "ml") -> tuple[str, ...]:
+    found = memory.find(namespace, now)
+    return (*found.known, *(f"{node}?" for node in found.suspected))
+
+
+def test_new_pods_avoid_what_jobs_of_their_namespace_and_detectors_found() -> None:
     cache = Cache(lambda key: None)
     memory = NodeMemory(cache)
-    assert memory.find(NOW) == ()
+    assert find(memory, NOW) == ()
     cache.put_job(raw_job("one", "node3", 2))
     cache.put_job(raw_job("two", "node4", 1))
     cache.put_node(raw_node("node1", "KernelDeadlock"))
-    cache.put_node(raw_node("node2", "Ready"))
-    assert memory.find(NOW + 1) == (), "it looks now and then"
-    assert memory.find(NOW + 6) == ("node1", "node3")
+    for number in (2, 3, 4):
+        cache.put_node(raw_node(f"node{number}", "Ready"))
+    assert find(memory, NOW + 1) == (), "it looks now and then"
+    assert find(memory, NOW + 6) == ("node1", "node3")
+    assert find(memory, NOW + 6, "other") == ("node1",), "what the cluster says holds for all"
     cache.drop_job(("ml", "one"), "one")
-    assert memory.find(NOW - 100) == ("node1",), "a clock that was set back"
+    assert find(memory, NOW - 100) == ("node1",), "a clock that was set back"
+
+
+def test_no_tenant_discredits_nodes_for_others() -> None:
+    """A pod can say what it likes of its node: `echo 'preflight: GPU 0 is broken'`."""
+    cache = Cache(lambda key: None)
+    for number in range(1, 4):
+        cache.put_node(raw_node(f"node{number}", "Ready"))
+    for number in range(20):
+        cache.put_job(raw_job(f"liar-{number}", "node1 node2 node3", 2, "evil"))
+    assert find(NodeMemory(cache), NOW, "victim") == ()
+    assert find(NodeMemory(cache), NOW, "evil") == ("node1", "node2", "node3")
+    cache.put_job(raw_job("honest", "node2", 1, "ml"))
+    assert find(NodeMemory(cache), NOW, "victim") == ("node2?",), "two namespaces agree"
+
+
+def test_nodes_that_are_not_there_push_no_others_out() -> None:
+    cache = Cache(lambda key: None)
+    cache.put_node(raw_node("zebra", "Ready"))
+    for number in range(20):
+        forged = " ".join(f"a{number}-{i}" for i in range(20))
+        cache.put_job(raw_job(f"liar-{number}", forged, 99, "evil"))
+        cache.put_job(raw_job(f"liar-{number}", forged, 99, "evil-too"))
+    cache.put_job(raw_job("one", "zebra", 1, "ml"))
+    cache.put_job(raw_job("two", "zebra", 1, "lab"))
+    assert find(NodeMemory(cache), NOW, "victim") == ("zebra?",)
 
 
 class Nodes:
@@ -85,6 +117,8 @@ async def test_faulty_nodes_are_tainted_until_their_faults_are_forgotten(
     cache = Cache(lambda key: None)
     nodes = Nodes(cache, node1=[GPU], node2=[])
     cache.put_job(raw_job("one", "node1", 2))
+    cache.put_job(raw_job("liar", "node2", 2, "evil"))
+    cache.put_job(raw_job("two", "node1", 1, "lab"))
     nodes.spoiled = "node1"
     async with answering(nodes.answer, tmp_path) as api:
         api.leadership.lend(1e9)
