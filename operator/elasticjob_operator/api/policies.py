@@ -273,8 +273,8 @@ class Health(Model):
     )
     avoid_nodes: AvoidNodes = Field(
         default=AvoidNodes.PREFERRED,
-        description="How new pods avoid nodes with repeated faults, seen by this job or by others. Preferred: if there "
-        "is room elsewhere. Required: they wait for other nodes.",
+        description="How new pods avoid nodes with repeated faults, seen by jobs of the namespace or of two others. "
+        "Preferred: if there is room elsewhere. Required: they wait for other nodes, unless only others say so.",
     )
     stragglers: Stragglers | None = Field(
         default=None,

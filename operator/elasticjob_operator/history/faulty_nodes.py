@@ -2,11 +2,15 @@
 
 The statuses are the memory: an operator that starts anew finds them, and nothing else has to be written. A job that is
 deleted takes its part with it.
+
+What a job holds against a node is what its pods have said, and a pod can say anything. It counts for the jobs of its
+own namespace; for others only if two namespaces say it, and then as a suspicion, which must not leave them without a
+node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,10 +19,13 @@ from elasticjob_operator.api import names
 from elasticjob_operator.times import format_time, parse_time
 
 HALF_LIFE_SECONDS: Final = 6 * 3600.0
-MOST_OF_A_JOB: Final = 2  # faults of one node that one job can hold against it, so that no tenant can discredit nodes
+MOST_OF_A_JOB: Final = 2  # faults of one node that one job can hold against it
+WITNESSES: Final = 2  # namespaces that have to agree before the others avoid a node
+_LEAST_WITNESS: Final = 0.5  # what a namespace has to hold against it
 PROOF: Final = 2  # what a single fault counts that leaves no doubt about the node
 _LEAST_SCORE: Final = 0.1
 _MOST_NODES: Final = 50
+_FAULTY: Final = 1.0
 _MOST_OF_A_STATUS: Final = 20
 
 
@@ -31,11 +38,25 @@ class NodeRecord:
     faults: int
     last: float  # seconds since the epoch
     jobs: tuple[str, ...]
+    by_namespace: Mapping[str, float]  # the score, by who says so
 
     @property
     def is_faulty(self) -> bool:
-        """Whether new pods of all jobs should avoid it: two recent faults, or more that are older."""
-        return self.score > 1.0
+        """Whether somebody's new pods should avoid it: two recent faults, or more that are older."""
+        return self.score > _FAULTY
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether those of all namespaces should."""
+        return self.is_faulty and sum(score >= _LEAST_WITNESS for score in self.by_namespace.values()) >= WITNESSES
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """The nodes to avoid: for the jobs of one namespace each, and for all, the worst of them."""
+
+    by_namespace: Mapping[str, tuple[str, ...]]
+    agreed: tuple[str, ...]
 
 
 def note(faults: Sequence[api.NodeFault], node: str, now: float, count: int = 1) -> list[api.NodeFault]:
@@ -57,7 +78,28 @@ def _fade(age: float) -> float:
 
 
 def remember(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) -> tuple[NodeRecord, ...]:
-    """The nodes with faults, the worst first. `jobs`: names, and the faults in their statuses."""
+    """The nodes with faults, the worst first. `jobs`: `namespace/name`, and the faults in their statuses."""
+    return tuple(_find_records(jobs, now)[:_MOST_NODES])
+
+
+def find_suspects(
+    jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float, exists: Callable[[str], bool]
+) -> Suspects:
+    """Who should avoid which nodes. Those that do not exist, or that others have seen, displace none."""
+    records = [record for record in _find_records(jobs, now) if record.is_faulty and exists(record.node)]
+    held: dict[str, list[tuple[float, str]]] = {}
+    for record in records:
+        for namespace, score in record.by_namespace.items():
+            if score > _FAULTY:
+                held.setdefault(namespace, []).append((-score, record.node))
+    worst = {namespace: sorted(nodes)[:_MOST_NODES] for namespace, nodes in held.items()}
+    return Suspects(
+        {namespace: tuple(sorted(node for _, node in nodes)) for namespace, nodes in worst.items()},
+        tuple(sorted([record.node for record in records if record.is_agreed][:_MOST_NODES])),
+    )
+
+
+def _find_records(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) -> list[NodeRecord]:
     found: dict[str, list[tuple[str, int, float]]] = {}
     for job, faults in jobs:
         for fault in faults:
@@ -65,17 +107,21 @@ def remember(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) ->
                 found.setdefault(fault.node, []).append((job, fault.count, parse_time(fault.last_time) or 0.0))
     records = [_record(node, told, now) for node, told in found.items()]
     kept = [record for record in records if record.score >= _LEAST_SCORE]
-    return tuple(sorted(kept, key=lambda record: (-record.score, record.node))[:_MOST_NODES])
+    return sorted(kept, key=lambda record: (-record.score, record.node))
 
 
 def _record(node: str, told: Sequence[tuple[str, int, float]], now: float) -> NodeRecord:
-    score = sum(min(count, MOST_OF_A_JOB) * _fade(now - at) for _, count, at in told)
+    by_namespace: dict[str, float] = {}
+    for job, count, at in told:
+        namespace = job.partition("/")[0]
+        by_namespace[namespace] = by_namespace.get(namespace, 0.0) + min(count, MOST_OF_A_JOB) * _fade(now - at)
     return NodeRecord(
         node=node,
-        score=score,
+        score=sum(by_namespace.values()),
         faults=sum(count for _, count, _ in told),
         last=max(at for _, _, at in told),
         jobs=tuple(sorted(job for job, _, _ in told)),
+        by_namespace=by_namespace,
     )
 
 

@@ -281,7 +281,9 @@ def _write(
 def _new_pods(seen: Seen, config: Config, spec: api.Spec, status: api.Status, pods: PodSelection) -> tuple[NewPod, ...]:
     # What this pass has noted is not in the memory of all jobs yet.
     own = faulty_nodes.names_of(faulty_nodes.remember([(seen.job.name, status.node_faults)], seen.now))
-    avoid = tuple(sorted({*own, *seen.faulty_nodes, *stragglers.nodes_of(status.stragglers)}))
+    # What others say may be wrong, or a lie: it must not leave this job without a node.
+    hearsay = () if spec.health.avoid_nodes is api.AvoidNodes.REQUIRED else seen.suspected_nodes
+    avoid = tuple(sorted({*own, *seen.faulty_nodes, *hearsay, *stragglers.nodes_of(status.stragglers)}))
     # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
     gang = children.choose_gang(spec, config, seen.pods)

@@ -73,7 +73,8 @@ class Seen:
     quota: Quota | None = None  # what its queue has admitted; None where it has no queue
     now: float = 0.0
     hub_started: float = 0.0
-    faulty_nodes: tuple[str, ...] = ()  # as all jobs have seen them
+    faulty_nodes: tuple[str, ...] = ()  # by their conditions, and by the jobs of the namespace
+    suspected_nodes: tuple[str, ...] = ()  # by the jobs of others
     pool: PoolDecision | None = None  # for a job that shares a pool
     template: taking.Found | taking.Refusal | None = None  # for a job that waits for it; None: nobody looked
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes

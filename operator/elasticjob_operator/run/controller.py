@@ -205,6 +205,7 @@ class Controller:
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
         self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
         agents, ours = self._hub.agents(key), {p.uid for p in pods}
+        faulty = self._faulty_nodes.find(job.namespace, now)
         seen = Seen(
             job=job,
             pods=pods,
@@ -215,7 +216,8 @@ class Controller:
             quota=self._queue.see(job, pods) if self._queue is not None else None,
             now=now,
             hub_started=self._hub.started_at,
-            faulty_nodes=self._faulty_nodes.find(now),
+            faulty_nodes=faulty.known,
+            suspected_nodes=faulty.suspected,
             pool=self._find_pool_decision(key),
             template=await self._find_template(job) if job.awaited and self._find_template else None,
             problem=loop.problem or loop.trouble,

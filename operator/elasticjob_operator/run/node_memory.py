@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from elasticjob_operator.api import names
@@ -20,27 +21,38 @@ _SECONDS: Final = 5.0
 _MOST_BROKEN: Final = 50  # every pod names them
 
 
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """The nodes that new pods of a job should avoid."""
+
+    known: tuple[str, ...]  # by the cluster's conditions, and by the jobs of its namespace
+    suspected: tuple[str, ...]  # by those of others
+
+
 class NodeMemory:
     """Looks at the whole cache at most once in a few seconds."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._at: float | None = None
-        self._nodes: tuple[str, ...] = ()
+        self._broken: frozenset[str] = frozenset()
+        self._suspects = faulty_nodes.Suspects({}, ())
 
-    def find(self, now: float) -> tuple[str, ...]:
-        """The nodes that new pods of any job should avoid. `now` is in seconds since the epoch."""
+    def find(self, namespace: str, now: float) -> Faulty:
+        """The nodes that new pods in this namespace should avoid. `now` is in seconds since the epoch."""
         if self._at is None or not 0 <= now - self._at < _SECONDS:
-            broken = {node.name for node in self._cache.nodes.values() if node.problem}
-            faulty = find_faulty(self._cache, now)
-            self._nodes, self._at = tuple(sorted({*faulty, *sorted(broken)[:_MOST_BROKEN]})), now
-        return self._nodes
+            broken = sorted(node.name for node in self._cache.nodes.values() if node.problem)
+            self._broken = frozenset(broken[:_MOST_BROKEN])
+            self._suspects, self._at = find_suspects(self._cache, now), now
+        known = self._broken | {*self._suspects.by_namespace.get(namespace, ())}
+        return Faulty(tuple(sorted(known)), tuple(node for node in self._suspects.agreed if node not in known))
 
 
-def find_faulty(cache: Cache, now: float) -> tuple[str, ...]:
+def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
     """The nodes with faults of jobs that are not forgotten yet."""
     told = ((f"{ns}/{name}", job.status.node_faults) for (ns, name), (job, _) in cache.jobs.items())
-    return faulty_nodes.names_of(faulty_nodes.remember(told, now))
+    # An operator that may not see nodes cannot tell which are there.
+    return faulty_nodes.find_suspects(told, now, lambda node: not cache.nodes or node in cache.nodes)
 
 
 class NodeTaints:
@@ -57,9 +69,10 @@ class NodeTaints:
             await asyncio.sleep(_SECONDS)
 
     async def renew(self, now: float) -> None:
-        """Taint the nodes that are faulty, and no others. `now` is in seconds since the epoch."""
+        """Taint the nodes that two namespaces call faulty, and no others. `now` is in seconds since the epoch."""
         known = {node.name: node.tainted for node in self._cache.nodes.values()}
-        for name, wanted in faulty_nodes.choose_taints(known, find_faulty(self._cache, now)).items():
+        agreed = find_suspects(self._cache, now).agreed
+        for name, wanted in faulty_nodes.choose_taints(known, agreed).items():
             try:
                 await self._write(name, wanted)
             except ApiError as error:  # the node is gone, or somebody else has written: the next round looks again

@@ -320,3 +320,10 @@ def test_agents_of_an_earlier_job_are_told_to_go_and_count_for_nothing() -> None
     assert {uid: type(directive).__name__ for uid, directive in made.directives.items()} == {"old-0": "Stop"}
     assert made.directives.keys().isdisjoint(plan(Seen(make_job(), now=NOW)).directives)
     assert made.create == plan(Seen(make_job(), now=NOW)).create
+
+
+@pytest.mark.parametrize(("wish", "avoided"), [("Preferred", ("n1", "n2")), ("Required", ("n2",))])
+def test_what_only_others_say_of_a_node_excludes_no_pod(wish: str, avoided: tuple[str, ...]) -> None:
+    job = make_job(make_spec(1, 1, health={"avoidNodes": wish}))
+    made = plan(Seen(job=job, faulty_nodes=("n2",), suspected_nodes=("n1",), now=NOW))
+    assert [new.avoid for new in made.create] == [avoided]
