@@ -30,6 +30,8 @@ PLAIN = Footprint()
         pytest.param(Footprint(2, python_threads=2), "scipy", (), "scipy starts a thread", id="one that does not"),
         pytest.param(Footprint(children=1), "a", (), "a starts a process", id="a process"),
         pytest.param(Footprint(sockets=1), "a", (), "a opens a socket", id="a socket"),
+        pytest.param(Footprint(files=1), "a", (), "a opens a file", id="a file"),
+        pytest.param(Footprint(pipes=1), "a", (), "a opens a pipe or a queue of events", id="a pipe"),
         pytest.param(Footprint(devices=1, threads=5), "a", (), "a opens a device", id="a device"),
         pytest.param(PLAIN, "a", ("RANK",), "a reads RANK", id="a rank"),
         pytest.param(PLAIN, "lightning.fabric.utilities.rank_zero", ("RANK",), None, id="a rank that is mended"),
@@ -79,6 +81,12 @@ LIBRARIES = {
     "threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
     "over": "import os, threaded\nPID = os.getpid()\n",
     "ranked": "import os\nPID, RANK = os.getpid(), os.environ.get('RANK')\n",
+    "logged": "import os\nLOG = open('lib.log', 'a')\nPID = os.getpid()\n",
+    "locked": "import fcntl, os\nLOCK = open('lock', 'w')\nfcntl.flock(LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+    "PID = os.getpid()\n",
+    "kept": "import os, sqlite3\nDB = sqlite3.connect('lib.db')\nDB.execute('create table if not exists t (x)')\n"
+    "PID = os.getpid()\n",
+    "looped": "import os, select\nLOOP = select.epoll()\nPID = os.getpid()\n",
     "deadly": "import os\nif 'RANK' not in os.environ: os.abort()\nPID = os.getpid()\n",
     "deferred": "import importlib.util, sys\nspec = importlib.util.find_spec('threaded')\n"
     "spec.loader = importlib.util.LazyLoader(spec.loader)\n"
@@ -165,6 +173,10 @@ def test_it_can_be_turned_off(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
         pytest.param("over", "threaded starts a thread", id="a thread in what it imports", marks=pytest.mark.long),
         pytest.param("optional", "threaded starts a thread", id="a thread in what it may do without"),
         pytest.param("ranked", "ranked reads RANK", id="it looks for its rank"),
+        pytest.param("logged", "logged opens a file", id="it has a log"),
+        pytest.param("locked", "locked opens a file", id="it has a lock", marks=pytest.mark.long),
+        pytest.param("kept", "kept opens a file", id="it has a database", marks=pytest.mark.long),
+        pytest.param("looped", "looped opens a pipe or a queue of events", id="it waits for events"),
         pytest.param("deadly", None, id="it ends the process"),
     ],
 )
