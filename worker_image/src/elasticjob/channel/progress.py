@@ -102,8 +102,8 @@ def build_message(
         **(more or {}),
         "type": "progress",
         "rank": rank,
-        "step": step,
-        "total": total,
+        "step": int(step),
+        "total": total if total is None else int(total),
         "stepSeconds": step_seconds,
         "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
     }

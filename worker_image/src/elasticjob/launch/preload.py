@@ -13,6 +13,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import os
+import stat
 import sys
 import threading
 import tokenize
@@ -38,23 +39,28 @@ _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/haba
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process has that a fork does not copy."""
+    """What a process has that a fork does not copy, such as threads, or shares, such as a file with its locks."""
 
     threads: int = 1
     python_threads: int = 1
     children: int = 0
     sockets: int = 0
     devices: int = 0
+    files: int = 0
+    pipes: int = 0
 
     @classmethod
     def look(cls) -> Footprint:
-        files = [_read_link(file) for file in Path("/proc/self/fd").iterdir()]
+        open_files = list(Path("/proc/self/fd").iterdir())
+        files = [_read_link(file) for file in open_files]
         return cls(
             threads=sum(1 for _ in Path("/proc/self/task").iterdir()),
             python_threads=threading.active_count(),
             children=len(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_bytes().split()),
             sockets=sum(file.startswith("socket:") for file in files),
             devices=sum(file.startswith(_DEVICES) for file in files),
+            files=sum(map(_is_regular, open_files)),
+            pipes=sum(file.startswith(("pipe:", "anon_inode:")) for file in files),
         )
 
 
@@ -63,6 +69,13 @@ def _read_link(file: Path) -> str:
         return str(file.readlink())
     except OSError:  # the descriptor of the listing itself
         return ""
+
+
+def _is_regular(file: Path) -> bool:
+    try:
+        return stat.S_ISREG(file.stat().st_mode)  # also if its name is gone
+    except OSError:
+        return False
 
 
 def find_harm(before: Footprint, after: Footprint, module: str, asked: Sequence[str] = ()) -> str | None:
@@ -81,6 +94,10 @@ def find_harm(before: Footprint, after: Footprint, module: str, asked: Sequence[
         return f"{module} starts a process"
     if after.sockets > before.sockets:
         return f"{module} opens a socket"
+    if after.files > before.files:
+        return f"{module} opens a file"
+    if after.pipes > before.pipes:
+        return f"{module} opens a pipe or a queue of events"
     if asked and module not in frameworks.MENDED:
         return f"{module} reads {asked[0]}"
     return None
