@@ -10,6 +10,7 @@ What a script and a session can see of `ProcessGroupNCCL` and of a device:
 - An aborted communicator refuses further collectives with `DistBackendError`.
 - A communicator whose abort has to free the device first waits for the kernels of all others: two that are stuck cannot
   be aborted one after the other.
+- It is made by its first collective. If a peer does not come then, nothing frees the thread that waits, also no abort.
 - Its watchdog notices a lost peer after some seconds or never, dumps, and ends the process, as torch's variables say.
 
 A collective that can be done is done by gloo, on copies, and `wait()` waits for that: an undisturbed run has the bits
@@ -20,6 +21,8 @@ The variable FAKE_NCCL has what a test wants of all this, such as `notices=0.1,a
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import queue
 import signal
@@ -37,6 +40,7 @@ from elasticjob.torchcompat import devices
 
 NAME = "fakenccl"
 _c10d: Any = torch._C._distributed_c10d  # what torch does not declare
+_libc = ctypes.CDLL(None)
 _VARIABLE = "FAKE_NCCL"
 # torch's c10d: what the watchdog does after an error. Modes 1 and 3 end the process, 1 and 2 abort the communicators.
 _MODE, _DUMP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
@@ -50,13 +54,28 @@ class Wants:
     abort: float = 0.0  # seconds that an abort takes after it has freed the device
     leaves: str = "own"  # in the buffers of an aborted collective: this rank's "own" values, or "garbage"
     shutdown: str = "ends"  # or "raises", or "hangs"
-    creation: str = "works"  # or "hangs": the communicator of a world whose peers do not come is never made
+    dies: str = "-1"  # the generation in which the last rank dies instead of making its communicator
 
     @classmethod
     def read(cls) -> Wants:
         given = dict(one.split("=") for one in os.environ.get(_VARIABLE, "").split(",") if one)
         kinds: dict[str, Any] = {one.name: type(one.default) for one in fields(cls)}
         return cls(**{name: kinds[name](value) for name, value in given.items()})
+
+
+class Gate:
+    """Waits as code of the backend does: no handler of Python's runs meanwhile, so no exception ends it."""
+
+    def __init__(self) -> None:
+        self._semaphore = ctypes.create_string_buffer(64)
+        _libc.sem_init(self._semaphore, 0, 0)
+
+    def open(self) -> None:
+        _libc.sem_post(self._semaphore)
+
+    def wait(self) -> None:
+        while _libc.sem_wait(self._semaphore):
+            pass
 
 
 class Device:
@@ -148,9 +167,18 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         self._watchdog: threading.Thread | None = None
         self._stream: threading.Thread | None = None
         self._count = 0
+        self._store = store
+        self._name = ""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return NAME
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
 
     def _get_sequence_number_for_group(self) -> int:
         return self._count
@@ -172,6 +200,20 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
                 if kernel in self._pending:
                     self._pending.remove(kernel)
             kernel.release()
+
+    def _create(self) -> None:
+        if self._wants.dies == os.environ.get("ELASTICJOB_GENERATION") and self.rank() == self.size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        made = Gate()
+        threading.Thread(target=self._meet, args=(made,), name="fake-nccl-bootstrap", daemon=True).start()
+        made.wait()
+
+    def _meet(self, made: Gate) -> None:
+        with contextlib.suppress(RuntimeError):  # the connection to the store was shut down
+            self._store.set(f"made by {self.rank()}", "")
+            while not self._store.check([f"made by {rank}" for rank in range(self.size())]):
+                time.sleep(0.002)
+            made.open()
 
     def _put(self, kernel: Kernel) -> Kernel:
         with self._lock:
@@ -227,15 +269,15 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         if self._wants.shutdown == "raises":
             raise dist.DistBackendError("NCCL error in: ncclCommDestroy")
         if self._wants.shutdown == "hangs":
-            threading.Event().wait()
+            Gate().wait()
         if not self._aborted.is_set():
             synchronize()  # a communicator is flushed before it is destroyed
 
     # Collectives. Their arguments are torch's.
 
     def _start(self, outputs: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Any]) -> Kernel:
-        if self._wants.creation == "hangs" and self._count == 0 and self.size() > 1:
-            threading.Event().wait()
+        if self._count == 0:
+            self._create()
         with torch.no_grad():
             copies = [one.detach().clone() for one in outputs]
         return self._put(Kernel(start(copies), outputs, copies, self._wants.leaves))
@@ -259,15 +301,22 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         given = input.detach().clone()
         return self._start([output], lambda mine: self._inner._allgather_base(mine[0], given, opts))
 
-    def all_gather_single(self, output: Any, input: Any, *_: Any) -> Kernel:
-        return self._allgather_base(output, input, _c10d.AllgatherOptions())
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Kernel:
+        opts = opts or _c10d.AllgatherOptions()
+        return [self._allgather_base(*pair, opts) for pair in zip(outputs, inputs, strict=True)][-1]
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Kernel:
+        return self._allgather_base(output, input, opts or _c10d.AllgatherOptions())
 
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any) -> Kernel:
         given = input.detach().clone()
         return self._start([output], lambda mine: self._inner._reduce_scatter_base(mine[0], given, opts))
 
-    def reduce_scatter_single(self, output: Any, input: Any, *_: Any) -> Kernel:
-        return self._reduce_scatter_base(output, input, _c10d.ReduceScatterOptions())
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+        return [self._reduce_scatter_base(*pair, opts) for pair in zip(outputs, inputs, strict=True)][-1]
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Kernel:
+        return self._reduce_scatter_base(output, input, opts or _c10d.ReduceScatterOptions())
 
     def alltoall_base(self, output: Any, input: Any, out_splits: Any, in_splits: Any, opts: Any) -> Kernel:
         given = input.detach().clone()

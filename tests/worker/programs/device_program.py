@@ -1,7 +1,7 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
-Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups), LAST (step), KILL ("step:rank" in the first
-world, in the middle of the step), SWALLOW (an `except Exception` around each batch), MOMENTUM.
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, fsdp, hsdp, copies), LAST (step), KILL
+("step:rank" in the first world, in the middle of the step), SWALLOW (an `except Exception` for each batch), MOMENTUM.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ SAMPLES, BATCH = 960, 48
 BACKEND = os.environ.get("BACKEND", fake_nccl.NAME)
 KIND = os.environ.get("KIND", "plain")
 LAST = int(os.environ.get("LAST", "40"))
+SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
 KILL_STEP, KILL_RANK = map(int, os.environ.get("KILL", "-1:0").split(":"))
 
 
@@ -40,7 +41,7 @@ class Script:
         self.x = torch.randn(SAMPLES, 8)
         self.y = (self.x @ torch.randn(8, 1)).tanh()
         body, head = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh()), torch.nn.Linear(32, 1)
-        self.model = torch.nn.Sequential(body, head)
+        self.model: Any = torch.nn.Sequential(body, head)
         momentum = float(os.environ.get("MOMENTUM", "0.9"))
         parts = [body, head] if KIND == "two" else [self.model]
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
@@ -50,15 +51,21 @@ class Script:
         extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
         if KIND == "two":
             extras["head"] = self.optimizers[1]
-        self.session = Session(
-            model=self.model,
-            optimizer=self.optimizers[0],
-            sampler=self.sampler,
-            backend=BACKEND,
-            on_world=self.enter if KIND == "groups" else None,
-            **extras,
-        )
+        given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[0]}
+        if KIND in SHARDED:
+            given = {"build": self.build, **SHARDED[KIND]}
+        on_world = self.enter if KIND == "groups" else None
+        self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
+
+    def build(self, mesh: Any) -> tuple[Any, torch.optim.Optimizer]:
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(2)
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+        fully_shard(self.model, mesh=mesh)
+        self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)]
+        return self.model, self.optimizers[0]
 
     def enter(self, _: Session) -> None:
         self.group = dist.new_group() if dist.get_world_size() > 1 else None
@@ -110,7 +117,8 @@ class Script:
             one.zero_grad()
 
     def write(self) -> None:
-        flat = torch.cat([one.detach().reshape(-1) for one in self.model.parameters()])
+        whole = [one.full_tensor() if KIND in SHARDED else one for one in self.model.parameters()]
+        flat = torch.cat([one.detach().reshape(-1) for one in whole])
         row: dict[str, Any] = {
             "step": self.session.committed,
             "rank": self.session.rank,

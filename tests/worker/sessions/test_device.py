@@ -16,10 +16,10 @@ KILLED = "12:2"
 TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # what its agent sets for workers
 
 
-def train(folder: Path, **variables: str) -> tuple[FakeAgent, dict[int, set[float]]]:
+def train(folder: Path, size: int = 3, /, **variables: str) -> tuple[FakeAgent, dict[int, set[float]]]:
     """The agent, when all ranks have ended, and the norms of the parameters after each step on all ranks."""
     with FakeAgent(PROGRAM, folder, LAST="24", **variables) as agent:
-        agent.start(3)
+        agent.start(size)
         agent.run()
     norms: dict[int, set[float]] = {}
     for row in agent.rows:
@@ -28,7 +28,7 @@ def train(folder: Path, **variables: str) -> tuple[FakeAgent, dict[int, set[floa
 
 
 def check(norms: dict[int, set[float]], right: dict[int, set[float]], exactly: bool = False) -> None:
-    assert norms.keys() == right.keys()
+    assert sorted(norms) == sorted(right)
     for step, found in norms.items():
         (norm,) = right[step]
         assert sorted(found) == ([norm] if exactly else pytest.approx([norm] * len(found), rel=1e-7)), f"step {step}"
@@ -54,6 +54,16 @@ def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: An
     agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, FAKE_NCCL=wants)
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed(kind), exactly=kind == "virtual")
+
+
+@pytest.mark.parametrize("kind", ["hsdp", "copies"])
+@pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
+def test_a_sharded_step_that_was_not_reduced_is_repeated(
+    tmp_path: Path, undisturbed: Any, kind: str, wants: str
+) -> None:
+    agent, norms = train(tmp_path, 4, KIND=kind, KILL=KILLED, FAKE_NCCL=wants)
+    assert sorted(agent.ended) == [-9, 0, 0, 0]
+    check(norms, undisturbed(kind))
 
 
 @pytest.mark.parametrize("kind", ["plain", "two"])
@@ -100,3 +110,15 @@ def test_a_world_without_notice_is_not_waited_for_either(tmp_path: Path) -> None
             agent.form()
             assert agent.generation == generation + 1
         agent.wait(lambda: any(row["generation"] == 3 for row in agent.rows), "a step of the third world")
+
+
+def test_a_loss_while_communicators_are_made_frees_the_others(tmp_path: Path) -> None:
+    """Nothing frees a thread that waits for a peer to make its communicator: it is not the main thread in a step."""
+    with FakeAgent(PROGRAM, tmp_path, LAST="24", FAKE_NCCL="dies=2") as agent:
+        agent.start(3)
+        agent.wait(lambda: any(row["step"] >= 3 for row in agent.rows), "three steps")
+        agent.tell(announced=True)
+        agent.form()
+        agent.run()
+    assert sorted(agent.ended) == [-9, 0, 0]
+    assert max(row["step"] for row in agent.rows if row["generation"] == 3) == 24
