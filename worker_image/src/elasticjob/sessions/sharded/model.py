@@ -87,7 +87,7 @@ class ShardedModelState:
         shape, names = ((size,), ["shard"]) if self._least is None else ((size // cut, cut), ["replicate", "shard"])
         # torch caches the shapes of shards by mesh, and considers meshes equal even if this process's rank differs.
         # So each world's mesh has unique dimension names.
-        kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
+        kind = "cuda" if "nccl" in dist.get_backend() and torch.cuda.is_available() else "cpu"
         if kind == "cpu" and not sharding.HAS_FSDP_ON_CPU:
             raise ConfigurationError(
                 f"Session(build=...) on the CPU needs torch 2.7 or newer, and this is torch {torch.__version__}: its"
