@@ -36,7 +36,8 @@ class FakeAgent:
         self.idle: dict[int, dict[str, Any]] = {}  # what those said that have left the world, by pid
         self.history: list[dict[str, Any]] = []  # all that was said
         self._program, self._folder, self._variables = program, folder, variables
-        self._told = -1  # the newest generation of which the ranks know that it is over
+        self._told = -1  # the newest generation of which the ranks know that it is over ...
+        self._lost = -1  # ... and that a member is lost
         self._stores: list[Any] = []
         self._server = control.Server(self._hear)
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +78,8 @@ class FakeAgent:
     def tell(self, announced: bool) -> None:
         """The present world ends: by announcement, or by a loss."""
         self._told = self.generation
+        if not announced:
+            self._lost = self.generation
         self._send({"type": "regroup", "generation": self.generation, "announced": announced})
 
     def form(self) -> None:
@@ -98,7 +101,7 @@ class FakeAgent:
                 self.ranks.remove(one)
                 self.ended.append(one.wait())
                 died = died or time.monotonic()
-            if died is not None and self._told < self.generation and time.monotonic() - died >= self.tell_after:
+            if died is not None and self._lost < self.generation and time.monotonic() - died >= self.tell_after:
                 self.tell(announced=False)
             if self._told == self.generation and self.ranks and set(self.idle) >= {one.pid for one in self.ranks}:
                 died = None

@@ -1,7 +1,8 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, fsdp, hsdp, copies), LAST (step), KILL
-("step:rank" in the first world, in the middle of the step), SWALLOW (an `except Exception` for each batch), MOMENTUM.
+("step:rank" in the first world, in the middle of the step), SWALLOW (an `except Exception` for each batch), MOMENTUM,
+DIE_PACKING (a rank).
 """
 
 from __future__ import annotations
@@ -137,7 +138,24 @@ def ending() -> Iterator[None]:
     os._exit(0)
 
 
+def die_packing(rank: int) -> None:
+    """This rank dies when it gathers the last of its shards, at the announced end of the first world."""
+    from elasticjob.sessions.sharded import model
+
+    gather = model.gather
+
+    def gather_or_die(value: Any) -> Any:
+        is_last = isinstance(value, torch.Tensor) and value.numel() == 1
+        if is_last and dist.get_rank() == rank and os.environ["ELASTICJOB_GENERATION"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return gather(value)
+
+    model.gather = gather_or_die
+
+
 def main() -> None:
+    if "DIE_PACKING" in os.environ:
+        die_packing(int(os.environ["DIE_PACKING"]))
     script = Script()
     with ending():
         script.train()

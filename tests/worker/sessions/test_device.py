@@ -122,3 +122,18 @@ def test_a_loss_while_communicators_are_made_frees_the_others(tmp_path: Path) ->
         agent.run()
     assert sorted(agent.ended) == [-9, 0, 0]
     assert max(row["step"] for row in agent.rows if row["generation"] == 3) == 24
+
+
+@pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
+def test_shards_that_were_not_gathered_are_no_state(tmp_path: Path, undisturbed: Any, wants: str) -> None:
+    """A member dies at the announced end of a world, while all gather the model: training goes on from copies."""
+    with FakeAgent(PROGRAM, tmp_path, LAST="24", KIND="copies", DIE_PACKING="2", FAKE_NCCL=wants) as agent:
+        agent.start(3)
+        agent.wait(lambda: any(row["step"] >= 6 for row in agent.rows), "seven steps")
+        agent.tell(announced=True)
+        agent.run()
+    assert sorted(agent.ended) == [-9, 0, 0]
+    norms: dict[int, set[float]] = {}
+    for row in agent.rows:
+        norms.setdefault(row["step"], set()).add(row["norm"])
+    check(norms, undisturbed("copies"))
