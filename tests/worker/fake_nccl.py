@@ -8,8 +8,8 @@ What a script and a session can see of `ProcessGroupNCCL` and of a device:
 - If a peer is lost, its kernel stays on the device until somebody aborts the communicator. Then it ends, with what lies
   in its buffers, and everything behind it goes on. Who waits for the device (`synchronize`) waits until then.
 - An aborted communicator refuses further collectives with `DistBackendError`.
-- A communicator whose abort has to free the device first waits for the kernels of all others: two that are stuck cannot
-  be aborted one after the other.
+- An abort frees memory of the device, and waits for the kernels of all other communicators first: for a quarter of a
+  minute with NCCL, and here until they end. Two that are stuck are aborted at once, or not at all.
 - It is made by its first collective. If a peer does not come then, nothing frees the thread that waits, also no abort.
 - Its watchdog notices a lost peer after some seconds or never, dumps, and ends the process, as torch's variables say.
 

@@ -22,34 +22,29 @@ class World:
         self.asked: list[str] = []
         self.lost = False
         self.queued = 0
-        self.lost_while_waiting = False
-        self.fence = Fence(self.wait, self.is_lost, lambda: self.queued, self.noting("meet"))
+        self.fence = Fence(self.hold, lambda: self.queued, self.noting("meet"))
 
     def noting(self, name: str) -> Callable[[], None]:
         return lambda: self.asked.append(name)
 
-    def wait(self) -> None:
-        self.asked.append("device")
-        self.lost = self.lost or self.lost_while_waiting
-
-    def is_lost(self) -> bool:
-        self.asked.append("world")
-        return self.lost
+    def hold(self) -> None:
+        self.asked.append("hold")
+        if self.lost:
+            raise WorldLostError("a member was lost")
 
 
-def test_the_device_is_asked_before_the_world_and_both_before_the_ranks_agree() -> None:
+def test_the_world_has_to_hold_before_the_ranks_agree() -> None:
     world = World()
     world.fence.begin()
     world.fence.begin_applying(world.noting("agree"))
     world.fence.end_applying()
     world.fence.commit(is_applied=True)
-    assert world.asked == ["device", "world", "agree"], "once a step"
+    assert world.asked == ["hold", "agree"], "once a step"
 
 
-def test_a_loss_while_the_device_is_waited_for_is_seen() -> None:
-    """An abort frees the device: a look before the wait would find nothing."""
+def test_a_step_of_a_lost_world_is_not_applied_and_no_rank_says_that_it_can() -> None:
     world = World()
-    world.lost_while_waiting = True
+    world.lost = True
     world.fence.begin()
     with pytest.raises(WorldLostError):
         world.fence.begin_applying(world.noting("agree"))
@@ -60,7 +55,7 @@ def test_a_step_without_the_optimizer_needs_all_ranks() -> None:
     world = World()
     world.fence.begin()
     world.fence.commit(is_applied=False)
-    assert world.asked == ["device", "world", "meet"]
+    assert world.asked == ["hold", "meet"]
     world.lost = True
     with pytest.raises(WorldLostError):
         world.fence.commit(is_applied=False)

@@ -10,6 +10,7 @@ from unittest.mock import MagicMock, patch
 import pytest
 
 from elasticjob.channel.place import Place
+from elasticjob.errors import WorldLostError
 from elasticjob.sessions.worlds import Worlds
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,3 +33,17 @@ def test_the_step_that_is_promised_counts_those_before_the_end_was_told(steps: i
         assert promises.call_args.args[:2] == (THERE, steps + 1), "the step that it may be in"
         worlds.end_step()
         promises.return_value.wait.assert_called_once_with()
+
+
+def test_the_device_is_waited_for_before_the_world_is_judged() -> None:
+    """An abort frees the device, and a loss is known before that: a look before the wait would find nothing."""
+    hear: list[Callable[[dict[str, Any]], None]] = []
+    client, groups = MagicMock(), MagicMock()
+    client.listen.side_effect = hear.append
+    worlds = Worlds(MagicMock(committed=-1), groups, client, lambda: None)
+    with patch.dict(os.environ, THERE.as_environ()):
+        worlds.enter_first(alone=False)
+    worlds.hold()
+    groups.wait_for_device.side_effect = lambda: hear[0]({"type": "regroup", "generation": 3, "announced": False})
+    with pytest.raises(WorldLostError):
+        worlds.hold()

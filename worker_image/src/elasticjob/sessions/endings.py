@@ -1,8 +1,8 @@
 """Communicators of a device end in threads of their own: an abort or a destroy may take long, fail or never return.
 
 `ncclCommAbort` frees memory of the device, which waits for the kernels of all other communicators: two that are stuck
-end only if both are aborted at once. Nobody waits here, and the next world is made meanwhile. A thread keeps its group
-until the end, because torch's destructor waits for torch's own threads.
+take a quarter of a minute one after the other, and half a second at once. Nobody waits here, and the next world is made
+meanwhile. A thread keeps its group until the end, because torch's destructor waits for torch's own threads.
 """
 
 from __future__ import annotations

@@ -19,14 +19,15 @@ class Fence:
 
     def __init__(
         self,
-        wait: Callable[[], None],
-        is_lost: Callable[[], bool],
+        hold: Callable[[], None],
         count: Callable[[], int | None],
         meet: Callable[[], None],
     ) -> None:
-        """`wait` for the device; `count` the collectives so far, and None if none is queued; `meet` all ranks."""
+        """`hold` waits for the device and raises WorldLostError if the world does not hold then; `count` says how many
+        collectives were queued, or None; in `meet` all ranks wait for each other.
+        """
         self.is_open = False  # there is a step
-        self._wait, self._is_lost, self._count, self._meet = wait, is_lost, count, meet
+        self.hold, self._count, self._meet = hold, count, meet
         self._before: int | None = None
         self._failure: Exception | None = None
 
@@ -38,19 +39,13 @@ class Fence:
         """A backward pass has failed. The script may catch the error and go on; its gradients are not reduced."""
         self._failure = error
 
-    def hold(self) -> None:
-        """Raises WorldLostError unless everything is right that this rank has computed from other ranks' values."""
-        self._wait()
-        if self._is_lost():
-            raise WorldLostError("a member was lost")
-
     def begin_applying(self, agree: Callable[[], None]) -> None:
         """The optimizer is about to apply the step, once all ranks `agree`. Raises WorldLostError if it must not."""
         if self._failure is not None:
             raise WorldLostError("the backward pass has failed") from self._failure
+        self._before = self._count()  # while the device still works
         self.hold()
         agree()
-        self._before = self._count()
 
     def end_applying(self) -> None:
         """The optimizer has applied the step. Raises WorldLostError if it has used other ranks' values that are wrong:

@@ -143,7 +143,8 @@ def step(state: State, event: Event) -> Result:
             over = max(state.over, generation)
             if announced:
                 return _promise(replace(state, over=over))
-            return replace(state, over=over, lost=max(state.lost, generation)), (Abort(),)
+            lost = replace(state, over=over, lost=max(state.lost, generation))
+            return lost, (Abort(),) if lost.is_lost else ()  # a late word about an older world concerns nobody
         case StepDone(steps):
             return _end_step(replace(state, done=state.done + steps))
         case LastAgreed(generation, last):

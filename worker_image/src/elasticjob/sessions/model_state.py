@@ -70,8 +70,11 @@ class ModelState(Protocol):
     def bind(self, generation: int, sync: bool = False) -> None:
         """Enter a world whose groups exist; `sync` sends rank 0's parameters to all."""
 
-    def pack(self) -> None:
-        """Prepare for an orderly end of the world: keep what the next world needs. All ranks call it."""
+    def pack(self, hold: Callable[[], None]) -> None:
+        """Prepare for an orderly end of the world: keep what the next world needs. All ranks call it.
+
+        `hold` raises if a member was lost meanwhile, so that what was received may be wrong.
+        """
 
     def keep(self, step: int, generation: int) -> bool:
         """The world is lost: keep this rank's state after this step. Returns whether it may be enough to continue."""
@@ -190,7 +193,7 @@ class ReplicatedModelState:
         devices = [self.device] if self.device.type == "cuda" else None
         self.model.__dict__["ddp"] = torch_ddp.make_ddp(self._module, devices, sync)
 
-    def pack(self) -> None:
+    def pack(self, hold: Callable[[], None]) -> None:
         """Nothing to do: every rank has everything in memory."""
 
     def keep(self, step: int, generation: int) -> bool:

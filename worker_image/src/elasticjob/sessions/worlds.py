@@ -197,6 +197,16 @@ class Worlds:
         """Whether the agent has reported a lost member of this world."""
         return self.state.is_lost
 
+    def hold(self) -> None:
+        """Raises WorldLostError unless everything is right that this rank has computed from other ranks' values.
+
+        A loss is known before its world is aborted, so the device is waited for first.
+        """
+        if self.can_change:
+            self.groups.wait_for_device()
+            if self.is_lost():
+                raise WorldLostError("a member was lost")
+
     def is_failure(self, error: Exception) -> bool:
         """Whether an exception means that the world is lost, and not that the script has a bug.
 
@@ -211,7 +221,8 @@ class Worlds:
             return
         try:
             if self.state.stage is not Stage.BROKEN:
-                self._memory.model_state.pack()
+                self._memory.model_state.pack(self.hold)
+                self.hold()  # nothing is left on the device that only an abort would end
                 return
         except Exception as error:
             if not self.is_failure(error):
@@ -245,6 +256,7 @@ class Worlds:
                 self._memory.agree(self.groups.flags)
             with self.groups.owning():  # a Checkpointer's groups, for example
                 self._on_world()
+            self.hold()
         except StateLostError as lost:
             _give_up(lost)
         except Exception as error:

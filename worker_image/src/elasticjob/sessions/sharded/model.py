@@ -103,11 +103,13 @@ class ShardedModelState:
         self._made = self._build(self._mesh)
         hook(self.optimizer, self._hooks)
 
-    def pack(self) -> None:
+    def pack(self, hold: Callable[[], None]) -> None:
         if self._copies is not None:
             self._copies.finish()
         if self._made is not None:
-            self._whole = {name: gather(value) for name, value in self._read().items()}
+            whole = {name: gather(value) for name, value in self._read().items()}
+            hold()
+            self._whole = whole
 
     def keep(self, step: int, generation: int) -> bool:
         assert self._mesh is not None
