@@ -269,12 +269,32 @@ def test_a_preflight_that_fails_everywhere_is_told() -> None:
     assert "PreflightFailed" in cluster.told_events()
 
 
-def fail_all(cluster: Cluster, message: str) -> None:
+def fail_all(cluster: Cluster, message: str, code: int = 1) -> None:
     if cluster.trains:
         for member in list(cluster.status.rendezvous.members):
             agent = cluster.pods[member.uid].agent
             assert agent is not None
-            agent.fail(1, message)
+            agent.fail(code, message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "train.py: error: unrecognized arguments: --local-rank=0",
+        "train.py: error: --lr has to be positive",
+        "Error: No such option: --lrr",
+    ],
+)
+def test_a_usage_error_fails_the_job_soon(message: str) -> None:
+    cluster = Cluster(make_spec(1, 2))
+    for _ in range(120):
+        cluster.run(0.25)
+        fail_all(cluster, message, code=2)
+    assert cluster.condition("Failed") == ("True", "CrashLoop")
+    condition = cluster.status.condition("Failed")
+    assert condition is not None
+    assert message in condition.message
+    assert ("start the script with torchrun" in condition.message) == ("--local-rank" in message)
 
 
 @pytest.mark.parametrize(

@@ -398,3 +398,16 @@ def test_goodput_equals_the_scripts_own_clock() -> None:
     assert goodput.training_seconds == pytest.approx(trained, abs=1)
     assert goodput.lost_seconds == pytest.approx(lost, abs=1)
     assert goodput.rescales == 3
+
+
+def test_a_script_that_cannot_start_with_more_pods_is_told_the_size_that_worked() -> None:
+    cluster = started(2, make_spec(1, 3, replicas=2, elasticPolicy={"maxRestarts": 2}))
+    cluster.run(60)
+    cluster.edit(replicas=3)
+    for _ in range(3):
+        cluster.run_until(lambda: cluster.trains and cluster.size == 3)
+        cluster.agent(2).fail(1, "ValueError: 64 is not divisible by 3")
+        cluster.run(3)
+    assert failed(cluster)[0] == "MaxRestartsExceeded"
+    assert "64 is not divisible by 3" in failed(cluster)[1]
+    assert "it trained with 2 pods and has failed with 3: set spec.replicas to 2" in failed(cluster)[1]
