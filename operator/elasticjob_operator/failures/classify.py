@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -173,6 +174,16 @@ def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) 
         waits=failure.waits,
         collectives=failure.collectives,
     )
+
+
+_LOCAL_RANK = re.compile(r"unrecognized arguments:.* --local[-_]rank")
+
+
+def advise(message: str) -> str:
+    """The message, with the remedy for a script that gets an argument of the older launcher."""
+    if not _LOCAL_RANK.search(message):
+        return message
+    return f"{message} (torch.distributed.launch passes it: start the script with torchrun, and read LOCAL_RANK)"
 
 
 def failure_of_loss(pod: str, node: str, rank: int, why: str) -> Failure:

@@ -16,6 +16,9 @@ _MISTAKES = re.compile(
     r"|.*: can't open file '.*': \[Errno 2\]"
     r"|.*: error: (unrecognized arguments|the following arguments are required|argument )"
 )
+# What argparse and click say before they exit with 2.
+_USAGE = re.compile(r"(\S+: error: \S|Error: (No such |Got unexpected |Missing |Invalid value|Option ))")
+_USAGE_CODE = 2
 
 
 def mistake_of(failures: Sequence[Failure]) -> str:
@@ -27,6 +30,6 @@ def mistake_of(failures: Sequence[Failure]) -> str:
 def _last_mistake(failure: Failure) -> str:
     for text in (failure.traceback, failure.message, failure.log_tail):
         last = text.strip().rpartition("\n")[2].strip()
-        if _MISTAKES.match(last):
+        if _MISTAKES.match(last) or (failure.exit_code == _USAGE_CODE and _USAGE.match(last)):
             return last[:256]
     return ""

@@ -64,10 +64,24 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
         return Accounting(status, failure.reason if failure.fatal else "FailurePolicy", told)
     if verdict is Verdict.RESTART and status.restarts.user > spec.elastic_policy.max_restarts:
         limit = spec.elastic_policy.max_restarts
+        grown = _tell_growth(status)
         return Accounting(
-            status, "MaxRestartsExceeded", f"more than elasticPolicy.maxRestarts={limit} restarts; last: {told}"
+            status, "MaxRestartsExceeded", f"more than elasticPolicy.maxRestarts={limit} restarts{grown}; last: {told}"
         )
     return Accounting(status)
+
+
+def _tell_growth(status: api.Status) -> str:
+    """What to set where worlds have failed since the job grew, and not before; "" otherwise."""
+    worlds = status.timeline
+    since = next((i for i in range(len(worlds), 0, -1) if worlds[i - 1].size != worlds[-1].size), 0) if worlds else 0
+    if not since or worlds[since - 1].size > worlds[-1].size:
+        return ""
+    formed, grew = parse_time(worlds[since - 1].time), parse_time(worlds[since].time)
+    if formed is None or grew is None or grew - formed < backoff_rules.STABLE_SECONDS:
+        return ""
+    small, large = worlds[since - 1].size, worlds[-1].size
+    return f"; it trained with {small} pods and has failed with {large}: set spec.replicas to {small}"
 
 
 def _note_restless(

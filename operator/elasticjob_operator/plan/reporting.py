@@ -13,7 +13,7 @@ from typing import Literal
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.failures.classify import CORRUPT, Failure
+from elasticjob_operator.failures.classify import CORRUPT, Failure, advise
 from elasticjob_operator.history import goodput, moments
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.membership.decide import Decision, State
@@ -161,6 +161,7 @@ def describe_failure(failure: Failure) -> str:
     how = f" with exit code {failure.exit_code}" if failure.exit_code is not None else ""
     last = errortext.exception_of(failure.traceback) or errortext.exception_of(failure.message)
     what = f" [{failure.reason}]" if failure.reason not in ("", "Error", "WorkerFailed", last) else ""
+    last = advise(last)
     ended = "ended" if failure.exit_code == 0 else "failed"
     return f"{who} {ended}{how}{what}" + (f": {last}" if last else "")
 
