@@ -203,6 +203,26 @@ def test_a_script_sees_what_the_interpreter_shows_it(launchers: Launchers, place
 
 
 @pytest.mark.parametrize("how", ["warm", "cold"])
+def test_a_script_can_use_its_main_module(tmp_path: Path, how: str) -> None:
+    """Its classes are pickled, processes are spawned, it starts itself again, and a thread outlives its last line."""
+    text = (LOOK.parent / "ej_main_module.py").read_text()
+    for name in ("train.py", "package/train.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    commands = [["train.py"], ["-m", "package.train"]]
+    orders = [([*command, f"out{number}"], "unused") for number, command in enumerate(commands)]
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("ELASTICJOB_", "PET_"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", AGENT, json.dumps(orders), how],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert ran.stdout.split() == ["0"] * len(orders), ran.stderr
+    assert [(tmp_path / f"out{number}").read_text() for number in range(len(orders))] == [
+        "__main__ __main__ Own\n"
+    ] * len(orders)
+
+
+@pytest.mark.parametrize("how", ["warm", "cold"])
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_launcher_without_standard_files_starts_workers(tmp_path: Path, how: str, closed: str) -> None:
     (tmp_path / "train.py").write_text(
