@@ -21,7 +21,7 @@ def double(own: Own) -> Own:
 
 def say_at_the_end() -> None:
     threading.main_thread().join()
-    Path(sys.argv[1]).open("a").write(f"{Own.__module__} {sys.modules['__main__'].__name__} {type(FOUND).__name__}\n")
+    Path(sys.argv[1]).write_text(f"{Own.__module__} {sys.modules['__main__'].__name__} {type(FOUND).__name__}\n")
 
 
 if __name__ == "__main__":
