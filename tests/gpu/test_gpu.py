@@ -2,7 +2,8 @@
 
 Each check runs in processes of its own, in a session of its own, with a limit: one that hangs, or leaves the device's
 context broken, ends alone. All results go to one JSON file, which is written after each check. Variables: GPU_SECONDS
-(for all checks), OUT (a file or a folder for the results), DRY=1 (the same code over gloo, without a device).
+(for all checks), OUT (a file or a folder for the results), DRY=1 (the same code over gloo, without a device; with
+FAKE=1 sessions use the backend of the project's other tests that behaves like NCCL).
 """
 
 from __future__ import annotations

@@ -44,9 +44,7 @@ def main() -> None:
     x, y = (one.to(train.device) for one in training.make_data(torch.float64))
     sampler = training.make_sampler()
     loader = training.make_loader(sampler)
-    run = elasticjob.Session(
-        build=build, sampler=sampler, copy_every=1, backend="gloo" if train.DRY else "nccl", timeout=60.0
-    )
+    run = elasticjob.Session(build=build, sampler=sampler, copy_every=1, backend=train.BACKEND, timeout=60.0)
     for epoch in range(sampler.epoch, 10**6):
         sampler.set_epoch(epoch)
         for index in run.batches(loader):

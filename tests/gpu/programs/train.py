@@ -6,6 +6,7 @@ device. `die-PID` in the folder names the point at which this process is to kill
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -26,6 +27,10 @@ DRY = os.environ.get("DRY") == "1"
 FOLDER = Path(os.environ["FOLDER"])
 SETTINGS: dict[str, Any] = json.loads(os.environ["SETTINGS"])
 WISH = FOLDER / f"die-{os.getpid()}"
+# Without a device: gloo, or the backend that behaves like NCCL (FAKE=1).
+BACKEND = ("fakenccl" if os.environ.get("FAKE") == "1" else "gloo") if DRY else "nccl"
+if BACKEND == "fakenccl":
+    importlib.import_module("worker.fake_nccl")
 device = torch.device("cpu") if DRY else torch.device("cuda", 0)
 lines = (FOLDER / f"{os.getpid()}.jsonl").open("a", buffering=1)
 
@@ -170,7 +175,7 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         sampler=sampler,
-        backend="gloo" if DRY else "nccl",
+        backend=BACKEND,
         timeout=60.0,
         on_world=on_world,
         **extras,
