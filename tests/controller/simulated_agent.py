@@ -39,6 +39,8 @@ class SimAgent:
     generation: int = 0
     port: int = 0
     failure: wire.Failure | None = None
+    unsaved: wire.Failure | None = None
+    cannot_save: bool = False  # its script raises when it is asked to save
     alive: bool = True
     paused: bool = False
     connected: bool = False
@@ -60,6 +62,7 @@ class SimAgent:
             store=wire.Store(address=self.pod.ip, port=self.port) if hosts else None,
             address=self.pod.ip,
             failure=self.failure,
+            unsaved=self.unsaved,
             blocked=self.waits and self.phase is RUNNING,
             preflight=self.check,
         )
@@ -158,6 +161,8 @@ class SimAgent:
                 self.later(self.cluster.pace.start, "enter")
         elif isinstance(directive, wire.Regroup):
             if self.phase in (RUNNING, LEAVING) and self.generation <= directive.generation:
+                if self.cannot_save and directive.checkpoint:
+                    self.unsaved = wire.Failure(generation=self.generation, exit_code=1, message="OSError: disk full")
                 self.say(STOPPING)
                 self.later(
                     self.cluster.pace.checkpoint if directive.checkpoint else self.cluster.pace.stop, "become_ready"
@@ -188,7 +193,7 @@ class SimAgent:
             self.later(0.5, "enter")
             return
         self.generation = world.generation
-        self.failure = None
+        self.failure = self.unsaved = None
         self.say(RUNNING)
 
     def fail(self, code: int = 1, message: str = "ValueError: boom", *, secondary: bool = False) -> None:

@@ -41,6 +41,22 @@ def test_a_failed_worker_restarts_the_world_once_and_charges_once() -> None:
     assert not cluster.status.node_faults, "an error of the script says nothing about its node"
 
 
+def test_a_script_that_could_not_save_is_told_and_costs_nothing() -> None:
+    """The change goes on, and the next world begins at an older checkpoint: without a word, nobody would know why."""
+    cluster = started()
+    cluster.agent(0).cannot_save = True
+    cluster.edit(replicas=3)
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    told = cluster.status.last_failure
+    assert told is not None
+    assert (told.reason, told.rank, told.generation) == ("NotSaved", 0, 1)
+    assert "OSError: disk full" in (told.message or "")
+    assert [one.reason for one in cluster.status.failures] == ["NotSaved"]
+    restarts = cluster.status.restarts
+    assert (restarts.total, restarts.infrastructure, restarts.backoff) == (0, 0, None)
+    assert not cluster.status.node_faults
+
+
 def test_a_failed_agent_is_charged_once_though_its_pod_fails_too() -> None:
     cluster = started()
     cluster.give_up(1)

@@ -514,6 +514,30 @@ def test_what_a_script_gets_to_save_and_to_stop_is_one_grace(seconds: float) -> 
     assert kinds(play(state, events.Tick(), now=end)[1]) == ["Kill"]
 
 
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        pytest.param(replace(CRASH, exit_code=1), True, id="it raised"),
+        pytest.param(wire.Failure(3, exit_code=139, signal="SIGSEGV"), True, id="it crashed"),
+        pytest.param(wire.Failure(3, exit_code=143, signal="SIGTERM"), False, id="it has no handler"),
+        pytest.param(wire.Failure(3, exit_code=143), False, id="its handler ends so"),
+        pytest.param(wire.Failure(3, exit_code=137, signal="SIGKILL"), False, id="it was killed"),
+        pytest.param(None, False, id="it ended well"),
+    ],
+)
+@pytest.mark.parametrize("may_save", [True, False])
+def test_a_worker_that_fails_while_it_may_save_is_told(found: wire.Failure | None, told: bool, may_save: bool) -> None:
+    """The world ends without a failure, and is formed again without a charge; but the steps since are lost."""
+    state, _ = play(make_state(Stage.RUNNING), hub_changed(regroup(3, checkpoint=may_save)), events.Parked())
+    state, _ = play(state, events.Saved(), events.Stopped(found), events.Wanted(), events.Listening(STORE))
+    assert state.published.phase == wire.READY
+    assert state.published.unsaved == (found if told and may_save else None)
+    if may_save:
+        assert state.published.failure is None
+    state, _ = play(state, hub_changed(world(4)), events.Entered(4))
+    assert state.published.unsaved is None
+
+
 def test_a_session_that_is_stopped_saves_and_leaves_within_one_grace() -> None:
     stop = wire.Stop("over", checkpoint=True, grace_seconds=10.0)
     state, done = play(make_state(Stage.RUNNING, sessions=True), hub_changed(stop))

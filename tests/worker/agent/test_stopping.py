@@ -40,6 +40,20 @@ def test_the_child_of_a_shell_may_save_too(hub: FakeHub, pods: Pods, tmp_path: P
     assert (tmp_path / "saved-1").exists(), pod.log
 
 
+def test_a_script_that_fails_while_it_saves_is_told(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    hub.set_size(1)
+    arguments = (str(PROGRAMS / "ej_stop.py"), str(tmp_path), "raises")
+    pods.start("pod-0", *arguments, launcher="elasticjob-run")
+    hub.wait_for((tmp_path / "trains-1").exists, what="it trains")
+    pods.start("pod-1", *arguments, launcher="elasticjob-run")
+    hub.wait_for_world(2)
+    told = [message["state"]["unsaved"] for message in hub.messages("state") if "unsaved" in message["state"]]
+    assert told
+    assert (told[0]["rank"], told[0]["exitCode"], told[0]["generation"]) == (0, 1, 1)
+    assert "the disk is full" in told[0]["message"]
+    assert not hub.failures(), "the world has not failed"
+
+
 @pytest.mark.parametrize("how", ["exits", "is killed", "is stopped"])
 def test_nothing_of_an_old_world_is_left_in_the_next_one(hub: FakeHub, pods: Pods, tmp_path: Path, how: str) -> None:
     """Children, in sessions of their own too, with the ports that they hold; but not what others have started."""

@@ -45,6 +45,8 @@ def main() -> None:
             if kind == "child" and child.poll() is not None:
                 sys.exit(3)
             next(batches)
+            if kind == "raises":
+                raise OSError("the disk is full")
             (out / f"saved-{os.environ['ELASTICJOB_GENERATION']}").write_text(str(step))
             os._exit(0)
         time.sleep(0.02)

@@ -43,6 +43,7 @@ STATE = wire.AgentState(
     in_process=True,
     step=40,
     failure=FAILURE,
+    unsaved=FAILURE,
     blocked=True,
     quiet=6,
     checkpoint=wire.Checkpoint(number=4, copies=2, restoring=True),
