@@ -128,6 +128,7 @@ class AgentState(_Wire):
     in_process: bool = False  # its workers keep their memory across a regroup
     step: Count | None = None  # the last committed step, if the script reports steps
     failure: Failure | None = None  # why it left `generation`, if a worker failed
+    unsaved: Failure | None = None  # a worker of `generation` that ended with an error while it was asked to save
     blocked: bool = False  # all its workers wait (`running`), or are blocked in a collective (`stopping`)
     quiet: Count = 0  # the generation in which its workers neither compute nor communicate, for longer than ever
     checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints

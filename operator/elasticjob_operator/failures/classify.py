@@ -239,6 +239,7 @@ UNSAID = "SuccessNotReported"
 EARLY = "EndedEarly"
 PREFLIGHT = "PreflightFailed"
 CORRUPT = "CorruptState"
+NOT_SAVED = "NotSaved"
 # How an agent's last message begins if its node is at fault, with the reason of that failure.
 _OF_NODES = {"preflight: ": PREFLIGHT, "corrupt state: ": CORRUPT}
 

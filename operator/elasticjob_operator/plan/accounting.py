@@ -7,7 +7,7 @@ one failure of the job, so members are examined only after all of them have stop
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticjob_operator import api
 from elasticjob_operator.api import podtemplate, wire
@@ -38,6 +38,7 @@ class Accounting:
 
 def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict], missing: int) -> Accounting:
     """Account for all failures since the last pass. `missing`: number of pods to create."""
+    status = _note_unsaved(seen, status, verdicts)
     found = find_failures(seen, spec, status, verdicts)
     if not found:
         status, found = _note_restless(seen, spec, status, verdicts)
@@ -82,6 +83,27 @@ def _tell_growth(status: api.Status) -> str:
         return ""
     small, large = worlds[since - 1].size, worlds[-1].size
     return f"; it trained with {small} pods and has failed with {large}: set spec.replicas to {small}"
+
+
+def _note_unsaved(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdict]) -> api.Status:
+    """Record workers that ended with an error while they were asked to save. It is no failure of the world, and free;
+    but the next one begins at an older checkpoint.
+    """
+    generation = status.rendezvous.generation
+    known = {one.rank for one in status.failures if one.reason == classify.NOT_SAVED and one.generation == generation}
+    records = []
+    for j in verdicts:
+        agent = j.worker.agent if j.worker else None
+        unsaved = agent.state.unsaved if agent else None
+        if agent is None or unsaved is None or unsaved.generation != generation:
+            continue
+        failure = classify.failure_of_agent(agent, j.member.node, unsaved, j.member.rank)
+        if failure.rank not in known:
+            failure = replace(failure, reason=classify.NOT_SAVED)
+            records.append(reporting.failure_status(failure, generation, seen.now))
+    if not records:
+        return status
+    return revise(status, last_failure=records[0], failures=rank_failures.merge(status.failures, records))
 
 
 def _note_restless(

@@ -100,7 +100,9 @@ def _entered(state: State, event: events.Entered, now: float) -> Result:
         return state, ()
     state = replace(state, stage=Stage.RUNNING, ran=True, parked=False, until=None, granted=0.0, deadline=None, idle=())
     state = replace(state, evidence=None, failure=None, waiting=frozenset())
-    state, published = stages.publish(state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None)
+    state, published = stages.publish(
+        state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None, unsaved=None
+    )
     return state, (*published, events.Begin(world, state.keeps_memory))
 
 
@@ -172,7 +174,9 @@ def _stopped(state: State, event: events.Stopped, now: float) -> Result:
     failure = state.failure
     if failure is None and state.granted == 0 and event.found is not None and event.found.traceback:
         failure = event.found  # it was already exiting with an exception of its own
-    return replace(state, stage=Stage.STOPPED, failure=failure, until=None), ()
+    state = replace(state, stage=Stage.STOPPED, failure=failure, until=None)
+    unsaved = rules.find_unsaved(state, event.found)
+    return (state, ()) if unsaved is None else stages.publish(state, unsaved=unsaved)
 
 
 def _sessions_made(state: State, event: events.SessionsMade, now: float) -> Result:

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import signal
+
 from elasticjob.agent import events
 from elasticjob.agent.state import Stage, State
 from elasticjob.protocol import directives, wire
 from elasticjob.protocol.preflight import Peer, Preflight, Probe
 
 LOOK_EVERY = 0.02  # seconds between two checks of workers that were signalled to stop
+_STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)  # exit codes of who was stopped
 HURRY_EVERY = 0.1  # ... or to save a checkpoint
 
 
@@ -122,6 +125,13 @@ def find_why(state: State, found: wire.Failure | None, now: float) -> wire.Failu
     if over and (state.leave_at is not None or find_grace(state, now) > 0):
         return None
     return found or (None if over else wire.Failure(state.generation, message="a worker failed"))
+
+
+def find_unsaved(state: State, found: wire.Failure | None) -> wire.Failure | None:
+    """The failure of a worker that was asked to save, and ended with an error of its own instead."""
+    if state.granted == 0 or found is None or found.exit_code in _STOPPED:
+        return None
+    return found
 
 
 def find_breakage(state: State, now: float) -> wire.Failure | None:

@@ -144,6 +144,7 @@ class AgentState:
     in_process: bool = False
     step: int | None = None
     failure: Failure | None = None
+    unsaved: Failure | None = None  # a worker that ended with an error while it was asked to save
     blocked: bool = False  # all workers wait (`running`), or are blocked in a collective (`stopping`)
     quiet: int = 0  # the generation in which its workers neither compute nor communicate
     checkpoint: Checkpoint | None = None  # of a job with `spec.checkpoints`
@@ -160,6 +161,7 @@ class AgentState:
             inProcess=self.in_process,
             step=self.step,
             failure=None if self.failure is None else self.failure.dump(),
+            unsaved=None if self.unsaved is None else self.unsaved.dump(),
             blocked=self.blocked or None,
             quiet=self.quiet or None,
             checkpoint=None if self.checkpoint is None else asdict(self.checkpoint),
