@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chaos import extremes
+from elasticjob_operator import api
 from elasticjob_operator.api import names
+from elasticjob_operator.api.crd import structural_schema
 
 Object = dict[str, Any]
 GROUP = f"/apis/{names.API_VERSION}"
@@ -164,6 +167,16 @@ def _job_escapes(dice: random.Random, name: str, prey: Prey) -> Hostile:
     return job("escapes", name, prey, spec, annotations=notes)
 
 
+FIELDS = (*extremes.list_fields(structural_schema(api.Spec)), *extremes.TEMPLATE)
+
+
+def _job_drawn(dice: random.Random, name: str, prey: Prey) -> Hostile:
+    """One or two fields of the API with extremes; most of these the API server refuses."""
+    _, spec = extremes.draw(dice, spec_of(), list(FIELDS), dice.choice((1, 1, 2)))
+    note = dice.choice((names.ANNOTATION_POOL, names.ANNOTATION_CODE, names.ANNOTATION_TRAINER))
+    return job("drawn", name, prey, spec, annotations={note: str(dice.choice(extremes.TEXTS))[:1000]})
+
+
 WRONG_STATUS: tuple[Object, ...] = (
     {"startTime": "yesterday"},
     {"goodput": {"since": "\x1b[31mnever", "training": True}},
@@ -304,6 +317,7 @@ def _node(dice: random.Random, name: str, prey: Prey) -> Hostile:
 CASES: tuple[Case, ...] = (
     _job_deep, _job_huge, _job_huge_escaped, _job_many_replicas, _job_shapes, _job_far_numbers, _job_unknown_field,
     _job_long_name, _job_longest_label, _job_dots, _job_escapes, _job_wrong_status, _job_odd_status,
+    *(_job_drawn,) * 6,
     _pod_stolen_labels, _pod_other_uid, _pod_not_controlled, _pod_other_name, _pod_odd_index, _pod_odd_phase,
     _pod_huge, _config_map_huge, _child_stolen_labels, _child_foreign_owner, _child_huge, _node,
 )  # fmt: skip

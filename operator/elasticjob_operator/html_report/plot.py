@@ -48,11 +48,16 @@ class Scale:
         return round(self.start + part * (self.stop - self.start), 2)
 
 
+SMALLEST, LARGEST = 1e-300, 1e300  # distances of ticks, with which one can still compute
+
+
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round numbers that cover a range: steps of 1, 2 or 5 times a power of ten."""
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         return [low]
-    raw = (high - low) / count
+    raw = high / count - low / count  # of which neither is infinite
+    if not SMALLEST < raw < LARGEST:
+        return [low, high]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
     first = math.floor(low / step + 1e-9)
@@ -63,7 +68,8 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 def time_ticks(seconds: float) -> list[tuple[float, str]]:
     """(seconds since the start, label), at the usual steps of a clock."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800)
-    step = next((s for s in steps if seconds / s <= 8), steps[-1])
+    weeks = math.ceil(seconds / (8 * steps[-1]))
+    step = next((s for s in steps if seconds / s <= 8), steps[-1] * weeks)
     return [(t, clock(t)) for t in range(0, int(seconds) + 1, step)]
 
 

@@ -216,3 +216,14 @@ def unfilter(kind: int, line: bytearray, before: bytearray, size: int) -> None:
         estimate = left + up - corner
         nearest = min((left, up, corner), key=lambda v: abs(estimate - v))
         line[i] = (line[i] + (0, left, up, (left + up) // 2, nearest)[kind]) & 255
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 5e-324), (-1.7e308, 1.7e308), (0.0, 1.7e308), (1.0, 1.0000000000000002)]
+)
+def test_ticks_of_extremes(low: float, high: float) -> None:
+    assert 1 <= len(nice_ticks(low, high)) < 20
+
+
+def test_two_thousand_years_have_few_ticks() -> None:
+    assert len(time_ticks(2000 * 365 * 86400)) < 20

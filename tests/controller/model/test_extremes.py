@@ -1,0 +1,119 @@
+"""Every field that a tenant or a pod can write, with each of its extremes: a status comes of it, and no exception."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from chaos import extremes
+from controller.builders import NOW, TEMPLATE, make_agent, make_job, make_pod, make_spec, make_world
+from elasticjob_operator import api
+from elasticjob_operator.api import names, wire
+from elasticjob_operator.api.crd import structural_schema
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.hub import frames
+from elasticjob_operator.model.observe import observe_job, observe_pod
+from elasticjob_operator.plan.plan import Seen, plan
+from elasticjob_operator.pool.capacity import Pool, find_pool
+
+SPEC = {"replicas": 1, "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "template": TEMPLATE}
+FIELDS = [*extremes.list_fields(structural_schema(api.Spec)), *extremes.TEMPLATE]
+SETTINGS = manifests.Settings(hub_url="wss://hub:1")
+POOLS = (Pool("gpus", "nvidia.com/gpu"), Pool("cpus", "cpu"))
+OF_JOBS = (names.ANNOTATION_POOL, names.ANNOTATION_CODE, names.ANNOTATION_TRAINER)
+OF_PODS = (names.LABEL_JOB, names.LABEL_JOB_UID, names.LABEL_INDEX)
+
+
+def check(spec: Any, told: str, **metadata: Any) -> None:
+    """One pass over a job with this spec: what would be written can be written."""
+    identity = {"name": "j", "namespace": "evil", "uid": "u", "generation": 1}
+    job = observe_job({"metadata": {**identity, **metadata}, "spec": spec})
+    made = plan(Seen(job=job, now=NOW))
+    assert find_unwritable(made.status.dump()) == [], told
+    if job.spec is not None:
+        find_pool(POOLS, job.spec.template)
+        for new in made.create[:1]:
+            assert find_unwritable(manifests.build_pod(job, job.spec, new, SETTINGS)["metadata"]) == [], told
+
+
+def find_unwritable(value: Any, path: str = "") -> list[str]:
+    """Numbers that the API server cannot store, and long texts."""
+    if isinstance(value, dict):
+        return [found for name, inner in value.items() for found in find_unwritable(inner, f"{path}.{name}")]
+    if isinstance(value, list):
+        return [found for inner in value for found in find_unwritable(inner, f"{path}[]")]
+    if isinstance(value, int):
+        return [] if -(2**63) <= value < 2**63 else [f"{path}: a number of {value.bit_length()} bits"]
+    if isinstance(value, float):
+        return [] if math.isfinite(value) else [f"{path}: {value}"]
+    return [] if len(value or "") <= 300_000 else [f"{path}: {len(value)} characters"]
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: extremes.spell(field.path))
+def test_a_field_of_a_spec(field: extremes.Field) -> None:
+    for told, spec in extremes.each(SPEC, [field]):
+        check(spec, told)
+
+
+def test_two_fields_of_a_spec() -> None:
+    dice = random.Random(5)
+    for _ in range(500):
+        told, spec = extremes.draw(dice, SPEC, FIELDS, 2)
+        check(spec, told)
+
+
+@pytest.mark.parametrize("name", OF_JOBS)
+def test_an_annotation_or_a_label_of_a_job(name: str) -> None:
+    for text in extremes.TEXTS:
+        pooled = {**SPEC, "scaling": {"mode": "Goodput"}}
+        check(pooled, name, annotations={name: text}, labels={name: text})
+
+
+@pytest.mark.parametrize("name", OF_PODS)
+def test_a_label_of_a_pod(name: str) -> None:
+    labels = {names.LABEL_JOB: "j", names.LABEL_JOB_UID: "u", names.LABEL_INDEX: "0"}
+    for text in extremes.TEXTS:
+        raw = {"metadata": {"name": "p", "uid": "u", "labels": {**labels, name: text}}, "spec": {}, "status": {}}
+        pod = observe_pod(raw)
+        assert pod is None or 0 <= pod.index < 10**9
+
+
+def list_messages() -> Iterator[tuple[type[wire.State], dict[str, Any]]]:
+    store = {"address": "10.0.0.1", "port": 1}
+    failure = {"generation": 1, "rank": 0, "exitCode": 1, "message": "m"}
+    state = {"phase": "ready", "generation": 1, "store": store, "failure": failure}
+    yield wire.State, {"v": 1, "type": "state", "state": state}
+    yield wire.Hello, {"v": 1, "type": "hello", "agent": "a", "state": state}  # type: ignore[misc]
+    yield wire.Progress, {"v": 1, "type": "progress", "generation": 1, "step": 1, "totalSteps": 9}  # type: ignore[misc]
+    yield wire.Diagnosis, {"v": 1, "type": "diagnosis"}  # type: ignore[misc]
+
+
+def encode(message: Any) -> str:
+    return json.dumps(message)  # with NaN and Infinity, as an agent in Python would
+
+
+@pytest.mark.parametrize(("model", "message"), list(list_messages()), ids=lambda one: getattr(one, "__name__", ""))
+def test_a_field_of_an_agents_message(model: type[wire.State], message: dict[str, Any]) -> None:
+    job = make_job(make_spec(1, 1), status=api.Status(rendezvous=make_world(1), start_time="2026-01-01T00:00:00Z"))
+    agent = make_agent(0, "running", 1)
+    fields = list(extremes.list_fields(model.model_json_schema(by_alias=True)))
+    assert len(fields) > 4
+    taken = 0
+    for told, text in extremes.each(message, fields):
+        found = frames.decode(encode(text))
+        if isinstance(found, frames.Problem):
+            assert len(found.message) <= 1024, told
+            continue
+        taken += 1
+        said = replace(agent, progress=found) if isinstance(found, wire.Progress) else agent
+        if isinstance(found, (wire.State, wire.Hello)):
+            said = replace(agent, state=found.state)
+        made = plan(Seen(job=job, pods=(make_pod(0),), agents={"u0": said}, now=NOW))
+        assert find_unwritable(made.status.dump()) == [], told
+    assert taken > len(fields), "most fields have extremes that are allowed"
