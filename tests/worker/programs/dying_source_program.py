@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -92,11 +91,11 @@ def enter(process_groups: ProcessGroups, point: int, rank: int, size: int) -> An
     return dist.group.WORLD
 
 
-def leave_when_told(process_groups: ProcessGroups, pipe: int) -> None:
-    """What an agent does: the end of the dying rank is known to all after a while."""
+def leave_when_told(process_groups: ProcessGroups, pipe: int, is_out: threading.Event) -> None:
+    """What an agent and a session do: the end of the dying rank is known to all after a while, and frees them."""
     os.read(pipe, 1)  # until the rank that has the other end is gone
-    time.sleep(0.1)
-    process_groups.shut_down()
+    while not is_out.wait(0.1):
+        process_groups.shut_down()
 
 
 def queue_broadcasts() -> None:
@@ -125,8 +124,8 @@ def take_part(rank: int, point: int, pipe: int) -> None:
     memory, initial = make_memory(trained=rank < 2)
     process_groups = ProcessGroups("gloo", 60)
     flags = enter(process_groups, point, rank, 4)
-    broke = ""
-    teller = threading.Thread(target=leave_when_told, args=[process_groups, pipe], daemon=True)
+    broke, is_out = "", threading.Event()
+    teller = threading.Thread(target=leave_when_told, args=[process_groups, pipe, is_out], daemon=True)
     if rank:
         teller.start()
     try:
@@ -141,6 +140,7 @@ def take_part(rank: int, point: int, pipe: int) -> None:
     except RuntimeError as error:
         broke = str(error).splitlines()[0]
     if point >= 0:
+        is_out.set()
         teller.join()
         del flags
         process_groups.leave(broken=True)

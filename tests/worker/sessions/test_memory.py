@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy
+import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
+from elasticjob.sessions.recovery import StateLostError
 
 
 def ignore(*_: Any) -> None:
@@ -66,3 +70,63 @@ def test_a_step_of_a_warm_up_with_a_rate_of_zero_counts() -> None:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert calls == ["after"]
+
+
+def test_a_broken_step_draws_its_random_numbers_again() -> None:
+    memory, _ = make_memory()
+
+    def draw() -> list[float]:
+        return [random.random(), float(numpy.random.rand()), float(torch.rand(1))]
+
+    memory.begin()
+    before = draw()
+    memory.take_back(1, True, False)
+    assert draw() == before
+    memory.begin()
+    memory.commit()
+    assert draw() != before, "a step that is applied is not drawn again"
+
+
+@pytest.mark.parametrize(
+    ("before", "broken", "step"),
+    [
+        pytest.param([], "", 0, id="nothing was applied"),
+        pytest.param([], "dg", 1, id="the first step, by both"),
+        pytest.param([], "d", None, id="the first step, by one of two"),
+        pytest.param(["dg", "dg"], "g", None, id="a later one, by the session's own only"),
+        pytest.param(["d", "d"], "d", None, id="the other one never steps, or was to come"),
+        pytest.param(["ddg"], "dg", None, id="one that steps twice has stepped once"),
+        pytest.param(["ddg"], "ddg", 2, id="all of it"),
+        pytest.param(["ddg", "d"], "dg", None, id="fewer calls between do not count"),
+    ],
+)
+def test_a_loss_between_the_steps_of_two_optimizers(before: list[str], broken: str, step: int | None) -> None:
+    """`step`: that of the state; None if the state is torn."""
+    model = torch.nn.Linear(2, 1)
+    optimizers = {"g": torch.optim.SGD([model.weight], lr=0.5), "d": torch.optim.SGD([model.bias], lr=0.5)}
+    memory = Memory(ReplicatedModelState(model, optimizers["g"], (ignore, ignore)), None, {"d": optimizers["d"]})
+    memory.committed = 0
+    for one in before:
+        memory.begin()
+        for name in one:
+            memory.note_applied(optimizers[name])
+        memory.commit()
+    memory.begin()
+    for name in broken:
+        memory.note_applied(optimizers[name])
+    memory.take_back(1, True, False)
+    if step is None:
+        with pytest.raises(StateLostError):
+            memory.agree(None)
+    else:
+        memory.agree(None)
+        assert memory.committed == step
+
+
+def test_a_loss_after_a_step_was_counted_does_not_count_it_twice() -> None:
+    memory, optimizer = make_memory()
+    memory.begin()
+    memory.note_applied(optimizer)
+    memory.commit()
+    memory.take_back(1, True, False)
+    assert memory.committed == 0
