@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.collectives import messages, skeletons
+from elasticjob.data import generators
+from elasticjob.data.generators import Generators
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.sessions import recovery, transfer
 from elasticjob.sessions.model_state import ModelState
@@ -26,13 +28,15 @@ class Copy:
     step: int
     skeleton: Any
     tensors: list[torch.Tensor]
-    random: torch.Tensor
+    random: Generators | None
 
 
 class Memory:
     """The training state of one rank. A step begins, and is then committed or rolled back."""
 
-    def __init__(self, model_state: ModelState, sampler: Any, extras: dict[str, Any]) -> None:
+    def __init__(self, model_state: ModelState, sampler: Any, extras: dict[str, Any], can_go_back: bool = True) -> None:
+        """`can_go_back`: otherwise no step is ever repeated, and nobody pays for that."""
+        self._can_go_back = can_go_back
         self.model_state = model_state
         self.sampler = sampler
         self.virtual: VirtualRanks | None = None  # of the current world
@@ -40,27 +44,32 @@ class Memory:
         self._extras = extras
         self.applied = 0  # calls of the optimizer in the current step
         self._is_applying = False  # the optimizer has begun, and not ended
-        self._usual = 1  # calls of the optimizer in a complete step
+        # By name, "" for the session's own: calls in the current step, and the most in a complete one.
+        self._calls = dict.fromkeys(["", *(name for name, one in extras.items() if _is_optimizer(one))], 0)
+        self._usual = dict.fromkeys(self._calls, 1)
         self._clean = True  # no step is partially applied
         self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
         self.keep_place()
 
     def begin(self) -> None:
         self.applied, self._is_applying = 0, False
+        self._calls = dict.fromkeys(self._calls, 0)
 
     def note_applying(self) -> None:
         """Record that the optimizer begins to step."""
         self._is_applying = True
 
-    def note_applied(self) -> None:
-        """Record that the optimizer has stepped."""
+    def note_applied(self, optimizer: Any = None) -> None:
+        """Record that an optimizer has stepped: one of the extras, or else the session's own."""
         self._is_applying = False
         self.applied += 1
+        self._calls[next((name for name, one in self._extras.items() if one is optimizer), "")] += 1
 
     def commit(self) -> None:
         """Record that the step is applied on this rank."""
         self.committed += 1
-        self._usual, self.applied = max(self._usual, self.applied), 0
+        self._usual = {name: max(usual, self._calls[name]) for name, usual in self._usual.items()}
+        self.begin()
         if self.virtual is not None:
             self.virtual.commit()
         self.keep_place()
@@ -85,7 +94,14 @@ class Memory:
     def keep_place(self) -> None:
         """Save the position to which a broken step rolls back."""
         self._position = None if self.sampler is None else self.sampler.state_dict()
-        self._random = torch.get_rng_state()
+        self._random = generators.read() if self._can_go_back else None
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether each optimizer has stepped as often as it ever does. With several of them, and blocks in which not
+        all step, nobody knows whether one was still to come.
+        """
+        return all(self._calls[name] >= usual for name, usual in self._usual.items())
 
     def take_back(self, generation: int, was_last_batch: bool, was_ready: bool) -> None:
         """The world was lost during a step: keep the step if it was applied, otherwise roll it back.
@@ -93,11 +109,11 @@ class Memory:
         `was_ready`: all gradients were present on this rank, but perhaps not on all. Another rank may have applied the
         step, so the state before the step and the state after it are both kept.
         """
-        if self.applied >= self._usual and was_last_batch and not self._is_applying:
+        if self._is_whole and was_last_batch and not self._is_applying:
             self.commit()
         elif self.applied or self._is_applying:
             self._clean = False  # one of several optimizer calls may be missing, or a part of one
-        elif was_ready and self._usual == 1:
+        elif was_ready and list(self._usual.values()) == [1]:
             if self.virtual is not None:
                 self.virtual.buffers.undo()
             self.model_state.keep(self.committed, generation)
@@ -110,7 +126,7 @@ class Memory:
         self.begin()
         if self._position is not None:
             self.sampler.load_state_dict(self._position)
-        torch.set_rng_state(self._random)
+        generators.restore(self._random)
         self.model_state.optimizer.zero_grad()
         self.model_state.model.zero_grad()  # also of parameters that another optimizer has
         for extra in self._extras.values():
@@ -136,7 +152,7 @@ class Memory:
         self.model_state.load_part(value)
         self._load_others(value)
         self.committed, self._random = copy.step, copy.random
-        torch.set_rng_state(copy.random)
+        generators.restore(copy.random)
         self.model_state.optimizer.zero_grad()
 
     def agree(self, group: Any) -> None:
@@ -182,7 +198,7 @@ class Memory:
         value = skeletons.join(place.skeleton, [tensor.clone() for tensor in place.tensors])
         self._load_others(value)
         self._random = place.random
-        torch.set_rng_state(place.random)
+        generators.restore(place.random)
 
     def _state(self) -> dict[str, Any]:
         """The state that must be equal on all ranks, in the sections that are compared and sent."""
@@ -198,6 +214,10 @@ class Memory:
         if self.sampler is not None and value["position"] is not None:
             self.sampler.load_state_dict(value["position"])
         self._position = value["position"]
+
+
+def _is_optimizer(extra: Any) -> bool:
+    return isinstance(extra, torch.optim.Optimizer)
 
 
 def _forget_gradients(extra: Any) -> None:

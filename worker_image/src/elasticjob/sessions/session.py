@@ -88,7 +88,11 @@ class Session:
             if isinstance(extra, torch.optim.Optimizer):
                 hook(extra, hooks)
         self._growth = progress.batches.growth = growth
-        self._memory = Memory(self._model_state, sampler, extras if growth is None else {**extras, "growth": growth})
+        # A process group that the script created itself is bound to its world.
+        keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
+        client = control.connect() if keeps_memory else None
+        kept = extras if growth is None else {**extras, "growth": growth}
+        self._memory = Memory(self._model_state, sampler, kept, can_go_back=client is not None)
         self._is_replicated = build is None
         self.sampler = sampler
         self._on_world = on_world
@@ -99,9 +103,6 @@ class Session:
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
         device = _bind(self._model_state.device if build is None else None) if on_cuda else torch.device("cpu")
         groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout, device)
-        # A process group that the script created itself is bound to its world.
-        keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
-        client = control.connect() if keeps_memory else None
         if on_cuda and client is not None:
             logger.info(_SEEN)
         self._tells = client is not None and groups.is_queued  # how far the device is, as its agent cannot see it
@@ -311,10 +312,10 @@ class Session:
             dist.all_reduce(torch.zeros(1), group=self._worlds.groups.flags)
             self._ready = False
 
-    def _end_apply(self, *_: Any) -> None:
+    def _end_apply(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._fence.is_open:
             self._fence.end_applying()
-        self._memory.note_applied()
+        self._memory.note_applied(optimizer)
 
     def _break(self, error: Exception) -> None:
         """The world was lost during a step: roll the step back."""
