@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from elasticjob.peers import folder
+from elasticjob.peers import folder, records
+from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.records import CHUNK_BYTES
 
 
@@ -82,3 +84,45 @@ def test_a_link_out_of_the_directory_is_not_copied(tmp_path: Path) -> None:
     inside = folder.read_file(tmp_path / "in", tmp_path)
     assert inside is not None
     assert inside.link == "step-1"
+
+
+def record(root: Path) -> dict[str, records.File]:
+    found = {path: folder.read_file(root / path, root) for path in folder.scan(root)}
+    return {path: file for path, file in found.items() if file is not None}
+
+
+@pytest.mark.parametrize("instead", ["a link", "a link to nothing", "a file"])
+def test_a_folder_is_restored_where_the_script_has_put_something_else(tmp_path: Path, instead: str) -> None:
+    root = tmp_path / "files"
+    for name in ("best/deep", "step-2/deep"):
+        (root / name).mkdir(parents=True)
+        (root / name / "model.bin").write_bytes(name.encode())
+    recorded = record(root)
+    chunks = {digest_of(name.encode()): name.encode() for name in ("best/deep", "step-2/deep")}
+    shutil.rmtree(root / "best")
+    if instead == "a file":
+        (root / "best").write_bytes(b"")
+    else:
+        (root / "best").symlink_to("step-2" if instead == "a link" else "step-3")
+    folder.restore(root, "best/deep/model.bin", recorded["best/deep/model.bin"], chunks.__getitem__)
+    assert (root / "best/deep/model.bin").read_bytes() == b"best/deep"
+    assert (root / "step-2/deep/model.bin").read_bytes() == b"step-2/deep", "nothing is written through a link"
+
+
+def test_a_link_to_a_full_path_inside_is_recorded_like_a_relative_one(tmp_path: Path) -> None:
+    root = tmp_path / "files"
+    (root / "step-1").mkdir(parents=True)
+    (tmp_path / "same").symlink_to(root)
+    for name, target in (
+        ("latest", root / "step-1"),
+        ("by-another-name", tmp_path / "same" / "step-1"),
+        ("out", tmp_path),
+        ("itself", root / "itself"),
+        ("root", root),
+    ):
+        (root / name).symlink_to(target)
+    assert {path: file.link for path, file in record(root).items()} == {"latest": "step-1"}
+    assert {path: file.link for path, file in record(tmp_path / "same").items()} == {
+        "by-another-name": "step-1",
+        "latest": "step-1",
+    }

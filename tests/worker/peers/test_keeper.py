@@ -322,3 +322,24 @@ def test_a_changed_frame_is_refused() -> None:
         links[0].receive()  # the same frame again
     near.close()
     far.close()
+
+
+def test_the_end_of_a_world_does_not_wait_for_what_is_never_copied(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    (first.path / "a.pt").write_bytes(b"saved")
+    (first.path / "out").symlink_to("/etc")
+    (first.path / "latest").symlink_to(first.path / "a.pt")
+    for pod in (first, second):
+        pod.workers = Workers.DONE
+    gang.await_kept(first, 1)
+    ended = threading.Event()
+
+    def flush() -> None:
+        first.keeper.flush(1000.0)
+        ended.set()
+
+    threading.Thread(target=flush, daemon=True).start()
+    assert ended.wait(60)
+    assert gang.enter(second, gang.pod()) == [True] * 2
+    assert (second.path / "latest").readlink() == Path("a.pt")
