@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat.wrappers import strip, unwrap
 
 # There `async_save` copies device tensors only, and writes host tensors while training changes them.
 _SAVES_WHAT_CHANGES = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
-_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})  # torch.compile, activation checkpointing
 _MOST_NAMED = 5
 
 # Saving.
@@ -39,13 +39,6 @@ def collect(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
     if optimizer is not None:
         state["optimizer"] = _collect_optimizer(model, optimizer)
     return _copy(state) if _SAVES_WHAT_CHANGES else state
-
-
-def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The model without what only wraps it: below that, torch cannot set a state with modules that are used twice."""
-    while isinstance(model, torch.nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = getattr(model, "module", None) or model._orig_mod  # type: ignore[assignment]
-    return model
 
 
 def _collect_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -64,7 +57,7 @@ def list_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list
     Raises ConfigurationError if one is not in the model: it would be missing in every checkpoint.
     """
     model = unwrap(model)
-    known = {parameter: _strip(name) for name, parameter in model.named_parameters()}
+    known = {parameter: strip(name) for name, parameter in model.named_parameters()}
     found = [known.get(one, "") for group in optimizer.param_groups for one in group["params"]]
     if not all(found):
         raise ConfigurationError(
@@ -72,11 +65,6 @@ def list_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list
             " contain them: give Checkpointer a module with all parameters that are trained."
         )
     return found
-
-
-def _strip(name: str) -> str:
-    """The name of a parameter without the modules that only wrap others."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _is_flat(model: torch.nn.Module) -> bool:

@@ -13,6 +13,7 @@ from elasticjob.torchcompat import (
     sharding,
     versions,
     workers,
+    wrappers,
 )
 from elasticjob.torchcompat.probe import Probe
 
@@ -27,6 +28,7 @@ PROBES: tuple[Probe, ...] = (
     *workers.PROBES,
     *forking.PROBES,
     *versions.PROBES,
+    *wrappers.PROBES,
 )
 
 
