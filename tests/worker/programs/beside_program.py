@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,10 +39,8 @@ class LateLane:
     def register(self, data: torch.Tensor) -> bool:
         if self.registers:
             self.registered.add(data.data_ptr())
+            weakref.finalize(data, self.registered.remove, data.data_ptr())
         return self.registers
-
-    def unregister(self, data: torch.Tensor) -> None:
-        self.registered.remove(data.data_ptr())
 
     def queue(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._copies = list(copies)

@@ -8,26 +8,22 @@ read, and the processor does not wait at all.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
-_log = logging.getLogger("elasticjob.checkpoint.lanes")
+from elasticjob.torchcompat import host_memory
 
 
 class Lane(Protocol):
-    """What snapshots need of a device. Apart from `register`, `unregister` and `wait` for the training's thread."""
+    """What snapshots need of a device. Apart from `register` and `wait` for the training's thread."""
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether this tensor is on the device."""
 
     def register(self, data: torch.Tensor) -> bool:
-        """Let the device copy into this host memory. False if it cannot."""
-
-    def unregister(self, data: torch.Tensor) -> None:
-        """Before the memory is freed."""
+        """Let the device copy into this host memory, until the tensor is freed. False if it cannot."""
 
     def queue(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Copy each second tensor into the first one, after all that the training has queued until now."""
@@ -65,28 +61,7 @@ class CudaLane:
         return tensor.device == self._device
 
     def register(self, data: torch.Tensor) -> bool:
-        with torch.cuda.device(self._device):
-            try:
-                code = int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0))  # type: ignore[no-untyped-call]
-            except (RuntimeError, AttributeError) as error:
-                _log.debug("cudaHostRegister: %s", error)
-                return False
-            if code:
-                _log.debug("cudaHostRegister: error %d", code)
-                self._forget_error()
-            return code == 0
-
-    def unregister(self, data: torch.Tensor) -> None:
-        with torch.cuda.device(self._device):
-            if int(torch.cuda.cudart().cudaHostUnregister(data.data_ptr())):  # type: ignore[no-untyped-call]
-                self._forget_error()
-
-    def _forget_error(self) -> None:
-        """CUDA keeps the last error of a thread, and torch's next call in it would raise that one."""
-        try:
-            torch.zeros(1, device=self._device)
-        except RuntimeError as error:
-            _log.debug("cleared: %s", error)
+        return host_memory.register(data, self._device)
 
     def queue(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

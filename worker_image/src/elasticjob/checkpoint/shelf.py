@@ -7,7 +7,6 @@ So a process that is killed in the middle leaves the snapshot before.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -30,9 +29,8 @@ _ALIGN = 64
 class Registrar(Protocol):
     """A device that copies faster into host memory that it knows."""
 
-    def register(self, data: torch.Tensor) -> bool: ...
-
-    def unregister(self, data: torch.Tensor) -> None: ...
+    def register(self, data: torch.Tensor) -> bool:
+        """Until the tensor is freed. False if it cannot."""
 
 
 class SnapshotError(RuntimeError):
@@ -164,13 +162,7 @@ class _Memory:
     def __init__(self, path: Path, size: int, registrar: Registrar | None) -> None:
         """Raises SnapshotError if there is no room."""
         self._mapped, self.data = _map(path, size)
-        self._registrar = registrar
         self.is_registered = registrar is not None and registrar.register(self.data)
-
-    def __del__(self) -> None:
-        if getattr(self, "is_registered", False) and self._registrar is not None:
-            with contextlib.suppress(Exception):  # the interpreter ends
-                self._registrar.unregister(self.data)
 
 
 def _map(path: Path, size: int) -> tuple[mmap.mmap, torch.Tensor]:

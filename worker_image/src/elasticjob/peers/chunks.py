@@ -17,6 +17,8 @@ from typing import Final
 from elasticjob.peers import records
 from elasticjob.peers.records import Record
 
+_MEASURE_SECONDS: Final = 1.0  # between two looks at the size of all files
+_MEASURE_PART: Final = 20.0  # so many times as long as a look takes: a twentieth of the time
 _YOUNG: Final = 600.0  # seconds for which a chunk that no record has named is kept: it may belong to the next one
 
 
@@ -41,6 +43,8 @@ class ChunkStore:
         self._named = _find_named(self.read_records())  # chunks of the records that are kept
         self._touched: dict[str, float] = {}  # other chunks: when they were asked for or stored
         self._lock = threading.Lock()
+        self._size = 0  # of both folders, as it was measured and with what was stored since ...
+        self._measure_at = 0.0  # ... and when it is measured again
 
     def has(self, digest: str) -> bool:
         """Whether this chunk is there. It is then kept for a while, even if no record names it yet."""
@@ -76,8 +80,17 @@ class ChunkStore:
             self._touched[digest] = time.monotonic()
 
     def _make_room(self, size: int) -> None:
-        if self._limit is not None and size + _size_of(self._chunks) + _size_of(self._beside) > self._limit:
+        if self._limit is None:
+            return
+        began = time.monotonic()
+        if began >= self._measure_at:
+            self._size = _size_of(self._chunks) + _size_of(self._beside)
+            took = time.monotonic() - began
+            self._measure_at = began + max(_MEASURE_SECONDS, _MEASURE_PART * took)  # of many files that takes long
+        if size + self._size > self._limit:
+            self._measure_at = 0.0  # there may be room again
             raise FullError
+        self._size += size
 
     def _write(self, path: Path, data: bytes) -> None:
         part = path.with_suffix(".part")

@@ -40,6 +40,7 @@ class View:
     written: Files = field(default_factory=dict)  # finished files that were not restored
     gone: frozenset[str] = frozenset()
     unready: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()  # of these: what holds a link, socket or pipe that cannot be copied
 
     def as_report(self, copies: int) -> Report:
         return Report(self.written, self.gone, self.unready, copies)
@@ -74,13 +75,15 @@ class Directory:
         if workers is not Workers.BROKEN and any(entry_of(path) not in self._unready for path in fresh):
             self._read_finished(now, fresh, pids, is_same, ended=ended)
         unknown = [path for path in paths if not self._is_known(path)]
-        torn = {entry_of(path) for path in unknown if folder.can_copy(self.root / path, self.root)}
+        able = {path for path in unknown if folder.can_copy(self.root / path, self.root)}
+        torn = set(map(entry_of, able))
         unready = self._watch.find_unready(now, self._unready | torn, ended=ended).union(map(entry_of, unknown))
         ready = {path: self._known[path] for path in paths if entry_of(path) not in unready}
         return View(
             written={path: known.file for path, known in ready.items() if not known.restored},
             gone=frozenset(path for path in self._find_gone(record) if entry_of(path) not in unready),
             unready=unready,
+            left_out=frozenset(map(entry_of, set(unknown) - able)) - torn,
         )
 
     def _read_finished(

@@ -44,23 +44,38 @@ def scan_one(path: Path) -> Stat | None:
 def can_copy(path: Path, root: Path) -> bool:
     """Whether this is a file, or a link inside of `root`."""
     try:
-        if not path.is_symlink():
-            return path.is_file()
-        link = path.readlink()
-        is_plain = not link.is_absolute() and ".." not in link.parts
-        return is_plain and (path.parent / link).resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # it is gone, or a link to itself
+        return read_link(path, root) is not None if path.is_symlink() else path.is_file()
+    except OSError:  # it is gone
         return False
+
+
+def read_link(path: Path, root: Path) -> str | None:
+    """Where a link points to, relative to its folder; None if that is not below it, or outside of `root`.
+
+    A link to a full path means the same in each pod, and is recorded like a relative one. Raises OSError.
+    """
+    link = path.readlink()
+    if link.is_absolute():
+        inside = next((link.relative_to(one) for one in (root, root.resolve()) if link.is_relative_to(one)), None)
+        if inside is None:
+            return None
+        link = Path(os.path.relpath(root / inside, path.parent))
+    try:
+        is_inside = (path.parent / link).resolve().is_relative_to(root.resolve())
+    except RuntimeError:  # a link to itself
+        return None
+    return link.as_posix() if is_inside and ".." not in link.parts and link.parts else None
 
 
 def read_file(path: Path, root: Path) -> File | None:
     """The file's size and digests; None if it is gone, or is nothing that can be copied."""
     try:
         stat = path.lstat()
-        if not can_copy(path, root):
-            return None
         if path.is_symlink():
-            return File(0, 0, (), path.readlink().as_posix(), stat.st_mtime_ns)
+            link = read_link(path, root)
+            return None if link is None else File(0, 0, (), link, stat.st_mtime_ns)
+        if not path.is_file():
+            return None
         digests = tuple(digest_of(chunk) for chunk in read_chunks(path))
     except OSError:
         return None
@@ -136,7 +151,7 @@ def _find_written(descriptor: Path, root: Path, process: Path) -> str:
 def restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) -> None:
     """Write one file, and let it appear whole. `fetch` returns a chunk by its digest, and may raise. Raises OSError."""
     target = root / path
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_folders(root, target.parent)
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
     part = root / f"{_MARK}{os.getpid()}"
@@ -153,6 +168,16 @@ def restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) ->
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _make_folders(root: Path, folder: Path) -> None:
+    """Make folders below `root`. A file or a link in the place of one is removed: nothing is written through a link."""
+    place = root
+    for part in folder.relative_to(root).parts:
+        place /= part
+        if place.is_symlink() or place.is_file():
+            place.unlink()
+        place.mkdir(exist_ok=True)
 
 
 def remove_all_but(root: Path, kept: Collection[str]) -> None:

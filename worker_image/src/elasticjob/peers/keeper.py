@@ -91,6 +91,7 @@ class Keeper:
         self._closed = threading.Event()
         self._full_until = 0.0  # there is no room for own copies
         self._is_cut_off = False  # rank 0 could not be reached
+        self._left_out: frozenset[str] = frozenset()  # at the last look: entries that will never be copied
         self._server = Server(address, key, self._handle)
         threading.Thread(target=self._run, name="elasticjob-keeper", daemon=True).start()
 
@@ -134,7 +135,11 @@ class Keeper:
                 self._world.is_ending = True
         while self._look_at_workers()[0] is Workers.DONE and time.monotonic() < deadline:
             report = self._turn()
-            if report is None or self._is_cut_off or (records.covers(self.record, report) and self._is_known()):
+            if (
+                report is None
+                or self._is_cut_off
+                or (records.covers(self.record, report, self._left_out) and self._is_known())
+            ):
                 return
             time.sleep(_LOOK_SECONDS / 3)
 
@@ -181,7 +186,7 @@ class Keeper:
                 copies = self._copy(world, view.written)
             except ChangedError:
                 return Report(unready=frozenset(map(records.entry_of, view.written)))
-            report = view.as_report(copies)
+            report, self._left_out = view.as_report(copies), view.left_out
             if world.peers.over:
                 return None
             urgent = world.is_urgent if world.lead is None else world.lead.has_news

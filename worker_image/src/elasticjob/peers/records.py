@@ -187,9 +187,9 @@ def name_of(record: Record | None) -> str:
     return "" if record is None else record.name
 
 
-def covers(record: Record | None, report: Report) -> bool:
-    """Whether everything in this report is in the record."""
-    if report.unready:
+def covers(record: Record | None, report: Report, left_out: Collection[str] = ()) -> bool:
+    """Whether everything in this report is in the record, apart from entries that are left out for good."""
+    if not report.unready <= set(left_out):
         return False
     files: Files = {} if record is None else record.files
     return all(files.get(path) == file for path, file in report.files.items()) and not report.gone & files.keys()

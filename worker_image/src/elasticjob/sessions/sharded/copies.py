@@ -47,11 +47,12 @@ class Exchange(threading.Thread):
             logger.debug("Step %d: no copy of the shards: %s", self.step, error)
 
     def _exchange(self) -> None:
+        self.mine.wait()
         plain, data = messages.to_tensor(self.mine.text), self.mine.data
         sizes = torch.tensor([plain.numel(), data.numel(), skeletons.digest(data) - _SIGNED])
         text_size, size, digest = self._swap(sizes, torch.zeros(3, dtype=torch.int64)).tolist()
         text = self._swap(plain, torch.empty(text_size, dtype=torch.uint8))
-        received = self._swap(data, prepare(size, self._old, data.is_pinned()))
+        received = self._swap(data, prepare(size, self._old))
         if skeletons.digest(received) - _SIGNED != digest:
             logger.warning("Step %d: rank %d's shards arrived damaged and are not used.", self.step, self.source)
             return

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from elasticjob.collectives import plaindata, skeletons
+from elasticjob.torchcompat import host_memory
 from elasticjob.torchcompat.sharding import DTensor, Replicate, Shard
 
 _LOCAL = "elasticjob.shard"  # the key that marks a shard in the data of a state
@@ -93,10 +94,14 @@ def put_together(parts: Sequence[Any]) -> Any:
 
 @dataclass
 class Parcel:
-    """A rank's part in one piece of host memory: its plain data, and the bytes of its tensors."""
+    """A rank's part in one piece of host memory: its plain data, and the bytes of its tensors.
+
+    A device copies into it in the order of the training, while the processor goes on: `wait` before it is read.
+    """
 
     text: str
     data: torch.Tensor  # uint8
+    copied: Any = None  # the event after the copies of a device
 
     @classmethod
     def pack(cls, state: Any, buffer: torch.Tensor | None = None) -> Parcel:
@@ -104,13 +109,23 @@ class Parcel:
         tensors: list[torch.Tensor] = []
         skeleton = skeletons.split(take_local(state, torch.Tensor.detach), tensors)
         size = sum(_align(slot.size) for slot in skeletons.find_slots(skeleton))
-        parcel = cls(plaindata.encode(skeleton, "shards"), prepare(size, buffer, any(one.is_cuda for one in tensors)))
+        device = next((one.device for one in tensors if one.is_cuda), None)
+        parcel = cls(plaindata.encode(skeleton, "shards"), prepare(size, buffer, device))
         for piece, tensor in zip(parcel.view(skeleton), tensors, strict=True):
-            piece.copy_(tensor)
+            piece.copy_(tensor, non_blocking=tensor.is_cuda)
+        if device is not None:
+            parcel.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            parcel.copied.record(torch.cuda.current_stream(device))
         return parcel
+
+    def wait(self) -> None:
+        """Wait until the device has copied everything."""
+        if self.copied is not None:
+            self.copied.synchronize()
 
     def unpack(self) -> Any:
         """The part, of tensors that share the parcel's memory."""
+        self.wait()
         skeleton = plaindata.decode(self.text)
         return skeletons.join(skeleton, list(self.view(skeleton)))
 
@@ -122,11 +137,14 @@ class Parcel:
             start += _align(slot.size)
 
 
-def prepare(size: int, buffer: torch.Tensor | None, pinned: bool = False) -> torch.Tensor:
-    """Host memory of so many bytes: `buffer` if it has the size."""
+def prepare(size: int, buffer: torch.Tensor | None, device: torch.device | None = None) -> torch.Tensor:
+    """Host memory of so many bytes, which this device knows: `buffer` if it has the size."""
     if buffer is not None and buffer.numel() == size:
         return buffer
-    return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    data = torch.empty(size, dtype=torch.uint8)
+    if device is not None and size:
+        host_memory.register(data, device)
+    return data
 
 
 def _align(size: int) -> int:
