@@ -62,3 +62,18 @@ def test_what_contradicts_the_job_is_told_before_a_pod_runs(
 def test_a_volume_of_the_template_keeps_its_name(jobs: Jobs, name: str) -> None:
     jobs.create("clash", spec_of(pod={"volumes": [{"name": name, "emptyDir": {}}]}))
     jobs.await_world("clash", 1)
+
+
+def test_a_failed_container_beside_the_trainer_is_named(jobs: Jobs) -> None:
+    spec = spec_of()
+    template = spec["template"]
+    template["spec"]["containers"].append(
+        {"name": "proxy", "image": "a/b:1", "command": ["sh", "-c", "sleep 3; exit 7"]}
+    )
+    template["metadata"] = {"annotations": {"elasticjob.dev/trainer-container": "worker"}}
+    jobs.create("beside", spec)
+    jobs.await_world("beside", 1)
+    told = wait_for(lambda: c if (c := jobs.condition("beside", "Degraded")).get("status") == "True" else None, "told")
+    assert told["reason"] == "SidecarFailed"
+    assert told["message"].startswith("beside-worker-0: container 'proxy' ended with exit code 7")
+    jobs.await_world("beside", 1)

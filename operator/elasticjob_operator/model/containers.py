@@ -102,6 +102,18 @@ def find_sick_device(status: Raw) -> str:
     return ""
 
 
+def find_dead_sidecar(status: Raw, trainer: str) -> str:
+    """The first container beside the trainer that has failed, with its exit code; "" if none has.
+
+    With `restartPolicy: Never`, nobody restarts it. One that ended with 0 had done its work.
+    """
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if container.get("name") != trainer and ended.get("exitCode"):
+            return f"container {container.get('name')!r} ended with exit code {ended['exitCode']}"
+    return ""
+
+
 def _look_at_init_containers(spec: Raw, status: Raw) -> tuple[Exit | None, Raw]:
     """The exit of a failed init container, and the waiting state of one that blocks the trainer.
 

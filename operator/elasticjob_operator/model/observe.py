@@ -44,6 +44,7 @@ class Pod:
     waiting_message: str = ""
     exit: Exit | None = None
     disruption: str = ""  # reason of the DisruptionTarget condition
+    dead_sidecar: str = ""  # a container beside the trainer that has failed
     sick_device: str = ""  # a device of its own that the kubelet reports as unhealthy
     reason: str = ""  # status.reason, for example Evicted or NodeLost
     message: str = ""
@@ -224,6 +225,7 @@ def observe_pod(raw: Raw) -> Pod | None:
         waiting_message=found.waiting_message,
         exit=found.exit,
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
+        dead_sidecar=containers.find_dead_sidecar(status, trainer) if found.runs else "",
         sick_device=containers.find_sick_device(status),
         reason=status.get("reason") or "",
         message=status.get("message") or "",

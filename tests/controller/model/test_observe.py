@@ -10,7 +10,7 @@ import pytest
 from controller.builders import TEMPLATE
 from elasticjob_operator import api
 from elasticjob_operator.api import podtemplate
-from elasticjob_operator.model import observe, topology
+from elasticjob_operator.model import containers, observe, topology
 from elasticjob_operator.model.containers import Exit
 from elasticjob_operator.model.observe import Node
 from elasticjob_operator.times import format_time, parse_time
@@ -349,3 +349,17 @@ def test_an_unknown_device_is_told(limits: dict[str, Any], nproc: int | str, tol
 def test_equal_templates_have_equal_hashes() -> None:
     assert podtemplate.template_hash({"a": 1, "b": 2}) == podtemplate.template_hash({"b": 2, "a": 1})
     assert podtemplate.template_hash({"a": 1}) != podtemplate.template_hash({"a": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "told"),
+    [
+        pytest.param("proxy", {"terminated": {"exitCode": 1}}, "container 'proxy' ended with exit code 1", id="failed"),
+        pytest.param("proxy", {"terminated": {"exitCode": 0}}, "", id="had done its work"),
+        pytest.param("proxy", {"running": {}}, "", id="runs"),
+        pytest.param("trainer", {"terminated": {"exitCode": 1}}, "", id="the trainer itself"),
+    ],
+)
+def test_a_container_beside_the_trainer_that_has_failed(name: str, state: dict[str, Any], told: str) -> None:
+    status = {"containerStatuses": [{"name": name, "state": state}]}
+    assert containers.find_dead_sidecar(status, "trainer") == told
