@@ -1,0 +1,46 @@
+"""Two ranks of a session train a model with a parameter that no pass uses, without and with DDP's option for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+import elasticjob
+from elasticjob.errors import ConfigurationError
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x).sum()
+
+
+def tell(check: str, result: object) -> None:
+    print(json.dumps({"check": check, "result": result}), flush=True)
+
+
+torch.manual_seed(0)
+options: dict[str, Any] = {"ddp": {"find_unused_parameters": True}} if sys.argv[1] == "with" else {}
+model = Model()
+before = model.used.weight.detach().clone()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = elasticjob.Session(model=model, optimizer=optimizer, **options)
+error = ""
+try:
+    for _ in range(2):
+        with session.step():
+            session.backward(session.model(torch.full((1, 2), float(session.rank + 1))))
+            optimizer.step()
+            optimizer.zero_grad()
+except (ConfigurationError, RuntimeError) as said:
+    error = str(said)
+tell("error", error)
+tell("unchanged", torch.equal(before, model.used.weight))
+tell("weight", model.used.weight.flatten().tolist())
+session.close()
