@@ -7,7 +7,7 @@ around the same module. The parameters stay the same objects, so the optimizer i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -117,6 +117,9 @@ class ModelState(Protocol):
     def compared(self) -> dict[str, Any]:
         """What must be equal bit by bit on all ranks with the same part: the parameters and the optimizer's state."""
 
+    def check_gradients(self) -> None:
+        """All gradients of a step are here, and none is applied. Raises ConfigurationError if not all were reduced."""
+
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         """Do not reduce gradients while they are accumulated."""
 
@@ -146,10 +149,14 @@ class ElasticModel(torch.nn.Module):
         self.module = module
         # Not registered as a submodule: its parameters would be counted twice.
         self.__dict__["ddp"] = None
+        self.has_run = False  # DDP, for a backward pass, since somebody looked
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         ddp = self.__dict__["ddp"]
-        return self.module(*args, **kwargs) if ddp is None else ddp(*args, **kwargs)
+        if ddp is None:
+            return self.module(*args, **kwargs)
+        self.has_run = self.has_run or torch.is_grad_enabled()
+        return ddp(*args, **kwargs)
 
 
 class ReplicatedModelState:
@@ -160,10 +167,19 @@ class ReplicatedModelState:
     lone_shards = ()
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks, reduces: bool = True
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        hooks: StepHooks,
+        reduces: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`reduces=False`: somebody else sends the parameters at the start and adds the gradients; there is no DDP."""
+        """`reduces=False`: somebody else sends the parameters at the start and adds the gradients; there is no DDP.
+
+        `options` are the arguments of each DDP.
+        """
         check_model(model)
+        self._options = dict(options or {})
         self._reduces = reduces
         self.model = ElasticModel(model)
         self.optimizer = optimizer
@@ -191,7 +207,7 @@ class ReplicatedModelState:
         ):
             return
         devices = [self.device] if self.device.type == "cuda" else None
-        self.model.__dict__["ddp"] = torch_ddp.make_ddp(self._module, devices, sync)
+        self.model.__dict__["ddp"] = torch_ddp.make_ddp(self._module, devices, sync, self._options)
 
     def pack(self, hold: Callable[[], None]) -> None:
         """Nothing to do: every rank has everything in memory."""
@@ -232,6 +248,25 @@ class ReplicatedModelState:
         if self.model.__dict__["ddp"] is None:
             self._wrap(sync=False)
         return ()
+
+    def check_gradients(self) -> None:
+        has_run, self.model.has_run = self.model.has_run, False
+        ddp = self.model.__dict__["ddp"]
+        if not has_run or ddp is None or ddp.find_unused_parameters or ddp.static_graph:
+            return
+        ignored = getattr(ddp, "parameters_to_ignore", ())
+        unused = [
+            name
+            for name, one in self._module.named_parameters()
+            if one.grad is None and one.requires_grad and name not in ignored
+        ]
+        if unused:
+            raise ConfigurationError(
+                f"the backward pass has left {len(unused)} trainable parameters without a gradient ({unused[0]!r}), and"
+                " DDP has reduced no gradient that shares a message with theirs. Session(..., ddp="
+                '{"find_unused_parameters": True}) trains such a model; or set requires_grad to False for parameters'
+                " that are never used."
+            )
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         ddp = self.model.__dict__["ddp"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ class Session:
     `backward(loss)` replaces `loss.backward()` (see `VirtualRanks`). `growth` fits the learning rate to a larger batch
     (see `BatchGrowth`).
 
+    `ddp` are further arguments of the DistributedDataParallel of each world, such as `find_unused_parameters`,
+    `static_graph`, `broadcast_buffers` and `gradient_as_bucket_view`. A model with trainable parameters that a backward
+    pass does not use needs the first one: otherwise the first step of several ranks raises ConfigurationError.
+
     `on_world(session)` is called on all ranks of each new world, before training starts: the place to create objects
     that belong to one world, such as a `Checkpointer`. If `session.committed` is -1 there, no rank has a state: load
     the checkpoint, and set `session.committed` to the number of its last step.
@@ -79,11 +83,14 @@ class Session:
         copy_every: int = 0,
         on_world: Callable[[Session], None] | None = None,
         growth: BatchGrowth | None = None,
+        ddp: Mapping[str, Any] | None = None,
         **extras: Any,
     ) -> None:
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
-        self._model_state = make_model_state(model, optimizer, build, shards, copy_every, hooks, not self._is_virtual)
+        self._model_state = make_model_state(
+            model, optimizer, build, shards, copy_every, hooks, not self._is_virtual, ddp
+        )
         for extra in extras.values():
             if isinstance(extra, torch.optim.Optimizer):
                 hook(extra, hooks)
@@ -303,6 +310,8 @@ class Session:
         self._worlds.interrupter.allowed = False
         if self._fence.is_open:
             self._fence.begin_applying(self._agree)
+        if not self._memory.applied:  # a script may drop the gradients between the steps of two optimizers
+            self._model_state.check_gradients()
         self._memory.note_applying()
 
     def _agree(self) -> None:

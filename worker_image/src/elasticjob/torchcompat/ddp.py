@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -14,11 +16,15 @@ _DDP = "torch.nn.parallel.DistributedDataParallel.__init__"
 CAN_SKIP_SYNC = probe.takes(_DDP, "init_sync")  # since torch 2.7
 
 
-def make_ddp(module: torch.nn.Module, devices: Sequence[torch.device] | None, sync: bool) -> DistributedDataParallel:
+def make_ddp(
+    module: torch.nn.Module,
+    devices: Sequence[torch.device] | None,
+    sync: bool,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> DistributedDataParallel:
     """DDP around a module. If `sync`, or if torch requires it, rank 0's parameters are sent to all ranks."""
-    if not CAN_SKIP_SYNC:
-        return DistributedDataParallel(module, device_ids=devices)
-    return DistributedDataParallel(module, device_ids=devices, init_sync=sync)
+    how = dict(options) if not CAN_SKIP_SYNC else {**options, "init_sync": sync}
+    return DistributedDataParallel(module, device_ids=devices, **how)
 
 
 PROBES = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -230,6 +230,9 @@ class ShardedModelState:
         }
         optimizer.load_state_dict({**state, "state": states})
 
+    def check_gradients(self) -> None:
+        """Nothing to check: FSDP2 reduces the gradients of each module when they are there."""
+
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         return self._accumulate() if active else contextlib.nullcontext()
 
@@ -277,8 +280,11 @@ def make_model_state(
     copy_every: int,
     hooks: StepHooks,
     reduces: bool,
+    ddp: Mapping[str, Any] | None = None,
 ) -> ModelState:
     """Raises ConfigurationError if the arguments of a session do not fit together."""
+    if ddp is not None and (build is not None or not reduces):
+        raise ConfigurationError("Session(ddp=...): neither a sharded model nor virtual ranks use DDP; leave it out.")
     if build is not None and model is None and optimizer is None:
         if shards is not None and shards < 1:
             raise ConfigurationError(f"Session(shards={shards}): shards must be at least 1.")
@@ -286,5 +292,5 @@ def make_model_state(
             raise ConfigurationError(f"Session(copy_every={copy_every}): a number of steps, or 0 for no copies.")
         return ShardedModelState(build, hooks, shards, ShardCopies(copy_every) if copy_every else None)
     if build is None and shards is None and not copy_every and model is not None and optimizer is not None:
-        return ReplicatedModelState(model, optimizer, hooks, reduces)
+        return ReplicatedModelState(model, optimizer, hooks, reduces, ddp)
     raise ConfigurationError("Session takes either a model and an optimizer, or build= (with shards=, copy_every=).")
