@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -15,14 +16,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 LABELS = {"app.kubernetes.io/managed-by": "elasticjob-operator", "elasticjob.dev/job-name": "none"}
 LESS_THAN = "<" * 1_000_000  # the API server writes six bytes for each
-TENANT = "hostile"
+TENANTS = (f"hostile-{number}" for number in itertools.count())  # one for each test: a namespace is long in going
 
 
 @pytest.fixture
 def tenant(cluster: Cluster) -> Iterator[str]:
-    cluster.make_namespace(TENANT)
-    yield TENANT
-    remove_namespace(cluster, TENANT)
+    name = next(TENANTS)
+    cluster.make_namespace(name)
+    yield name
+    remove_namespace(cluster, name)
 
 
 def post_nested_job(cluster: Cluster, namespace: str, name: str, depth: int) -> None:
