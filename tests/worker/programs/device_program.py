@@ -1,7 +1,7 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
-Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, fsdp, hsdp, copies), LAST (step), KILL
-("step:rank" in the first world, in the middle of the step), SWALLOW (an `except Exception` for each batch), MOMENTUM,
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, connection, fsdp, hsdp, copies), LAST (step),
+KILL ("step:rank" in the first world, in the middle of the step), SWALLOW (an `except Exception` for each batch), MOMENTUM,
 DIE_PACKING (a rank).
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -55,7 +57,8 @@ class Script:
         given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[0]}
         if KIND in SHARDED:
             given = {"build": self.build, **SHARDED[KIND]}
-        on_world = self.enter if KIND == "groups" else None
+        self.connections: list[socket.socket] = []
+        on_world = {"groups": self.enter, "connection": self.connect}.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
 
@@ -70,6 +73,16 @@ class Script:
 
     def enter(self, _: Session) -> None:
         self.group = dist.new_group() if dist.get_world_size() > 1 else None
+
+    def connect(self, _: Session) -> None:
+        """As to a database or a service for metrics, whenever a world begins."""
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.connections.append(socket.create_connection(self.server.getsockname()))
+        self.connections.append(self.server.accept()[0])
+
+    def count_ended(self) -> int:
+        """Of the script's own connections."""
+        return sum(bool(select.select([one], [], [], 0)[0]) for one in self.connections)
 
     def train(self) -> None:
         loader = DataLoader(TensorDataset(self.x, self.y), batch_sampler=self.sampler)
@@ -125,7 +138,12 @@ class Script:
             "rank": self.session.rank,
             "generation": self.session.generation,
         }
-        row |= {"norm": flat.double().norm().item(), "size": self.session.world_size, "t": time.time()}
+        row |= {
+            "norm": flat.double().norm().item(),
+            "size": self.session.world_size,
+            "t": time.time(),
+            "ended": self.count_ended(),
+        }
         with self.lines.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
 

@@ -137,3 +137,11 @@ def test_shards_that_were_not_gathered_are_no_state(tmp_path: Path, undisturbed:
     for row in agent.rows:
         norms.setdefault(row["step"], set()).add(row["norm"])
     check(norms, undisturbed("copies"))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+def test_the_connections_of_a_script_outlive_a_world(tmp_path: Path, backend: str) -> None:
+    """Only the world's own are shut down after a loss, and not those that a script opens in `on_world`."""
+    agent, norms = train(tmp_path, KIND="connection", KILL=KILLED, BACKEND=backend)
+    assert max(norms) == 24
+    assert {row["ended"] for row in agent.rows} == {0}
