@@ -1,8 +1,8 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, connection, fsdp, hsdp, copies), LAST (step),
-KILL ("step:rank" in the first world, in the middle of the step), SWALLOW (an `except Exception` for each batch), MOMENTUM,
-DIE_PACKING (a rank).
+KILL ("step:rank" in the first world, in the middle of the step), SWALLOW (an `except Exception` for each batch),
+MOMENTUM, DIE_PACKING (a rank).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
 from elasticjob.sessions.promises import Promises
 from elasticjob.sessions.recovery import StateLostError
-from elasticjob.torchcompat import failures
+from elasticjob.torchcompat import failures, groups
 
 logger = logging.getLogger("elasticjob")
 
@@ -254,7 +254,7 @@ class Worlds:
             self._enter(called)
             with progress.transfer.measure():
                 self._memory.agree(self.groups.flags)
-            with self.groups.owning():  # a Checkpointer's groups, for example
+            with groups.creations_in(self.groups.owning):  # those of a Checkpointer, for example
                 self._on_world()
             self.hold()
         except StateLostError as lost:

@@ -17,6 +17,7 @@ _WORLD = "torch.distributed.distributed_c10d._world"
 _COUNT = f"{_WORLD}.group_count"
 _GROUPS = f"{_WORLD}.pg_map"
 _NAMES = f"{_WORLD}.pg_names"
+_MAKE = "torch.distributed.distributed_c10d._new_process_group_helper"
 _ENTERED = "torch._C._distributed_c10d.ProcessGroup._get_sequence_number_for_group"
 _RECORDER = "torch._C._distributed_c10d._dump_fr_trace_json"
 _STORE = "torch.distributed.distributed_c10d._get_default_store"
@@ -125,6 +126,28 @@ def replaced(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
             setattr(dist, name, original)
 
 
+@contextlib.contextmanager
+def creations_in(context: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Within the block, each group is created in such a context; where torch hides that, the whole block is in one."""
+    make = probe.find(_MAKE)
+    if make is None:
+        with context():
+            yield
+        return
+
+    def make_in_context(*args: Any, **options: Any) -> Any:
+        with context():
+            return make(*args, **options)
+
+    module: Any = probe.find(_MAKE.rpartition(".")[0])
+    name = _MAKE.rpartition(".")[2]
+    setattr(module, name, make_in_context)
+    try:
+        yield
+    finally:
+        setattr(module, name, make)
+
+
 def count_collectives() -> int | None:
     """The collectives that this process has entered, in all groups; None where torch does not tell. Never raises."""
     if probe.find(_ENTERED) is None:
@@ -177,6 +200,12 @@ PROBES = (
         (_NAMES,),
         "a session with NCCL waits until torch has destroyed them, and ends if that fails",
         lambda: isinstance(probe.find(_NAMES), dict),
+    ),
+    Probe(
+        "connections that a script opens when a world begins outlive the world",
+        (_MAKE,),
+        "after a loss they end like those of the world",
+        probe.has_all(_MAKE),
     ),
     Probe(
         "checked() compares calls through the store of the world",
