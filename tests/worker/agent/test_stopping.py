@@ -35,9 +35,11 @@ def test_the_child_of_a_shell_may_save_too(hub: FakeHub, pods: Pods, tmp_path: P
     shell.write_text(f"python {PROGRAMS / 'ej_stop.py'} {tmp_path} plain | cat\necho over\n")
     pod = pods.start("pod-0", "--no-python", "bash", str(shell))
     hub.wait_for((tmp_path / "trains-1").exists, what="it trains")
-    pods.start("pod-1", "--no-python", "bash", str(shell))
+    other = pods.start("pod-1", "--no-python", "bash", str(shell))
     hub.wait_for_world(2)
     assert (tmp_path / "saved-1").exists(), pod.log
+    hub.stop()  # below a shell, nothing ends a script whose agent is killed
+    assert {pod.wait(), other.wait()} == {0}
 
 
 def test_a_script_that_fails_while_it_saves_is_told(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
