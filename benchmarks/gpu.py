@@ -171,6 +171,9 @@ def render_row(label: str, say: Callable[[Values], str], found: Mapping[str, Any
         measured = ""
     failures = [one.partition(": found")[0] for one in found["failures"]]
     holds = "yes" if not failures else "**no**: " + _escape(failures[0])
+    missed = [one["limit"] for one in found.get("goals") or () if not one["met"]]
+    if missed:
+        holds += f"; **goal of {missed[0]} missed**"
     return f"| {label} | {holds} | {_escape(measured)} |"
 
 

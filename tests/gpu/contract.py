@@ -74,7 +74,7 @@ def two_communicators(check: Report, folder: Path) -> None:
     found = {}
     for how, rows in (("sequential", sequential), ("parallel", parallel)):
         found[how] = [(row["ended"], row["seconds"]) for row in _find(rows, "aborted")]
-    alone = [(row["ended"], row["seconds"]) for row in _find(sequential, "first")]
+    alone = [(row["ended"], row["seconds"]) for row in _find(sequential, "alone")]
     returned = [row["within"] for row in _find(creation, "returned") if row["rank"] == 0]
     check.measure(**found, firstAlone=alone, creationReturnsWithoutPeer=returned)
     check.expect(

@@ -59,7 +59,7 @@ def time_plain(x: torch.Tensor) -> dict[str, float]:
     def step(*, waits: bool) -> None:
         torch.autograd.backward(find_loss(model, x))
         if waits and not DRY:
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             event.synchronize()
         optimizer.step()

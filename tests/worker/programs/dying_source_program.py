@@ -95,7 +95,7 @@ def leave_when_told(process_groups: ProcessGroups, pipe: int, is_out: threading.
     """What an agent and a session do: the end of the dying rank is known to all after a while, and frees them."""
     os.read(pipe, 1)  # until the rank that has the other end is gone
     while not is_out.wait(0.1):
-        process_groups.shut_down()
+        process_groups.abort()
 
 
 def queue_broadcasts() -> None:

@@ -9,10 +9,11 @@ from worker.gang_helper import PROGRAMS, run_gang
 POINTS = range(-1, 13)  # operations of the dying rank; -1: it lives
 
 
-@pytest.fixture(scope="module", params=["host", "device"])
-def results(request: pytest.FixtureRequest) -> dict[str, object]:
+@pytest.fixture(scope="module")
+def results() -> dict[str, object]:
+    """On a device. Over gloo, a receiver whose tensor has arrived in part may wait until its agent ends it."""
     points = ",".join(map(str, POINTS))
-    (member,) = run_gang(PROGRAMS / "dying_source_program.py", 1, request.param, points, timeout=240)
+    (member,) = run_gang(PROGRAMS / "dying_source_program.py", 1, "device", points, timeout=240)
     return member.results
 
 

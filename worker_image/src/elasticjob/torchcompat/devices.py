@@ -1,8 +1,9 @@
 """Waiting until a device has done what is queued on it.
 
 With gloo a collective is done when its `wait()` returns, and a lost peer is an exception there. On a device `wait()`
-only makes a stream wait: the processor runs ahead, and learns nothing. Who has to know asks the device here, and sleeps
-meanwhile instead of polling, because the processor is also needed to hear that a peer was lost.
+only makes a stream wait: the processor runs ahead, and learns nothing. Who has to know asks the device here. The wait
+polls without Python's lock, as `tensor.item()` does, so the thread that hears of a loss goes on beside it. A wait that
+sleeps instead (an event with `blocking=True`) wakes late: up to 2.6 ms of a step of 24 ms were measured on an H200.
 """
 
 from __future__ import annotations
@@ -40,6 +41,6 @@ def find_wait(backend: str, device: torch.device) -> Wait | None:
 
 def _wait_for_cuda(device: torch.device) -> None:
     """What the current stream has to wait for, such as the reduction of gradients, is waited for too."""
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     event.synchronize()
