@@ -16,6 +16,7 @@ MAX_COUNT: Final = 2**53  # the integers up to here are exact in every reader of
 
 _CUT: Final = " … "
 _LINE: Final = 1024  # bytes
+_LONGEST: Final = 6  # bytes of one character in JSON
 _UNREADABLE: Final = re.compile("[\x00\ud800-\udfff]")  # Python has file names that are not UTF-8 as lone surrogates
 
 
@@ -51,6 +52,8 @@ def read_number(value: dict[str, Any], key: str, default: float | None = None) -
 def clean(value: Any) -> Any:
     """The same value with readable texts; members of it that are numbers which JSON cannot have are left out."""
     if isinstance(value, str):
+        if value.isascii() and "\x00" not in value:
+            return value
         return _UNREADABLE.sub("\ufffd", value)
     if isinstance(value, dict):
         return {clean(name): clean(inner) for name, inner in value.items() if not _is_beyond(inner)}
@@ -68,6 +71,8 @@ def _is_beyond(value: Any) -> bool:
 def fit(text: str, limit: int) -> str:
     """A readable text of at most `limit` bytes of JSON. What is cut out is nearer to its beginning than to its end."""
     text = clean(text)
+    if _LONGEST * len(text) + 2 <= limit:
+        return text
     shown, keep = text, min(len(text), limit)
     while _measure(shown) > limit:
         shown = text[: keep // 4] + _CUT + text[len(text) - (keep - keep // 4) :]
