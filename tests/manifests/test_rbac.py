@@ -211,11 +211,18 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     jobs.patch("life", {"template": template})
     operator.await_request("pods/resize", "patch")
 
-    # A node on which it failed is tainted for everybody.
+    # A node on which jobs of two namespaces have failed is tainted for everybody.
     world = jobs.status("life")["rendezvous"]
     fault = {"node": world["members"][0]["node"], "count": 2, "lastTime": format_time(time.time())}
-    kube.request("PATCH", f"{jobs.path}/life/status", {"status": {"nodeFaults": [fault]}}, content_type=MERGE)
-    operator.await_request("nodes", "patch")
+    others = jobs.path.replace(f"/namespaces/{place}/", "/namespaces/default/")
+    paused = {"spec": spec | {"runPolicy": {"suspend": True}}, "metadata": {"name": "witness"}}
+    kube.request("POST", others, {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob"} | paused)
+    try:
+        for path in (f"{jobs.path}/life", f"{others}/witness"):
+            kube.request("PATCH", f"{path}/status", {"status": {"nodeFaults": [fault]}}, content_type=MERGE)
+        operator.await_request("nodes", "patch")
+    finally:
+        kube.request("DELETE", f"{others}/witness")
 
     # Written by another version of the operator: everything that is not a pod is brought up to date.
     changes = {
