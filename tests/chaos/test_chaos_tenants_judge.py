@@ -131,7 +131,7 @@ def test_only_a_warning_or_a_condition_names_an_object() -> None:
 
 
 def test_one_seed_gives_the_same_objects_and_each_kind_that_is_watched() -> None:
-    made = [list(hostile.make_all(seed, PREY, 60)) for seed in (3, 3, 4)]
+    made = [list(hostile.make_all(seed, PREY, 240)) for seed in (3, 3, 4)]
     assert made[0] == made[1] != made[2]
     kinds = {one.kind for one in made[0] + made[2]}
     assert kinds == {"ElasticJob", "Pod", "Node", *hostile.CHILDREN}

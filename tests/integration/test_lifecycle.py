@@ -224,7 +224,7 @@ class TestBadInput:
 
     def test_a_template_that_the_api_server_rejects(self, jobs: Jobs) -> None:
         spec = light_spec()
-        spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "a lot"}}
+        spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}
         jobs.create("bad", spec)
         failed = jobs.await_condition("bad", "Failed")
         assert failed["reason"] == "InvalidTemplate"

@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
 MOST_UNWRITABLE = 1000  # jobs
-# A pod does not start before its network policy, its certificate and its group exist; other objects can come later.
-_GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP)
+# A pod does not start before its network policy and its certificate exist; a group keeps nobody out, and other objects can come later.
+_GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP)
+_FIRST = (*_GUARDS, Kind.POD_GROUP)
 
 
 class DirectiveSink(Protocol):
@@ -255,7 +256,7 @@ class Applier:
 
     async def _write_child(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
         path = path_of(body["apiVersion"], manifests.resource_of(child, self.served).plural, job.namespace)
-        urgency = Urgency.NORMAL if child.kind in _GUARDS else Urgency.LATER
+        urgency = Urgency.NORMAL if child.kind in _FIRST else Urgency.LATER
         try:
             return await self._api.request("POST", path, body, urgency=urgency)
         except ApiError as error:

@@ -83,7 +83,6 @@ REFUSALS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Inval
 GUARDS = (
     Child(Kind.NETWORK_POLICY, "digits-workers"),
     Child(Kind.CONFIG_MAP, "digits-ca", (("ca.crt", "PEM"),)),
-    Child(Kind.POD_GROUP, "digits", (("flavour", "volcano"), ("minMember", 1))),
 )
 
 
