@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
 MOST_UNWRITABLE = 1000  # jobs
-# A pod does not start before its network policy and its certificate exist; a group keeps nobody out, and other objects can come later.
+# No pod starts before its network policy and its certificate are there. A group keeps nobody out.
 _GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP)
 _FIRST = (*_GUARDS, Kind.POD_GROUP)
 
