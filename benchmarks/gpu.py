@@ -191,12 +191,18 @@ def find_name(run: Run) -> str:
     return f"gpu-{card}-{run['date'][:16].replace(':', '').replace('T', '-')}.json"
 
 
+def without_output(run: Run) -> dict[str, Any]:
+    """A run without what its processes printed, which names the files of one machine. Pure."""
+    checks = [{name: value for name, value in check.items() if name != "output"} for check in run["checks"]]
+    return {**run, "checks": checks}
+
+
 def add(file: Path) -> Path:
     run = json.loads(file.read_text())
     if run["dry"]:
         raise SystemExit(f"{file} is of a dry run, without a device.")
     kept = RESULTS / find_name(run)
-    kept.write_text(json.dumps(run, indent=1) + "\n")
+    kept.write_text(json.dumps(without_output(run), indent=1) + "\n")
     return kept
 
 

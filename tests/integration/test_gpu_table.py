@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -54,3 +56,19 @@ def test_a_check_that_has_not_measured_has_an_empty_cell() -> None:
 
 def test_the_name_of_a_file_has_the_card_and_the_time() -> None:
     assert gpu.find_name(make_run()) == "gpu-nvidia-h100-80gb-hbm3-2026-11-26-1025.json"
+
+
+def test_a_missed_goal_is_shown_beside_what_holds() -> None:
+    goals = [{"name": "part", "value": 0.02, "limit": 0.01, "met": False}]
+    row = gpu.render_row(*gpu.ROWS["hang"], make_check("hang", secondsUntilBlocked=4) | {"goals": goals})
+    assert row.endswith("| yes; **goal of 0.01 missed** | seen after 4 s |")
+    row = gpu.render_row(*gpu.ROWS["hang"], make_check("hang") | {"goals": [goals[0] | {"met": True}]})
+    assert "missed" not in row
+
+
+def test_what_is_kept_names_no_file_of_the_machine_that_ran_it() -> None:
+    printed = make_check("hang") | {"output": ["#5 <module> from /somewhere/program.py:158"]}
+    assert gpu.without_output(make_run(printed)) == make_run(make_check("hang"))
+    kept = gpu.read_runs()
+    assert kept and kept == [gpu.without_output(run) for run in kept]
+    assert not re.search(r"/\w+/\w", "".join(json.dumps(run["checks"]) for run in kept))
