@@ -46,6 +46,13 @@ def live(cluster: Cluster, namespace: str, capfdbinary: pytest.CaptureFixture[by
     return call
 
 
+def create_job(cluster: Cluster, namespace: str) -> None:
+    """The job `digits`, whose status names two ranks."""
+    given.install_crd(cluster)
+    cluster.kube.request("POST", f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs", given.manifest())
+    given.write_status(cluster, namespace, "digits", given.running_status())
+
+
 def start_worker(cluster: Cluster, namespace: str, index: int, *arguments: str, path: str = "") -> None:
     """A pod with one worker, whose environment is as an agent sets it."""
     body = given.pod_object("digits", index, "")
@@ -68,9 +75,7 @@ def is_running(cluster: Cluster, namespace: str, name: str) -> bool:
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_exec_debug_and_cp_in_real_pods(live: Run, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    given.install_crd(cluster)
-    cluster.kube.request("POST", f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs", given.manifest())
-    given.write_status(cluster, namespace, "digits", given.running_status())
+    create_job(cluster, namespace)
     folder = tmp_path / "stacks"
     folder.mkdir()
     start_worker(cluster, namespace, 0)
@@ -111,9 +116,7 @@ def test_exec_debug_and_cp_in_real_pods(live: Run, cluster: Cluster, namespace: 
 @pytest.mark.timeout(300)
 def test_a_terminal_obeys_no_pod(live: Run, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     """Who looks into a pod reads what its author made it say: a clipboard, a title and earlier lines are not theirs."""
-    given.install_crd(cluster)
-    cluster.kube.request("POST", f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs", given.manifest())
-    given.write_status(cluster, namespace, "digits", given.running_status())
+    create_job(cluster, namespace)
     for name in ("py-spy", "tar"):
         program = tmp_path / name
         said = "\\033]52;c;ZXZpbA==\\007\\033]0;owned\\007\\r caf\\303\\251\\n"

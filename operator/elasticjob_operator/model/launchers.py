@@ -11,7 +11,9 @@ from pathlib import PurePosixPath
 
 from elasticjob_operator.api.names import RENDEZVOUS_BACKEND
 
-_AGENTS = ("torchrun", "elasticjob-run", "torch.distributed.run", "torch.distributed.launch", "elasticjob.run")
+_PROGRAMS = ("torchrun", "elasticjob-run")
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "elasticjob.run")
+_AGENTS = (*_PROGRAMS, *_MODULES)
 _LAUNCHERS = ("deepspeed", "mpirun", "mpiexec", "horovodrun", "srun")
 _SHELLS = ("sh", "bash", "dash")
 _WRAPPERS = ("env", "exec", "nice", "nohup", "tini", "dumb-init", "--")
@@ -62,7 +64,7 @@ def find_overriding(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_torchrun(word: str) -> bool:
-    return PurePosixPath(word).name in ("torchrun", "elasticjob-run") or word in _AGENTS[2:]
+    return PurePosixPath(word).name in _PROGRAMS or word in _MODULES
 
 
 def _split(command: Sequence[str]) -> list[str]:

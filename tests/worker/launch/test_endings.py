@@ -54,7 +54,7 @@ ENDS = {
     "unrelated": End("try: 1 / 0\nexcept ZeroDivisionError: raise SystemExit(3) from None", None),
     "arguments": End(
         "import argparse\nargparse.ArgumentParser().parse_args()",
-        "arguments.py: error: unrecognized arguments: --local-rank=0 (torch.distributed.launch adds it",
+        "arguments.py: error: unrecognized arguments: --local-rank=0",
     ),
     "value": End(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--local-rank', choices=['x'])\np.parse_args()",

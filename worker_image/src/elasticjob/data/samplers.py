@@ -87,9 +87,9 @@ class ElasticDistributedSampler(Sampler[list[int]]):
 
     `data` is the dataset or its length. Batch sizes are in samples; `micro_batch_size` defaults to a rank's whole
     share in the present world. `rank` and `world_size` default to the launcher's; in a session they follow its worlds,
-    for each sampler of the script. With `virtual_ranks`, each global batch is divided over
-    this number of virtual ranks, whatever the size of the world (see `VirtualRanks`). Raises ConfigurationError for an
-    empty dataset and for an invalid size or rank.
+    for each sampler of the script. With `virtual_ranks`, each global batch is divided over this number of virtual
+    ranks, whatever the size of the world (see `VirtualRanks`). Raises ConfigurationError for an empty dataset and for
+    an invalid size or rank.
     """
 
     def __init__(

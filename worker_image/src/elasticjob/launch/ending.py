@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any
 
 _MOST_MEMBERS = 3  # of a group of exceptions that are named
-_LOCAL_RANK = "unrecognized arguments: --local-rank", "unrecognized arguments: --local_rank"
 
 
 def note(error: BaseException) -> None:
@@ -85,10 +84,7 @@ def _find_words_of_argparse(error: SystemExit) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if exits is None or not frames or frames[-1].f_code is not exits.__code__:
         return ""
-    said = str(frames[-1].f_locals.get("message") or "").strip()
-    if any(one in said for one in _LOCAL_RANK):
-        said += " (torch.distributed.launch adds it: start with torchrun, and read the variable LOCAL_RANK)"
-    return said
+    return str(frames[-1].f_locals.get("message") or "").strip()
 
 
 def _walk_group(error: BaseException) -> Iterator[BaseException]:

@@ -61,9 +61,7 @@ def make_absolute(script: str) -> str:
 def run(argv: Sequence[str]) -> None:
     """Run `SCRIPT ARGUMENTS` or `-m MODULE ARGUMENTS`. Returns at the end of the script, or raises what it raises."""
     sys.modules["__main__"] = _make_main()
-    if (
-        "__mp_main__" in sys.modules
-    ):  # the name by which spawned processes call it, given when multiprocessing is imported
+    if "__mp_main__" in sys.modules:  # as spawned processes call it, once multiprocessing is imported
         sys.modules["__mp_main__"] = sys.modules["__main__"]
     sys.orig_argv = [sys.executable, "-u", *argv]
     lead_path(find_first_entry(argv))

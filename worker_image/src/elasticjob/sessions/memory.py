@@ -42,7 +42,6 @@ class Memory:
         self.virtual: VirtualRanks | None = None  # of the current world
         self.committed = -1  # the last step applied on this rank; -1: none, or a joiner
         self._extras = extras
-        self.applied = 0  # calls of the optimizer in the current step
         self._is_applying = False  # the optimizer has begun, and not ended
         # By name, "" for the session's own: calls in the current step, and the most in a complete one.
         self._calls = dict.fromkeys(["", *(name for name, one in extras.items() if _is_optimizer(one))], 0)
@@ -51,8 +50,13 @@ class Memory:
         self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
         self.keep_place()
 
+    @property
+    def applied(self) -> int:
+        """Calls of all optimizers in the current step."""
+        return sum(self._calls.values())
+
     def begin(self) -> None:
-        self.applied, self._is_applying = 0, False
+        self._is_applying = False
         self._calls = dict.fromkeys(self._calls, 0)
 
     def note_applying(self) -> None:
@@ -62,7 +66,6 @@ class Memory:
     def note_applied(self, optimizer: Any = None) -> None:
         """Record that an optimizer has stepped: one of the extras, or else the session's own."""
         self._is_applying = False
-        self.applied += 1
         self._calls[next((name for name, one in self._extras.items() if one is optimizer), "")] += 1
 
     def commit(self) -> None:
