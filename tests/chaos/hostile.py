@@ -290,20 +290,29 @@ def _config_map_huge(dice: random.Random, name: str, prey: Prey) -> Hostile:
     return child("ConfigMap", "huge", name, prey, meta={"labels": MANAGED}, data={"x": dice.choice("<>&") * BIG})
 
 
-def _child_stolen_labels(dice: random.Random, name: str, prey: Prey) -> Hostile:
-    return child(dice.choice(sorted(CHILDREN)), "stolen-labels", name, prey, meta={"labels": stolen(prey)})
+def _stolen_labels(dice: random.Random, prey: Prey) -> Object:
+    return {"labels": stolen(prey)}
 
 
-def _child_foreign_owner(dice: random.Random, name: str, prey: Prey) -> Hostile:
+def _foreign_owner(dice: random.Random, prey: Prey) -> Object:
     """It says that it belongs to a job, but to none that exists, or to none that would have it."""
     uid = dice.choice((prey.uid, "00000000-0000-0000-0000-000000000001"))
-    meta = {"labels": {**stolen(prey), names.LABEL_JOB: "x"}, "ownerReferences": owner(uid, prey.name)}
-    return child(dice.choice(sorted(CHILDREN)), "foreign-owner", name, prey, meta=meta)
+    return {"labels": {**stolen(prey), names.LABEL_JOB: "x"}, "ownerReferences": owner(uid, prey.name)}
 
 
-def _child_huge(dice: random.Random, name: str, prey: Prey) -> Hostile:
-    meta = {"labels": stolen(prey), "annotations": {"x": dice.choice("<>&") * 250_000}}
-    return child(dice.choice(sorted(CHILDREN)), "huge", name, prey, meta=meta)
+def _huge(dice: random.Random, prey: Prey) -> Object:
+    return {"labels": stolen(prey), "annotations": {"x": dice.choice("<>&") * 250_000}}
+
+
+def _child_of(kind: str) -> Case:
+    """An object of this kind in each round, so that no kind depends on the dice."""
+
+    def case(dice: random.Random, name: str, prey: Prey) -> Hostile:
+        claim = dice.choice((_stolen_labels, _foreign_owner, _huge))
+        return child(kind, claim.__name__.strip("_").replace("_", "-"), name, prey, meta=claim(dice, prey))
+
+    case.__name__ = f"_{kind.lower()}"
+    return case
 
 
 def _node(dice: random.Random, name: str, prey: Prey) -> Hostile:
@@ -319,7 +328,7 @@ CASES: tuple[Case, ...] = (
     _job_long_name, _job_longest_label, _job_dots, _job_escapes, _job_wrong_status, _job_odd_status,
     *(_job_drawn,) * 6,
     _pod_stolen_labels, _pod_other_uid, _pod_not_controlled, _pod_other_name, _pod_odd_index, _pod_odd_phase,
-    _pod_huge, _config_map_huge, _child_stolen_labels, _child_foreign_owner, _child_huge, _node,
+    _pod_huge, _config_map_huge, *(_child_of(kind) for kind in CHILDREN), _node,
 )  # fmt: skip
 
 
