@@ -100,7 +100,7 @@ def drain_during_a_rescale(stage: Stage) -> None:
 
 
 def again_while_the_old_ones_train(stage: Stage) -> None:
-    """The same name again, while the first job's pods still train: it waits without retries."""
+    """The same name again, while the first job's pods still train under its policy: it waits without retries."""
     begin(stage)
     old = stage.jobs.pods(stage.name)
     path = f"{stage.jobs.path}/{stage.name}"
@@ -116,6 +116,8 @@ def again_while_the_old_ones_train(stage: Stage) -> None:
     for pod in old:
         name = pod["metadata"]["name"]
         stage.jobs.kube.request("DELETE", f"/api/v1/namespaces/{stage.jobs.namespace}/pods/{name}")
+    policies = f"/apis/networking.k8s.io/v1/namespaces/{stage.jobs.namespace}/networkpolicies"
+    stage.jobs.kube.request("DELETE", f"{policies}/{stage.name}-workers")  # no pod starts under a policy of others
     stage.jobs.await_world(stage.name, 1, timeout=2 * PATIENCE)
     assert not {p["metadata"]["uid"] for p in old} & {p["metadata"]["uid"] for p in stage.jobs.pods(stage.name)}
 

@@ -231,9 +231,7 @@ class Applier:
         elif metadata.get("deletionTimestamp") is not None:
             self._held.add(job.key)
         else:
-            raise ApiError(
-                409, "NameTaken", f"a pod named {name} exists, but does not belong to this job: rename it or the job"
-            )
+            raise refusals.name_taken("pod", name)
 
     async def _delete_pod(self, job: Job, deletion: Deletion) -> None:
         path = path_of("v1", "pods", job.namespace, deletion.name)
@@ -275,8 +273,7 @@ class Applier:
         path = path_of(body["apiVersion"], manifests.resource_of(child, self.served).plural, job.namespace, child.name)
         found = await self._api.request("GET", path)
         if ownership.owner_of(found["metadata"])[1] != job.uid:
-            message = f"a {child.kind} named {child.name} exists, but does not belong to this job: rename it or the job"
-            raise ApiError(409, "NameTaken", message)
+            raise refusals.name_taken(str(child.kind), child.name)
         change = manifests.correct_child(child.kind, found, body)
         if not change:
             return found

@@ -79,6 +79,12 @@ def name_unserved(kind: Kind, version: str) -> ApiError | None:
     return None
 
 
+def name_taken(kind: str, name: str) -> ApiError:
+    """What a job is told one of whose objects cannot be made, because another has its name."""
+    said = f"a {kind} named {name} exists, but does not belong to this job: delete it or rename the job"
+    return ApiError(409, "NameTaken", said)
+
+
 def name_child(kind: Kind, error: ApiError) -> ApiError:
     """The rejection of an object that is no pod, told as such; any other error is returned as it is."""
     if kind is Kind.AUTOSCALER and is_refusal(error) and error.reason != _NO_AUTOSCALER:

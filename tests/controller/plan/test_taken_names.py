@@ -64,7 +64,7 @@ async def test_a_taken_name_is_left_alone(kind: Kind, owner: str, tmp_path: Path
         job = make_job()
         applier = Applier(api, cache, Silent(), Settings(hub_url=""), "me")
         outcome = await applier.apply(job, "5", Plan(job.status, ensure=(Child(kind, "x", CHILDREN[kind]),)), NOW)
-        taken = f"a {kind} named x exists, but does not belong to this job: rename it or the job"
+        taken = f"a {kind} named x exists, but does not belong to this job: delete it or rename the job"
         if kind is Kind.AUTOSCALER:
             assert outcome.problem == ("AutoscalerRefused", f"elasticPolicy.metrics has no effect: {taken}")
         else:
