@@ -127,7 +127,7 @@ def main() -> int:
     parser.add_argument("--health-faults", type=int, default=50, help="of ranks and nodes, to be located")
     parser.add_argument("--health-kinds", nargs="+", choices=health.KINDS, default=health.KINDS, help="only these")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of hostile tenants")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
     parser.add_argument("--soak-jobs", type=int, default=200)
     parser.add_argument("--soak-workers", type=int, default=5)

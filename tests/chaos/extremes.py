@@ -7,10 +7,18 @@ operator has to bear.
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import BaseModel
+
+from elasticjob_operator.api import names, wire
+from elasticjob_operator.integrations.kueue import names as kueue
+from elasticjob_operator.model.reading import LAST_APPLIED
+from elasticjob_operator.model.topology import LABELS
 
 Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
@@ -24,6 +32,8 @@ NUMBERS: tuple[Any, ...] = (
     *(2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**30),
 )
 OTHERS: tuple[Any, ...] = (None, True, [], {}, [None], {"": ""})
+DEEPEST: Any = json.loads("[" * 300 + "]" * 300)
+LONGEST: tuple[Any, ...] = ([0] * 3_000, ["x"] * 3_000, [{}] * 3_000, {str(number): number for number in range(3_000)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class Field:
     schema: Schema
 
     def extremes(self) -> tuple[Any, ...]:
-        """The values to try: the limits and what is just beyond them, then what is of any other kind."""
+        """The values to try: the limits and what is just beyond them, what is longest and deepest, and other kinds."""
         kind, schema = self.schema.get("type"), self.schema
         low, high = schema.get("minimum"), schema.get("maximum")
         limits = [value for limit in (low, high) if limit is not None for value in (limit - 1, limit, limit + 1)]
@@ -45,7 +55,7 @@ class Field:
         if kind == "boolean":
             return (*OTHERS, "true", 1)
         own = (*NUMBERS, *TEXTS) if kind != "string" else (*TEXTS, *NUMBERS)
-        return (*schema.get("enum", ()), *limits, *own, *OTHERS)
+        return (*schema.get("enum", ()), *limits, *own, *OTHERS, *LONGEST, DEEPEST)
 
 
 def list_fields(schema: Schema, definitions: Schema | None = None, path: Path = ()) -> Iterator[Field]:
@@ -111,4 +121,35 @@ _PATHS: tuple[Path, ...] = (
 TEMPLATE: tuple[Field, ...] = (
     *(Field(("template", *path), _TEXT) for path in _PATHS),
     Field(("template", "spec", "terminationGracePeriodSeconds"), _COUNT),
+)
+
+# What is read of the metadata of any object: a name that is added to these modules is drawn from then on.
+_NAMED = ("ANNOTATION_", "LABEL_", "TAINT_", "PREBUILT")
+METADATA: tuple[str, ...] = tuple(
+    sorted(
+        {text for module in (names, kueue) for name, text in vars(module).items() if name.startswith(_NAMED)}
+        - {names.LABEL_APP_VALUE}
+        | {names.LABEL_APP, LAST_APPLIED, *LABELS}
+    )
+)
+
+
+def draw_metadata(dice: random.Random, count: int) -> dict[str, str]:
+    """So many of the annotations or labels that the operator reads, with extremes."""
+    return {name: str(dice.choice((*TEXTS, *NUMBERS)))[:100_000] for name in dice.sample(METADATA, count)}
+
+
+# The messages of an agent, each with an example to which extremes are put.
+_STORE = {"address": "10.0.0.1", "port": 1}
+_FAILURE = {"generation": 1, "rank": 0, "exitCode": 1, "message": "m"}
+_STATE = {"phase": "ready", "generation": 1, "store": _STORE, "failure": _FAILURE}
+_EXAMPLES: tuple[tuple[type[BaseModel], dict[str, Any]], ...] = (
+    (wire.State, {"v": 1, "type": "state", "state": _STATE}),
+    (wire.Hello, {"v": 1, "type": "hello", "agent": "a", "state": _STATE}),
+    (wire.Progress, {"v": 1, "type": "progress", "generation": 1, "step": 1, "totalSteps": 9}),
+    (wire.Diagnosis, {"v": 1, "type": "diagnosis"}),
+)
+MESSAGES: tuple[tuple[str, list[Field], dict[str, Any]], ...] = tuple(
+    (example["type"], list(list_fields(model.model_json_schema(by_alias=True))), example)
+    for model, example in _EXAMPLES
 )

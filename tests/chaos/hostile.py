@@ -173,8 +173,13 @@ FIELDS = (*extremes.list_fields(structural_schema(api.Spec)), *extremes.TEMPLATE
 def _job_drawn(dice: random.Random, name: str, prey: Prey) -> Hostile:
     """One or two fields of the API with extremes; most of these the API server refuses."""
     _, spec = extremes.draw(dice, spec_of(), list(FIELDS), dice.choice((1, 1, 2)))
-    note = dice.choice((names.ANNOTATION_POOL, names.ANNOTATION_CODE, names.ANNOTATION_TRAINER))
-    return job("drawn", name, prey, spec, annotations={note: str(dice.choice(extremes.TEXTS))[:1000]})
+    return job("drawn", name, prey, spec)
+
+
+def _job_metadata(dice: random.Random, name: str, prey: Prey) -> Hostile:
+    """Annotations that the operator reads, and that anybody may write."""
+    scaling = {"mode": dice.choice(("Goodput", "Fixed"))}
+    return job("metadata", name, prey, spec_of(scaling=scaling), annotations=extremes.draw_metadata(dice, 2))
 
 
 WRONG_STATUS: tuple[Object, ...] = (
@@ -265,6 +270,11 @@ def _pod_odd_phase(dice: random.Random, name: str, prey: Prey) -> Hostile:
     return pod("odd-status", name, prey, status, labels=stolen(prey))
 
 
+def _pod_metadata(dice: random.Random, name: str, prey: Prey) -> Hostile:
+    """Claims to be a worker, with annotations as the operator writes them."""
+    return pod("metadata", name, prey, labels=stolen(prey), annotations=extremes.draw_metadata(dice, 2))
+
+
 def _pod_huge(dice: random.Random, name: str, prey: Prey) -> Hostile:
     return pod("huge", name, prey, labels=stolen(prey), annotations={"x": dice.choice("<&") * 250_000})
 
@@ -319,14 +329,15 @@ def _node(dice: random.Random, name: str, prey: Prey) -> Hostile:
     """Odd, not wrong. Whoever makes nodes is no tenant; nodes are watched all the same."""
     taints = [{"key": "x/" + "k" * 63, "value": "v" * 63, "effect": "NoExecute"}, {"key": "a", "effect": "NoSchedule"}]
     conditions = [{"type": "Ready", "status": dice.choice(("Maybe", "False", ESCAPES)), "message": ESCAPES}]
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata(name), "spec": {"taints": taints}}
+    meta = metadata(name, annotations=extremes.draw_metadata(dice, 2))
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": {"taints": taints}}
     return Hostile("Node/odd", "/api/v1/nodes", body, status={"conditions": conditions})
 
 
 CASES: tuple[Case, ...] = (
     _job_deep, _job_huge, _job_huge_escaped, _job_many_replicas, _job_shapes, _job_far_numbers, _job_unknown_field,
     _job_long_name, _job_longest_label, _job_dots, _job_escapes, _job_wrong_status, _job_odd_status,
-    *(_job_drawn,) * 6,
+    *(_job_drawn,) * 6, _job_metadata, _pod_metadata,
     _pod_stolen_labels, _pod_other_uid, _pod_not_controlled, _pod_other_name, _pod_odd_index, _pod_odd_phase,
     _pod_huge, _config_map_huge, *(_child_of(kind) for kind in CHILDREN), _node,
 )  # fmt: skip

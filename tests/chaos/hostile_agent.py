@@ -2,7 +2,7 @@
 
     python hostile_agent.py ATTACK [--pause SECONDS]
 
-Most attacks are those of `hostile_agents`; two more use the protocol for a while.
+Most attacks are those of `hostile_agents`; three more use the protocol for a while.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import os
+import random
 import ssl
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from chaos import extremes
 from hostile_agents import ATTACKS, Attack, Attacker, Door, attack_forever, attacking, connecting
 
 HELD = 20  # sockets of one pod at a time
@@ -50,7 +52,21 @@ async def never_reads(one: Attacker) -> None:
             await one.rest()
 
 
-OURS: dict[str, Attack] = {"ready_again": ready_again, "never_reads": never_reads}
+async def odd_messages(one: Attacker) -> None:
+    """Messages with one or two fields that have extremes, until one of them ends the connection."""
+    async with connecting(one.door) as peer:
+        if await peer.upgrade(one.token) != 101:
+            return
+        await peer.hello()
+        while not peer.reader.at_eof():
+            kind, fields, example = random.choice(extremes.MESSAGES)
+            _, message = extremes.draw(random.Random(), example, fields, random.choice((1, 1, 2)))
+            one.tally[f"odd_messages:{kind}"] += 1
+            await peer.frame(1, json.dumps(message)[:60_000].encode(errors="replace"))
+            await one.rest()
+
+
+OURS: dict[str, Attack] = {"ready_again": ready_again, "never_reads": never_reads, "odd_messages": odd_messages}
 MODES = (*ATTACKS, *OURS)
 
 

@@ -1,4 +1,4 @@
-"""Delays of an operator's event loop, by its own metrics."""
+"""Delays of an operator's event loop, by its own metrics, and those of the API server, by writes of our own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from chaos.replicas import Replica
+from elasticjob_devcluster import Cluster, KubeError
 
 SCRAPE_SECONDS = 1.0
 BUCKET = re.compile(r'^elasticjob_event_loop_(lag|busy)_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
@@ -119,3 +121,34 @@ class LagWatch:
                     longest = {clock: max(longest[clock], new[clock]) for clock in CLOCKS}
                 self._last[pid] = found
         return longest
+
+
+class ServerWatch:
+    """Writes an object once a second, as a leader does, and records how long that takes: what anybody would wait."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._kube = cluster.kube
+        self._path = f"/api/v1/namespaces/{namespace}/configmaps"
+        self.delays: list[tuple[float, float]] = []  # (when it ended, seconds)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        stopped = threading.Event()
+        self._kube.request("POST", self._path, {"metadata": {"name": "witness"}})
+
+        def work() -> None:
+            while not stopped.wait(SCRAPE_SECONDS):
+                began = time.monotonic()
+                with contextlib.suppress(KubeError, OSError):
+                    body = {"data": {"at": str(began)}}
+                    path = f"{self._path}/witness"
+                    self._kube.request("PATCH", path, body, content_type="application/merge-patch+json")
+                self.delays.append((time.time(), time.monotonic() - began))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join(30)

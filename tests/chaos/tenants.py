@@ -22,7 +22,7 @@ from typing import Any
 from chaos import auditlog, hostile, hostile_agent, replicas
 from chaos.goodjobs import MEMBERS, NAMESPACE, PATIENCE, GoodJobs
 from chaos.hostile import Hostile, Prey
-from chaos.lag import LagWatch
+from chaos.lag import LagWatch, ServerWatch
 from chaos.replicas import Replicas
 from chaos.tenants_judge import Record, compute_pauses, is_named, judge, nine_of_ten
 from chaos.trials import Report
@@ -57,6 +57,7 @@ class Run:
         self.good, self.evil = GoodJobs(cluster, directory), Jobs(cluster, EVIL)
         self.record = Record((replicas.SYSTEM, replicas.NAME))
         self.lag = LagWatch(members.members)
+        self.server = ServerWatch(cluster, NAMESPACE)
         self.dice = random.Random(plan.seed)
         self.rounds = 0
         self._pool = ThreadPoolExecutor(4)
@@ -64,6 +65,12 @@ class Run:
 
     def play(self) -> Record:
         """Run all phases, or until no replica leads any more."""
+        with self.server.watching():
+            self._play()
+        self._pool.shutdown()
+        return self._complete()
+
+    def _play(self) -> None:
         self.good.start()
         with self.lag.watching("quiet"):
             for _ in range(self.plan.quiet_rounds):
@@ -76,8 +83,6 @@ class Run:
             self.good.finish()
         except AssertionError as error:
             self.record.unfinished.append(f"the run: {error}")
-        self._pool.shutdown()
-        return self._complete()
 
     def _harm(self) -> None:
         for touches_lease in (True, False):
@@ -90,6 +95,7 @@ class Run:
         record = self.record
         record.exits, record.samples = self.replicas.exits, self.replicas.samples
         record.steps = {job: self.good.read_steps(job) for job in MEMBERS}
+        record.delays = self.server.delays
         record.lag, record.busy = self.lag.longest, self.lag.busiest
         record.unfinished += self.good.wrong
         record.logs = {member.name: member.log for member in self.replicas.members}
@@ -249,6 +255,7 @@ def summarize(record: Record, wrong: dict[str, list[str]]) -> dict[str, Any]:
         "leaseFaults": len(record.touched) // 2,
         "exits": len(record.exits),
         "writes": sum(bool(r.replica) for r in record.requests),
+        "serverSeconds": round(max((seconds for _, seconds in record.delays), default=0.0), 2),
         "lagSeconds": record.lag,
         "busySeconds": record.busy,
         "pauses": {job: _spread(record, steps) for job, steps in record.steps.items()},

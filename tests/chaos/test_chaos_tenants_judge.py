@@ -21,6 +21,7 @@ from chaos.tenants_judge import (
     find_long_pauses,
     is_fair,
     is_named,
+    judge,
 )
 from replicas_fixture import Audited
 
@@ -60,6 +61,14 @@ def test_a_deletion_of_what_others_made_is_seen(requests: list[Audited], wrong: 
 )
 def test_an_end_is_fair_where_the_suite_caused_it(end: Exit, fair: bool) -> None:
     assert is_fair(end, touched=[5.0]) is fair
+
+
+def test_a_lease_may_be_lost_where_the_server_is_slow_for_everybody() -> None:
+    end = Exit(20, "a", 1, False, "WARNING lost the Lease; x")
+    assert judge(Record(exits=[end], delays=[(12.0, 0.5)]))["exits"]
+    assert not judge(Record(exits=[end], delays=[(12.0, 5.0)]))["exits"]
+    changed = samples(lambda t: 100.0, lambda t: 50, lambda t: t // 40)
+    assert not judge(Record(samples=changed, siege=(0.0, 60.0), delays=[(39.0, 5.0)]))["growth"]
 
 
 def test_a_pause_is_the_longest_time_without_a_step() -> None:

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chaos import extremes
 from controller.hub_fixture import FAST, JOB, connected, eventually, running_hub, seated
 from elasticjob_operator.api import wire
+from elasticjob_operator.hub import frames
 from elasticjob_operator.hub.limits import HubSettings
 
 PATIENT = replace(FAST, message_burst=10_000, close_seconds=0.2, hello_seconds=2.0)
@@ -85,4 +87,32 @@ async def test_random_bytes_instead_of_http(seed: int, caplog: pytest.LogCapture
         await eventually(lambda: running.hub.pending_sockets == 0)
         async with seated(running):
             pass
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR], caplog.text
+
+
+@pytest.mark.parametrize("kind", range(len(extremes.MESSAGES)), ids=[one[0] for one in extremes.MESSAGES])
+async def test_every_field_of_a_message_with_extremes(kind: int, caplog: pytest.LogCaptureFixture) -> None:
+    """What is valid leaves the connection open; what is not ends that connection, and no other."""
+    _, fields, example = extremes.MESSAGES[kind]
+    texts = [json.dumps(message) for _, message in extremes.each(example, fields)]
+    dice = random.Random(kind)
+    texts += [json.dumps(extremes.draw(dice, example, fields, 2)[1]) for _ in range(200)]
+    texts = [text for text in texts if len(text) < wire.MAX_MESSAGE_BYTES]
+    refused = [text for text in texts if isinstance(frames.decode(text), frames.Problem)]
+    taken = sorted(set(texts) - set(refused))
+    settings = replace(PATIENT, message_burst=1e6, connect_burst=1e6, note_kib_burst=0.0, timeout_min=60.0)
+    async with running_hub(settings) as running, seated(running, "digits-worker-1", heartbeat=None) as bystander:
+        async with seated(running, heartbeat=None) as client:
+            for text in taken:
+                await client.ws.send_str(text)
+            await client.state(phase="starting", step=12)
+            await eventually(lambda: running.hub.agents(JOB)["uid-digits-worker-0"].state.step == 12)
+        for text in dice.sample(refused, min(20, len(refused))):
+            async with seated(running, heartbeat=None) as client:
+                await client.ws.send_str(text)
+                error, _ = await client.refusal()
+                assert error is not None, text[:300]
+        await bystander.state(phase="ready", step=1, generation=1)
+        await eventually(lambda: running.hub.agents(JOB)["uid-digits-worker-1"].state.step == 1)
+    assert taken and refused
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR], caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.crd import structural_schema
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.hub import frames
-from elasticjob_operator.model.observe import observe_job, observe_pod
+from elasticjob_operator.model.observe import observe_job, observe_node, observe_pod
 from elasticjob_operator.plan.plan import Seen, plan
 from elasticjob_operator.pool.capacity import Pool, find_pool
 
@@ -26,8 +25,6 @@ SPEC = {"replicas": 1, "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "t
 FIELDS = [*extremes.list_fields(structural_schema(api.Spec)), *extremes.TEMPLATE]
 SETTINGS = manifests.Settings(hub_url="wss://hub:1")
 POOLS = (Pool("gpus", "nvidia.com/gpu"), Pool("cpus", "cpu"))
-OF_JOBS = (names.ANNOTATION_POOL, names.ANNOTATION_CODE, names.ANNOTATION_TRAINER)
-OF_PODS = (names.LABEL_JOB, names.LABEL_JOB_UID, names.LABEL_INDEX)
 
 
 def check(spec: Any, told: str, **metadata: Any) -> None:
@@ -68,41 +65,42 @@ def test_two_fields_of_a_spec() -> None:
         check(spec, told)
 
 
-@pytest.mark.parametrize("name", OF_JOBS)
+@pytest.mark.parametrize("name", extremes.METADATA)
 def test_an_annotation_or_a_label_of_a_job(name: str) -> None:
     for text in extremes.TEXTS:
         pooled = {**SPEC, "scaling": {"mode": "Goodput"}}
         check(pooled, name, annotations={name: text}, labels={name: text})
 
 
-@pytest.mark.parametrize("name", OF_PODS)
-def test_a_label_of_a_pod(name: str) -> None:
+@pytest.mark.parametrize("name", extremes.METADATA)
+def test_an_annotation_or_a_label_of_a_pod(name: str) -> None:
     labels = {names.LABEL_JOB: "j", names.LABEL_JOB_UID: "u", names.LABEL_INDEX: "0"}
+    job = make_job(make_spec(1, 1), status=api.Status(rendezvous=make_world(1), start_time="2026-01-01T00:00:00Z"))
     for text in extremes.TEXTS:
-        raw = {"metadata": {"name": "p", "uid": "u", "labels": {**labels, name: text}}, "spec": {}, "status": {}}
-        pod = observe_pod(raw)
+        metadata = {"name": "p", "uid": "u0", "labels": {**labels, name: text}, "annotations": {name: text}}
+        pod = observe_pod({"metadata": metadata, "spec": {}, "status": {}})
         assert pod is None or 0 <= pod.index < 10**9
+        made = plan(Seen(job=job, pods=(pod,) if pod is not None else (), now=NOW))
+        assert find_unwritable(made.status.dump()) == [], text[:40]
 
 
-def list_messages() -> Iterator[tuple[type[wire.State], dict[str, Any]]]:
-    store = {"address": "10.0.0.1", "port": 1}
-    failure = {"generation": 1, "rank": 0, "exitCode": 1, "message": "m"}
-    state = {"phase": "ready", "generation": 1, "store": store, "failure": failure}
-    yield wire.State, {"v": 1, "type": "state", "state": state}
-    yield wire.Hello, {"v": 1, "type": "hello", "agent": "a", "state": state}  # type: ignore[misc]
-    yield wire.Progress, {"v": 1, "type": "progress", "generation": 1, "step": 1, "totalSteps": 9}  # type: ignore[misc]
-    yield wire.Diagnosis, {"v": 1, "type": "diagnosis"}  # type: ignore[misc]
+@pytest.mark.parametrize("name", extremes.METADATA)
+def test_an_annotation_or_a_label_of_a_node(name: str) -> None:
+    for text in extremes.TEXTS:
+        node = observe_node({"metadata": {"name": "n", "labels": {name: text}, "annotations": {name: text}}})
+        assert node.name == "n"
 
 
 def encode(message: Any) -> str:
     return json.dumps(message)  # with NaN and Infinity, as an agent in Python would
 
 
-@pytest.mark.parametrize(("model", "message"), list(list_messages()), ids=lambda one: getattr(one, "__name__", ""))
-def test_a_field_of_an_agents_message(model: type[wire.State], message: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "message"), [m[1:] for m in extremes.MESSAGES], ids=[m[0] for m in extremes.MESSAGES]
+)
+def test_a_field_of_an_agents_message(fields: list[extremes.Field], message: Any) -> None:
     job = make_job(make_spec(1, 1), status=api.Status(rendezvous=make_world(1), start_time="2026-01-01T00:00:00Z"))
     agent = make_agent(0, "running", 1)
-    fields = list(extremes.list_fields(model.model_json_schema(by_alias=True)))
     assert len(fields) > 4
     taken = 0
     for told, text in extremes.each(message, fields):
