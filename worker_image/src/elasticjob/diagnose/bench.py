@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from elasticjob.diagnose.hosted_worlds import HostedWorld
 from elasticjob.errors import ConfigurationError
 
 OPERATIONS = ("all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "all_to_all", "send_recv")
@@ -132,16 +132,12 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def _start_world(size: int, arguments: Sequence[str]) -> int:
     """Run the same command in several processes on this machine; rank 0 writes to our standard output."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    world = HostedWorld(size)
+    command = [sys.executable, "-m", "elasticjob", "bench", *arguments]
     processes = []
     try:
         for rank in range(size):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-            child = dict(os.environ) | {name: str(value) for name, value in place.items()}
-            child |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            command = [sys.executable, "-m", "elasticjob", "bench", *arguments]
-            processes.append(subprocess.Popen(command, env=child))
+            processes.append(subprocess.Popen(command, env=dict(os.environ) | world.place(rank)))
         watcher = threading.Thread(target=_stop_all_if_one_fails, args=(processes,))
         watcher.start()
         codes = [process.wait() for process in processes]

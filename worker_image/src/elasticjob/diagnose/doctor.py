@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from elasticjob.context.context import read_context
 from elasticjob.diagnose import findings as f
 from elasticjob.diagnose.checks import CHECKS, PREFLIGHT_CHECKS, Check, run_checks
 from elasticjob.diagnose.findings import FAIL, OK, Finding
+from elasticjob.diagnose.hosted_worlds import HostedWorld
 from elasticjob.errors import ElasticJobError
 
 _SELFTEST_SECONDS = 90.0
@@ -30,21 +30,13 @@ _KNOWN_TO_AGENT = ("hub", "token")  # the agent is connected already; a hub that
 
 def run_local_world(environ: Mapping[str, str], size: int = 2, backend: str | None = None) -> list[Finding]:
     """The self-test, in a world of processes on this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    world = HostedWorld(size)
     arguments = [backend] if backend else []
     processes = []
     try:
         for rank in range(size):
-            place = {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": size,
-                "LOCAL_WORLD_SIZE": size,
-                "MASTER_PORT": port,
-            }
             child = {name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_")}
-            child |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            child |= world.place(rank)
             child.pop("ELASTICJOB_POD_IP", None)  # this world uses loopback
             child.pop("GLOO_SOCKET_IFNAME", None)
             command = [sys.executable, "-m", "elasticjob.diagnose.selftest", *arguments]
