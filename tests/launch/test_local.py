@@ -42,7 +42,7 @@ def test_a_second_terminal_and_the_exit_code(tmp_path: Path) -> None:
             return re.search(pattern, file.read_text(), re.MULTILINE)
 
         found = wait_for(lambda: said(r"export KUBECONFIG=(\S+)", err), "the second terminal's line", 240)
-        wait_for(lambda: said(r"^\[0\] world 2$"), "two workers", 240)
+        wait_for(lambda: said(r"^world 2$"), "two workers", 240)
         cluster_id = json.loads(Path(found[1]).with_name("config.json").read_text())["id"]
         second = subprocess.run(
             [*LINE, "scale", "here", "1"],
@@ -53,7 +53,7 @@ def test_a_second_terminal_and_the_exit_code(tmp_path: Path) -> None:
             check=False,
         )
         assert second.returncode == 0, second.stderr
-        wait_for(lambda: said(r"^\[0\] world 1$"), "one worker", 240)
+        wait_for(lambda: said(r"^world 1$"), "one worker", 240)
         (tmp_path / "stop").touch()
         assert process.wait(240) == 7, err.read_text()
     finally:

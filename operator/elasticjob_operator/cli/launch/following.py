@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import shlex
+import time
+from dataclasses import replace
 
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.logs import line_text
 from elasticjob_operator.client import Client, Job, NotFoundError
 from elasticjob_operator.view import details
+from elasticjob_operator.view.steps import Steps
 
 
-async def follow_job(client: Client, name: str, namespace: str | None = None) -> Job:
-    """Print until the job has finished; return it then. Raises NotFoundError if it is deleted."""
-    lines = asyncio.create_task(_print_lines(client, name, namespace))
+class Shown(enum.Enum):
+    """Which lines of a job are printed."""
+
+    ALL = enum.auto()  # those of all ranks, with their ranks
+    FIRST = enum.auto()  # those of rank 0, as they are
+    BRIEF = enum.auto()  # those of rank 0, where steps written as JSON become a line a second
+
+
+async def follow_job(client: Client, name: str, namespace: str | None = None, *, shown: Shown = Shown.ALL) -> Job:
+    """Print until the job has finished; return it then. Raises NotFoundError if it is deleted.
+
+    Where not all lines were shown, the failure of a job that failed is.
+    """
+    printing = (
+        _print_lines(client, name, namespace) if shown is Shown.ALL else _print_first(client, name, namespace, shown)
+    )
+    lines = asyncio.create_task(printing)
     try:
         job = await _print_changes(client, name, namespace)
         await lines  # the last lines: they end with the job
+        if shown is not Shown.ALL and job.status.is_true("Failed") and job.status.last_failure is not None:
+            common.console(stderr=True).print(details.failure(job.status.last_failure, time.time()))
         return job
     finally:
         lines.cancel()
@@ -27,6 +47,20 @@ async def _print_lines(client: Client, name: str, namespace: str | None) -> None
     out = common.console()
     async for line in client.logs(name, namespace, follow=True):
         out.print(line_text(line, prefix=True, timestamps=False), soft_wrap=True)
+
+
+async def _print_first(client: Client, name: str, namespace: str | None, shown: Shown) -> None:
+    """Lines of pods without a rank are shown on stderr: they say why a worker does not start."""
+    out, err, steps = common.console(), common.console(stderr=True), Steps()
+    async for line in client.logs(name, namespace, follow=True):
+        if not line.ranks:
+            err.print(line_text(line, prefix=True, timestamps=False), style="dim", soft_wrap=True)
+        elif 0 in line.ranks:
+            texts = [line.text] if shown is Shown.FIRST else steps.feed(line.text, time.monotonic())
+            for text in texts:
+                out.print(line_text(replace(line, text=text), prefix=False, timestamps=False), soft_wrap=True)
+    for text in steps.flush():
+        out.print(text, soft_wrap=True)
 
 
 async def _print_changes(client: Client, name: str, namespace: str | None) -> Job:

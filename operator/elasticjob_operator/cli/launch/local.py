@@ -13,7 +13,7 @@ import click
 
 from elasticjob_operator import api, numerals
 from elasticjob_operator.cli import common
-from elasticjob_operator.cli.launch.following import follow_job
+from elasticjob_operator.cli.launch.following import Shown, follow_job
 from elasticjob_operator.cli.launch.submit import code_options, pack, parse_variables
 from elasticjob_operator.client import Client, ClientError, Job, build_manifest
 from elasticjob_operator.launch.attach import Shipment, default_name
@@ -49,6 +49,8 @@ class _Workers(click.ParamType[tuple[int, int]]):
 @click.option(
     "--retries", type=click.IntRange(min=0), default=0, show_default=True, help="Restarts after a worker failed."
 )
+@click.option("--all-ranks", is_flag=True, help="Show the lines of all ranks. Default: those of rank 0.")
+@common.output_option("json")
 @code_options
 def local(
     script: str,
@@ -56,6 +58,8 @@ def local(
     workers: tuple[int, int],
     cpus: int | None,
     retries: int,
+    all_ranks: bool,
+    output: str | None,
     code: str | None,
     exclude: tuple[str, ...],
     requirements: str | None,
@@ -66,9 +70,11 @@ def local(
 
     kubectl elasticjob local train.py --workers 1..4 -- --epochs 10
 
-    The working directory is the current one. The exit code is that of the job. Ctrl-C ends everything.
+    The working directory is the current one. The exit code is that of the job. Ctrl-C ends everything. Steps that the
+    script writes as JSON objects become a line a second; -o json shows them as they are.
     """
     low, high = workers
+    shown = Shown.ALL if all_ranks else Shown.FIRST if output else Shown.BRIEF
     given = cpus or count_cpus()
     try:
         source = find_source(script, code, exclude)
@@ -86,12 +92,12 @@ def local(
         # A command that is no script finds what was sent in its working directory alone.
         directory = None if code and not script.endswith(".py") else str(Path.cwd())
         shipment = pack(manifest, source.bundle, requirements, directory)
-        return _run(shipment, given)
+        return _run(shipment, given, shown)
     except (api.InvalidJobError, ClientError) as error:
         raise common.Misuse(str(error)) from None
 
 
-def _run(shipment: Shipment, cpus: int) -> int:
+def _run(shipment: Shipment, cpus: int, shown: Shown) -> int:
     name = shipment.manifest["metadata"]["name"]
     began = time.monotonic()
     common.note("starting an API server on this machine ...")
@@ -102,16 +108,16 @@ def _run(shipment: Shipment, cpus: int) -> int:
             f"  kubectl elasticjob scale {name} N    # or: watch, logs -f, chaos pod {name}"
         )
         try:
-            return _exit_code(asyncio.run(_follow(cluster, shipment)))
+            return _exit_code(asyncio.run(_follow(cluster, shipment, shown)))
         except KeyboardInterrupt:
             common.warn(f"{name} ends here: a local job lives as long as its terminal")
             raise
 
 
-async def _follow(cluster: LocalCluster, shipment: Shipment) -> Job:
+async def _follow(cluster: LocalCluster, shipment: Shipment, shown: Shown) -> Job:
     async with Client(kubeconfig=cluster.kubeconfig, namespace="default") as client:
         job = await send(client, shipment)
-        following = asyncio.create_task(follow_job(client, job.name))
+        following = asyncio.create_task(follow_job(client, job.name, shown=shown))
         try:
             while not following.done():
                 cluster.check()
