@@ -182,6 +182,18 @@ def _job_metadata(dice: random.Random, name: str, prey: Prey) -> Hostile:
     return job("metadata", name, prey, spec_of(scaling=scaling), annotations=extremes.draw_metadata(dice, 2))
 
 
+def greedy_spec() -> Object:
+    """Of a job that costs its author one sleeping pod, and lets the pool compare as many sizes as a job may have."""
+    container = {"command": ["sleep", "infinity"], "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    return spec_of(
+        {"terminationGracePeriodSeconds": 0, "nodeSelector": {}},
+        container,
+        scaling={"mode": "Goodput"},
+        rendezvous={"backend": "c10d"},  # its pods count as a world without an agent
+        elasticPolicy={"minReplicas": 1, "maxReplicas": 5_000},
+    )
+
+
 WRONG_STATUS: tuple[Object, ...] = (
     {"startTime": "yesterday"},
     {"goodput": {"since": "\x1b[31mnever", "training": True}},

@@ -33,7 +33,8 @@ from replicas_fixture import AuditLog
 EVIL = "evil"
 LEASE_SECONDS = 10.0
 NAMED_SECONDS = 30.0  # for a warning or a condition about an object
-QUOTA = {"pods": "40"}
+GREEDY = "greedy"
+QUOTA = {"pods": "80"}
 NOT_TAKEN = KubeError, TimeoutError  # a deep object may occupy the API server of a busy machine for long
 FLAGS = ("--lease-seconds", str(LEASE_SECONDS), "--stable-seconds", "1", "--certificate-check-seconds", "1")
 
@@ -46,6 +47,7 @@ class Plan:
     quiet_rounds: int = 3
     hostile_seconds: float = 300.0
     objects: int = len(hostile.CASES)  # in a round
+    greedy: int = 60  # jobs of one pod each that share the pool with every size that there may be
     attacks: tuple[str, ...] = hostile_agent.MODES
 
 
@@ -85,6 +87,8 @@ class Run:
             self.record.unfinished.append(f"the run: {error}")
 
     def _harm(self) -> None:
+        for number in range(self.plan.greedy):
+            Jobs(self.evil.cluster, GREEDY).create(f"greedy-{number}", hostile.greedy_spec())
         for touches_lease in (True, False):
             begin = time.time()
             while time.time() < begin + self.plan.hostile_seconds / 2:
@@ -213,7 +217,7 @@ def run(plan: Plan, directory: Path, start: Callable[..., Cluster] = Cluster.sta
     policy = directory / "audit-policy.json"
     policy.write_text(json.dumps(auditlog.build_policy(replicas.SYSTEM)))
     tuning = Tuning(audit=True, apiserver_flags=(f"--audit-policy-file={policy}",))
-    cluster = start(nodes=tuple(NodeSpec(f"node-{i}") for i in range(3)), tuning=tuning)
+    cluster = start(nodes=tuple(NodeSpec(f"node-{i}", gpus=20) for i in range(3)), tuning=tuning)
     try:
         record = _play(cluster, directory, plan)
         record.requests = AuditLog(cluster).read()
@@ -240,6 +244,7 @@ def _play(cluster: Cluster, directory: Path, plan: Plan) -> Record:
     install_crd(cluster)
     cluster.make_namespace(NAMESPACE)
     make_namespace(cluster, EVIL)
+    make_namespace(cluster, GREEDY)
     with Replicas(cluster, directory, *FLAGS).running() as members:
         return Run(cluster, members, directory, plan).play()
 

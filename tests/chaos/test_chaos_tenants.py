@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
 def test_tenants_harm_nobody_else(cluster_factory: Callable[..., Cluster], tmp_path: Path) -> None:
-    plan = tenants.Plan(seed=6, quiet_rounds=1, hostile_seconds=0.2)
+    plan = tenants.Plan(seed=6, quiet_rounds=1, hostile_seconds=0.2, greedy=6)
     report = tenants.run(plan, tmp_path, cluster_factory)
     assert not report.violations, "\n".join(report.violations[:20])
     assert report.more["writes"] > 50, "the replicas acted"
