@@ -119,10 +119,11 @@ def nine_of_ten(values: Sequence[float]) -> float:
 
 
 def find_long_pauses(record: Record) -> list[str]:
-    wrong = []
+    """Pauses that the quiet run does not explain, nor the waiting of anybody who writes to the API server."""
+    wrong, spare = [], PAUSE_SPARE + max((seconds for _, seconds in record.delays), default=0.0)
     for job, steps in record.steps.items():
         quiet, hostile = compute_pauses(steps, record.quiet), nine_of_ten(compute_pauses(steps, record.hostile))
-        limit = max(quiet, default=0.0) * PAUSE_FACTOR + PAUSE_SPARE
+        limit = max(quiet, default=0.0) * PAUSE_FACTOR + spare
         if hostile > limit:
             wrong.append(f"{job} paused for {hostile:.2f} s; in the quiet run for {max(quiet, default=0.0):.2f} s")
     return wrong
@@ -165,9 +166,11 @@ def find_busy(busy: Mapping[str, float]) -> list[str]:
 def find_bad_lines(name: str, text: str) -> list[str]:
     """Internal errors, tracebacks, and control characters."""
     wrong = []
-    for line in text.split("\n"):
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
         if "this is a bug" in line or line.startswith("Traceback"):
-            wrong.append(f"{name}: {line[:300]}")
+            around = [one[:300] for one in lines[max(0, number - 1) : number + 40]]
+            wrong.append("\n".join([f"{name}: {line[:300]}", *around]))
         elif CONTROL.search(line):
             wrong.append(f"{name}: a line with control characters: {line[:300]!r}")
     return wrong
