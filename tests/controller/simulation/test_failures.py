@@ -8,6 +8,7 @@ import pytest
 
 from controller.builders import make_spec
 from controller.simulated_cluster import Cluster
+from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.plan import flapping
 
@@ -416,14 +417,55 @@ def test_goodput_equals_the_scripts_own_clock() -> None:
     assert goodput.rescales == 3
 
 
-def test_a_script_that_cannot_start_with_more_pods_is_told_the_size_that_worked() -> None:
-    cluster = started(2, make_spec(1, 3, replicas=2, elasticPolicy={"maxRestarts": 2}))
+def grown_too_far(**policy: int) -> Cluster:
+    """A job that trained with two pods, was scaled to three, and fails in each world of three."""
+    cluster = started(2, make_spec(policy.pop("least", 1), 4, replicas=2, elasticPolicy={"maxRestarts": 5, **policy}))
     cluster.run(60)
     cluster.edit(replicas=3)
+    return cluster
+
+
+def fail_in_a_world_of(cluster: Cluster, size: int) -> None:
+    cluster.run_until(lambda: cluster.trains and cluster.size == size)
+    cluster.agent(size - 1).fail(1, f"ValueError: 64 is not divisible by {size}")
+    cluster.run(3)
+
+
+@pytest.mark.parametrize(("max_restarts", "tries"), [(5, 2), (1, 2), (0, 1)])
+def test_a_job_goes_back_from_a_size_at_which_its_script_cannot_start(max_restarts: int, tries: int) -> None:
+    cluster = grown_too_far(maxRestarts=max_restarts)
+    for _ in range(tries):
+        fail_in_a_world_of(cluster, 3)
+    cluster.run_until(lambda: cluster.trains and cluster.size == 2)
+    cluster.run(100)
+    assert cluster.size == 2 and cluster.status.phase is api.Phase.RUNNING
+    assert cluster.status.restarts.user == 0, "it does not pay for the size that was asked for"
+    degraded = cluster.status.condition("Degraded")
+    assert degraded and (degraded.status, degraded.reason) == ("True", "SizeFailed")
+    assert degraded.message == (
+        "the script trained with 2 pods and failed at its start with 3: it goes on with 2 until the spec changes."
+        " Mend the script, or set spec.replicas to 2"
+    )
+    cluster.edit(replicas=4)
+    cluster.run_until(lambda: cluster.trains and cluster.size == 4)
+    cluster.run(1)
+    degraded = cluster.status.condition("Degraded")
+    assert degraded is None or degraded.status == "False"
+
+
+def test_a_job_that_may_not_go_back_is_told_the_size_that_worked() -> None:
+    cluster = started(2, make_spec(1, 3, replicas=2, elasticPolicy={"maxRestarts": 2}))
+    cluster.run(60)
+    cluster.edit(replicas=3, elasticPolicy={"minReplicas": 3, "maxReplicas": 3, "maxRestarts": 2})
     for _ in range(3):
-        cluster.run_until(lambda: cluster.trains and cluster.size == 3)
-        cluster.agent(2).fail(1, "ValueError: 64 is not divisible by 3")
-        cluster.run(3)
+        fail_in_a_world_of(cluster, 3)
     assert failed(cluster)[0] == "MaxRestartsExceeded"
     assert "64 is not divisible by 3" in failed(cluster)[1]
-    assert "it trained with 2 pods and has failed with 3: set spec.replicas to 2" in failed(cluster)[1]
+    assert "it trained with 2 pods and has failed with 3" in failed(cluster)[1]
+
+
+def test_a_script_that_fails_at_every_size_does_not_move_between_them_for_ever() -> None:
+    cluster = grown_too_far(maxRestarts=2)
+    for size in (3, 3, 2, 2, 2):
+        fail_in_a_world_of(cluster, size)
+    assert failed(cluster)[0] == "MaxRestartsExceeded"
