@@ -159,7 +159,7 @@ class ScalingStatus(StatusModel):
     size: int = Field(default=0, description="Pods of the largest world that may be formed now.")
     wanted: int = Field(default=0, description="Pods that are asked for: by spec.replicas, or by the pool.")
     limited_by: str | None = Field(
-        default=None, description="What keeps it from more: pool, elasticPolicy, legalSizes, room or finishing."
+        default=None, description="What keeps it from more: pool, elasticPolicy, script, legalSizes, room or finishing."
     )
     reason: str | None = None
     pool: str | None = Field(default=None, description="The pool that the job shares.")
@@ -176,11 +176,17 @@ class ScalingStatus(StatusModel):
 
 
 class CapacityStatus(StatusModel):
-    """Extra pods that could not be scheduled: how many were withdrawn, and when they are retried."""
+    """Extra pods that could not be scheduled: how many were withdrawn, and when they are retried. And a size at which
+    the script cannot start.
+    """
 
     withdrawn: int = 0
     attempts: int = 0
     retry_time: str | None = None
+    failed_size: int | None = Field(
+        default=None, description="Pods with which the script failed at its start, after it had trained with fewer."
+    )
+    worked_size: int | None = Field(default=None, description="The size to which the job went back then.")
 
 
 class RendezvousInForce(StatusModel):

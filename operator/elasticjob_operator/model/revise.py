@@ -92,6 +92,10 @@ class StragglerFields(TypedDict, total=False):
 
 class CapacityFields(TypedDict, total=False):
     withdrawn: int
+    attempts: int
+    retry_time: str | None
+    failed_size: int | None
+    worked_size: int | None
 
 
 class StatusFields(TypedDict, total=False):

@@ -21,6 +21,8 @@ from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.values import Seen
+from elasticjob_operator.sizing import retreat
+from elasticjob_operator.sizing.retreat import FailedGrowth
 from elasticjob_operator.times import parse_time
 
 NEVER_JOINED_TRIES = 2  # a single case may be a pod that was released by an operator that has since died
@@ -55,6 +57,10 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
     fresh = status.restarts.total > charged_before
     status = _note_failures(seen, spec, status, found, failure, verdict, fresh=fresh)
     told = reporting.describe_failure(failure)
+    growth = retreat.find_failed_growth(status.timeline, status.goodput.measured, seen.now)
+    is_over = status.restarts.user > spec.elastic_policy.max_restarts
+    if verdict is Verdict.RESTART and growth and retreat.should_go_back(growth, spec, is_last_try=is_over):
+        return Accounting(_go_back(status, growth))
     is_ruled = classify.find_rule(spec.failure_policy.rules, failure) is not None
     if verdict is Verdict.RESTART and not is_ruled and _is_hopeless(seen, status):
         tries = backoff_rules.HOPELESS_TRIES
@@ -63,26 +69,23 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
         )
     if verdict is Verdict.FAIL:
         return Accounting(status, failure.reason if failure.fatal else "FailurePolicy", told)
-    if verdict is Verdict.RESTART and status.restarts.user > spec.elastic_policy.max_restarts:
+    if verdict is Verdict.RESTART and is_over:
         limit = spec.elastic_policy.max_restarts
-        grown = _tell_growth(status)
+        grown = f"; it trained with {growth.small} pods and has failed with {growth.large}" if growth else ""
         return Accounting(
             status, "MaxRestartsExceeded", f"more than elasticPolicy.maxRestarts={limit} restarts{grown}; last: {told}"
         )
     return Accounting(status)
 
 
-def _tell_growth(status: api.Status) -> str:
-    """What to set where worlds have failed since the job grew, and not before; "" otherwise."""
-    worlds = status.timeline
-    since = next((i for i in range(len(worlds), 0, -1) if worlds[i - 1].size != worlds[-1].size), 0) if worlds else 0
-    if not since or worlds[since - 1].size > worlds[-1].size:
-        return ""
-    formed, grew = parse_time(worlds[since - 1].time), parse_time(worlds[since].time)
-    if formed is None or grew is None or grew - formed < backoff_rules.STABLE_SECONDS:
-        return ""
-    small, large = worlds[since - 1].size, worlds[-1].size
-    return f"; it trained with {small} pods and has failed with {large}: set spec.replicas to {small}"
+def _go_back(status: api.Status, growth: FailedGrowth) -> api.Status:
+    """Ask for no more than the size that worked, at once. What was tried is not charged."""
+    user = max(0, status.restarts.user - growth.worlds)
+    return revise(
+        status,
+        capacity=revise(status.capacity or api.CapacityStatus(), failed_size=growth.large, worked_size=growth.small),
+        restarts=revise(status.restarts, user=user, backoff=None),
+    )
 
 
 def _note_unsaved(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdict]) -> api.Status:

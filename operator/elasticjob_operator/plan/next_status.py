@@ -63,7 +63,7 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
         status = revise(status, template_hash=spec.template_hash)
     room = pods.capacity
     if training and len(world.members) >= pods.size.world:
-        room = api.CapacityStatus()
+        room = revise(room, withdrawn=0, attempts=0, retry_time=None)
     running, reason, message = reporting.running_condition(decision, world.generation, len(world.members))
     failing = None if running else backoff_rules.describe(status)
     if failing:

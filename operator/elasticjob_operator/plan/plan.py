@@ -142,9 +142,11 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     if ended:
         return ending.end(seen, status, api.Phase.COMPLETE, "Completed", ended)
     booked = accounting.book(seen, spec, status, verdicts, pods.missing)
-    status = booked.status
     if booked.reason:
-        return ending.end(seen, status, api.Phase.FAILED, booked.reason, booked.message)
+        return ending.end(seen, booked.status, api.Phase.FAILED, booked.reason, booked.message)
+    if booked.status.capacity != status.capacity:  # it goes back to a smaller size
+        pods = selection.choose_pods(seen, spec, booked.status)
+    status = booked.status
     waiting = status.restarts.backoff
     hold = backoff_rules.wait_until(waiting, seen.now)
     held = backoff_rules.count_held(waiting, pods.missing, seen.now)

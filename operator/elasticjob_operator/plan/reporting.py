@@ -20,6 +20,7 @@ from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
 from elasticjob_operator.model import errortext
 from elasticjob_operator.model.observe import Agent, Pod
+from elasticjob_operator.sizing import retreat
 from elasticjob_operator.sizing.room import describe_withdrawn
 from elasticjob_operator.times import format_time, parse_time
 
@@ -188,6 +189,8 @@ def find_problem(
         return "Unschedulable", f"{names}: {stuck[0].unschedulable_message or 'no node has capacity'}"
     if room.withdrawn:
         return "Unschedulable", describe_withdrawn(room)
+    if room.failed_size is not None and room.failed_size <= wanted:
+        return "SizeFailed", retreat.describe(room)
     if world_size < wanted:
         return "BelowWanted", f"{world_size} of {wanted} requested pods are training"
     return None

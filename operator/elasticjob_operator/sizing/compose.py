@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from elasticjob_operator import api
-from elasticjob_operator.sizing import bounds, finishing, legal, pool, quota, room, wish
+from elasticjob_operator.sizing import bounds, finishing, legal, pool, quota, retreat, room, wish
 from elasticjob_operator.sizing.values import Size, Source, View
 
 Named = tuple[str, Source]
@@ -22,6 +22,7 @@ OF_WORLD: Final[tuple[Named, ...]] = (
     ("pool", pool.ask),
     ("elasticPolicy", bounds.ask),
     ("queue", quota.ask),
+    ("script", retreat.ask),
     ("legalSizes", legal.ask),
 )
 OF_PODS: Final[tuple[Named, ...]] = (

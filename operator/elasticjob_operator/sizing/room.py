@@ -54,9 +54,8 @@ def withdraw(
         return capacity, frozenset()
     attempts = capacity.attempts + 1
     delay = find_pause(attempts, first=PROBE_BACKOFF_SECONDS, most=MAX_PROBE_SECONDS)
-    changed = api.CapacityStatus(
-        withdrawn=capacity.withdrawn + withheld + len(chosen), attempts=attempts, retry_time=format_time(now + delay)
-    )
+    withdrawn = capacity.withdrawn + withheld + len(chosen)
+    changed = revise(capacity, withdrawn=withdrawn, attempts=attempts, retry_time=format_time(now + delay))
     return changed, frozenset(p.uid for p in chosen)
 
 

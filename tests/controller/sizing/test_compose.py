@@ -82,7 +82,14 @@ def test_the_size_and_why(view: View, expected: Size) -> None:
 
 
 def test_the_order_of_the_sources() -> None:
-    assert [name for name, _ in compose.OF_WORLD] == ["replicas", "pool", "elasticPolicy", "queue", "legalSizes"]
+    assert [name for name, _ in compose.OF_WORLD] == [
+        "replicas",
+        "pool",
+        "elasticPolicy",
+        "queue",
+        "script",
+        "legalSizes",
+    ]
     assert [name for name, _ in compose.OF_PODS] == ["queue", "room", "finishing"]
 
 

@@ -1,0 +1,73 @@
+"""Tables for sizes at which a script cannot start: what the timeline shows, and the size that is asked for then."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.builders import NOW, make_spec
+from elasticjob_operator import api
+from elasticjob_operator.sizing import retreat
+from elasticjob_operator.sizing.retreat import FailedGrowth
+from elasticjob_operator.sizing.values import View
+from elasticjob_operator.times import format_time
+
+FORMATION, STEPS = api.Measured.FORMATION, api.Measured.STEPS
+World = tuple[int, float, float | None]  # its pods, how long ago it was formed, what was lost until it trained
+
+
+def make_worlds(*worlds: World) -> list[api.WorldStatus]:
+    return [
+        api.WorldStatus(generation=number, time=format_time(NOW - ago), size=size, lost_seconds=lost)
+        for number, (size, ago, lost) in enumerate(worlds, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("worlds", "measured", "found"),
+    [
+        pytest.param([], FORMATION, None, id="no world"),
+        pytest.param([(2, 5, None)], FORMATION, None, id="the first world"),
+        pytest.param([(2, 90, 1), (3, 8, 1)], FORMATION, FailedGrowth(2, 3, 1), id="once"),
+        pytest.param([(2, 90, 1), (3, 20, 1), (3, 8, 1)], FORMATION, FailedGrowth(2, 3, 2), id="twice"),
+        pytest.param([(2, 38, 1), (3, 9, 1)], FORMATION, None, id="the smaller one did not run for long"),
+        pytest.param([(2, 38, 1), (3, 9, None)], STEPS, FailedGrowth(2, 3, 1), id="but it made steps"),
+        pytest.param([(2, 38, None), (3, 9, None)], STEPS, None, id="or none"),
+        pytest.param([(2, 900, None), (3, 9, None)], STEPS, FailedGrowth(2, 3, 1), id="none for a while"),
+        pytest.param([(2, 900, 1), (3, 60, 1)], FORMATION, None, id="the larger one ran for a while"),
+        pytest.param([(2, 900, 1), (3, 60, None)], STEPS, FailedGrowth(2, 3, 1), id="without a step"),
+        pytest.param([(2, 900, 1), (3, 9, 1)], STEPS, None, id="the larger one made steps"),
+        pytest.param([(2, 900, 1), (3, 60, 1), (3, 9, None)], STEPS, None, id="one of them did"),
+        pytest.param([(3, 900, 1), (2, 9, 1)], FORMATION, None, id="it shrank"),
+        pytest.param([(4, 900, 1), (2, 300, 1), (3, 9, 1)], FORMATION, FailedGrowth(2, 3, 1), id="it shrank before"),
+    ],
+)
+def test_a_growth_that_failed(worlds: list[World], measured: api.Measured, found: FailedGrowth | None) -> None:
+    assert retreat.find_failed_growth(make_worlds(*worlds), measured, NOW) == found
+
+
+@pytest.mark.parametrize(
+    ("worlds", "least", "is_last", "back"),
+    [
+        pytest.param(1, 1, False, False, id="it may have another cause"),
+        pytest.param(2, 1, False, True, id="twice"),
+        pytest.param(1, 1, True, True, id="the job would end"),
+        pytest.param(2, 3, True, False, id="below minReplicas"),
+        pytest.param(2, 2, False, True, id="at minReplicas"),
+    ],
+)
+def test_when_it_goes_back(worlds: int, least: int, is_last: bool, back: bool) -> None:
+    growth = FailedGrowth(2, 4, worlds)
+    assert retreat.should_go_back(growth, make_spec(least, 4), is_last_try=is_last) is back
+
+
+@pytest.mark.parametrize(
+    ("size", "room", "asked"),
+    [
+        pytest.param(4, api.CapacityStatus(), 4, id="nothing failed"),
+        pytest.param(4, api.CapacityStatus(failed_size=4, worked_size=2), 2, id="the size that failed"),
+        pytest.param(6, api.CapacityStatus(failed_size=4, worked_size=2), 2, id="a larger one"),
+        pytest.param(3, api.CapacityStatus(failed_size=4, worked_size=2), 3, id="a smaller one"),
+    ],
+)
+def test_the_size_that_is_asked_for(size: int, room: api.CapacityStatus, asked: int) -> None:
+    assert retreat.ask(View(make_spec(1, 6), room), size).apply(size) == asked
