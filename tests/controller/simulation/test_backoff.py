@@ -142,6 +142,33 @@ def test_nothing_is_tried_again_without_back_off(
     assert cluster.generation <= 40, "worlds"
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_pods_that_a_node_refuses_are_few(size: int) -> None:
+    """In the first minute; while no pod has started, one of them tries for all."""
+    cluster = Cluster(make_spec(1, size, replicas=size), nodes=size)
+    cluster.default_behaviour = "rejected"
+    cluster.run(60)
+    assert len(cluster.created) <= 10
+    assert cluster.condition("Degraded") == ("True", "BackOff")
+    cluster.default_behaviour = ""
+    assert cluster.run_until(lambda: cluster.size == size) < 70
+    assert cluster.status.restarts.user == 0
+
+
+def test_pods_that_are_refused_beside_others_are_few() -> None:
+    cluster = make_cluster()
+    cluster.run_until(lambda: cluster.size == 4)
+    cluster.run(backoff_rules.STABLE_SECONDS + 1)
+    made, cluster.default_behaviour = len(cluster.created), "rejected"
+    for rank in (1, 2, 3):
+        cluster.kill(cluster.member(rank).record.index)
+    cluster.run(60)
+    assert len(cluster.created) - made <= 3 + 7
+    assert cluster.size == 1, "the others train on"
+    cluster.default_behaviour = ""
+    assert cluster.run_until(lambda: cluster.size == 4) < 70
+
+
 def test_the_first_losses_are_made_good_at_once() -> None:
     cluster = make_cluster()
     cluster.run_until(lambda: cluster.size == 4)
