@@ -1,7 +1,7 @@
 """Slow start for many similar calls: concurrency grows while they succeed, and no call starts after a failure.
 
 If one pod is rejected (quota, admission, an invalid template), a thousand would be. So a few calls start first, and
-each success allows one more: concurrency doubles with every round trip, and a small job needs only one.
+each success allows one more: concurrency doubles with every round trip, and a small job needs one or two.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-FIRST = 8  # many jobs are not larger: one round trip, and at most this many rejections
+FIRST = 4  # at most this many are rejected at once
 MOST = 32
 
 

@@ -4,19 +4,20 @@ A restart that is free of charge could be repeated for ever. Therefore a pod or 
 counts as one more consecutive failure, and after the first few, the delay doubles with each one. A pod or world that
 ran for a while, or completed steps for a moment, did not fail at its start and resets the count.
 
-If pods end and the rest of the job can continue, only the replacements of those pods wait; if the job itself fails, the
-whole job waits.
+If pods end and the rest of the job can continue, only the replacements of those pods wait, and then one of them tries
+for all; if the job itself fails, the whole job waits.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api
 from elasticjob_operator.backoff import find_pause
+from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.times import format_time, parse_time
 
@@ -24,6 +25,8 @@ STABLE_SECONDS = 30.0  # after running this long, a failure is not one at the st
 WORKED_SECONDS = 10.0  # the same, if steps were reported
 FREE_TRIES = 3  # the first three failures are retried at once
 CHARGED_TRIES = 1
+REFUSED_TRIES = 1  # of pods that did not start at all, as when their node refuses them
+RESERVED_TRIES = 2  # after so many, one pod tries for all
 MAX_SECONDS = 300.0
 FORGET_SECONDS = 60.0
 HOPELESS_TRIES = 3  # attempts after which an error in the program's source is considered permanent
@@ -65,9 +68,11 @@ def note(
         repeats, start = 1, now
     elif fresh or since is None or any(s.began >= since for s in early):
         repeats, start = repeats + 1, now
-    tries = CHARGED_TRIES if charged else FREE_TRIES
+    ran = any(s.lived for s in setbacks)
+    tries = CHARGED_TRIES if charged else FREE_TRIES if ran else REFUSED_TRIES
     until = start + delay_of(max(repeats, charged) - tries)
-    held = len(early) + (known.held if wait_until(known, now) else 0)
+    # After a wait, one pod tries for those that were held.
+    held = len(early) + known.held if wait_until(known, now) else max(len(early), known.held)
     if not whole and is_whole(known, now):  # pods that end while the whole job waits do not change the back-off
         whole, until = True, max(until, wait_until(known, now))
     return revise(
@@ -133,11 +138,28 @@ def is_whole(backoff: api.BackoffStatus | None, now: float) -> bool:
     return backoff is not None and not backoff.held and wait_until(backoff, now) > 0
 
 
-def count_held(backoff: api.BackoffStatus | None, missing: int, now: float) -> int:
+def count_held(backoff: api.BackoffStatus | None, missing: int, pods: Iterable[Pod], now: float) -> int:
     """How many of the missing pods must not be created yet."""
-    if backoff is None or not wait_until(backoff, now):
+    if backoff is None or not missing:
         return 0
-    return missing if is_whole(backoff, now) else min(missing, backoff.held)
+    if wait_until(backoff, now):
+        return missing if is_whole(backoff, now) else min(missing, backoff.held)
+    return missing - _count_tries(backoff, missing, [p for p in pods if p.live])
+
+
+def _count_tries(backoff: api.BackoffStatus, missing: int, live: Sequence[Pod]) -> int:
+    """How many of the missing pods may be created after a wait.
+
+    If pods have failed at their start more than once, or no other has started, one tries for all: nodes that refuse
+    pods would refuse each of them.
+    """
+    since = parse_time(backoff.since)
+    if since is None or not backoff.held or (backoff.repeats < RESERVED_TRIES and any(p.started for p in live)):
+        return missing
+    tried = [p for p in live if p.created >= since - 1.0]  # the time of a creation is in whole seconds
+    if any(p.started for p in tried):
+        return missing
+    return 0 if tried else 1
 
 
 def forget(backoff: api.BackoffStatus | None, now: float) -> api.BackoffStatus | None:

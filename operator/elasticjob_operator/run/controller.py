@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 OVERDUE_SECONDS = 2.0  # time beyond its grace period before an overdue pod is read from the API server
 LOOK_SECONDS = 5.0
 TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
+REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
+SHORTEST_PAUSE = 0.1  # after an error
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
 PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
@@ -57,6 +59,7 @@ class _Loop:
     problem_generation: int = 0
     refused_on: object = None  # the state for which the API server rejected a write ...
     again_at: float = 0.0  # ... and when it is retried (monotonic)
+    tries_one: bool = False  # the last new pods were refused: next time, one tries for all
     reason: str = ""
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
@@ -226,9 +229,11 @@ class Controller:
         )
         made = plan(seen, self.config)
         # Agents may wake a job every second; a rejected write must not be retried more often because of that.
-        basis = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(key)), seen.children
-        if is_held := loop.problem is not None and loop.refused_on == basis and loop.again_at > time.monotonic():
+        refused_on = self._find_basis(job)
+        if is_held := loop.problem is not None and loop.refused_on == refused_on and loop.again_at > time.monotonic():
             made = made.held_back(now + loop.again_at - time.monotonic(), pods=loop.is_blocked)
+        if is_try := loop.tries_one and len(made.create) > 1:
+            made = replace(made, create=made.create[:1])
         loop.planning = time.monotonic() - started
         if made.reason != loop.reason:
             logger.info("%s/%s: %s", *key, made.reason)
@@ -239,19 +244,25 @@ class Controller:
         if outcome.unresized[1]:
             loop.unresized, loop.dirty, loop.woken = outcome.unresized, True, time.monotonic()
         if outcome.problem is not None or (not is_held and (made.create or made.ensure)):
-            changed, is_new = outcome.problem != loop.problem, loop.problem is None
+            changed = outcome.problem != loop.problem
             loop.problem, loop.is_blocked = outcome.problem, outcome.is_blocking
-            if loop.problem is not None:
-                delay = 0.0 if is_new else self._backoff(loop)
-                loop.refused_on, loop.again_at = basis, time.monotonic() + delay
-                return self._clock() + delay
-            if changed:
+            loop.tries_one = outcome.problem is not None and (loop.tries_one or bool(made.create))
+            if changed or (is_try and not loop.tries_one):
                 loop.dirty, loop.woken = True, time.monotonic()
+            if loop.problem is not None:
+                delay = self._backoff(loop, REFUSED_SECONDS)
+                loop.refused_on, loop.again_at = self._find_basis(job), time.monotonic() + delay
+                return self._clock() + delay
         held_until = now + LOOK_SECONDS if outcome.is_held else None
         is_news, look_at = await loop.quiet.look(self._api, job, pods, now)
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
         return first(made.wake_at, settled, held_until, look_at, await self._look_for_overdue(job, loop, pods, now))
+
+    def _find_basis(self, job: Job) -> object:
+        """What a refusal may depend on: if this changes, the next try is made at once."""
+        pods = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(job.key))
+        return pods, self._cache.children(job)
 
     async def _look_for_overdue(self, job: Job, loop: _Loop, pods: Sequence[Pod], now: float) -> float | None:
         """Read overdue pods whose deletion the watch may have missed; return when to do so next."""
@@ -283,11 +294,13 @@ class Controller:
         else:
             self._on_error()
             logger.warning("%s/%s: %s", *key, error)
-        now = time.monotonic()
+            loop.tries_one = True
+        now, trouble = time.monotonic(), refusals.explain_trouble(error)
         loop.troubled_since = now if loop.troubled_since is None else loop.troubled_since
         if now - loop.troubled_since >= TROUBLE_SECONDS:
-            loop.trouble = refusals.explain_trouble(error) or loop.trouble
-        self._wake_later(key, loop, error.retry_after or self._backoff(loop))
+            loop.trouble = trouble or loop.trouble
+        first_pause = REFUSED_SECONDS if trouble and error.status not in (404, 409) else SHORTEST_PAUSE
+        self._wake_later(key, loop, error.retry_after or self._backoff(loop, first_pause))
 
     async def _look_again(self, key: JobKey) -> None:
         path = path_of(names.API_VERSION, names.PLURAL, *key)
@@ -300,9 +313,9 @@ class Controller:
             else:
                 raise
 
-    def _backoff(self, loop: _Loop) -> float:
+    def _backoff(self, loop: _Loop, first_pause: float = SHORTEST_PAUSE) -> float:
         loop.failures += 1
-        return spread(find_pause(loop.failures, first=0.1))
+        return spread(find_pause(loop.failures, first=first_pause))
 
     def _wake_later(self, key: JobKey, loop: _Loop, delay: float) -> None:
         if not self._active:

@@ -50,8 +50,9 @@ async def serve(server: Server, work: asyncio.Task[list[BaseException]]) -> list
 @pytest.mark.parametrize(
     ("count", "rows"),
     [
-        pytest.param(8, [8], id="a small job in one round trip"),
-        pytest.param(100, [8, 16, 32, 32, 12], id="doubling up to the most"),
+        pytest.param(4, [4], id="a small job in one round trip"),
+        pytest.param(8, [4, 4], id="a node's worth of pods in two"),
+        pytest.param(100, [4, 8, 16, 32, 32, 8], id="doubling up to the most"),
     ],
 )
 async def test_rows(count: int, rows: list[int]) -> None:
@@ -63,14 +64,14 @@ async def test_rows(count: int, rows: list[int]) -> None:
 async def test_a_refusal_is_the_last_thing_that_is_tried() -> None:
     server = Server(refuses_from=0)
     errors = await serve(server, asyncio.create_task(run_all(server.calls(100_000))))
-    assert len(errors) == 8
-    assert server.built <= 9, "what is not asked for is not built"
+    assert len(errors) == 4
+    assert server.built <= 5, "what is not asked for is not built"
 
 
 async def test_a_refusal_in_between() -> None:
-    server = Server(refuses_from=8)
+    server = Server(refuses_from=4)
     errors = await serve(server, asyncio.create_task(run_all(server.calls(100_000))))
-    assert (server.rows[:2], len(errors)) == ([8, 16], 16)
+    assert (server.rows[:2], len(errors)) == ([4, 8], 8)
 
 
 async def test_nothing_goes_on_after_a_cancellation() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from controller.builders import NOW
+from controller.builders import NOW, make_pod
 from elasticjob_operator import api
 from elasticjob_operator.failures import backoff_rules
 from elasticjob_operator.failures.backoff_rules import Setback
+from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.times import format_time
 
 NEW = Setback(NOW - 3, 2.0)
@@ -85,10 +86,28 @@ def test_forget(before: Any, kept: bool) -> None:
     [
         pytest.param(known(5, ago=1, wait=4, held=2), 3, 2, id="two-of-three"),
         pytest.param(known(5, ago=1, wait=4, held=0), 3, 3, id="the-whole-job"),
-        pytest.param(known(5, ago=4, wait=4, held=2), 3, 0, id="just-over"),
-        pytest.param(known(5, ago=9, wait=4, held=2), 3, 0, id="over"),
-        pytest.param(known(5, ago=-3600, wait=4, held=2), 3, 0, id="the-clock-was-set-back"),
+        pytest.param(known(5, ago=4, wait=4, held=2), 3, 2, id="just-over"),
+        pytest.param(known(5, ago=9, wait=4, held=2), 3, 2, id="over"),
+        pytest.param(known(5, ago=9, wait=4, held=0), 3, 0, id="over-for-the-whole-job"),
+        pytest.param(known(5, ago=-3600, wait=4, held=2), 3, 2, id="the-clock-was-set-back"),
     ],
 )
 def test_held(before: Any, missing: int, held: int) -> None:
-    assert backoff_rules.count_held(before, missing, NOW) == held
+    assert backoff_rules.count_held(before, missing, (), NOW) == held
+
+
+LONG, TRIES, TRIED = (make_pod(1, created=NOW - 500), make_pod(2, "Pending", created=NOW - 2, scheduled=NOW - 2), make_pod(3, created=NOW))
+
+
+@pytest.mark.parametrize(
+    ("repeats", "pods", "held"),
+    [
+        pytest.param(1, (), 2, id="none-has-started-so-one-tries"),
+        pytest.param(1, (LONG,), 0, id="others-have-started"),
+        pytest.param(2, (LONG,), 2, id="again-so-one-tries"),
+        pytest.param(2, (LONG, TRIES), 3, id="one-is-trying"),
+        pytest.param(9, (LONG, TRIED), 0, id="it-has-started"),
+    ],
+)
+def test_one_pod_tries_for_all(repeats: int, pods: tuple[Pod, ...], held: int) -> None:
+    assert backoff_rules.count_held(known(repeats, ago=3, held=3), 3, pods, NOW) == held
