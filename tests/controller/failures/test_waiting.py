@@ -49,10 +49,13 @@ def test_what_events_tell(items: list[dict[str, Any]], told: tuple[bool, str]) -
         pytest.param(creating(61, waiting="PodInitializing"), (False, ""), "init containers have not ended", id="init"),
         pytest.param(OTHER, (False, ""), "", id="other reason"),
         pytest.param(NOWHERE, (False, ""), "is mine running", id="no node"),
+        pytest.param(creating(20, node="gone"), (False, ""), "there is no node gone (spec.template.spec.nodeName)",
+                     id="no such node: the cluster deletes it before a minute is over"),
+        pytest.param(creating(10, node="gone"), (False, ""), "", id="a node that is not known yet"),
         pytest.param(make_pod(0, created=NOW - 100), (True, "x"), "", id="runs"),
     ],
 )  # fmt: skip
 def test_what_is_told_of_a_quiet_pod(pod: Any, said: tuple[bool, str], told: str) -> None:
-    found = waiting.find_problem([pod], {pod.uid: said}, "mine", NOW)
+    found = waiting.find_problem([pod], {pod.uid: said}, "mine", NOW, nodes={"node0"})
     assert (found is not None) == bool(told)
     assert found is None or (found[0] == "PodNotStarting" and told in found[1])

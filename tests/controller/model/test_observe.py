@@ -78,6 +78,15 @@ def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
         ),
         pytest.param(
             {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}
+                ]
+            },
+            {"waiting": "SchedulingGated", "waiting_message": "gated"},
+            id="kept from the scheduler by spec.schedulingGates",
+        ),
+        pytest.param(
+            {
                 "phase": "Running",
                 "podIP": "10.0.0.1",
                 "conditions": [
