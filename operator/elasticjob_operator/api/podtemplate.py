@@ -170,10 +170,13 @@ def find_mount(template: Mapping[str, Any], path: str) -> str:
 
 
 def find_killing_probe(template: Mapping[str, Any]) -> str:
-    """The field of the trainer's probe with which the kubelet kills it; "" if there is none."""
+    """The field of the trainer's probe or hook for which the kubelet kills it if it fails; "" if there is none."""
     trainer = trainer_container(template)
     container = next(c for c in template["spec"]["containers"] if c["name"] == trainer)
     probe = next((name for name in ("livenessProbe", "startupProbe") if container.get(name)), "")
+    lifecycle = container.get("lifecycle")
+    if not probe and isinstance(lifecycle, Mapping) and lifecycle.get("postStart"):
+        probe = "lifecycle.postStart"
     return f"spec.template.spec.containers[{trainer}].{probe}" if probe else ""
 
 

@@ -213,7 +213,7 @@ class Applier:
             self._cache.put_pod({**body, "metadata": made["metadata"]})
         except ApiError as error:
             if error.status != 409:
-                raise
+                raise refusals.name_pod(error, body) from error
             await self._look_at(job, body["metadata"]["name"])
 
     async def _look_at(self, job: Job, name: str) -> None:

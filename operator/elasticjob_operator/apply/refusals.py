@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from elasticjob_operator import quantity
 from elasticjob_operator.model import reading
 from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
 
 _STATUS_FIELD: Final = re.compile(r"\bstatus\.([A-Za-z]{1,64})")
+_DEEPEST: Final = 12  # levels of a pod in which quantities are looked for
 _NO_AUTOSCALER: Final = "AutoscalerRefused"
 _NO_GROUP: Final = (
     "the cluster does not serve {}, so no PodGroup was created: install the scheduler named in "
@@ -20,7 +22,10 @@ _NO_POLICY: Final = (
     "no pod starts without the job's NetworkPolicy: allow it, or set spec.network.policy: false, with which other pods "
     "of the cluster can reach the workers' ports"
 )
-_TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _NO_AUTOSCALER)
+_ALTERED: Final = "PodAltered"
+_TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
+_WRONG_FIELD: Final = re.compile(r"\bspec\.(\w+)[^\s:]*: (?:Invalid|Unsupported|Duplicate) value")
+_QUANTITIES: Final = ("limits", "requests", "overhead", "sizeLimit", "divisor")  # fields with one, or many by name
 
 
 def is_refusal(error: ApiError) -> bool:
@@ -38,6 +43,50 @@ def explain_trouble(error: ApiError) -> tuple[str, str] | None:
 def is_shm_taken(error: ApiError) -> bool:
     """Whether a pod was rejected because something else mounts /dev/shm too: a webhook, after the operator."""
     return error.status == 422 and 'mountPath: Invalid value: "/dev/shm": must be unique' in error.message
+
+
+def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
+    """The rejection of a pod, with what the API server does not say: which quantity it is, or that others wrote it."""
+    if error.status not in (400, 422):
+        return error
+    if "quantities must match" in error.message:
+        wrong = ", ".join(_find_wrong_quantities(pod["spec"], "spec"))
+        return ApiError(error.status, error.reason, f"{error.message}; no quantities: {wrong}") if wrong else error
+    field = _WRONG_FIELD.search(error.message)
+    if field is None or field[1] in pod["spec"]:
+        return error
+    return ApiError(
+        error.status,
+        _ALTERED,
+        f"the API server rejects the pod for spec.{field[1]}, which is not in spec.template: an admission webhook or a "
+        f"policy has added it: {error.message}",
+    )
+
+
+def _find_wrong_quantities(raw: object, path: str) -> Iterator[str]:
+    """`field: value` of each that cannot be read, in a bounded depth."""
+    if path.count(".") + path.count("[") > _DEEPEST:
+        return
+    if isinstance(raw, list):
+        for at, one in enumerate(raw):
+            yield from _find_wrong_quantities(one, f"{path}[{at}]")
+    if not isinstance(raw, Mapping):
+        return
+    for key, value in raw.items():
+        if key not in _QUANTITIES:
+            yield from _find_wrong_quantities(value, f"{path}.{key}")
+        elif isinstance(value, Mapping):
+            yield from (f"{path}.{key}[{name}]: {one!r}" for name, one in value.items() if not _is_quantity(one))
+        elif not _is_quantity(value):
+            yield f"{path}.{key}: {value!r}"
+
+
+def _is_quantity(value: object) -> bool:
+    try:
+        quantity.parse(value)
+    except ValueError:
+        return False
+    return True
 
 
 def is_unserved(error: ApiError) -> bool:

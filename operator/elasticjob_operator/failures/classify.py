@@ -196,9 +196,9 @@ def with_pod(failure: Failure, uid: str) -> Failure:
     return replace(failure, pod_uid=uid)
 
 
-def never_joined(failure: Failure, *, again: bool) -> Failure:
+def never_joined(failure: Failure, advice: str, *, again: bool) -> Failure:
     """The failure of a pod whose program exited with 0 without joining a world; fatal if that is repeated."""
-    message = "it exited with code 0 without joining a world: start the script with torchrun or elasticjob-run"
+    message = f"it exited with code 0 without joining a world. {advice}"
     return replace(failure, reason="NeverJoined", message=message, blame=Blame.USER, fatal=again)
 
 

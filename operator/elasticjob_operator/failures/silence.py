@@ -26,11 +26,12 @@ class Finding:
 
 
 def find_agentless(
-    pods: Iterable[Pod], heard: Collection[str], status: api.Status, *, hub_started: float, now: float
+    pods: Iterable[Pod], heard: Collection[str], advice: str, *, hub_started: float, now: float
 ) -> Finding:
-    """Pods of a job without a world whose trainer is running and whose agent has never connected (by UID)."""
-    if status.rendezvous.generation:
-        return Finding()
+    """Pods of a job without a world whose trainer is running and whose agent has never connected (by UID).
+
+    `advice`: what to do about this command.
+    """
     silent = [p for p in pods if p.live and p.started and p.began is not None and p.uid not in heard]
     due = {p.name: max(p.began or 0.0, hub_started) + AGENT_SECONDS for p in silent}
     found = sorted(name for name, at in due.items() if at <= now)
@@ -39,9 +40,7 @@ def find_agentless(
     names = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
     message = (
         f"{names}: the command has been running for {AGENT_SECONDS:.0f} s, but no elastic agent has connected."
-        " If it is training, each pod trains alone. Check the pod's log for problems with the operator's hub;"
-        " otherwise start the script with torchrun or elasticjob-run instead of python or another launcher."
-        " Scripts that use accelerate, Lightning or transformers run under torchrun without changes"
+        f" If it is training, each pod trains alone. {advice}"
     )
     return Finding("NoAgent", message, min((at for at in due.values() if at > now), default=None))
 

@@ -6,14 +6,14 @@ A volume whose ConfigMap is missing, a network without addresses or a device tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from elasticjob_operator.model.observe import Pod
 
 QUIET: Final = ("", "ContainerCreating", "PodInitializing")  # why a container waits, as far as its status tells
 WARN_SECONDS: Final = 15.0  # after these, a warning about a pod is the reason that it waits
-PATIENCE_SECONDS: Final = 60.0  # after these, whatever is known about it
+PATIENCE_SECONDS: Final = 45.0  # after these, whatever is known about it
 
 
 def find_quiet(pods: Iterable[Pod], after: float, now: float) -> tuple[Pod | None, float | None]:
@@ -42,10 +42,20 @@ def read_events(items: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
 
 
 def find_problem(
-    pods: Sequence[Pod], said: Mapping[str, tuple[bool, str]], scheduler: str, now: float
+    pods: Sequence[Pod],
+    said: Mapping[str, tuple[bool, str]],
+    scheduler: str,
+    now: float,
+    *,
+    nodes: Collection[str],
 ) -> tuple[str, str] | None:
-    """(reason, message) of a condition about a pod that waits quietly. `said`: what `read_events` found, by UID."""
+    """(reason, message) of a condition about a pod that waits quietly. `said`: what `read_events` found, by UID.
+
+    `nodes`: those that exist, of the pods'.
+    """
     pod, _ = find_quiet(pods, WARN_SECONDS, now)
+    if pod is not None and pod.node and pod.node not in nodes:
+        return "PodNotStarting", f"{pod.name}: there is no node {pod.node} (spec.template.spec.nodeName)"
     is_warning, text = said.get(pod.uid, (False, "")) if pod is not None else (False, "")
     if not is_warning:
         pod, _ = find_quiet(pods, PATIENCE_SECONDS, now)

@@ -49,9 +49,36 @@ def find_contradictions(spec: api.Spec) -> Iterator[Contradiction]:
         )
 
 
+def advise(spec: api.Spec) -> str:
+    """What to do about a command that has started no agent, or one that does not reach the operator."""
+    pod: Mapping[str, Any] = spec.template["spec"]
+    name = trainer_container(spec.template)
+    trainer: Mapping[str, Any] = next((one for one in pod["containers"] if one.get("name") == name), {})
+    overridden = next(_find_overridden(name, trainer), None)
+    if overridden is not None:
+        return overridden.message
+    words = [*_words_of(trainer, "command"), *_words_of(trainer, "args")]
+    if launchers.starts_agent(words):
+        return (
+            f"Container {name!r} starts an agent: the pod's log says whether it waits for something before that, or "
+            "cannot reach the operator's hub"
+        )
+    others = ", ".join(str(one.get("name")) for one in pod["containers"] if one.get("name") != name)
+    found = [] if words else [f"container {name!r} has no command, and its image's entry point starts no agent"]
+    found.append("start the script with torchrun or elasticjob-run instead of python or another launcher")
+    if others:
+        found.append(f"if another container trains ({others}), name it in the annotation {names.ANNOTATION_TRAINER}")
+    said = "; ".join(found)
+    return f"{said[0].upper()}{said[1:]}. Scripts that use accelerate, Lightning or transformers need no change"
+
+
+def _words_of(trainer: Mapping[str, Any], field: str) -> list[str]:
+    part = trainer.get(field)
+    return [word for word in part if isinstance(word, str)] if isinstance(part, list) else []
+
+
 def _find_overridden(name: str, trainer: Mapping[str, Any]) -> Iterator[Contradiction]:
-    parts = [trainer.get("command") or [], trainer.get("args") or []]
-    words = [word for part in parts if isinstance(part, list) for word in part if isinstance(word, str)]
+    words = [*_words_of(trainer, "command"), *_words_of(trainer, "args")]
     found = [f"the argument {word} of container {name!r}" for word in launchers.find_overriding(words)]
     theirs = {str(one.get("name")) for one in trainer.get("env") or () if isinstance(one, dict)}
     found += [f"the variable {one} of container {name!r}" for one in _RENDEZVOUS_VARIABLES if one in theirs]

@@ -25,9 +25,9 @@ def find_foreign(command: Sequence[str]) -> str | None:
 
     Only what is certain is reported: another program, a script under `python` too, may start an agent itself.
     """
-    words = _split(command)
-    if any(agent in word for word in words for agent in _AGENTS) or any("elasticjob" in word for word in words[1:]):
+    if starts_agent(command):
         return None
+    words = _split(command)
     while words and (PurePosixPath(words[0]).name in _WRAPPERS or "=" in words[0]):
         words = words[1:]
     if not words:
@@ -40,6 +40,12 @@ def find_foreign(command: Sequence[str]) -> str | None:
     if name in _LAUNCHERS:
         return f"{name} starts processes of its own, which do not join the job: write `{instead}`"
     return None
+
+
+def starts_agent(command: Sequence[str]) -> bool:
+    """Whether this command names an elastic agent."""
+    words = _split(command)
+    return any(agent in word for word in words for agent in _AGENTS) or any("elasticjob" in word for word in words[1:])
 
 
 # Arguments of torchrun that take it away from the operator's rendezvous. Sizes and addresses do not.

@@ -40,7 +40,7 @@ class Pod:
     started: bool = False  # the trainer is running
     began: float | None = None  # when the trainer started
     lingers: bool = False  # the trainer has terminated, but other containers are running
-    waiting: str = ""  # why the trainer is waiting: ImagePullBackOff, CreateContainerConfigError, ...
+    waiting: str = ""  # why the trainer is waiting: SchedulingGated, ImagePullBackOff, CreateContainerConfigError, ...
     waiting_message: str = ""
     exit: Exit | None = None
     disruption: str = ""  # reason of the DisruptionTarget condition
@@ -198,7 +198,8 @@ def observe_pod(raw: Raw) -> Pod | None:
     conditions = {c.get("type", ""): c for c in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     scheduled_time = parse_time(scheduled.get("lastTransitionTime"))
-    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    unscheduled = str(scheduled.get("reason") or "") if scheduled.get("status") == "False" else ""
+    unschedulable = unscheduled == "Unschedulable"
     disruption = conditions.get("DisruptionTarget") or {}
     annotations = metadata.get("annotations") or {}
     trainer = annotations.get(names.ANNOTATION_TRAINER) or (spec.get("containers") or [{"name": ""}])[0]["name"]
@@ -221,8 +222,8 @@ def observe_pod(raw: Raw) -> Pod | None:
         started=found.runs,
         began=parse_time(found.began),
         lingers=found.lingers,
-        waiting=found.waiting,
-        waiting_message=found.waiting_message,
+        waiting=unscheduled if unscheduled and not unschedulable else found.waiting,
+        waiting_message=scheduled.get("message") or "" if unscheduled and not unschedulable else found.waiting_message,
         exit=found.exit,
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         dead_sidecar=containers.find_dead_sidecar(status, trainer) if found.runs else "",

@@ -16,6 +16,7 @@ from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
 from elasticjob_operator.history import faulty_nodes, rank_failures
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
+from elasticjob_operator.model import contradictions
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
@@ -261,7 +262,7 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
     succeeded = {j.member.uid for j in verdicts if j.health is MemberHealth.SUCCEEDED}
     probe = podtemplate.find_killing_probe(spec.template)
     found = [
-        lost_members.place(_failure_of(pod, seen, status, ranks.get(pod.uid), probe), lost, pod.uid)
+        lost_members.place(_failure_of(pod, seen, spec, status, ranks.get(pod.uid), probe), lost, pod.uid)
         for pod in sorted(seen.pods, key=lambda p: p.index)
         if (settled if pod.uid in ranks else pod.deleting is None)  # the exit of a pod being deleted does not matter
         and pod.uid not in status.restarts.counted
@@ -285,7 +286,7 @@ def _was_asked_to_stop(pod: Pod, seen: Seen) -> bool:
     return pod.deleting is None and not pod.disruption and node is not None and node.ready and not node.leaving
 
 
-def _failure_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None, probe: str) -> Failure:
+def _failure_of(pod: Pod, seen: Seen, spec: api.Spec, status: api.Status, rank: int | None, probe: str) -> Failure:
     if probe and _was_asked_to_stop(pod, seen):
         return classify.failure_of_probed_end(pod, probe)
     failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank, probe)
@@ -295,7 +296,8 @@ def _failure_of(pod: Pod, seen: Seen, status: api.Status, rank: int | None, prob
     if pod.phase is PodPhase.SUCCEEDED and status.rendezvous.generation:
         return classify.failure_of_unsaid_end(pod, rank, seen.agents.get(pod.uid))
     if pod.phase is PodPhase.SUCCEEDED:
-        return classify.never_joined(failure, again=status.restarts.user >= NEVER_JOINED_TRIES)
+        advice = contradictions.advise(spec)
+        return classify.never_joined(failure, advice, again=status.restarts.user >= NEVER_JOINED_TRIES)
     # A command that has run before is not broken, so the node is to blame.
     return classify.blame_node(failure) if failure.fatal and status.rendezvous.generation else failure
 

@@ -7,6 +7,7 @@ from elasticjob_operator.failures import backoff_rules, copies, lost_members, si
 from elasticjob_operator.history import goodput, worlds
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
+from elasticjob_operator.model import contradictions
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.selection import PodSelection
@@ -104,9 +105,10 @@ def _note_progress(status: api.Status, now: float) -> list[api.Condition]:
 
 
 def find_agentless(seen: Seen, spec: api.Spec, status: api.Status) -> silence.Finding:
-    if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
+    if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR or status.rendezvous.generation:
         return silence.Finding()
-    return silence.find_agentless(seen.pods, seen.agents.keys(), status, hub_started=seen.hub_started, now=seen.now)
+    advice = contradictions.advise(spec)
+    return silence.find_agentless(seen.pods, seen.agents.keys(), advice, hub_started=seen.hub_started, now=seen.now)
 
 
 def _find_problem(
@@ -124,7 +126,7 @@ def _find_problem(
     found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
     if found is None or found[0] == "BelowWanted" or (found[0] == "Unschedulable" and room.withdrawn):
         scheduler = spec.template["spec"].get("schedulerName") or "default-scheduler"
-        found = waiting.find_problem(seen.pods, seen.said, scheduler, seen.now) or found
+        found = waiting.find_problem(seen.pods, seen.said, scheduler, seen.now, nodes=seen.nodes) or found
     left = flapping.find_restless(status, seen.now)
     if left.reason and (found is None or found[0] == "BelowWanted"):
         return left.reason, left.message

@@ -79,3 +79,41 @@ def test_a_create_that_finds_nothing(message: str, expected: bool) -> None:
 )
 def test_what_passes_is_no_rejection(error: ApiError) -> None:
     assert refusals.name_child(Kind.AUTOSCALER, error) is error
+
+
+UNREAD = (
+    'Pod in version "v1" cannot be handled as a Pod: quantities must match the regular expression '
+    "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+)
+SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": a valid label must be alphanumeric'
+
+
+@pytest.mark.parametrize(
+    ("message", "body", "reason", "told"),
+    [
+        pytest.param(
+            UNREAD,
+            {"overhead": {"cpu": "1", "a b": "Exists"}, "containers": [{"resources": {"limits": {"memory": "16 GB"}}}]},
+            "InvalidTemplate",
+            "no quantities: spec.overhead[a b]: 'Exists', spec.containers[0].resources.limits[memory]: '16 GB'",
+            id="quantities: the server does not say which",
+        ),
+        pytest.param(UNREAD, {"containers": []}, "InvalidTemplate", "must match", id="a quantity that is not found"),
+        pytest.param(
+            SPOILED, {}, "PodAltered", "an admission webhook or a policy", id="a field that a webhook has added"
+        ),
+        pytest.param(
+            SPOILED, {"nodeSelector": {}}, "InvalidTemplate", "spec.nodeSelector", id="a field of the template"
+        ),
+        pytest.param(
+            "spec.dnsConfig: Required value", {}, "InvalidTemplate", "dnsConfig", id="a field that is missing"
+        ),
+    ],
+)
+def test_a_refused_pod_names_the_field_and_its_author(
+    message: str, body: dict[str, object], reason: str, told: str
+) -> None:
+    problem = refusals.find_problem([refusals.name_pod(ApiError(422, "Invalid", message), {"spec": body})])
+    assert problem is not None
+    assert problem[0] == reason
+    assert told in problem[1]

@@ -96,7 +96,11 @@ def test_held(before: Any, missing: int, held: int) -> None:
     assert backoff_rules.count_held(before, missing, (), NOW) == held
 
 
-LONG, TRIES, TRIED = (make_pod(1, created=NOW - 500), make_pod(2, "Pending", created=NOW - 2, scheduled=NOW - 2), make_pod(3, created=NOW))
+LONG, TRIES, TRIED = (
+    make_pod(1, created=NOW - 500),
+    make_pod(2, "Pending", created=NOW - 2, scheduled=NOW - 2),
+    make_pod(3, created=NOW, scheduled=NOW),
+)
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,11 @@ def spec_of(*others: dict[str, Any], **trainer: Any) -> api.Spec:
     ("spec", "told", "untold"),
     [
         pytest.param(
-            spec_of(command=["python", "a.py"]), ["start the script with torchrun"], ["annotation"], id="python"
+            spec_of(command=["python", "a.py"]), ["tart the script with torchrun"], ["annotation"], id="python"
         ),
         pytest.param(
             spec_of(SIDE, command=["envoy"]),
-            ["start the script with torchrun", "elasticjob.dev/trainer-container", "logs"],
+            ["tart the script with torchrun", "elasticjob.dev/trainer-container", "logs"],
             [],
             id="another container may be the trainer",
         ),
@@ -33,19 +33,19 @@ def spec_of(*others: dict[str, Any], **trainer: Any) -> api.Spec:
         pytest.param(
             spec_of(command=["torchrun", "--standalone", "a.py"]),
             ["the argument --standalone of container 'worker' takes precedence"],
-            ["start the script with torchrun"],
+            ["tart the script with torchrun"],
             id="torchrun alone",
         ),
         pytest.param(
             spec_of(command=["torchrun", "a.py"], env=[{"name": "PET_RDZV_BACKEND", "value": "c10d"}]),
             ["the variable PET_RDZV_BACKEND of container 'worker' takes precedence"],
-            ["start the script with torchrun"],
+            ["tart the script with torchrun"],
             id="a variable",
         ),
         pytest.param(
             spec_of(command=["sh", "-c", "pip install x && torchrun a.py"]),
             ["the pod's log", "hub"],
-            ["start the script with torchrun"],
+            ["tart the script with torchrun"],
             id="torchrun: it is started, or waits for something before",
         ),
     ],

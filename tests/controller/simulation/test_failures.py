@@ -299,8 +299,11 @@ def test_bad_command_on_one_node_of_a_running_job_is_the_nodes_fault() -> None:
     assert cluster.status.restarts.user == 0
 
 
+PLAIN = {"spec": {"containers": [{"name": "worker", "image": "i", "command": ["python", "train.py"]}]}}
+
+
 def test_a_command_that_never_joins_fails_the_job() -> None:
-    cluster = Cluster(make_spec(2, 4))
+    cluster = Cluster(make_spec(2, 4, template=PLAIN))
     cluster.default_behaviour = "exit0"
     cluster.run(30)
     reason, message = failed(cluster)
@@ -309,7 +312,7 @@ def test_a_command_that_never_joins_fails_the_job() -> None:
 
 
 def test_a_command_without_an_agent_is_told_after_a_minute() -> None:
-    cluster = Cluster(make_spec(2, 2))
+    cluster = Cluster(make_spec(2, 2, template=PLAIN))
     cluster.default_behaviour = "plain"
     cluster.run(55)
     assert cluster.condition("Degraded") == ("True", "BelowWanted")
