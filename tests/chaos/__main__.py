@@ -21,6 +21,7 @@ from chaos import (
     curve,
     fuzz,
     health,
+    manifests,
     memory,
     mutants,
     sessions,
@@ -38,7 +39,7 @@ from model.replay import compare
 from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "health", "fuzz", "soak")
-SUITES = ("model", "mutants", "sessions", "sharded", "curve", "memory", "tenants", *ON_CLUSTER)
+SUITES = ("model", "mutants", "sessions", "sharded", "curve", "memory", "tenants", "manifests", *ON_CLUSTER)
 BY_NAME = ("lightning",)  # run only if they are named: they need the environment of `make frameworks`
 
 
@@ -127,6 +128,7 @@ def main() -> int:
     parser.add_argument("--health-faults", type=int, default=50, help="of ranks and nodes, to be located")
     parser.add_argument("--health-kinds", nargs="+", choices=health.KINDS, default=health.KINDS, help="only these")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
+    parser.add_argument("--manifests", type=int, default=2000, help="jobs as people write them")
     parser.add_argument("--minutes", type=float, default=60.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
     parser.add_argument("--soak-jobs", type=int, default=200)
@@ -149,6 +151,8 @@ def main() -> int:
             reports.append(memory.run(args.seed, args.memory_histories, 10, directory))
         if "tenants" in suites:
             reports.append(tenants.run(tenants.Plan(args.seed, hostile_seconds=args.minutes * 60), directory))
+        if "manifests" in suites:
+            reports.append(manifests.run(args.seed, args.manifests, directory))
         if set(ON_CLUSTER) & set(suites):
             reports += run_on_cluster(args, suites, directory)
     print("\n".join(r.line() for r in reports))

@@ -1,0 +1,86 @@
+"""Judges what became of a job: it trains, it was refused, or it says what is in the way. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from chaos.manifest_maker import Made
+
+Raw = Mapping[str, Any]
+TRAINS: Final = "trains"
+TOLD: Final = "told"
+FOREIGN: Final = "another's"
+SILENT: Final = "silent"
+SILENT_SECONDS: Final = 70.0  # a minute, and what it takes to see it
+MOST_REFUSED: Final = 10  # writes of one job that the API server refuses, or pods that a node refuses, in a minute
+MOST_REQUESTS: Final = 120  # of one job in a minute, with all that it makes
+# Reasons that say only that there is no world yet.
+_EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "AllWanted", "NothingToTell")
+_COMMON: Final = frozenset({"spec", "name", "template", "kind", "value", "image", "path", "true", "false", "None"})
+
+
+def read_told(status: Raw) -> list[tuple[str, str]]:
+    """(reason, message) of the conditions that tell why a job does not train."""
+    found = []
+    for one in status.get("conditions") or ():
+        reason, message = one.get("reason") or "", one.get("message") or ""
+        holds = one["status"] == "True" and one["type"] in ("Degraded", "Failed", "Suspended", "Complete")
+        waits = one["status"] == "False" and one["type"] in ("Running", "Admitted")
+        if (holds or waits) and reason not in _EMPTY:
+            found.append((reason, message))
+    return found
+
+
+def find_state(made: Made, status: Raw) -> str:
+    """TRAINS, TOLD, FOREIGN or SILENT at this moment."""
+    if not made.is_ours:
+        return FOREIGN
+    if any((c["type"], c["status"]) == ("Running", "True") for c in status.get("conditions") or ()):
+        return TRAINS
+    return TOLD if read_told(status) else SILENT
+
+
+def judge_words(made: Made, status: Raw, cluster: Iterable[str]) -> str:
+    """What is wrong with what a job tells that does not train; "" if it names what is in the way.
+
+    `cluster`: names of objects outside the manifest.
+    """
+    told = read_told(status)
+    text = "; ".join(f"{reason}: {message}" for reason, message in told)
+    warning = next((c.get("message") or "" for c in status.get("conditions") or () if c["type"] == "Warning"), "")
+    wanted = list(made.told)
+    if not made.is_sure or not wanted:
+        wanted += sorted({*find_words(made.body), *find_words(made.neighbours), *cluster})
+    if any(word.lower() in f"{text}; {warning}".lower() for word in wanted):
+        return ""
+    return f"it names none of {', '.join(made.told) or 'the words of its manifest'}: {text}"
+
+
+def find_words(raw: object) -> Iterator[str]:
+    """The names of fields and objects in a manifest."""
+    if isinstance(raw, Mapping):
+        for key, value in raw.items():
+            yield from find_words(str(key))
+            yield from find_words(value)
+    elif isinstance(raw, str):
+        if len(raw) > 3 and raw not in _COMMON:
+            yield raw
+    elif isinstance(raw, Sequence):
+        for one in raw:
+            yield from find_words(one)
+
+
+def find_most(times: Iterable[float], seconds: float = 60.0) -> int:
+    """The most events within so many seconds."""
+    ordered, most, first = sorted(times), 0, 0
+    for last, at in enumerate(ordered):
+        while at - ordered[first] > seconds:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+def shorten(text: str) -> str:
+    return re.sub(r"\s+", " ", text)[:700]

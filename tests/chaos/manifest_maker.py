@@ -1,0 +1,422 @@
+"""Jobs as people write them, valid and nearly valid, each with its neighbours: a pure function of a seed.
+
+Most of a job comes from a catalogue of what people write, where it is known which words have to be told if it keeps the
+job from training. Some fields are drawn from the schema of pods that the API server serves, and from that of jobs.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from chaos.light_nodes import HERE, REFUSES
+from chaos.specs import Maker as SpecMaker
+from elasticjob_devcluster import NodeSpec
+from elasticjob_operator.api import names
+
+Object = dict[str, Any]
+HOOK: Final = "chaos-hook"  # label of a namespace: which webhook sees its pods
+REFUSING: Final = {"chaos/node": "refuses"}
+NODES: Final = (
+    *(NodeSpec(f"light-{i}", gpus=8, cpu=4000, memory="4000Gi", pods=4000) for i in range(4)),
+    *(
+        NodeSpec(f"refuses-{i}", cpu=4000, memory="4000Gi", pods=4000, labels={**REFUSING, REFUSES: reason},
+                 taints=({"key": "refuses", "value": "all", "effect": "NoSchedule"},))
+        for i, reason in enumerate(("UnexpectedAdmissionError", "OutOfcpu", "TopologyAffinityError"))
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that people write. `told`: if the job does not train because of it, one of these words is told."""
+
+    name: str
+    where: str  # container, pod, template, spec or side (a second container)
+    value: Object
+    told: tuple[str, ...] = ()
+    node: bool = False  # it makes the pods fit nowhere: told by the scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """What others have put into the namespace. `told` as in `Part`."""
+
+    name: str
+    objects: tuple[tuple[str, Object], ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One job with its neighbours."""
+
+    number: int
+    namespace: str
+    labels: Mapping[str, str]
+    neighbours: tuple[tuple[str, Object], ...]
+    body: Object
+    parts: tuple[str, ...]
+    told: tuple[str, ...]  # one of these words, unless the job trains
+    is_sure: bool  # no other word will do: there is one part only, and nothing is drawn
+
+    @property
+    def is_ours(self) -> bool:
+        spec = self.body["spec"]
+        policy = spec.get("runPolicy")
+        places = (spec, policy) if isinstance(policy, dict) else (spec,)
+        return all(place.get("managedBy") in (None, names.MANAGED_BY) for place in places)
+
+
+def probe(**more: Any) -> Object:
+    return {"exec": {"command": ["false"]}, "periodSeconds": 5, "failureThreshold": 2, **more}
+
+
+def volume(name: str, **source: Any) -> Object:
+    return {"volumes": [{"name": name, **source}]}
+
+
+def side(name: str, *command: str, **more: Any) -> Object:
+    return {"name": name, "image": f"{HERE}side:1", "command": list(command), **more}
+
+
+PARTS: Final = (
+    # Objects that are not there.
+    Part("configmap-volume-missing", "pod", volume("settings", configMap={"name": "missing-map"}), ("missing-map",)),
+    Part("configmap-key-missing", "pod",
+         volume("settings", configMap={"name": "here-map", "items": [{"key": "lost-key", "path": "a"}]}),
+         ("lost-key",)),
+    Part("secret-volume-missing", "pod", volume("keys", secret={"secretName": "missing-key"}), ("missing-key",)),
+    Part("projected-missing", "pod",
+         volume("all", projected={"sources": [{"secret": {"name": "missing-key"}}]}), ("missing-key",)),
+    Part("optional-missing", "pod", volume("maybe", configMap={"name": "missing-map", "optional": True})),
+    Part("pvc-missing", "pod", volume("data", persistentVolumeClaim={"claimName": "missing-claim"}), ("missing-claim",),
+         node=True),
+    Part("pvc-unbound", "pod", volume("data", persistentVolumeClaim={"claimName": "here-claim"}),
+         ("PersistentVolumeClaim",), node=True),
+    Part("csi-driver-missing", "pod", volume("cache", csi={"driver": "csi.example.com"}), ("csi.example.com",)),
+    Part("hostpath-missing", "pod", volume("raid", hostPath={"path": "/no/such/raid", "type": "Directory"}),
+         ("/no/such/raid",)),
+    Part("env-from-missing", "container", {"envFrom": [{"secretRef": {"name": "missing-env"}}]}, ("missing-env",)),
+    Part("env-from-here", "container", {"envFrom": [{"configMapRef": {"name": "here-map"}}]}),
+    Part("env-key-missing", "container",
+         {"env": [{"name": "K", "valueFrom": {"secretKeyRef": {"name": "here-key", "key": "lost-key"}}}]},
+         ("lost-key",)),
+    Part("service-account-missing", "pod", {"serviceAccountName": "missing-account"}, ("missing-account",)),
+    Part("priority-class-missing", "pod", {"priorityClassName": "missing-class"}, ("missing-class",)),
+    Part("priority-class-here", "pod", {"priorityClassName": "here-class"}),
+    Part("runtime-class-missing", "pod", {"runtimeClassName": "missing-runtime"}, ("missing-runtime",)),
+    Part("pull-secret-missing", "pod", {"imagePullSecrets": [{"name": "missing-pull"}]}),
+    Part("scheduler-missing", "pod", {"schedulerName": "missing-scheduler"}, ("missing-scheduler", "PodGroup")),
+    Part("scheduling-gate", "pod", {"schedulingGates": [{"name": "example.com/gate"}]}, ("schedulingGates", "gate")),
+    Part("resource-claim-missing", "pod",
+         {"resourceClaims": [{"name": "gpu", "resourceClaimName": "missing-device"}]}, ("missing-device",)),
+    # Nodes that are not there, or do not want the pod.
+    Part("node-selector", "pod", {"nodeSelector": {"gpu": "h100"}}, ("selector",), node=True),
+    Part("node-name-missing", "pod", {"nodeName": "missing-node"}, ("missing-node",)),
+    Part("node-name", "pod", {"nodeName": "light-1"}),
+    Part("node-refuses", "pod",
+         {"nodeSelector": REFUSING, "tolerations": [{"key": "refuses", "operator": "Exists"}]},
+         ("UnexpectedAdmissionError", "OutOfcpu", "TopologyAffinityError")),
+    Part("too-many-gpus", "container", {"resources": {"limits": {"nvidia.com/gpu": "64"}}}, ("nvidia.com/gpu",),
+         node=True),
+    Part("too-much-disk", "container", {"resources": {"requests": {"ephemeral-storage": "1Ei"}}},
+         ("ephemeral-storage",), node=True),
+    Part("unknown-resource", "container", {"resources": {"limits": {"rdma/hca": "1"}}}, ("rdma/hca",), node=True),
+    Part("request-without-limit", "container", {"resources": {"requests": {"nvidia.com/gpu": "1"}}},
+         ("resources.limits",)),
+    Part("requests-above-limits", "container",
+         {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}, ("resources.requests",)),
+    Part("quantity", "container", {"resources": {"limits": {"memory": "16 GB"}}}, ("memory", "quantit")),
+    Part("host-network", "pod", {"hostNetwork": True}),
+    Part("host-port", "container", {"ports": [{"containerPort": 29500, "hostPort": 29500}]}, ("ports",), node=True),
+    Part("spread", "pod",
+         {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
+                                         "labelSelector": {"matchLabels": {"a": "b"}}}]}, ("topology spread",),
+         node=True),
+    Part("toleration", "pod", {"tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}),
+    Part("windows", "pod", {"os": {"name": "windows"}}, ("os", "windows")),
+    # Images and commands.
+    Part("image-missing", "container", {"image": "registry.example.com/train:missing"}, ("train:missing",)),
+    Part("image-name", "container", {"image": f"{HERE}train image:"}, ("train image",)),
+    Part("image-never", "container", {"image": "train:local", "imagePullPolicy": "Never"}, ("train:local",)),
+    Part("image-none", "container", {"image": ""}, ("image",)),
+    Part("command-missing", "container", {"command": ["python3.99", "train.py"]}, ("python3.99",)),
+    Part("command-fails", "container", {"command": ["false"]}, ("exit code 1",)),
+    Part("command-ends", "container", {"command": ["true"]}, ("torchrun",)),
+    Part("not-torchrun", "container", {"command": ["sleep", "1000000"]}, ("torchrun",)),
+    Part("no-command", "container", {"command": []}, ("torchrun",)),
+    Part("own-rendezvous", "container", {"env": [{"name": "PET_RDZV_BACKEND", "value": "c10d"}]},
+         ("PET_RDZV_BACKEND",)),
+    Part("own-hub", "container", {"env": [{"name": "ELASTICJOB_HUB_URL", "value": "ws://127.0.0.1:1"}]},
+         ("ELASTICJOB_HUB_URL",)),
+    # Knobs of a pod.
+    Part("restart-policy", "pod", {"restartPolicy": "OnFailure"}, ("restartPolicy",)),
+    Part("pod-deadline", "pod", {"activeDeadlineSeconds": 8}, ("activeDeadlineSeconds",)),
+    Part("liveness", "container", {"livenessProbe": probe()}, ("livenessProbe",)),
+    Part("startup", "container", {"startupProbe": probe()}, ("startupProbe",)),
+    Part("readiness", "container", {"readinessProbe": probe()}),
+    Part("post-start", "container", {"lifecycle": {"postStart": {"exec": {"command": ["false"]}}}}, ("postStart",)),
+    Part("grace", "pod", {"terminationGracePeriodSeconds": 1}),
+    Part("hostname", "pod", {"hostname": "trainer", "subdomain": "training"}),
+    Part("run-as-non-root", "pod", {"securityContext": {"runAsNonRoot": True}}, ("runAsNonRoot",)),
+    Part("run-as-user", "pod", {"securityContext": {"runAsUser": 1000, "fsGroup": 1000}}),
+    Part("privileged", "container", {"securityContext": {"privileged": True, "capabilities": {"add": ["IPC_LOCK"]}}}),
+    Part("sysctl", "pod", {"securityContext": {"sysctls": [{"name": "no such", "value": "1"}]}}, ("sysctls",)),
+    Part("share-processes", "pod", {"shareProcessNamespace": True, "hostIPC": True}),
+    Part("dns", "pod", {"dnsPolicy": "None"}, ("dnsConfig",)),
+    Part("host-aliases", "pod", {"hostAliases": [{"ip": "127.0.0.1", "hostnames": ["licence"]}]}),
+    Part("enable-service-links", "pod", {"enableServiceLinks": True, "automountServiceAccountToken": True}),
+    # Volumes and mounts that look like the operator's.
+    Part("shm", "pod+", {"volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}],
+                         "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}]}),
+    Part("shm-name", "pod+", {"volumes": [{"name": "elasticjob-shm", "emptyDir": {}}],
+                              "volumeMounts": [{"name": "elasticjob-shm", "mountPath": "/scratch"}]}),
+    Part("token-name", "pod", volume("elasticjob-token", emptyDir={})),
+    Part("token-path", "pod+", {"volumes": [{"name": "mine", "emptyDir": {}}],
+                                "volumeMounts": [{"name": "mine", "mountPath": "/var/run/secrets/elasticjob.dev"}]},
+         ("/var/run/secrets/elasticjob.dev",)),
+    Part("mount-without-volume", "container", {"volumeMounts": [{"name": "lost-volume", "mountPath": "/x"}]},
+         ("lost-volume", "volumeMounts")),
+    Part("same-volume-twice", "pod",
+         {"volumes": [{"name": "twice", "emptyDir": {}}, {"name": "twice", "emptyDir": {}}]},
+         ("volumes[1].name", "twice")),
+    Part("volume-of-two-kinds", "pod",
+         volume("both", emptyDir={}, hostPath={"path": "/tmp"}), ("volumes",)),
+    Part("size-limit", "pod", volume("scratch", emptyDir={"sizeLimit": "lots"}), ("sizeLimit", "quantit")),
+    # Further containers.
+    Part("sidecar", "side", side("logs", "sleep", "1000000")),
+    Part("sidecar-first", "first", side("istio-proxy", "sleep", "1000000"), ("trainer-container", "istio-proxy")),
+    Part("sidecar-fails", "side", side("logs", "false"), ("logs",)),
+    Part("sidecar-image", "side", side("logs", "sleep", image="registry.example.com/logs:missing"), ("logs:missing",)),
+    Part("same-container-twice", "side", side("trainer", "sleep"), ("containers[1].name", "trainer")),
+    Part("init", "init", side("download", "true")),
+    Part("init-fails", "init", side("download", "false"), ("download",)),
+    Part("init-hangs", "init", side("download", "sleep", "1000000"), ("init container",)),
+    Part("init-image", "init", side("download", "true", image="registry.example.com/get:missing"), ("get:missing",)),
+    Part("native-sidecar", "init", side("proxy", "sleep", "1000000", restartPolicy="Always")),
+    Part("runtime-name", "init", side("elasticjob-runtime", "true")),
+    # Metadata and the job itself.
+    Part("labels", "template", {"metadata": {"labels": {"app": "bert", "team": "nlp"}}}),
+    Part("bad-label", "template", {"metadata": {"labels": {"app": "bert large"}}}, ("labels",)),
+    Part("our-labels", "template", {"metadata": {"labels": {"elasticjob.dev/job-name": "other"}}}),
+    Part("pod-name", "template", {"metadata": {"name": "mine", "namespace": "other", "finalizers": ["x/y"]}}),
+    Part("istio", "template", {"metadata": {"annotations": {"sidecar.istio.io/inject": "true"}}}),
+    Part("trainer-annotation", "template", {"metadata": {"annotations": {names.ANNOTATION_TRAINER: "nobody"}}},
+         ("trainer-container", "nobody")),
+    Part("suspended", "spec", {"runPolicy": {"suspend": True}}, ("suspend",)),
+    Part("startup-deadline", "spec", {"runPolicy": {"startupDeadlineSeconds": 20}}),
+    Part("c10d", "spec", {"rendezvous": {"backend": "C10d"}}, ("rendezvous", "c10d", "C10d")),
+    Part("service", "spec", {"network": {"service": True}}),
+    Part("checkpoints", "spec", {"checkpoints": {"path": "/checkpoints"}}),
+    Part("more-than-most", "spec", {"replicas": 9}, ("replicas", "maxReplicas")),
+    Part("template-missing", "spec", {"templateRef": {"name": "missing-template"}}, ("missing-template",
+                                                                                    "template")),
+)  # fmt: skip
+
+
+def quota(**hard: str) -> tuple[str, Object]:
+    return "/api/v1/namespaces/{}/resourcequotas", {"metadata": {"name": "team-quota"}, "spec": {"hard": hard}}
+
+
+def limits(**limit: Any) -> tuple[str, Object]:
+    body = {"metadata": {"name": "team-limits"}, "spec": {"limits": [{"type": "Container", **limit}]}}
+    return "/api/v1/namespaces/{}/limitranges", body
+
+
+NEIGHBOURS: Final = (
+    *(Neighbour("none"),) * 14,
+    Neighbour("quota-of-pods", (quota(pods="0"),), told=("team-quota",)),
+    Neighbour("quota-of-one-pod", (quota(pods="1"),), told=("team-quota",)),
+    Neighbour("quota-needs-limits", (quota(**{"limits.memory": "1Gi"}),), told=("team-quota",)),
+    Neighbour("quota-of-jobs", (quota(**{f"count/{names.PLURAL}.{names.GROUP}": "0"}),), told=("team-quota",)),
+    Neighbour("limits-default", (limits(default={"cpu": "1", "memory": "1Gi"}),)),
+    Neighbour("limits-too-low", (limits(max={"cpu": "1m"}, default={"cpu": "1m"}, defaultRequest={"cpu": "1m"}),),
+              told=("maximum cpu", "cpu")),
+    Neighbour("restricted", labels={"pod-security.kubernetes.io/enforce": "restricted"}, told=("PodSecurity",)),
+    Neighbour("hook-denies", labels={HOOK: "denies"}, told=("denies.hook.example",)),
+    Neighbour("hook-fails", labels={HOOK: "fails"}, told=("fails.hook.example",)),
+    Neighbour("hook-is-slow", labels={HOOK: "slow"}, told=("slow.hook.example",)),
+    Neighbour("hook-mutates", labels={HOOK: "mutates"}),
+    Neighbour("hook-mounts-shm", labels={HOOK: "shm"}),
+    Neighbour("hook-spoils", labels={HOOK: "spoils"}, told=("webhook",)),
+)  # fmt: skip
+# What is in each namespace, to be referred to.
+HERE_OBJECTS: Final = (
+    ("/api/v1/namespaces/{}/configmaps", {"metadata": {"name": "here-map"}, "data": {"a": "b"}}),
+    ("/api/v1/namespaces/{}/secrets", {"metadata": {"name": "here-key"}, "stringData": {"a": "b"}}),
+    ("/api/v1/namespaces/{}/persistentvolumeclaims",
+     {"metadata": {"name": "here-claim"}, "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "missing",
+                                                    "resources": {"requests": {"storage": "1Gi"}}}}),
+)  # fmt: skip
+NAMED = {"configmap", "secret", "env", "pvc"}
+
+
+class Maker:
+    """Makes jobs. `definitions`: those of the OpenAPI document that the API server serves."""
+
+    def __init__(self, seed: int, definitions: Mapping[str, Any]) -> None:
+        self._dice = random.Random(seed)
+        self._definitions = definitions
+        self._specs = SpecMaker(seed, junk=0.02)
+        self._seed = seed
+
+    def make(self, number: int) -> Made:
+        dice = self._dice
+        body = self._job(number)
+        parts: list[str] = []
+        told: list[str] = []
+        has_drawn = False
+        # Each part is there at least once in so many jobs, alone or with others; some are drawn from schemas.
+        chosen = [PARTS[number % len(PARTS)]] if dice.random() < 0.7 else []
+        chosen += dice.choices(PARTS, k=dice.choice((0, 0, 0, 1, 2)))
+        for part in chosen:
+            apply_part(body, part)
+            parts.append(part.name)
+            told += part.told
+        for _ in range(dice.choice((0, 0, 0, 1, 2))):
+            parts.append(self._draw_pod_field(body))
+            has_drawn = True
+        if dice.random() < 0.15:
+            parts += self._draw_job_fields(body)
+            has_drawn = True
+        neighbour = dice.choice(NEIGHBOURS)
+        told += neighbour.told
+        objects = neighbour.objects
+        if any(part.split("-")[0] in NAMED for part in parts):
+            objects = (*HERE_OBJECTS, *objects)
+        if neighbour.name != "none":
+            parts.append(neighbour.name)
+        namespace = f"m{self._seed % 10_000}-{number}"
+        placed = tuple((path.format(namespace), body) for path, body in objects)
+        is_sure = len(parts) == 1 and not has_drawn
+        return Made(number, namespace, neighbour.labels, placed, body, tuple(parts), tuple(told), is_sure)
+
+    def _job(self, number: int) -> Object:
+        dice = self._dice
+        container = {"name": "trainer", "image": f"{HERE}torch:1", "command": ["torchrun", "train.py"]}
+        replicas = dice.choice((1, 2, 2, 3))
+        spec = {
+            "replicas": replicas,
+            "elasticPolicy": {"minReplicas": dice.randint(1, replicas), "maxReplicas": dice.randint(replicas, 4)},
+            "template": {"spec": {"containers": [container]}},
+        }
+        metadata = self._name(number)
+        return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
+
+    def _name(self, number: int) -> Object:
+        dice = self._dice
+        kind = dice.random()
+        if kind < 0.5:
+            return {"name": f"job-{number}"}
+        if kind < 0.6:
+            return {"generateName": dice.choice(("bert-", "3d-unet-", "llama-3.1-", f"{'long-' * 11}"))}
+        length = dice.choice((1, 2, 52, 55, 56, 57, 63, 64, 100, 200, 243, 252, 253))
+        letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+        middle = [dice.choice(f"{letters}{letters}-.") for _ in range(length)]
+        for at, one in enumerate(middle):
+            if one in ".-" and (at in (0, length - 1) or middle[at - 1] in ".-"):
+                middle[at] = dice.choice(letters)
+        return {"name": "".join(middle)}
+
+    # From schemas.
+
+    def _draw_pod_field(self, body: Object) -> str:
+        """One field of the pod, with a value of its type."""
+        dice = self._dice
+        pod = body["spec"]["template"].get("spec")
+        if not isinstance(pod, dict) or not pod.get("containers"):
+            return "drawn:nothing"
+        place, kind = dice.choice(((pod, "PodSpec"), (pod, "PodSpec"), (pod["containers"][0], "Container")))
+        schema = self._definitions[f"io.k8s.api.core.v1.{kind}"]["properties"]
+        name = dice.choice(sorted(set(schema) - {"containers", "name", "command"}))
+        place[name] = self._value(schema[name], name, 0)
+        return f"drawn:{kind}.{name}"
+
+    def _value(self, schema: Mapping[str, Any], name: str, depth: int) -> Any:
+        dice = self._dice
+        if dice.random() < 0.03:
+            return dice.choice((None, True, -1, 0, "", "x", [], {}, "ä", 2**40))
+        ref = schema.get("$ref", "")
+        if ref:
+            found = self._definitions[ref.rpartition("/")[2]]
+            if "properties" not in found:
+                return self._value(found, name, depth)
+            return self._object(found, depth)
+        kind = schema.get("type")
+        if kind == "array":
+            return [self._value(schema["items"], name, depth + 1) for _ in range(dice.choice((1, 1, 2)))]
+        if kind == "object":
+            return {dice.choice(KEYS): self._value(schema.get("additionalProperties", {}), name, depth + 1)}
+        if kind == "boolean":
+            return dice.random() < 0.5
+        if kind in ("integer", "number"):
+            return dice.choice((0, 1, 1, 5, 30, 65534, 29500, -1))
+        if schema.get("format") == "int-or-string":
+            return dice.choice((1, "1", "http", 29500))
+        return dice.choice(TEXTS)
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> Object:
+        """The required fields, and one or two more."""
+        dice, fields = self._dice, schema["properties"]
+        wanted = set(schema.get("required") or ()) if depth < 6 else set()
+        wanted |= set(dice.sample(sorted(fields), min(len(fields), dice.choice((0, 1, 1, 2))))) if depth < 5 else set()
+        return {name: self._value(fields[name], name, depth + 1) for name in sorted(wanted)}
+
+    def _draw_job_fields(self, body: Object) -> Iterator[str]:
+        drawn = self._specs.spec()
+        fields = sorted(set(drawn) - {"template", "replicas"})
+        for name in self._dice.sample(fields, min(len(fields), self._dice.choice((1, 1, 2)))):
+            body["spec"][name] = copy.deepcopy(drawn[name])
+            yield f"drawn:spec.{name}"
+
+
+KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
+TEXTS: Final = (
+    "Always", "Never", "ClusterFirst", "Default", "None", "Exists", "Equal", "In", "TCP", "Memory", "File", "linux",
+    "NoSchedule", "DoNotSchedule", "kubernetes.io/hostname", "1Gi", "500m", "10", "light-0", "here-map", "missing-map",
+    "/data", "data", "x", "a_b", "Not A Name", "127.0.0.1", "RuntimeDefault", "RestartContainer", "light", "",
+)  # fmt: skip
+
+
+def apply_part(body: Object, part: Part) -> None:
+    spec = body["spec"]
+    pod = spec["template"]["spec"]
+    value = copy.deepcopy(part.value)
+    if part.where == "spec":
+        merge(spec, value)
+    elif part.where == "template":
+        merge(spec["template"], value)
+    elif part.where == "container":
+        merge(_trainer(pod), value)
+    elif part.where == "side":
+        pod["containers"].append(value)
+    elif part.where == "first":
+        pod["containers"].insert(0, value)
+    elif part.where == "init":
+        pod.setdefault("initContainers", []).append(value)
+    elif part.where == "pod+":
+        merge(_trainer(pod), {"volumeMounts": value.pop("volumeMounts")})
+        merge(pod, value)
+    else:
+        merge(pod, value)
+
+
+def _trainer(pod: Object) -> Object:
+    found: Object = next(c for c in pod["containers"] if c["name"] == "trainer")
+    return found
+
+
+def merge(into: Object, value: Object) -> None:
+    """Lists of volumes, mounts and variables grow; everything else is replaced."""
+    for key, one in value.items():
+        if isinstance(one, dict) and isinstance(into.get(key), dict):
+            merge(into[key], one)
+        elif isinstance(one, list) and key in ("volumes", "volumeMounts", "env", "envFrom", "tolerations"):
+            into[key] = [*(into.get(key) or ()), *one]
+        else:
+            into[key] = one

@@ -1,0 +1,267 @@
+"""Any manifest, any cluster: jobs as people write them, side by side on nodes that run nothing.
+
+Each job has a namespace with neighbours of its own. It is watched for a little more than a minute, and has to train, to
+be refused when it is applied, or to say what is in the way in words of its manifest or of the cluster. None is silent
+for a minute, and none loops: the audit log has the operator's requests by namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from chaos import manifest_judge, manifest_maker, webhooks
+from chaos.light_nodes import LightNodes
+from chaos.manifest_judge import SILENT, TOLD, TRAINS
+from chaos.manifest_maker import Made
+from chaos.trials import Report
+from elasticjob_devcluster import Cluster, KubeError, Tuning
+from elasticjob_operator.api import names
+from operator_fixture import GROUP, OperatorProcess, install_crd, wait_for
+from replicas_fixture import AGENT, READS
+
+SIDE_BY_SIDE: Final = 200  # jobs
+POLL_SECONDS: Final = 1.0
+MOST_SLACK_SECONDS: Final = 120.0  # that a busy machine may add
+POLICY: Final[dict[str, Any]] = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "users": ["system:apiserver", "devcluster-control-plane"]},
+        {"level": "None", "verbs": ["watch", "list"]},
+        {"level": "Metadata"},
+    ],
+}
+Starter = Callable[..., Cluster]
+# Of no job: what the operator asks or writes for itself.
+_OWN: Final = ("leases", "tokenreviews")
+
+
+@dataclass
+class Watched:
+    """One job that was applied."""
+
+    made: Made
+    name: str
+    began: float
+    last: str = SILENT
+    answered: float | None = None  # when it first trained or told why not
+    trained: bool = False
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What became of all."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by namespace
+
+
+def run(
+    seed: int,
+    count: int,
+    directory: Path,
+    *,
+    side_by_side: int = SIDE_BY_SIDE,
+    watch_seconds: float = manifest_judge.SILENT_SECONDS,
+    start: Starter = Cluster.start,
+) -> Report:
+    """So many jobs in a cluster of their own. Only a watch of a minute or more finds silent jobs."""
+    report, began = Report("manifests", seed), time.monotonic()
+    directory = directory / "manifests"
+    directory.mkdir()
+    policy = directory / "audit-policy.json"
+    policy.write_text(json.dumps(POLICY))
+    never = ("--node-monitor-grace-period=24h",)  # these nodes renew no Lease
+    tuning = Tuning(audit=True, apiserver_flags=(f"--audit-policy-file={policy}",), controller_manager_flags=never)
+    cluster = start(nodes=(), tuning=tuning)
+    try:
+        with _playing(cluster, directory) as (operator, nodes):
+            play = _Run(cluster, seed, side_by_side, watch_seconds)
+            outcome = play.play(count)
+        outcome.violations += [f"the nodes: {wrong}" for wrong in nodes.wrong[:5]]
+        log = operator.log
+        bugs = [word for word in ("this is a bug", "Traceback") if word in log]
+        outcome.violations += [f"the operator: {b!r} in {log[max(0, log.index(b) - 500) :][:3000]}" for b in bugs]
+        requests = _judge_requests(cluster, outcome)
+    finally:
+        cluster.stop()
+    report.histories, report.faults = count, outcome.ends[TOLD] + outcome.ends["refused"]
+    report.violations, report.seconds = outcome.violations, time.monotonic() - began
+    report.more = {"kubernetes": cluster.version, "ends": dict(outcome.ends), **requests}
+    report.more["a plain job trains within seconds"] = round(play.slowest, 1)
+    report.more["reasons"] = dict(outcome.reasons.most_common())
+    print("\n".join([*report.violations, report.line()]), flush=True)
+    return report
+
+
+@contextlib.contextmanager
+def _playing(cluster: Cluster, directory: Path) -> Iterator[tuple[OperatorProcess, LightNodes]]:
+    install_crd(cluster)
+    kube = cluster.kube
+    kube.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "here-class"}, "value": 5})
+    operator = OperatorProcess(cluster, directory, "--stable-seconds", "1")
+    nodes = LightNodes(cluster, manifest_maker.NODES)
+    (directory / "pki").mkdir()
+    with webhooks.serving(cluster, directory / "pki"), nodes.running():
+        cluster.wait_nodes_ready([node.name for node in manifest_maker.NODES])
+        operator.start()
+        try:
+            yield operator, nodes
+        finally:
+            operator.stop()
+
+
+class _Run:
+    def __init__(self, cluster: Cluster, seed: int, side_by_side: int, watch_seconds: float) -> None:
+        self.kube, self.cluster = cluster.kube, cluster
+        self.side_by_side, self.watch_seconds = side_by_side, watch_seconds
+        definitions = self.kube.request("GET", "/openapi/v2", timeout=60)["definitions"]
+        self.maker = manifest_maker.Maker(seed, definitions)
+        self.outcome = Outcome()
+        self.watched: dict[str, Watched] = {}  # by namespace
+        self._pool = ThreadPoolExecutor(8)
+        self.known = [node.name for node in manifest_maker.NODES]
+        self.slowest = 0.0  # seconds that a plain job has taken to train: what this machine adds to all of them
+
+    def play(self, count: int) -> Outcome:
+        number = 0
+        applying: list[Future[Watched | None]] = []
+        while number < count or self.watched or applying:
+            while number < count and len(self.watched) + len(applying) < self.side_by_side:
+                applying.append(self._pool.submit(self._apply, self.maker.make(number)))
+                number += 1
+            done = [one for one in applying if one.done()]
+            applying = [one for one in applying if not one.done()]
+            for future in done:
+                if (watched := future.result()) is not None:
+                    self.watched[watched.made.namespace] = watched
+            self._look()
+            self._finish()
+            time.sleep(POLL_SECONDS)
+        self._pool.shutdown()
+        return self.outcome
+
+    def _apply(self, made: Made) -> Watched | None:
+        kube, namespace = self.kube, made.namespace
+        self.outcome.parts[namespace] = made.parts
+        labels = {"labels": dict(made.labels)}
+        kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace, **labels}})
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+        wait_for(lambda: kube.get(account), f"{namespace} has its service account", 120, 0.1)
+        for path, body in made.neighbours:
+            kube.request("POST", path, body)
+            if path.endswith("resourcequotas"):  # it counts from when its status is there
+                one = f"{path}/{body['metadata']['name']}"
+                wait_for(lambda one=one: (kube.get(one) or {}).get("status"), f"{one} counts", 60, 0.1)  # type: ignore[misc]
+        try:
+            job = kube.request("POST", f"{GROUP}/namespaces/{namespace}/{names.PLURAL}", made.body)
+        except KubeError as error:
+            self._note_refused(made, error)
+            return None
+        return Watched(made, job["metadata"]["name"], time.time())
+
+    def _note_refused(self, made: Made, error: KubeError) -> None:
+        self.outcome.ends["refused"] += 1
+        words = {*manifest_judge.find_words(made.body), *made.told}
+        if error.status not in (400, 403, 409, 422) or not any(word in str(error) for word in words):
+            self.outcome.violations.append(f"{made.namespace} {made.parts}: refused with {error.status}: {error}")
+
+    def _look(self) -> None:
+        """At all jobs at once."""
+        now = time.time()
+        for job in self.kube.request("GET", f"{GROUP}/{names.PLURAL}", timeout=60)["items"]:
+            watched = self.watched.get(job["metadata"]["namespace"])
+            if watched is None:
+                continue
+            watched.status = job.get("status") or {}
+            watched.last = manifest_judge.find_state(watched.made, watched.status)
+            watched.trained |= watched.last == TRAINS
+            if watched.last != SILENT and watched.answered is None:
+                watched.answered = now
+            if not watched.made.parts and not watched.trained:
+                self.slowest = min(MOST_SLACK_SECONDS, max(self.slowest, now - watched.began))
+
+    def _finish(self) -> None:
+        for namespace, watched in list(self.watched.items()):
+            is_answered = watched.answered is not None
+            if time.time() - watched.began > self.watch_seconds + (0.0 if is_answered else self.slowest):
+                self._judge(watched)
+                del self.watched[namespace]
+                self._pool.submit(self._remove, watched)
+
+    def _judge(self, watched: Watched) -> None:
+        made, wrong = watched.made, ""
+        told = manifest_judge.read_told(watched.status)
+        end = TRAINS if watched.trained and watched.last in (TRAINS, SILENT) else watched.last
+        if watched.answered is None:
+            wrong = "silent" if self.watch_seconds >= manifest_judge.SILENT_SECONDS else ""
+        elif end == TOLD:
+            wrong = manifest_judge.judge_words(made, watched.status, self.known)
+        self.outcome.ends[end] += 1
+        self.outcome.reasons.update({reason for reason, _ in told} if end == TOLD else ())
+        if wrong:
+            conditions = [c for c in watched.status.get("conditions") or () if c.get("message")]
+            text = "; ".join(f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in conditions)
+            line = f"{made.namespace}/{watched.name} {', '.join(made.parts)}: {manifest_judge.shorten(wrong)}"
+            self.outcome.violations.append(f"{line} [{manifest_judge.shorten(text)}] {json.dumps(made.body['spec'])}")
+            print("WRONG", self.outcome.violations[-1], flush=True)
+
+    def _remove(self, watched: Watched) -> None:
+        """The job and its pods; the namespace stays, since its deletion costs more than all the rest."""
+        pods = f"/api/v1/namespaces/{watched.made.namespace}/pods"
+        with contextlib.suppress(KubeError, OSError):
+            path = f"{GROUP}/namespaces/{watched.made.namespace}/{names.PLURAL}/{watched.name}"
+            self.kube.request("DELETE", path)
+            self.kube.request("DELETE", pods, {"gracePeriodSeconds": 0})
+
+
+def _judge_requests(cluster: Cluster, outcome: Outcome) -> dict[str, Any]:
+    """Counts the operator's requests of each job in the audit log."""
+    asked: dict[str, list[float]] = defaultdict(list)
+    refused: dict[str, list[float]] = defaultdict(list)
+    pods: dict[str, list[float]] = defaultdict(list)
+    what: dict[str, Counter[str]] = defaultdict(Counter)
+    with (cluster.directory / "audit.log").open() as file:
+        for line in file:
+            event = json.loads(line)
+            target = event.get("objectRef") or {}
+            namespace = target.get("namespace") or ""
+            if not AGENT.match(event.get("userAgent", "")) or target.get("resource") in _OWN:
+                continue
+            at, code = _seconds(event["requestReceivedTimestamp"]), event["responseStatus"].get("code", 0)
+            asked[namespace].append(at)
+            made = event["verb"] == "create" and target.get("resource") == "pods"
+            what[namespace][f"{event['verb']} {target.get('resource')} {code}"] += 1
+            if event["verb"] not in READS and code >= 400 and code not in (404, 409):
+                refused[namespace].append(at)
+            elif made and code < 300:
+                pods[namespace].append(at)
+    found = {}
+    limits = (("requests", asked, manifest_judge.MOST_REQUESTS), ("refused", refused, manifest_judge.MOST_REFUSED),
+              ("pods", pods, manifest_judge.MOST_REFUSED + 3))  # fmt: skip
+    for name, times, most in limits:
+        counts = {ns: manifest_judge.find_most(ats) for ns, ats in times.items() if re.fullmatch(r"m\d+-\d+", ns)}
+        found[f"most {name} in a minute"] = max(counts.values(), default=0)
+        loops = sorted(((n, ns) for ns, n in counts.items() if n > most), reverse=True)
+        outcome.violations += [
+            f"{ns} {outcome.parts[ns]}: {n} {name} in a minute: {what[ns].most_common(8)}" for n, ns in loops
+        ]
+    return found
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()

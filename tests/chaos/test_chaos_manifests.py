@@ -1,0 +1,19 @@
+"""Any manifest, any cluster: short form, one seed. `make chaos` applies thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chaos import manifests
+from elasticjob_devcluster import Cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
+
+
+def test_jobs_as_people_write_them(cluster_factory: Callable[..., Cluster], tmp_path: Path) -> None:
+    report = manifests.run(5, 12, tmp_path, start=cluster_factory, watch_seconds=25.0)
+    assert not report.violations, "\n\n".join(report.violations)
+    assert report.faults, "some do not train"

@@ -1,0 +1,78 @@
+"""The judge of manifests, and their generator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chaos import manifest_judge, manifest_maker
+from chaos.manifest_judge import FOREIGN, SILENT, TOLD, TRAINS
+from chaos.manifest_maker import Made
+
+DEFINITIONS: dict[str, Any] = {
+    f"io.k8s.api.core.v1.{kind}": {"properties": {"nodeSelector": {"type": "object"}, "priority": {"type": "integer"}}}
+    for kind in ("PodSpec", "Container")
+}
+MISSING = 'worker-0: FailedMount: configmap "missing-map" not found'
+
+
+def made(*told: str, is_sure: bool = True, **spec: Any) -> Made:
+    body = {"spec": {"replicas": 1, "template": {"spec": {"volumes": [{"name": "settings"}]}}, **spec}}
+    return Made(0, "m1-0", {}, (), body, ("part",), told, is_sure)
+
+
+def condition(type: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {"conditions": [{"type": type, "status": status, "reason": reason, "message": message}]}
+
+
+@pytest.mark.parametrize(
+    ("job", "status", "state"),
+    [
+        pytest.param(made(), {}, SILENT, id="nothing is said"),
+        pytest.param(
+            made(), condition("Running", "False", "WaitingForPods", "0 of 1"), SILENT, id="only that it waits"
+        ),
+        pytest.param(
+            made(), condition("Degraded", "True", "BelowWanted", "0 of 1"), SILENT, id="only that it is small"
+        ),
+        pytest.param(made(), condition("Degraded", "True", "PodNotStarting", MISSING), TOLD, id="why"),
+        pytest.param(made(), condition("Degraded", "False", "PodNotStarting", MISSING), SILENT, id="no more"),
+        pytest.param(made(), condition("Running", "True", "WorldRunning"), TRAINS, id="it trains"),
+        pytest.param(made(managedBy="example.com/other"), {}, FOREIGN, id="another controller's"),
+    ],
+)
+def test_states(job: Made, status: dict[str, Any], state: str) -> None:
+    assert manifest_judge.find_state(job, status) == state
+
+
+@pytest.mark.parametrize(
+    ("job", "message", "is_wrong"),
+    [
+        pytest.param(made("missing-map"), MISSING, False, id="it names the object"),
+        pytest.param(made("missing-map"), "worker-0: it waits for a volume: settings", True, id="it does not"),
+        pytest.param(made("x", is_sure=False), "worker-0: settings", False, id="several parts: any word of them"),
+        pytest.param(made(is_sure=False), "something is wrong", True, id="no word of the manifest"),
+        pytest.param(made(is_sure=False), "light-0 is full", False, id="a node"),
+    ],
+)
+def test_words(job: Made, message: str, is_wrong: bool) -> None:
+    status = condition("Degraded", "True", "PodNotStarting", message)
+    assert bool(manifest_judge.judge_words(job, status, ["light-0"])) is is_wrong
+
+
+@pytest.mark.parametrize(
+    ("times", "most"), [([], 0), ([1.0], 1), ([0.0, 30.0, 59.0, 61.0], 3), ([100.0, 0.0, 50.0], 2), ([5.0] * 7, 7)]
+)
+def test_most_in_a_minute(times: list[float], most: int) -> None:
+    assert manifest_judge.find_most(times) == most
+
+
+def test_one_seed_makes_the_same_jobs() -> None:
+    first, second = (manifest_maker.Maker(3, DEFINITIONS) for _ in range(2))
+    jobs = [first.make(number) for number in range(300)]
+    assert jobs == [second.make(number) for number in range(300)]
+    parts = {part for job in jobs for part in job.parts}
+    assert {part.name for part in manifest_maker.PARTS} - parts == set(), "each part is there"
+    assert any(not job.parts for job in jobs), "some are plain"
+    assert {neighbour.name for neighbour in manifest_maker.NEIGHBOURS} - parts <= {"none"}

@@ -1,0 +1,112 @@
+"""Admission webhooks of others: each sees the pods of the namespaces that are labelled with its name."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+from elasticjob_devcluster import Cluster
+from elasticjob_devcluster.controlplane.certs import Authority
+
+LABEL: Final = "chaos-hook"
+KINDS: Final = ("denies", "fails", "slow", "mutates", "shm", "spoils")
+SLOW_SECONDS: Final = 3.0
+WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """The API server hangs up on a slow webhook."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        kind = self.path.split("?")[0].strip("/")
+        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if kind == "slow":
+            time.sleep(SLOW_SECONDS)
+        answer = json.dumps(answer_review(kind, review)).encode()
+        self.send_response(500 if kind == "fails" else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not to stderr."""
+
+
+def answer_review(kind: str, review: dict[str, Any]) -> dict[str, Any]:
+    request = review["request"]
+    response: dict[str, Any] = {"uid": request["uid"], "allowed": kind != "denies"}
+    if kind == "denies":
+        response["status"] = {"message": "only pods with a cost centre", "code": 403}
+    if patch := list(find_patch(kind, request["object"])):
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
+def find_patch(kind: str, pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a webhook changes in a pod."""
+    spec = pod["spec"]
+    if kind == "mutates":
+        proxy = {"name": "mesh-proxy", "image": "here/mesh:1", "command": ["sleep", "1000000"]}
+        yield {"op": "add", "path": "/spec/containers/0", "value": proxy}
+        yield {"op": "add", "path": "/spec/tolerations", "value": [{"key": "team", "operator": "Exists"}]}
+        labels = {**(pod["metadata"].get("labels") or {}), "mesh": "on"}
+        yield {"op": "add", "path": "/metadata/labels", "value": labels}
+    if kind == "shm":
+        volumes = [*(spec.get("volumes") or ()), {"name": "hook-shm", "emptyDir": {"medium": "Memory"}}]
+        yield {"op": "add", "path": "/spec/volumes", "value": volumes}
+        for at, container in enumerate(spec["containers"]):
+            mounts = [*(container.get("volumeMounts") or ()), {"name": "hook-shm", "mountPath": "/dev/shm"}]
+            yield {"op": "add", "path": f"/spec/containers/{at}/volumeMounts", "value": mounts}
+    if kind == "spoils":
+        yield {"op": "add", "path": "/spec/nodeSelector", "value": {"spoiled": "not a label value"}}
+
+
+@contextlib.contextmanager
+def serving(cluster: Cluster, directory: Path) -> Iterator[None]:
+    """All webhooks of this module, on one port."""
+    authority = Authority(directory)
+    pair = authority.issue("webhook", "webhook", addresses=("127.0.0.1",))
+    server = Server(("127.0.0.1", 0), Handler)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(pair.certificate, pair.key)
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    bundle = base64.b64encode(authority.pair.certificate.read_bytes()).decode()
+    hooks = [
+        {
+            "name": f"{kind}.hook.example",
+            "clientConfig": {"url": f"https://127.0.0.1:{server.server_port}/{kind}", "caBundle": bundle},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+            "namespaceSelector": {"matchLabels": {LABEL: kind}},
+            "failurePolicy": "Fail",
+            "sideEffects": "None",
+            "timeoutSeconds": 1 if kind == "slow" else 10,
+            "admissionReviewVersions": ["v1"],
+        }
+        for kind in KINDS
+    ]
+    cluster.kube.request("POST", WEBHOOKS, {"metadata": {"name": "chaos"}, "webhooks": hooks})
+    try:
+        yield
+    finally:
+        cluster.kube.request("DELETE", f"{WEBHOOKS}/chaos")
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
