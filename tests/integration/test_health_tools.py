@@ -1,0 +1,72 @@
+"""What other tools conclude from a job's status: `kubectl wait`, kstatus (Flux) and Argo CD.
+
+They ask whether a condition was written for the present spec. Argo CD runs the script that is shipped beside the CRD.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operator_fixture import ROOT, Jobs, light_spec, wait_for
+
+pytestmark = pytest.mark.timeout(180)
+SCRIPT = ROOT / "manifests/argocd/health.lua"
+
+
+def find_generations(job: dict[str, Any]) -> set[int]:
+    return {job["metadata"]["generation"], *(c.get("observedGeneration", 0) for c in job["status"]["conditions"])}
+
+
+@pytest.mark.cluster
+def test_each_condition_says_which_spec_it_is_about(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.create("observed", light_spec("--until", str(tmp_path / "done"), "--step-seconds", "0.05"))
+    jobs.await_world("observed", 2)
+    wait_for(lambda: len(find_generations(jobs.get("observed"))) == 1, "all are about the first spec")
+    jobs.scale("observed", 3)
+    jobs.await_world("observed", 3)
+    wait_for(lambda: len(find_generations(jobs.get("observed"))) == 1, "all are about the second spec")
+    (tmp_path / "done").touch()
+    jobs.await_condition("observed", "Complete")
+    assert len(find_generations(jobs.get("observed"))) == 1
+
+
+def condition(type: str, reason: str, message: str = "", status: str = "True") -> dict[str, str]:
+    return {"type": type, "status": status, "reason": reason, "message": message}
+
+
+RUNNING = condition("Running", "WorldRunning", "generation 1 is training with 2 pods")
+WAITING = condition("Running", "WaitingForPods", status="False")
+BELOW = condition("Degraded", "BelowWanted", "1 of 2 requested pods are training")
+PULL = condition("Degraded", "ImagePullFailed", "no such image")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "phase", "observed", "health", "told"),
+    [
+        pytest.param(None, "", 0, "Progressing", "has not seen the job", id="new"),
+        pytest.param([WAITING, BELOW], "Pending", 2, "Progressing", "WaitingForPods", id="starts"),
+        pytest.param([WAITING, PULL], "Pending", 2, "Degraded", "ImagePullFailed: no such image", id="does not start"),
+        pytest.param([RUNNING], "Running", 2, "Healthy", "is training", id="trains"),
+        pytest.param([RUNNING, BELOW], "Running", 2, "Healthy", "is training", id="trains with fewer pods"),
+        pytest.param([RUNNING, PULL], "Running", 2, "Degraded", "ImagePullFailed", id="cannot grow"),
+        pytest.param([RUNNING], "Running", 1, "Progressing", "last change", id="has changed"),
+        pytest.param([WAITING], "Rescaling", 2, "Progressing", "WaitingForPods", id="is rescaled"),
+        pytest.param([condition("Suspended", "Suspended")], "Suspended", 2, "Suspended", "suspended", id="suspended"),
+        pytest.param([condition("Complete", "Completed", "all")], "Complete", 2, "Healthy", "all", id="complete"),
+        pytest.param(
+            [PULL, condition("Failed", "CrashLoop", "x")], "Failed", 2, "Degraded", "CrashLoop: x", id="failed"
+        ),
+    ],
+)
+def test_health_in_argo_cd(
+    conditions: list[dict[str, str]] | None, phase: str, observed: int, health: str, told: str
+) -> None:
+    lupa = pytest.importorskip("lupa.lua51", reason="Lua is not installed: pip install lupa")
+    lua = lupa.LuaRuntime()
+    status = {"phase": phase, "observedGeneration": observed, "conditions": conditions}
+    lua.globals().obj = lua.table_from({"metadata": {"generation": 2}, "status": status}, recursive=True)
+    found = lua.execute(SCRIPT.read_text())
+    assert (found["status"], told in found["message"]) == (health, True)
