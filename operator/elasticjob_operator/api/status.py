@@ -40,6 +40,7 @@ class Condition(StatusModel):
     reason: str = ""
     message: str = ""
     last_transition_time: str = ""
+    observed_generation: int = Field(default=0, description="The generation of the spec that this is about.")
 
 
 class Member(StatusModel):

@@ -24,10 +24,9 @@ from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.model import ownership
 from elasticjob_operator.model.observe import Job
-from elasticjob_operator.model.revise import revise
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
-from elasticjob_operator.plan.reporting import Event
+from elasticjob_operator.plan.reporting import Event, observe
 from elasticjob_operator.recent import Recent
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
@@ -133,7 +132,7 @@ class Applier:
             await self._patch_status(job, version, status, plan, now)
             return
         if status.observed_generation == job.generation:
-            status = revise(status, observed_generation=metadata["generation"])
+            status = observe(status, metadata["generation"])
         await self._patch_status(job, str(metadata["resourceVersion"]), status, plan, now)
 
     async def _set_replicas(self, job: Job, version: str, plan: Plan) -> Mapping[str, Any]:

@@ -15,6 +15,10 @@ from elasticjob_operator import api
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
+class ConditionFields(TypedDict, total=False):
+    observed_generation: int
+
+
 class MemberFields(TypedDict, total=False):
     leaving: str | None
 
@@ -128,6 +132,7 @@ class StatusFields(TypedDict, total=False):
 
 
 FIELDS: dict[type[BaseModel], Any] = {
+    api.Condition: ConditionFields,
     api.Member: MemberFields,
     api.RendezvousStatus: RendezvousFields,
     api.BackoffStatus: BackoffFields,
@@ -145,6 +150,8 @@ FIELDS: dict[type[BaseModel], Any] = {
 def revise(before: api.Status, **changes: Unpack[StatusFields]) -> api.Status: ...
 @overload
 def revise(before: api.RendezvousStatus, **changes: Unpack[RendezvousFields]) -> api.RendezvousStatus: ...
+@overload
+def revise(before: api.Condition, **changes: Unpack[ConditionFields]) -> api.Condition: ...
 @overload
 def revise(before: api.Member, **changes: Unpack[MemberFields]) -> api.Member: ...
 @overload

@@ -46,6 +46,7 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     made = _plan(seen, config)
     if made.status is not seen.job.status and not seen.job.status.finished:
         made = _report_quota(seen, _warn(seen, made))
+        made = replace(made, status=reporting.observe(made.status, made.status.observed_generation))
     return replace(made, directives={**made.directives, **released}) if released else made
 
 

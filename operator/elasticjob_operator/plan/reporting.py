@@ -20,6 +20,7 @@ from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
 from elasticjob_operator.model import errortext
 from elasticjob_operator.model.observe import Agent, Pod
+from elasticjob_operator.model.revise import revise
 from elasticjob_operator.sizing import retreat
 from elasticjob_operator.sizing.room import describe_withdrawn
 from elasticjob_operator.times import format_time, parse_time
@@ -51,6 +52,15 @@ def with_condition(
     if before is None:
         return [*conditions, fresh]
     return [fresh if c.type == type else c for c in conditions]
+
+
+def observe(status: api.Status, generation: int) -> api.Status:
+    """The status as one of this generation of the spec, which all its conditions are about."""
+    conditions = [
+        c if c.observed_generation == generation else revise(c, observed_generation=generation)
+        for c in status.conditions
+    ]
+    return revise(status, observed_generation=generation, conditions=conditions)
 
 
 # --- steps and progress ----------------------------------------------------------------------------------
