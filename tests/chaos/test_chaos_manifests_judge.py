@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from chaos import manifest_judge, manifest_maker
+from chaos import manifest_judge, manifest_maker, manifest_table
 from chaos.manifest_judge import FOREIGN, SILENT, TOLD, TRAINS
 from chaos.manifest_maker import Made
+from operator_fixture import ROOT
 
 DEFINITIONS: dict[str, Any] = {
     f"io.k8s.api.core.v1.{kind}": {"properties": {"nodeSelector": {"type": "object"}, "priority": {"type": "integer"}}}
@@ -76,3 +77,8 @@ def test_one_seed_makes_the_same_jobs() -> None:
     assert {part.name for part in manifest_maker.PARTS} - parts == set(), "each part is there"
     assert any(not job.parts for job in jobs), "some are plain"
     assert {neighbour.name for neighbour in manifest_maker.NEIGHBOURS} - parts <= {"none"}
+
+
+def test_the_page_says_what_the_conditions_say() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    assert [row for row in manifest_table.list_rows() if row not in page] == []

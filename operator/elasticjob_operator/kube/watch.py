@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 SERVER_SECONDS = 240  # interval at which a watch is renewed, ± 20 %
-# A longer silence may mean a dead connection, but not always: if a resource has not changed since the API server
-# started, there are no bookmarks either. So the end of a silent watch is not logged.
-IDLE_SECONDS = 90.0
+# There is a bookmark each minute. A longer silence may mean a dead connection, but not always: if a resource has not
+# changed since the API server started, there are no bookmarks either. So the end of a silent watch is not logged.
+IDLE_SECONDS = 65.0
 HEALTHY_SECONDS = 10.0
 
 

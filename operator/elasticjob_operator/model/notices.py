@@ -1,7 +1,8 @@
 """Notices about nodes: what clouds, autoscalers and detectors write on a node that will go, or that is broken. Pure.
 
-A node that will go is left: its pods train elsewhere. A broken node is only avoided by new pods, and failures on it are
-not the program's: most detectors do not keep pods away from the node, and a replacement could start there again.
+A node that will go is left: its pods train elsewhere. A broken node, or one under maintenance, is only avoided by new
+pods, and failures on it are not the program's: most detectors do not keep pods away from the node, and a replacement
+could start there again. Whoever drains it cordons it, too, and then it is left.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ PROBLEMS: Final = {
     ("SysLogsGPUFallenOff", "True"): "NVSentinel: a GPU has fallen off the bus",
     ("NVSwitchFatalError", "True"): "NVSentinel: a fatal error of an NVSwitch",
     ("NVSwitchDown", "True"): "NVSentinel: an NVSwitch does not respond",
+    ("MaintenancePlanned", "True"): "an administrator, from Kubernetes 1.37 on: the node is going to be changed",
+    ("MaintenanceInProgress", "True"): "an administrator, from Kubernetes 1.37 on: the node is being changed",
+    ("DrainInProgress", "True"): "an administrator, from Kubernetes 1.37 on: the node is being drained",
+    ("GracefulNodeShutdownInProgress", "True"): "the kubelet, from Kubernetes 1.37 on: the node shuts down",
 }
 
 
