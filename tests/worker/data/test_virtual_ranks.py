@@ -244,3 +244,11 @@ def test_mistakes_are_explained() -> None:
     ranks, _ = make_ranks(model)
     with pytest.raises(ConfigurationError, match="turn"):
         ranks.backward(model(torch.ones(1, 1)).sum())
+
+
+@pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_before_the_first_step(make: Any) -> None:
+    model = torch.nn.Sequential(make(4, 2, sparse=True), torch.nn.Linear(2, 1))
+    sampler = ElasticDistributedSampler(8, global_batch_size=4, virtual_ranks=2)
+    with pytest.raises(ConfigurationError, match="sparse=False"):
+        VirtualRanks(model, sampler)
