@@ -49,6 +49,7 @@ class VirtualRanks:
             raise ConfigurationError("VirtualRanks needs a sampler with virtual_ranks=.")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ConfigurationError("VirtualRanks takes the plain model, not a DistributedDataParallel.")
+        _check_dense(model)
         self.loss: float | None = None  # the mean over the last global batch, if `backward` was used
         self.doubts: list[str] = determinism.report()  # why another world may compute other bits
         self._sampler = sampler
@@ -211,6 +212,16 @@ class VirtualRanks:
             values = torch.stack([source.get(leaf - first, nothing).float().reshape(()) for source in sources])
             scalars.push(values, (0, leaf))
         return [value for _, value in scalars.nodes] or [nothing.new_zeros(len(sources))]
+
+
+def _check_dense(model: torch.nn.Module) -> None:
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    sparse = [name for name, one in model.named_modules() if isinstance(one, kinds) and one.sparse]
+    if sparse:
+        raise ConfigurationError(
+            f"the gradient of {sparse[0]!r} is sparse, and virtual ranks add up dense ones: make it with sparse=False,"
+            " and train it with another optimizer than SparseAdam."
+        )
 
 
 def _find_rank() -> tuple[int, int]:
