@@ -1,0 +1,44 @@
+"""Two ranks of a session, with mistakes that nobody sees (`wrong`), and the same training without them (`right`)."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import elasticjob
+from elasticjob import ElasticDistributedSampler
+
+is_wrong = sys.argv[1] == "wrong"
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+rest = torch.nn.Linear(1, 1)  # trained by a second optimizer
+data = TensorDataset(torch.ones(9, 2))
+sampler = ElasticDistributedSampler(data, global_batch_size=4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+second = torch.optim.Adam(rest.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+extras = {"scheduler": scheduler} if is_wrong else {"scheduler": scheduler, "second": second}
+session = elasticjob.Session(model=model, optimizer=optimizer, sampler=None if is_wrong else sampler, **extras)
+loader = DataLoader(data, batch_size=4) if is_wrong else DataLoader(data, batch_sampler=sampler)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for (x,) in session.batches(loader):
+        with session.step():
+            session.backward(rest(session.model(x)).mean())
+            if session.ends_step:
+                optimizer.step()
+                second.step()
+                optimizer.zero_grad()
+                if not is_wrong and sampler.is_over():
+                    scheduler.step()
+    if is_wrong:
+        scheduler.step()
+    held = ElasticDistributedSampler(data, global_batch_size=4, shuffle=False)  # the last batch has one sample
+    held_loader = DataLoader(data, batch_sampler=held)
+    if is_wrong:
+        count = sum(len(x) for (x,) in held_loader)
+    else:
+        count = sum(micro.samples for micro, _ in zip(held.plan(), held_loader, strict=True))
+session.close()

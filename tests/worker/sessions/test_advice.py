@@ -1,0 +1,67 @@
+"""What a script cannot know about its session: it is told once, by one rank, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+from elasticjob.data.samplers import ElasticDistributedSampler
+from elasticjob.sessions.advice import judge_loader, judge_schedules
+from worker.gang_helper import PROGRAMS, run_gang
+
+DATA = TensorDataset(torch.ones(8, 1))
+OWN = ElasticDistributedSampler(8, global_batch_size=4, rank=0, world_size=1)
+SENTENCES = (
+    "this loader has no sampler that knows the ranks",
+    "Adam, which the session does not know, has stepped",
+    "'scheduler' was stepped outside of",
+    "the loader repeats a sample",
+)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def test_each_is_told_once_and_only_where_it_is() -> None:
+    said = "".join(member.stderr for member in run_gang(PROGRAMS / "advice_program.py", 2, "wrong"))
+    assert [said.count(one) for one in SENTENCES] == [1, 1, 1, 3], said  # three samplers for evaluation
+    said = "".join(member.stderr for member in run_gang(PROGRAMS / "advice_program.py", 2, "right"))
+    assert [said.count(one) for one in SENTENCES] == [0, 0, 0, 0], said
+
+
+@pytest.mark.parametrize(
+    ("loader", "sampler", "told"),
+    [
+        pytest.param(DataLoader(DATA, batch_sampler=OWN), OWN, "", id="right"),
+        pytest.param(DataLoader(DATA), None, "has no sampler that knows the ranks", id="no sampler"),
+        pytest.param(DataLoader(DATA), OWN, "does not use the session's sampler", id="another sampler"),
+        pytest.param(DataLoader(Stream()), None, "the whole IterableDataset", id="a stream"),
+        pytest.param(
+            DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=0)),
+            None,
+            "of the world in which it was made",
+            id="torch's sampler",
+        ),
+        pytest.param([1, 2], None, "", id="something else"),
+    ],
+)
+def test_loaders(loader: object, sampler: object, told: str) -> None:
+    assert told in judge_loader(loader, sampler)
+    assert bool(told) == bool(judge_loader(loader, sampler))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        pytest.param({}, {"scheduler": 0}, False, id="no block before"),
+        pytest.param({"scheduler": 3}, {"scheduler": 3}, False, id="not between blocks"),
+        pytest.param({"scheduler": 3}, {"scheduler": 4}, True, id="between blocks"),
+    ],
+)
+def test_schedules(before: Mapping[str, int], now: Mapping[str, int], told: bool) -> None:
+    assert bool(judge_schedules(before, now)) is told
