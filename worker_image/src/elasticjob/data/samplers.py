@@ -15,6 +15,7 @@ do not depend on the world at all (`virtual_plan`, `VirtualRanks`).
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
@@ -28,6 +29,12 @@ from elasticjob.data.virtual_plan import Micro, split_share
 from elasticjob.errors import ConfigurationError
 
 T = TypeVar("T")
+
+_log = logging.getLogger("elasticjob.data.samplers")
+_REPEATS = (
+    "this rank's share of a batch is empty, and the loader repeats a sample so that all ranks make as many passes:"
+    " leave it out of an evaluation, with `for micro, batch in zip(sampler.plan(), loader):` and micro.samples."
+)
 
 
 def plan_epoch(
@@ -116,6 +123,7 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         self._drop_last = drop_last
         self.epoch = 0
         self.used = 0
+        self._is_weighted = False
         self._check()
 
     @property
@@ -193,6 +201,10 @@ class ElasticDistributedSampler(Sampler[list[int]]):
 
     def plan(self) -> Iterator[Micro]:
         """The remaining micro batches of this rank in this epoch."""
+        self._is_weighted = True  # by somebody who knows which samples count
+        return self._plan()
+
+    def _plan(self) -> Iterator[Micro]:
         if self.virtual_ranks is not None:
             return virtual_plan.plan_epoch(
                 virtual_plan.Place(self.virtual_ranks, self.rank, self.world_size),
@@ -215,9 +227,12 @@ class ElasticDistributedSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self.order()
-        for micro in self.plan():
+        for micro in self._plan():
             # An empty share loads one sample anyway; its scale is 0.
             indices = order[micro.start : micro.stop] or [order[0]]
+            if not micro.samples and not self._is_weighted:
+                self._is_weighted = True  # it was told
+                _log.warning(_REPEATS)
             yield streams.SeededBatch(indices, micro.stream) if micro.stream else indices
 
     def __len__(self) -> int:

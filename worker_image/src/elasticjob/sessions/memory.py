@@ -55,6 +55,10 @@ class Memory:
         """Calls of all optimizers in the current step."""
         return sum(self._calls.values())
 
+    def knows(self, optimizer: Any) -> bool:
+        """Whether this optimizer is kept from world to world."""
+        return optimizer is self.model_state.optimizer or any(one is optimizer for one in self._extras.values())
+
     def begin(self) -> None:
         self._is_applying = False
         self._calls = dict.fromkeys(self._calls, 0)

@@ -29,6 +29,7 @@ from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, WorldLostError
+from elasticjob.sessions.advice import Adviser
 from elasticjob.sessions.fence import Fence
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import hook
@@ -119,6 +120,7 @@ class Session:
         self._fence = self._make_fence(groups)
         self._buffers = StepBuffers(None)
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
+        self._adviser = Adviser(extras, self._memory.knows, lambda: self.rank == 0)
         self._went_back = False  # to a step before the last one, in the same world
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)
@@ -198,6 +200,7 @@ class Session:
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The remaining batches of this epoch, across changes of the world."""
         self._in_batches = True
+        self._adviser.look_at(loader, self.sampler)
         try:
             yield from self._remaining(loader)
         finally:
@@ -241,6 +244,7 @@ class Session:
             self._worlds.change()
         self._memory.begin()
         self._fence.begin()
+        self._adviser.begin(self.regroups)
         if self._tells:
             completion.steps.begin(self._worlds.groups.count_queued())
         self._buffers.keep()
@@ -264,6 +268,7 @@ class Session:
                 completion.steps.end()
                 self._went_back = self._replicas.check()
                 self._worlds.end_step()
+        self._adviser.end(self.regroups)
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -299,6 +304,7 @@ class Session:
 
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step."""
+        self._adviser.close()
         if self._closed or not dist.is_initialized():
             return
         self._closed = True

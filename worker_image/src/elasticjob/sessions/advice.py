@@ -1,0 +1,109 @@
+"""What a script cannot know about its session is told where it shows: once, in one sentence, with the remedy.
+
+None of this is an error. A script that does it trains, but not what its author believes. The judgements are pure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+logger = logging.getLogger("elasticjob")
+
+
+def judge_loader(loader: Any, sampler: Any) -> str:
+    """What is wrong with the loader of a session with this sampler; "" if nothing is known to be."""
+    data = torch.utils.data
+    if not isinstance(loader, data.DataLoader):
+        return ""
+    if isinstance(loader.dataset, data.IterableDataset):
+        return (
+            "each rank reads the whole IterableDataset, and after a change of the world begins it again: divide it by"
+            " session.rank and session.world_size and pass an object that knows the position as sampler=, or use a"
+            " dataset with a length and ElasticDistributedSampler."
+        )
+    if sampler is not None and sampler in (loader.batch_sampler, loader.sampler):
+        return ""
+    if isinstance(loader.sampler, data.DistributedSampler):
+        return (
+            "the DistributedSampler of this loader divides the data over the ranks of the world in which it was made,"
+            " also after a change: use DataLoader(dataset, batch_sampler=ElasticDistributedSampler(...)) and pass the"
+            " sampler to the session."
+        )
+    if sampler is None:
+        return (
+            "this loader has no sampler that knows the ranks: each of them trains on all samples, and after a change of"
+            " the world begins the epoch again. Use DataLoader(dataset, batch_sampler=ElasticDistributedSampler(...)),"
+            " and pass the sampler to the session."
+        )
+    return "this loader does not use the session's sampler: DataLoader(dataset, batch_sampler=sampler)."
+
+
+def judge_schedules(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Whether schedulers have stepped between two blocks, by how often each has."""
+    moved = [name for name, count in now.items() if before.get(name, count) != count]
+    if not moved:
+        return ""
+    return (
+        f"{moved[0]!r} was stepped outside of `with session.step()`: a rank that joins at that moment misses it, and"
+        " then learns at another rate. Step it inside the block after the optimizer; for one of epochs, if"
+        " sampler.is_over()."
+    )
+
+
+def judge_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """What is wrong with a step of an optimizer that the session does not have."""
+    kind = type(optimizer).__name__
+    return (
+        f"{kind}, which the session does not know, has stepped inside `with session.step()`: a joiner does not get its"
+        " state, and a step broken by a loss may be applied twice. Pass it by name: Session(..., second=optimizer)."
+    )
+
+
+class Adviser:
+    """Looks at what the script of one session does."""
+
+    def __init__(self, extras: Mapping[str, Any], knows: Callable[[Any], bool], is_first: Callable[[], bool]) -> None:
+        """`knows` an optimizer; `is_first`: this rank is the one that speaks."""
+        self._extras = {name: one for name, one in extras.items() if isinstance(getattr(one, "last_epoch", None), int)}
+        self._knows, self._is_first = knows, is_first
+        self._inside = False
+        self._counts: Mapping[str, int] = {}  # of the schedulers after the last block
+        self._world: object = None  # in which that was
+        self._told: set[str] = set()
+        self._hook = register_optimizer_step_post_hook(self._note_step)
+
+    def look_at(self, loader: Any, sampler: Any) -> None:
+        """The script reads batches of this loader."""
+        self._tell("loader", judge_loader(loader, sampler))
+
+    def begin(self, world: object) -> None:
+        """A block begins, in this world."""
+        self._inside = True
+        if world == self._world:  # in a new one, they may have been loaded
+            self._tell("scheduler", judge_schedules(self._counts, self._count()))
+
+    def end(self, world: object) -> None:
+        """The block has ended."""
+        self._inside = False
+        self._counts, self._world = self._count(), world
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def _count(self) -> dict[str, int]:
+        return {name: one.last_epoch for name, one in self._extras.items()}
+
+    def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._inside and not self._knows(optimizer):
+            self._tell("optimizer", judge_optimizer(optimizer))
+
+    def _tell(self, topic: str, text: str) -> None:
+        if text and topic not in self._told:
+            self._told.add(topic)
+            if self._is_first():
+                logger.warning("Session: %s", text)
