@@ -24,6 +24,7 @@ from chaos import (
     manifests,
     memory,
     mutants,
+    scripts,
     sessions,
     soak,
     tenants,
@@ -39,7 +40,9 @@ from model.replay import compare
 from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "health", "fuzz", "soak")
-SUITES = ("model", "mutants", "sessions", "sharded", "curve", "memory", "tenants", "manifests", *ON_CLUSTER)
+SUITES = (
+    "model", "mutants", "sessions", "sharded", "curve", "scripts", "memory", "tenants", "manifests", *ON_CLUSTER
+)  # fmt: skip
 BY_NAME = ("lightning",)  # run only if they are named: they need the environment of `make frameworks`
 
 
@@ -124,6 +127,7 @@ def main() -> int:
     parser.add_argument("--session-histories", type=int, default=100)
     parser.add_argument("--curve-histories", type=int, default=200)
     parser.add_argument("--curve-agent-histories", type=int, default=30, help="more, in which agents make the changes")
+    parser.add_argument("--scripts", type=int, default=500, help="training scripts that are drawn")
     parser.add_argument("--memory-histories", type=int, default=200, help="of checkpoints that peers hold")
     parser.add_argument("--health-faults", type=int, default=50, help="of ranks and nodes, to be located")
     parser.add_argument("--health-kinds", nargs="+", choices=health.KINDS, default=health.KINDS, help="only these")
@@ -147,6 +151,8 @@ def main() -> int:
             reports.append(sessions.run(args.seed, args.session_histories, 6, directory, sessions.LIGHTNING))
         if "curve" in suites:
             reports.append(curve.run(args.seed, args.curve_histories, args.curve_agent_histories, directory))
+        if "scripts" in suites:
+            reports.append(scripts.run(args.seed, args.scripts))
         if "memory" in suites:
             reports.append(memory.run(args.seed, args.memory_histories, 10, directory))
         if "tenants" in suites:

@@ -96,9 +96,9 @@ def _has_reached(step: int, lines: Sequence[Mapping[str, Any]]) -> bool:
     return bool(lines) and lines[-1]["step"] >= step
 
 
-def run_worlds(*arguments: str) -> Iterator[dict[str, Any]]:
-    """What `chaos.curve_worlds` says of each history. It is a process of its own because it forks."""
-    command = [sys.executable, "-m", "chaos.curve_worlds", *arguments]
+def run_worlds(*arguments: str, module: str = "chaos.curve_worlds") -> Iterator[dict[str, Any]]:
+    """What the program says of each history. It is a process of its own because it forks."""
+    command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -1,0 +1,414 @@
+"""What people write into training scripts, as lines that can be combined: the features of the generator in `scripts`.
+
+A feature adds lines to the parts of a script (`Lines`), and says what it cannot be combined with. Everything computes
+in float64 unless it is about another type, so that worlds of other sizes differ by far less than a mistake does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+RESTART, SESSION = FORMS = ("restart", "session")
+DDP, VIRTUAL, FSDP = ENGINES = ("ddp", "virtual", "fsdp")
+
+
+@dataclass
+class Lines:
+    """The parts of a script that features add to, in the order in which they are executed."""
+
+    engine: str
+    chance: random.Random
+    layers: list[str] = field(default_factory=list)  # of Net.__init__
+    forward: list[str] = field(default_factory=list)  # of Net.forward: they change h
+    groups: str = "net.parameters()"  # what the first optimizer trains
+    optimizers: dict[str, str] = field(default_factory=dict)  # by name, an expression
+    extras: dict[str, str] = field(default_factory=dict)  # other objects with a state, by name
+    prepare: list[str] = field(default_factory=list)  # once, before training
+    start: list[str] = field(default_factory=list)  # once, in a world
+    before: list[str] = field(default_factory=list)  # between the gradients and the optimizers
+    scaler: bool = False
+    after: list[str] = field(default_factory=list)  # after the optimizers
+    inside: list[str] = field(default_factory=list)  # collectives of a step
+    epoch: list[str] = field(default_factory=list)  # between two epochs
+    data: str = "Points()"
+    loader: str = ""  # further arguments of the DataLoader
+    sampler: str = ""  # further arguments of the sampler
+    ddp: dict[str, str] = field(default_factory=dict)
+    wrap: str = "net"
+    checkpoint: str = "elastic"
+    checkpoint_options: str = ""
+    guard: bool = False  # exceptions of a batch are caught
+    copies: str = ""  # arguments of a session of a sharded model
+    tolerance: float = 1e-7
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One habit: what it adds, and with what it is drawn."""
+
+    name: str
+    says: str
+    add: Callable[[Lines], None]
+    engines: tuple[str, ...] = (DDP, VIRTUAL, FSDP)
+    forms: Sequence[str] = (RESTART, SESSION)
+    without: Sequence[str] = ()  # features with which it is not combined
+
+
+def _model(layer: Sequence[str], forward: Sequence[str], unused: bool = False) -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.layers += layer
+        lines.forward += forward
+        if unused:
+            lines.ddp["find_unused_parameters"] = "True"
+
+    return add
+
+
+def _normalise(lines: Lines) -> None:
+    lines.layers.append("self.norm = nn.BatchNorm1d(8)")
+    lines.forward.append("h = self.norm(h)")
+    lines.sampler += ", drop_last=True"
+
+
+MODELS = (
+    Feature(
+        "shared parameters",
+        "one module under two names",
+        _model(
+            ("self.same = nn.Linear(8, 8)", "self.again = self.same"), ("h = torch.tanh(self.again(self.same(h)))",)
+        ),
+    ),
+    Feature(
+        "frozen parameters",
+        "`requires_grad_(False)`",
+        _model(("self.frozen = nn.Linear(8, 8).requires_grad_(False)",), ("h = h + 0.1 * self.frozen(h)",)),
+    ),
+    Feature(
+        "unused parameters",
+        "trainable, and in no forward pass",
+        _model(("self.unused = nn.Linear(3, 3)",), (), unused=True),
+    ),
+    Feature(
+        "late parameters",
+        "used from some step on",
+        _model(("self.late = nn.Linear(8, 8)",), ("if self.at >= 11:", "    h = h + self.late(h)"), unused=True),
+        without=("static graph", "compiled model", "updated buffers"),
+    ),
+    Feature(
+        "alternating parameters",
+        "used in every third step",
+        _model(("self.third = nn.Linear(8, 8)",), ("if self.at % 3 == 0:", "    h = h + self.third(h)"), unused=True),
+        without=("static graph", "compiled model"),
+    ),
+    Feature(
+        "batch norm",
+        "statistics of a batch in buffers; with virtual ranks, and `drop_last`",
+        _normalise,
+        engines=(VIRTUAL,),
+        without=("accumulated gradients",),  # it needs two samples
+    ),
+    Feature(
+        "dropout",
+        "random numbers in the forward pass",
+        _model(("self.drop = nn.Dropout(0.2)",), ("h = self.drop(h)",)),
+        engines=(VIRTUAL,),
+    ),
+    Feature(
+        "complex parameters",
+        "complex128",
+        _model(
+            ("self.phase = nn.Parameter(torch.randn(8, dtype=torch.complex128))",),
+            ("h = h + 0.1 * (h * self.phase).abs()",),
+        ),
+        engines=(DDP, VIRTUAL),
+        without=("GradScaler",),
+    ),
+    Feature(
+        "half precision",
+        "bfloat16 parameters beside float64",
+        _model(
+            ("self.coarse = nn.Linear(8, 8).to(torch.bfloat16)",),
+            ("h = h + 0.1 * self.coarse(h.to(torch.bfloat16)).to(h.dtype)",),
+        ),
+        engines=(VIRTUAL,),
+        without=("SGD, fused",),  # of torch 2.13 it fills its momentum with what is in the memory
+    ),
+    Feature(
+        "scalar parameters",
+        "of no dimension, and an empty one",
+        _model(
+            ("self.gain = nn.Parameter(torch.tensor(1.0))", "self.empty = nn.Parameter(torch.empty(0))"),
+            ("h = h * self.gain + self.empty.sum()",),
+        ),
+        engines=(DDP, VIRTUAL),
+    ),
+    Feature(
+        "updated buffers",
+        "a counter of passes, a moving mean, one that is not saved",
+        _model(
+            (
+                "self.register_buffer('steps', torch.tensor(0))",
+                "self.register_buffer('table', torch.arange(8.0), persistent=False)",
+            ),
+            ("h = h + 0.01 * self.table", "if self.training:", "    self.steps.fill_(self.at + 1)"),
+        ),
+    ),
+)
+
+
+def _two(lines: Lines) -> None:
+    lines.layers.append("self.critic = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 8))")
+    lines.forward.append("h = h + self.critic(h)")
+    lines.groups = "[p for n, p in net.named_parameters() if not n.startswith('critic')]"
+    lines.optimizers["critic"] = "torch.optim.RMSprop(net.critic.parameters(), lr=0.003, momentum=0.5)"
+
+
+TWO = Feature("two optimizers", "each with parameters of its own", _two, engines=(DDP, VIRTUAL))
+
+
+def _optimizer(text: str) -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.optimizers = {"": f"torch.optim.{text.replace('PARAMS', lines.groups)}", **lines.optimizers}
+
+    return add
+
+
+def _muon(lines: Lines) -> None:
+    _optimizer("Muon([p for p in PARAMS if p.dim() == 2 and p.is_floating_point()], lr=0.005)")(lines)
+    lines.optimizers["others"] = (
+        f"torch.optim.AdamW([p for p in {lines.groups} if p.dim() != 2 or not p.is_floating_point()], lr=0.01)"
+    )
+
+
+def _plain(
+    name: str, text: str, engines: tuple[str, ...] = (DDP, VIRTUAL, FSDP), without: Sequence[str] = ()
+) -> Feature:
+    return Feature(
+        name, f"`{text.replace('PARAMS, ', '').partition('(')[2][:-1]}`", _optimizer(text), engines, without=without
+    )
+
+
+_REAL = ("complex parameters",)  # what torch's optimizer itself cannot train
+OPTIMIZERS = (
+    _plain("SGD", "SGD(PARAMS, lr=0.05)"),
+    _plain("SGD with momentum", "SGD(PARAMS, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01)"),
+    _plain("SGD, fused", "SGD(PARAMS, lr=0.02, momentum=0.9, fused=True)", (DDP, VIRTUAL), without=_REAL),
+    _plain("Adam", "Adam(PARAMS, lr=0.01)"),
+    _plain("Adam, amsgrad", "Adam(PARAMS, lr=0.01, amsgrad=True, foreach=True)"),
+    _plain("Adam, rate in a tensor", "Adam(PARAMS, lr=torch.tensor(0.01), foreach=False)", (DDP, VIRTUAL)),
+    _plain("AdamW", "AdamW(PARAMS, lr=0.01, weight_decay=0.1)"),
+    _plain("AdamW, fused", "AdamW(PARAMS, lr=0.01, fused=True)", (DDP, VIRTUAL), without=_REAL),
+    _plain("Adamax", "Adamax(PARAMS, lr=0.01)"),
+    _plain("NAdam", "NAdam(PARAMS, lr=0.01)"),
+    _plain("RAdam", "RAdam(PARAMS, lr=0.01)"),
+    _plain("Adagrad", "Adagrad(PARAMS, lr=0.05)", (DDP, VIRTUAL)),
+    _plain("Adadelta", "Adadelta(PARAMS, lr=1.0)"),
+    _plain("Adafactor", "Adafactor(PARAMS, lr=0.02)", (DDP, VIRTUAL), without=(*_REAL, "scalar parameters")),
+    _plain("ASGD", "ASGD(PARAMS, lr=0.02, t0=5)"),
+    _plain("RMSprop", "RMSprop(PARAMS, lr=0.003, momentum=0.5, centered=True)"),
+    _plain("Rprop", "Rprop(PARAMS, lr=0.003)", (VIRTUAL,)),
+    Feature(
+        "Muon",
+        "for matrices, and AdamW for the rest",
+        _muon,
+        (VIRTUAL,),
+        without=("two optimizers"),
+    ),
+)
+
+
+def _schedule(text: str, call: str = "scheduler.step()") -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.extras["scheduler"] = text if text.startswith("SWALR") else f"lr.{text}"
+        lines.after.append(call)
+
+    return add
+
+
+def _per(name: str, text: str, call: str = "scheduler.step()") -> Feature:
+    return Feature(name, "in each step", _schedule(text, call))
+
+
+_EPOCH = "if sampler.is_over(): scheduler.step()"
+SCHEDULERS = (
+    _per("StepLR", "StepLR(optimizer, 7, 0.7)"),
+    _per("MultiStepLR", "MultiStepLR(optimizer, [5, 14], 0.5)"),
+    _per("ConstantLR", "ConstantLR(optimizer, 0.3, 9)"),
+    _per("LinearLR", "LinearLR(optimizer, 0.1, 1.0, 12)"),
+    _per("ExponentialLR", "ExponentialLR(optimizer, 0.98)"),
+    _per("PolynomialLR", "PolynomialLR(optimizer, 100, 2.0)"),
+    _per("CosineAnnealingLR", "CosineAnnealingLR(optimizer, 20)"),
+    _per("CosineAnnealingWarmRestarts", "CosineAnnealingWarmRestarts(optimizer, 6, 2)"),
+    _per("LambdaLR", "LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))"),
+    _per("MultiplicativeLR", "MultiplicativeLR(optimizer, lambda step: 0.97)"),
+    _per("CyclicLR", "CyclicLR(optimizer, 0.001, 0.02, 5, cycle_momentum=False)"),
+    _per("OneCycleLR", "OneCycleLR(optimizer, 0.02, total_steps=200, cycle_momentum=False)"),
+    _per("SWALR", "SWALR(optimizer, swa_lr=0.005, anneal_epochs=8)"),
+    _per(
+        "SequentialLR",
+        "SequentialLR(optimizer, [lr.LinearLR(optimizer, 0.1, 1.0, 5), lr.CosineAnnealingLR(optimizer, 20)], [5])",
+    ),
+    _per("ChainedScheduler", "ChainedScheduler([lr.ConstantLR(optimizer, 0.5, 6), lr.ExponentialLR(optimizer, 0.98)])"),
+    _per("ReduceLROnPlateau", "ReduceLROnPlateau(optimizer, patience=2)", "scheduler.step(mean_over_ranks(loss))"),
+    Feature(
+        "a scheduler of epochs",
+        "`StepLR` stepped where the sampler is over",
+        _schedule("StepLR(optimizer, 1, 0.8)", _EPOCH),
+    ),
+)
+
+
+def _ema(lines: Lines) -> None:
+    lines.extras["ema"] = "AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))"
+    lines.after.append("ema.update_parameters(net)")
+
+
+def _scaler(lines: Lines) -> None:
+    lines.extras["scaler"] = "torch.amp.GradScaler('cpu', init_scale=2.0**10, growth_interval=4)"
+    lines.scaler = True
+
+
+AROUND = (
+    Feature("averaged weights", "AveragedModel, an EMA in each step", _ema, (DDP, VIRTUAL)),
+    Feature("GradScaler", "on the CPU; it skips steps", _scaler, (DDP, VIRTUAL)),
+    Feature(
+        "clipped norm",
+        "`clip_grad_norm_`",
+        lambda lines: lines.before.append("nn.utils.clip_grad_norm_(net.parameters(), 0.5)"),
+    ),
+    Feature(
+        "clipped values",
+        "`clip_grad_value_`",
+        lambda lines: lines.before.append("nn.utils.clip_grad_value_(net.parameters(), 0.2)"),
+        (DDP, VIRTUAL),
+        without=("complex parameters"),
+    ),
+)
+
+
+def _accumulate(lines: Lines) -> None:
+    lines.sampler += f", micro_batch_size={lines.chance.choice((1, 2, 3))}"
+
+
+def _loader(text: str) -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.loader = f", {text}"
+
+    return add
+
+
+def _evaluate(lines: Lines) -> None:
+    lines.epoch.append("evaluate(model)")
+
+
+DATA = (
+    Feature("accumulated gradients", "`micro_batch_size` below a rank's share", _accumulate),
+    Feature("loader workers", "`num_workers=2`", _loader("num_workers=2")),
+    Feature("persistent workers", "`persistent_workers=True`", _loader("num_workers=1, persistent_workers=True")),
+    Feature("prefetching", "`prefetch_factor=4`", _loader("num_workers=1, prefetch_factor=4")),
+    Feature("evaluation", "a second sampler, and a sum over all ranks after each epoch", _evaluate),
+)
+
+
+def _ddp(**options: str) -> Callable[[Lines], None]:
+    return lambda lines: lines.ddp.update(options)
+
+
+WRAPS = (
+    Feature("buffers of each rank", "`broadcast_buffers=False`", _ddp(broadcast_buffers="False"), (DDP,)),
+    Feature("gradients in buckets", "`gradient_as_bucket_view=True`", _ddp(gradient_as_bucket_view="True"), (DDP,)),
+    Feature("small buckets", "`bucket_cap_mb=1`", _ddp(bucket_cap_mb="1"), (DDP,)),
+    Feature(
+        "static graph",
+        "`static_graph=True`",
+        _ddp(static_graph="True"),
+        (DDP,),
+        without=("late parameters", "alternating parameters", "unused parameters"),
+    ),
+)
+
+
+def _compile(lines: Lines) -> None:
+    lines.wrap = "torch.compile(net, backend='aot_eager')"
+
+
+COMPILE = Feature(
+    "compiled model", "`torch.compile`", _compile, (DDP,), without=("late parameters", "alternating parameters")
+)
+
+
+def _checkpoint(kind: str, options: str = "") -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.checkpoint, lines.checkpoint_options = kind, options
+
+    return add
+
+
+# What torch's own functions for the state of an optimizer cannot restore, or a script has to save by itself.
+_LAZY = (
+    "unused parameters", "late parameters", "alternating parameters", "two optimizers", "Muon"
+)  # fmt: skip
+CHECKPOINTS = (
+    Feature("Checkpointer", "`elasticjob.Checkpointer`", _checkpoint("elastic")),
+    Feature("Checkpointer that waits", "`asynchronous=False`", _checkpoint("elastic", ", asynchronous=False, keep=2")),
+    Feature("torch.save", "rank 0 writes a file and renames it", _checkpoint("plain"), (DDP, VIRTUAL)),
+    Feature(
+        "torch's distributed checkpoint",
+        "`dcp.save`, and a file that names the last one",
+        _checkpoint("dcp"),
+        without=_LAZY,
+    ),
+)
+
+
+def _subgroup(lines: Lines) -> None:
+    lines.start.append("pair = dist.new_group(list(range(min(2, dist.get_world_size()))))")
+    lines.inside.append("if dist.get_rank() < 2: dist.all_reduce(torch.ones(1), group=pair)")
+
+
+def _handler(lines: Lines) -> None:
+    lines.prepare.append("signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))")
+    lines.prepare.append("signal.signal(signal.SIGUSR2, signal.SIG_IGN)")
+
+
+def _subprocess(lines: Lines) -> None:
+    lines.prepare.append("subprocess.Popen(['sleep', '300'])")
+    lines.epoch.append("subprocess.run(['true'], check=True)")
+
+
+def _guard(lines: Lines) -> None:
+    lines.guard = True
+
+
+HABITS = (
+    Feature("subgroups", "`new_group`, and a collective in it in each step", _subgroup, without=("several worlds",)),
+    Feature("barriers", "`dist.barrier()` in each step", lambda lines: lines.inside.append("dist.barrier()")),
+    Feature("signal handlers", "of SIGTERM and SIGUSR2", _handler),
+    Feature("subprocesses", "one that lives on, and short ones", _subprocess),
+    Feature("caught exceptions", "`except` around each batch", _guard),
+)
+
+GROUPS = {
+    "parameters and buffers": MODELS,
+    "optimizers": (*OPTIMIZERS, TWO),
+    "schedulers": SCHEDULERS,
+    "around the step": AROUND,
+    "data": DATA,
+    "options of DDP, and compilation": (*WRAPS, COMPILE),
+    "checkpoints": CHECKPOINTS,
+    "habits": HABITS,
+}
+FEATURES = tuple(one for group in GROUPS.values() for one in group)
+_ENGINES = {DDP: "DDP", VIRTUAL: "virtual ranks", FSDP: "FSDP2"}
+
+
+def describe() -> str:
+    """The features as a table of the documentation."""
+    rows = ["| in a script | | with |", "|---|---|---|"]
+    for name, group in GROUPS.items():
+        for engines in dict.fromkeys(one.engines for one in group):
+            those = "; ".join(f"{one.name} ({one.says})" for one in group if one.engines == engines)
+            rows.append(f"| {name} | {those} | {', '.join(_ENGINES[engine] for engine in engines)} |")
+    return "\n".join(rows)

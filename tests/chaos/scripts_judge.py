@@ -1,0 +1,125 @@
+"""What a disturbed run of a script must have in common with an undisturbed one. Pure but for `read_final`."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Run:
+    """What a run has left behind."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    finals: dict[int, Any] = field(default_factory=dict)  # the last world's state, by rank
+    files: list[str] = field(default_factory=list)  # below the folder of checkpoints
+    error: str | None = None
+
+
+def read_finals(folder: Path) -> dict[int, Any]:
+    """The states that the ranks of the last world have written."""
+    found: dict[int, dict[int, Any]] = defaultdict(dict)
+    for path in folder.glob("final-*.pt"):
+        generation, rank = (int(part) for part in path.stem.split("-")[1:])
+        found[generation][rank] = torch.load(path, weights_only=False)
+    return found[max(found)] if found else {}
+
+
+def compare(run: Run, reference: Run, steps: int, tolerance: float) -> list[str]:
+    """The differences that no rounding explains; empty if there are none."""
+    if run.error is not None:
+        return [run.error]
+    wrong = list(_compare_samples(run.lines, reference.lines, steps))
+    wrong += _compare_evaluations(run.lines, reference.lines, tolerance)
+    if not run.finals:
+        return [*wrong, "no rank has come to its end"]
+    expected = reference.finals[min(reference.finals)]
+    for rank, state in sorted(run.finals.items()):
+        differences = list(find_differences(state, expected, tolerance))
+        wrong += [f"rank {rank} ends with {one}" for one in differences[:4]]
+    wrong += [f"{name} is left" for name in run.files if ".tmp" in name]
+    return wrong
+
+
+def _samples(lines: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, int, list[int]]]:
+    """By step, as its last world made it: the size of that world, how many ranks wrote a line, and their samples."""
+    found: dict[int, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        if "seen" in line:
+            found[line["step"]][line["generation"]][line["rank"]] = line
+    made = {}
+    for step, worlds in found.items():
+        ranks = worlds[max(worlds)]
+        size = next(iter(ranks.values()))["world"]
+        made[step] = size, len(ranks), sorted(item for line in ranks.values() for item in line["seen"])
+    return made
+
+
+def _compare_samples(
+    lines: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], steps: int
+) -> Iterator[str]:
+    own, other = _samples(lines), _samples(expected)
+    for step in range(1, steps + 1):
+        if step not in own:
+            yield f"step {step} was never made"
+            continue
+        size, ranks, seen = own[step]
+        wanted = other[step][2]
+        if ranks == size and seen != wanted:
+            yield f"step {step} has seen {seen}, and should {wanted}"
+        if len(set(seen)) != len(seen) or not set(seen) <= set(wanted):
+            yield f"step {step} has seen {seen}, of {wanted}"
+
+
+def _compare_evaluations(
+    lines: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], tolerance: float
+) -> Iterator[str]:
+    known = {line["at"]: line["found"] for line in expected if "found" in line}
+    for line in lines:
+        if "found" in line:
+            (mean, count), (right, number) = line["found"], known[line["at"]]
+            if count != number or not math.isclose(mean, right, rel_tol=1e3 * tolerance):
+                yield f"the evaluation after step {line['at']} found {mean} of {count} samples, not {right} of {number}"
+
+
+def find_differences(own: Any, expected: Any, tolerance: float, path: str = "") -> Iterator[str]:
+    """Where two nested states differ by more than rounding."""
+    if isinstance(own, Mapping) and isinstance(expected, Mapping):
+        for key in sorted({*own, *expected}, key=str):
+            if key not in own or key not in expected:
+                yield f"{'no' if key in expected else 'a further'} {path}/{key}"
+            else:
+                yield from find_differences(own[key], expected[key], tolerance, f"{path}/{key}")
+    elif isinstance(own, (list, tuple)) and isinstance(expected, (list, tuple)):
+        if len(own) != len(expected):
+            yield f"{path} of the length {len(own)}, not {len(expected)}"
+        for index, (one, other) in enumerate(zip(own, expected, strict=False)):
+            yield from find_differences(one, other, tolerance, f"{path}/{index}")
+    elif isinstance(own, torch.Tensor) and isinstance(expected, torch.Tensor):
+        yield from _compare_tensors(own, expected, tolerance, path)
+    elif isinstance(own, float) and isinstance(expected, float):
+        if not math.isclose(own, expected, rel_tol=tolerance, abs_tol=tolerance):
+            yield f"{path} {own}, not {expected}"
+    elif isinstance(own, torch.Tensor) or isinstance(expected, torch.Tensor):
+        # A number may have become a tensor without a dimension, or the other way round.
+        if not torch.allclose(
+            torch.as_tensor(own, dtype=torch.float64), torch.as_tensor(expected, dtype=torch.float64)
+        ):
+            yield f"{path} {own}, not {expected}"
+    elif isinstance(own, (str, int, bool, type(None))) and own != expected:
+        yield f"{path} {own!r}, not {expected!r}"
+
+
+def _compare_tensors(own: torch.Tensor, expected: torch.Tensor, tolerance: float, path: str) -> Iterator[str]:
+    if own.shape != expected.shape or own.dtype != expected.dtype:
+        yield f"{path} of {own.dtype}{list(own.shape)}, not {expected.dtype}{list(expected.shape)}"
+        return
+    one, other = own.to_dense() if own.is_sparse else own, expected.to_dense() if expected.is_sparse else expected
+    if not torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True):
+        yield f"{path} off by {float((one - other).abs().max()):.3g}"

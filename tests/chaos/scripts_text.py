@@ -1,0 +1,510 @@
+"""Draws a training script from features, and writes it down in each of its forms. Pure.
+
+The forms share everything but the loop: one is stopped and started again in each world (`restart`), the other keeps
+its memory (`session`). Both end with the same state, whatever happens to their worlds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import dedent, indent
+
+from chaos import scripts_features as features
+from chaos.scripts_features import DDP, FSDP, RESTART, SESSION, VIRTUAL, Feature, Lines
+
+HEADER = dedent("""\
+    import json, os, random, signal, subprocess, sys, time
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    import torch.distributed.checkpoint.state_dict as dcp_state
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import lr_scheduler as lr
+    from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
+    from torch.utils.data import DataLoader, Dataset
+
+    import elasticjob
+    from elasticjob import Checkpointer, ElasticDistributedSampler, Session, VirtualRanks
+    """)
+
+_COMMON = """\
+OUT, SAVED = Path(sys.argv[1]), Path(sys.argv[2])
+STEPS, EVERY, PAUSE = {steps}, {every}, {pause}
+SAMPLES, GLOBAL_BATCH = 50, 12
+stopping = []
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+
+
+class Points(Dataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, item):
+        x = torch.randn(6, generator=torch.Generator().manual_seed(item))
+        return item, x, x.sum().sin()
+
+
+class Careful(Points):
+    def __getitem__(self, item):
+        try:
+            if item % 7 == 3:
+                raise ValueError("a sample that cannot be read")
+            return super().__getitem__(item)
+        except ValueError:
+            return item, torch.zeros(6), torch.tensor(0.0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.into = nn.Linear(6, 8)
+        self.out = nn.Linear(8, 1)
+        self.at = 0
+{layers}
+
+    def forward(self, x, item):
+        h = torch.tanh(self.into(x))
+{forward}
+        return self.out(h)
+
+
+class Log:
+    def __init__(self):
+        OUT.mkdir(parents=True, exist_ok=True)
+        self.file = os.open(OUT / f"{{os.getpid()}}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, **line):
+        os.write(self.file, (json.dumps(line) + "\\n").encode())
+
+
+totals = [0.0, 0]
+
+
+def compute(model, x, item, y, counts):
+    loss = (model(x, item).squeeze(1) - y).square().mean()
+    if counts:
+        totals[0] += float(loss.detach()) * len(y)
+        totals[1] += len(y)
+    return loss * float("inf") if {spikes} and net.at % 9 == 4 else loss
+
+
+def mean_over_ranks():
+    both = torch.tensor(totals)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(both)
+    totals[:] = [0.0, 0]
+    return float(both[0] / both[1])
+
+
+def apply():
+{before}
+{step}
+{zero}
+{after}
+
+
+def evaluate(model):
+    held = ElasticDistributedSampler(20, global_batch_size=8, shuffle=False)
+    both = torch.zeros(2)
+    model.eval()
+    with torch.no_grad():
+        for micro, (item, x, y) in zip(held.plan(), DataLoader(Points(), batch_sampler=held), strict=True):
+            loss = (model(x, item).squeeze(1) - y).square().sum()
+            if micro.samples:
+                both += torch.tensor([float(loss), micro.samples])
+    model.train()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(both)
+    return [float(both[0] / both[1]), int(both[1])]
+
+
+def collect():
+    return {{
+        "net": net.state_dict(),
+        "optimizers": {{name: one.state_dict() for name, one in optimizers.items()}},
+        "extras": {{name: one.state_dict() for name, one in extras.items()}},
+        "sampler": sampler.state_dict(),
+    }}
+
+
+def whole(value):
+    if isinstance(value, dict):
+        return {{key: whole(one) for key, one in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return [whole(one) for one in value]
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def finish(rank, generation):
+    state = whole(collect())
+    torch.save(state, OUT / f"part-{{rank}}")
+    os.replace(OUT / f"part-{{rank}}", OUT / f"final-{{generation}}-{{rank}}.pt")
+"""
+
+_RESTART = """
+
+log = Log()
+{prepare}
+world = elasticjob.init(threads=1)
+net = Net()
+{shard}
+{objects}
+model = {model}
+sampler = ElasticDistributedSampler({data}, global_batch_size=GLOBAL_BATCH{sampler})
+loader = DataLoader({data}, batch_sampler=sampler{loader})
+{checkpoint}
+step = restore()
+{start}
+seen = []
+while step < STEPS and not stopping:
+    for micro, (item, x, y) in sampler.steps(loader):
+        net.at = step
+        with {turn}:
+            loss = compute(model, x, item, y, micro.samples)
+            {backward}
+        if micro.samples:
+            seen += item.tolist()
+        if not micro.ends_step:
+            continue
+{inside}
+        apply()
+        step += 1
+        log.write(step=step, generation=world.generation, rank=world.rank, world=world.world_size, seen=seen)
+        seen = []
+        if step % EVERY == 0 or stopping:
+            save(step)
+        time.sleep(PAUSE)
+        if step == STEPS or stopping:
+            break
+    else:
+{epoch}
+        sampler.set_epoch(sampler.epoch + 1)
+end()
+finish(world.rank, world.generation)
+dist.destroy_process_group()
+"""
+
+_SESSION = """
+
+log = Log()
+{prepare}
+{build}
+sampler = ElasticDistributedSampler({data}, global_batch_size=GLOBAL_BATCH{sampler})
+loader = DataLoader({data}, batch_sampler=sampler{loader})
+end = lambda: None
+
+
+def on_world(here):
+    global net, model, optimizer, optimizers, end, save{pair}
+    net, model = {net}, here.model
+    optimizer = here.optimizer
+    optimizers[""] = optimizer
+{checkpoint}
+    if here.committed < 0:
+        here.committed = restore() - 1
+{start}
+
+
+session = Session({arguments}, sampler=sampler, on_world=on_world{ddp}{extras})
+seen, world = [], session.regroups
+for epoch in range(sampler.epoch, 10**6):
+    sampler.set_epoch(epoch)
+    for item, x, y in session.batches(loader):
+        if session.regroups != world:
+            seen, world = [], session.regroups
+            totals[:] = [0.0, 0]
+        made = None
+        with session.step():
+{body}
+        if made is not None:
+            if session.committed + 1 == made:
+                place = dict(generation=session.generation, rank=session.rank, world=session.world_size)
+                log.write(step=made, seen=seen, **place)
+            seen = []
+            time.sleep(PAUSE)
+        if session.committed + 1 >= STEPS:
+            break
+    if session.committed + 1 >= STEPS:
+        break
+    with session.interruptible():
+        pass
+{epoch}
+end()
+finish(session.rank, session.generation)
+session.close()
+"""
+
+_BODY = """\
+net.at = session.committed + 1
+loss = compute(session.model, x, item, y, session.scale)
+session.backward({loss})
+if session.scale:
+    seen += item.tolist()
+if session.ends_step:
+{inside}
+    apply()
+    made = session.committed + 2
+    if made % EVERY == 0:
+        save(made)
+"""
+
+_ELASTIC = """\
+checkpoint = Checkpointer(SAVED, net, optimizer, sampler=sampler{options}, **{others})
+restore, save, end = checkpoint.restore, checkpoint.save, checkpoint.wait
+"""
+
+_PLAIN = """\
+def restore():
+    path = SAVED / "state.pt"
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=False)
+    net.load_state_dict(state["net"])
+    for name, one in optimizers.items():
+        one.load_state_dict(state["optimizers"][name])
+    for name, one in extras.items():
+        one.load_state_dict(state["extras"][name])
+    sampler.load_state_dict(state["sampler"])
+    return state["step"]
+
+def save(step):
+    if dist.get_rank() == 0:
+        SAVED.mkdir(parents=True, exist_ok=True)
+        torch.save({{"step": step, **collect()}}, SAVED / "state.pt.tmp")
+        os.replace(SAVED / "state.pt.tmp", SAVED / "state.pt")
+
+end = lambda: None
+"""
+
+_DCP = """\
+def restore():
+    path = SAVED / "latest"
+    if not path.exists():
+        return 0
+    folder = SAVED / path.read_text()
+    state = {{
+        "net": dcp_state.get_model_state_dict(net),
+        "optimizer": dcp_state.get_optimizer_state_dict(net, optimizer),
+    }}
+    dcp.load(state, checkpoint_id=folder)
+    dcp_state.set_model_state_dict(net, state["net"])
+    dcp_state.set_optimizer_state_dict(net, optimizer, state["optimizer"])
+    rest = torch.load(folder / "rest.pt", weights_only=False)
+    for name, one in extras.items():
+        one.load_state_dict(rest["extras"][name])
+    for group, saved in zip(optimizer.param_groups, rest["groups"], strict=True):
+        group.update(saved)
+    sampler.load_state_dict(rest["sampler"])
+    return rest["step"]
+
+def save(step):
+    folder = SAVED / f"dcp-{{step}}"
+    state = {{
+        "net": dcp_state.get_model_state_dict(net),
+        "optimizer": dcp_state.get_optimizer_state_dict(net, optimizer),
+    }}
+    dcp.save(state, checkpoint_id=folder)
+    if dist.get_rank() == 0:
+        groups = [{{k: v for k, v in group.items() if k != "params"}} for group in optimizer.param_groups]
+        states = {{name: one.state_dict() for name, one in extras.items()}}
+        rest = {{"step": step, "extras": states, "groups": groups, "sampler": sampler.state_dict()}}
+        torch.save(rest, folder / "rest.pt")
+        (SAVED / "latest.tmp").write_text(folder.name)
+        os.replace(SAVED / "latest.tmp", SAVED / "latest")
+    dist.barrier()
+
+end = lambda: None
+"""
+
+_CHECKPOINTS = {"elastic": _ELASTIC, "plain": _PLAIN, "dcp": _DCP}
+STEPS, PAUSE = 24, 0.01
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script: what it consists of, and its text in each form that it has."""
+
+    seed: int
+    engine: str
+    features: tuple[str, ...]
+    texts: dict[str, str]
+    tolerance: float
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, {self.engine}: {', '.join(self.features)}"
+
+
+def draw(seed: int) -> Script:
+    """The script of this seed."""
+    chance = random.Random(seed)
+    engine = chance.choices((DDP, VIRTUAL, FSDP), (6, 3, 2))[0]
+    return write(seed, engine, choose(chance, engine))
+
+
+def choose(chance: random.Random, engine: str) -> list[Feature]:
+    """Features that fit together: one optimizer, one kind of checkpoint, and of the others a few."""
+    chosen: list[Feature] = []
+    names: set[str] = set()
+    barred: set[str] = set()
+
+    def pick(among: Sequence[Feature], most: int, least: int = 0) -> None:
+        fitting = [one for one in among if engine in one.engines]
+        chance.shuffle(fitting)
+        wanted = chance.randint(least, most)
+        for one in fitting:
+            if wanted > 0 and one.name not in barred and names.isdisjoint(one.without):
+                chosen.append(one)
+                names.add(one.name)
+                barred.update(one.without)
+                wanted -= 1
+
+    pick((*features.MODELS, features.TWO), 3)
+    pick(features.OPTIMIZERS, 1, 1)
+    pick(features.SCHEDULERS, 1)
+    pick(features.AROUND, 2)
+    pick(features.DATA, 2)
+    pick(features.WRAPS, 1)
+    if chance.random() < 0.05:
+        pick((features.COMPILE,), 1, 1)
+    pick(features.CHECKPOINTS, 1, 1)
+    pick(features.HABITS, 2)
+    return chosen
+
+
+def write(seed: int, engine: str, chosen: Sequence[Feature]) -> Script:
+    """The script with these features, in the forms that all of them have."""
+    chance = random.Random(seed)
+    lines = Lines(engine, chance)
+    for feature in chosen:
+        feature.add(lines)
+    every = chance.randint(3, 7)
+    forms = [form for form in (RESTART, SESSION) if all(form in one.forms for one in chosen)]
+    if engine == FSDP and "scheduler" in lines.extras and SESSION in forms:
+        forms.remove(SESSION)  # a scheduler is bound to the optimizer of one world
+    writers = {RESTART: _write_restart, SESSION: _write_session}
+    texts = {form: HEADER + "\n\n" + _write_common(lines, every) + writers[form](lines) for form in forms}
+    return Script(seed, engine, tuple(one.name for one in chosen), texts, lines.tolerance)
+
+
+def _block(parts: Sequence[str], depth: int) -> str:
+    return indent("\n".join(parts) or "pass", "    " * depth)
+
+
+def _write_common(lines: Lines, every: int) -> str:
+    loops = list(lines.before)
+    step = []
+    for name in lines.optimizers:
+        if lines.scaler:
+            loops.insert(0, f"scaler.unscale_(optimizers[{name!r}])")
+        step.append(f"scaler.step(optimizers[{name!r}])" if lines.scaler else f"optimizers[{name!r}].step()")
+    if lines.scaler:
+        step.append("scaler.update()")
+    if "mean_over_ranks" in " ".join(lines.after):
+        loops.append("value = mean_over_ranks()")
+    after = [one.replace("mean_over_ranks(loss)", "value") for one in lines.after]
+    return _COMMON.format(
+        steps=STEPS,
+        every=every,
+        pause=PAUSE,
+        spikes=lines.scaler,
+        layers=_block(lines.layers, 2),
+        forward=_block(lines.forward, 2),
+        before=_block(loops, 1),
+        step=_block(step, 1),
+        zero=_block([f"optimizers[{name!r}].zero_grad()" for name in lines.optimizers], 1),
+        after=_block(after, 1),
+    )
+
+
+def _objects(lines: Lines) -> str:
+    made = [f"optimizers = {{{', '.join(f'{name!r}: {text}' for name, text in lines.optimizers.items())}}}"]
+    made.append("optimizer = optimizers['']")
+    made += [f"{name} = {text}" for name, text in lines.extras.items()]
+    made.append(f"extras = dict({', '.join(f'{name}={name}' for name in lines.extras)})")
+    return "\n".join(made)
+
+
+def _checkpoint(lines: Lines, depth: int) -> str:
+    text = _CHECKPOINTS[lines.checkpoint].format(
+        options=lines.checkpoint_options, others="(extras | {n: o for n, o in optimizers.items() if n})"
+    )
+    return indent(text, "    " * depth)
+
+
+def _write_restart(lines: Lines) -> str:
+    options = "".join(f", {name}={value}" for name, value in lines.ddp.items())
+    model = {DDP: f"DistributedDataParallel({lines.wrap}{options})", VIRTUAL: "net", FSDP: "net"}[lines.engine]
+    ranks = "ranks = VirtualRanks(net, sampler)" if lines.engine == VIRTUAL else ""
+    epoch = ["found = evaluate(model)", "log.write(at=step, found=found)"] if lines.epoch else []
+    epoch += [one for one in lines.epoch if not one.startswith("evaluate")]
+    loss = "scaler.scale(loss)" if lines.scaler else "loss"
+    return _RESTART.format(
+        prepare=_block(lines.prepare, 0),
+        shard="fully_shard(net, mesh=init_device_mesh('cpu', (world.world_size,)))" if lines.engine == FSDP else "",
+        objects=_objects(lines),
+        model=model,
+        data="Careful()" if lines.guard else lines.data,
+        sampler=lines.sampler + (", virtual_ranks=6" if lines.engine == VIRTUAL else ""),
+        loader=lines.loader,
+        checkpoint=_checkpoint(lines, 0),
+        start=_block([*lines.start, ranks], 0),
+        turn="ranks.turn(micro)" if lines.engine == VIRTUAL else "micro.sync(model)",
+        backward=f"ranks.backward({loss})" if lines.engine == VIRTUAL else f"({loss} * micro.scale).backward()",
+        inside=_block(lines.inside, 2),
+        epoch=_block(epoch, 2),
+    )
+
+
+def _write_session(lines: Lines) -> str:
+    body = _BODY.format(loss="scaler.scale(loss)" if lines.scaler else "loss", inside=_block(lines.inside, 1))
+    if lines.guard:
+        body = f"try:\n{indent(body, '    ')}except RuntimeError as error:\n    print('skipped', error)\n"
+    epoch = []
+    if "evaluate(model)" in lines.epoch:
+        epoch = ["found = evaluate(session.model)", "log.write(at=session.committed + 1, found=found)"]
+    epoch += [one for one in lines.epoch if not one.startswith("evaluate")]
+    options = ", ".join(f"{name!r}: {value}" for name, value in lines.ddp.items())
+    names = [*lines.extras, *(name for name in lines.optimizers if name)]
+    if lines.engine == FSDP:
+        build = dedent(f"""\
+            def build(mesh):
+                global net
+                net = Net()
+                fully_shard(net, mesh=mesh)
+                return net, {lines.optimizers[""]}
+
+
+            net = optimizer = model = None
+            optimizers, extras = {{}}, {{}}
+            """)
+        arguments = f"build=build{lines.copies}"
+    else:
+        build = f"net = Net()\n{_objects(lines)}"
+        arguments = f"model={lines.wrap}, optimizer=optimizer"
+    return _SESSION.format(
+        prepare=_block(lines.prepare, 0),
+        build=build,
+        net="here.model" if lines.engine == FSDP else "net",
+        arguments=arguments,
+        pair=", pair" if any(one.startswith("pair") for one in lines.start) else "",
+        data="Careful()" if lines.guard else lines.data,
+        sampler=lines.sampler + (", virtual_ranks=6" if lines.engine == VIRTUAL else ""),
+        loader=lines.loader,
+        checkpoint=_checkpoint(lines, 1),
+        start=_block(lines.start, 1),
+        ddp=f", ddp={{{options}}}" if options and lines.engine == DDP else "",
+        extras="".join(
+            f", {name}={name}" if name in lines.extras else f", {name}=optimizers[{name!r}]" for name in names
+        ),
+        body=indent(body, "            "),
+        epoch=_block(epoch, 2),
+    )

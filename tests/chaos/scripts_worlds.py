@@ -1,0 +1,121 @@
+"""Runs generated scripts in worlds without agents: real processes, groups and kills, cheaply.
+
+Each script runs undisturbed in a world of two, and then in each of its forms while ranks are killed, come and go. The
+processes are forked with their imports made, and `Worlds` of `elasticjob verify` starts, kills and calls them.
+
+python -m chaos.scripts_worlds --seed N --scripts M prints a JSON object for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaos import scripts_judge
+from chaos.curve_worlds import act
+from chaos.scripts_features import RESTART
+from chaos.scripts_judge import Run
+from chaos.scripts_text import HEADER, STEPS, Script, draw
+from chaos.sessions import Event, make_schedule
+from elasticjob.diagnose.verify import start_server
+from elasticjob.diagnose.verify_worlds import Lines, WorldFailedError, Worlds
+from elasticjob.launch.fork_server import ForkServer
+
+PATIENCE = 60.0  # seconds without a step, on a busy machine
+WRONG = 3
+LARGEST = 3
+Events = tuple[tuple[int, float, Event], ...]
+
+
+def plan(seed: int, changes: int) -> tuple[int, Events]:
+    """The first size, and events: before each, so many steps are made, and so many seconds pass. Pure."""
+    chance = random.Random(seed)
+    size = chance.randint(1, LARGEST)
+    schedule = make_schedule(seed, changes, size, LARGEST)
+    if chance.random() < 0.5:
+        schedule.insert(chance.randrange(changes + 1), Event("kill-all"))
+    at = sorted(chance.sample(range(1, STEPS - 4), len(schedule)))
+    return size, tuple((step, chance.uniform(0.0, 0.04), event) for step, event in zip(at, schedule, strict=True))
+
+
+def run(server: ForkServer, text: str, folder: Path, size: int, events: Events, done: list[str]) -> Run:
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(text)
+    lines = Lines(folder / "out")
+
+    def count() -> int:
+        return max((line["step"] for line in lines.read() if "step" in line), default=0)
+
+    result = Run()
+    with Worlds(server, (str(script), str(folder / "out"), str(folder / "saved")), folder, count, PATIENCE) as worlds:
+        try:
+            worlds.start(size)
+            for step, delay, event in events:
+                if worlds.wait_for(step) and not worlds.is_ending:
+                    time.sleep(delay)
+                    done.append(f"{event} at {step}")
+                    act(worlds, event)
+            worlds.wait_for(STEPS + 1)  # they end by themselves
+        except WorldFailedError as failure:
+            said = (folder / "output").read_text(errors="replace")[-4000:]
+            result.error = f"{failure}\n{said}"
+    result.lines = lines.read()
+    result.finals = scripts_judge.read_finals(folder / "out")
+    result.files = sorted(str(path.relative_to(folder)) for path in (folder / "saved").rglob("*"))
+    return result
+
+
+def check(server: ForkServer, script: Script, folder: Path, changes: int) -> dict[str, object]:
+    """Run a script in all its forms, and say what was wrong."""
+    folder.mkdir()
+    wrong: list[str] = []
+    done: dict[str, list[str]] = {}
+    reference = run(server, script.texts[RESTART], folder / "reference", 2, (), [])
+    if reference.error is not None:
+        wrong.append(f"undisturbed: {reference.error}")
+    else:
+        wrong += [f"undisturbed: {one}" for one in scripts_judge.compare(reference, reference, STEPS, 0.0)]
+    for form, text in script.texts.items() if not wrong else ():
+        size, events = plan(script.seed, changes)
+        found = run(server, text, folder / form, size, events, done.setdefault(form, []))
+        differences = scripts_judge.compare(found, reference, STEPS, script.tolerance)
+        wrong += [f"{form} from {size}, {done[form]}: {one}" for one in differences[:6]]
+    return {"seed": script.seed, "script": str(script), "forms": list(script.texts), "done": done, "violations": wrong}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m chaos.scripts_worlds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scripts", type=int, default=500)
+    parser.add_argument("--changes", type=int, default=3)
+    parser.add_argument("--only", type=int, nargs="*", help="these seeds instead")
+    parser.add_argument("--keep", type=Path, help="a folder for the scripts and what they wrote")
+    args = parser.parse_args(argv)
+    failed, owner, folder = False, os.getpid(), Path(tempfile.mkdtemp(prefix="scripts-"))
+    try:
+        header = folder / "header.py"
+        header.write_text(HEADER)
+        with start_server([str(header)]) as server:
+            for seed in args.only or range(args.seed, args.seed + args.scripts):
+                began = time.monotonic()
+                found = check(server, draw(seed), (args.keep or folder) / str(seed), args.changes)
+                failed = failed or bool(found["violations"])
+                sys.stdout.write(json.dumps(found | {"seconds": round(time.monotonic() - began, 1)}) + "\n")
+                sys.stdout.flush()
+    finally:
+        if os.getpid() == owner:  # and not a process that was forked here, and has ended
+            shutil.rmtree(folder, ignore_errors=True)
+    return WRONG if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

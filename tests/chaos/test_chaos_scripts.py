@@ -1,0 +1,104 @@
+"""Generated training scripts, the short form; `make chaos CHAOS_ARGS="--only scripts"` draws hundreds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chaos import scripts_features as features
+from chaos.scripts import run
+from chaos.scripts_features import DDP, FEATURES, FSDP, RESTART, VIRTUAL
+from chaos.scripts_judge import Run, compare, find_differences
+from chaos.scripts_text import draw, write
+from chaos.scripts_worlds import LARGEST, plan
+from chaos.sessions import LOSSES
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+def test_a_script_trains_the_same_while_its_world_changes() -> None:
+    assert run(30, 1).violations == []
+
+
+def test_every_feature_is_drawn_and_every_script_is_python() -> None:
+    drawn = [draw(seed) for seed in range(600)]
+    for script in drawn:
+        for form, text in script.texts.items():
+            compile(text, f"{script}, {form}", "exec")
+    assert {name for script in drawn for name in script.features} == {one.name for one in FEATURES}
+    assert {script.engine for script in drawn} == {DDP, VIRTUAL, FSDP}
+    assert str(draw(7)) == str(draw(7)) and draw(7).texts == draw(7).texts
+
+
+@pytest.mark.parametrize("feature", [one for one in FEATURES if one in features.OPTIMIZERS], ids=lambda one: one.name)
+def test_every_optimizer_of_torch_exists_or_is_known_not_to(feature: features.Feature) -> None:
+    text = write(1, feature.engines[0], [feature]).texts[RESTART]
+    assert f"torch.optim.{feature.name.split()[0].strip(',')}(" in text
+
+
+def test_no_optimizer_of_torch_is_forgotten() -> None:
+    kinds = {name for name, one in vars(torch.optim).items() if isinstance(one, type)} - {"Optimizer", "LBFGS"}
+    texts = " ".join(write(1, one.engines[0], [one]).texts[RESTART] for one in FEATURES)
+    assert {name for name in kinds if f"torch.optim.{name}(" not in texts} == set()
+
+
+def test_plans_leave_a_world() -> None:
+    for seed in range(500):
+        size, events = plan(seed, 3)
+        for _, _, event in events:
+            size += {"grow": 1, "grow-and-kill": 1, "shrink": -1}.get(event.kind, 0) - LOSSES.get(event.kind, 0)
+            assert 1 <= size <= LARGEST
+
+
+def test_the_documentation_lists_the_features() -> None:
+    text = (Path(__file__).parents[2] / "docs/elastic-scripts.md").read_text()
+    listed = text.partition("<!-- features of generated scripts -->\n\n")[2].partition("\n\n<!-- end -->")[0]
+    assert listed == features.describe()
+
+
+def line(step: int, **changes: Any) -> dict[str, Any]:
+    return {"step": step, "generation": 1, "rank": 0, "world": 1, "seen": [step]} | changes
+
+
+TWO = [line(1), line(2)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        pytest.param(TWO, None, id="the same"),
+        pytest.param([line(1)], "step 2 was never made", id="a step less"),
+        pytest.param([line(1), line(2, seen=[9])], "step 2 has seen [9], and should [2]", id="another sample"),
+        pytest.param([line(1), line(2, seen=[9]), line(2, generation=2)], None, id="made again"),
+        pytest.param([line(1), line(2, world=2, seen=[])], None, id="a rank that missed the end of a step"),
+        pytest.param([line(1), line(2, world=2, seen=[2, 2])], "step 2 has seen [2, 2]", id="a sample twice"),
+    ],
+)
+def test_the_judge_sees_samples(lines: list[dict[str, Any]], problem: str | None) -> None:
+    wrong = compare(Run(lines, {0: {}}), Run(TWO, {0: {}}), 2, 1e-7)
+    assert (not wrong) if problem is None else (bool(wrong) and problem in wrong[0])
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        pytest.param({"w": torch.ones(2), "n": 3, "lr": 0.1}, None, id="the same"),
+        pytest.param({"w": torch.ones(2) + 1e-9, "n": 3, "lr": 0.1}, None, id="rounding"),
+        pytest.param({"w": torch.ones(2) + 1e-4, "n": 3, "lr": 0.1}, "/w off by 0.0001", id="a mistake"),
+        pytest.param({"w": torch.ones(3), "n": 3, "lr": 0.1}, "/w of torch.float32[3]", id="another shape"),
+        pytest.param({"w": torch.ones(2), "n": 4, "lr": 0.1}, "/n 4, not 3", id="another number"),
+        pytest.param({"w": torch.ones(2), "n": 3, "lr": 0.2}, "/lr 0.2, not 0.1", id="another rate"),
+        pytest.param({"w": torch.ones(2), "n": 3}, "no /lr", id="something missing"),
+    ],
+)
+def test_the_judge_sees_states(own: dict[str, Any], problem: str | None) -> None:
+    wrong = list(find_differences(own, {"w": torch.ones(2), "n": 3, "lr": 0.1}, 1e-7))
+    assert (not wrong) if problem is None else (len(wrong) == 1 and problem in wrong[0])
+
+
+def test_a_run_leaves_nothing_unfinished() -> None:
+    run = Run(TWO, {0: {}}, ["saved/step-1", "saved/.tmp-step-2"])
+    assert compare(run, Run(TWO, {0: {}}), 2, 1e-7) == ["saved/.tmp-step-2 is left"]
