@@ -118,3 +118,27 @@ async def test_others_have_the_loop_while_a_long_list_is_decoded() -> None:
         turns += 1
     assert len(decoding.result()["items"]) == 90_000
     assert turns > 5
+
+
+MANY = b",".join(b'"%d":0' % number for number in range(100_000))
+FULL_OF_COMMAS = json.dumps({"metadata": {"name": "x"}, "args": ['[1, 2, {"a": "\\""}], ' * 50_000]}).encode()
+MEMBER = {"pod": "job-worker-1234", "rank": 1, "uid": "u" * 36, "address": "10.0.0.1", "nproc": 8, "x": 1}
+LARGEST_JOB = json.dumps({"status": {"members": [MEMBER] * 5_000}, "spec": [{"name": "x"}] * 10_000}).encode()
+
+
+def test_one_of_many_values_is_not_parsed() -> None:
+    """A megabyte of short keys would occupy the event loop for longer than anything else that a tenant can write."""
+    line = NAMED + b',"data":{' + MANY + b"}}}\n"
+    assert list(Lines(2**21).feed(line + b"1\n")) == [Unreadable("t2/big", "more than 75000 values"), 1]
+
+
+@pytest.mark.parametrize("line", [FULL_OF_COMMAS, LARGEST_JOB], ids=["a text is one value", "the largest job"])
+def test_one_of_many_bytes_is_parsed(line: bytes) -> None:
+    assert list(Lines(2**22).feed(line + b"\n")) == [json.loads(line)]
+
+
+async def test_one_of_many_values_makes_its_page_unreadable() -> None:
+    """The list is then read in smaller pieces, until it is alone."""
+    with pytest.raises(ValueError, match="more than 75000 values"):
+        await decode(b'{"items":[{"data":{' + MANY + b"}}]}")
+    assert len((await decode(b'{"items":[' + LARGEST_JOB + b"," + FULL_OF_COMMAS + b"]}"))["items"]) == 2
