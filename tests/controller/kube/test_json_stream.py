@@ -10,7 +10,7 @@ import pytest
 
 from elasticjob_operator.kube.json_stream import LARGE_BYTES, Lines, Unreadable, decode
 
-DEEP = b"[" * 200_000 + b"]" * 200_000
+DEEP = b"[" * 70_000 + b"]" * 70_000
 NAMED = b'{"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"name":"big","namespace":"t2","labels":{"name":"x"}}'
 
 
