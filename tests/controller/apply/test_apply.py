@@ -151,6 +151,38 @@ async def test_what_a_status_may_not_hold_is_left_out_and_told(tmp_path: Path) -
     assert len(events) == 1 and "status.progress" in events[0]
 
 
+async def test_a_status_that_decides_is_tried_rarely_and_told(tmp_path: Path) -> None:
+    """Without it nothing may go on. It is not sent again at every message of an agent."""
+    tried, events = 0, list[str]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal tried
+        body = await request.json()
+        if request.path.endswith("/events"):
+            events.append(f"{body['reason']}: {body['message']}")
+            return web.json_response(body)
+        tried += 1
+        told = {"kind": "Status", "reason": "Invalid", "message": "status.rendezvous: Invalid value", "code": 422}
+        return web.json_response(told, status=422)
+
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        plan = Plan(api.Status(rendezvous=make_world(2)), announces=True)
+        for now, version, expected in ((0.0, "1", 1), (0.5, "1", 1), (2.0, "1", 2), (3.0, "1", 2), (3.1, "2", 3)):
+            with pytest.raises(ApiError) as error:
+                await applier.apply(TRAINS, version, plan, now)
+            assert (error.value.retry_after or 0.0) > 0.0
+            assert tried == expected, "later and later, and at once if the job has changed"
+        for minute in range(600):
+            with pytest.raises(ApiError):
+                await applier.apply(TRAINS, "2", plan, 60.0 * minute)
+        assert 100 < tried < 200
+        await applier.recorder.close()
+    assert len(events) == 1
+    assert events and "status.rendezvous" in events[0] and events[0].startswith("StatusRefused: ")
+
+
 async def test_the_operators_shared_memory_gives_way_to_that_of_a_webhook(tmp_path: Path) -> None:
     """The webhook mounts it after the operator, so that only the answer tells."""
     sent: list[dict[str, Any]] = []
