@@ -19,6 +19,7 @@ from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import batches, deletions, manifests, refusals, resizing
 from elasticjob_operator.apply.events import EventRecorder
+from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
 MOST_UNWRITABLE = 1000  # jobs
+REFUSED_SECONDS, MOST_REFUSED_SECONDS = 1.0, 300.0  # before a status that decides is sent again
 # No pod starts before its network policy and its certificate are there. A group keeps nobody out.
 _GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP)
 _FIRST = (*_GUARDS, Kind.POD_GROUP)
@@ -56,6 +58,16 @@ class Outcome:
     unresized: tuple[str, str] = ("", "")  # the template that the API server does not resize a pod to, and why
 
 
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A status that the API server does not take, and without whose fields nothing may go on."""
+
+    error: ApiError
+    version: str  # of the job: what has changed is tried at once
+    failures: int
+    until: float
+
+
 class Applier:
     """Writes plans to one API server."""
 
@@ -68,6 +80,7 @@ class Applier:
         self.served = Served()
         self._held: set[JobKey] = set()
         self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_UNWRITABLE)  # of statuses, by the job's UID
+        self._refused: Recent[str, _Refused] = Recent(MOST_UNWRITABLE)  # of what decides, by the job's UID
 
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
         """Carry out the plan. Raises ApiError if it has to be retried."""
@@ -150,6 +163,9 @@ class Applier:
         """Write the status, without what the API server refuses of it: that must not hold up all the rest."""
         if status == job.status:  # even if others write to it: their fields are not the operator's
             return
+        refused = self._refused.get(job.uid)
+        if refused is not None and refused.version == version and now < refused.until:
+            raise refused.error
         unwritable = self._unwritable.get(job.uid, {})
         patch = manifests.status_patch(job, status, plan.keep)
         patch = {name: value for name, value in patch.items() if name not in unwritable or unwritable[name] != value}
@@ -162,6 +178,7 @@ class Applier:
             except ApiError as error:
                 left_out = refusals.find_unwritable(error, patch)
                 if not left_out:
+                    self._note_refused(job, version, error, now)
                     raise
                 unwritable = {**unwritable, **{name: patch[name] for name in left_out}}
                 self._unwritable[job.uid] = unwritable
@@ -170,6 +187,18 @@ class Applier:
                 self.recorder.record(job, [Event("StatusRefused", f"{told} it: {error.message}", warning=True)], now)
             else:
                 return
+
+    def _note_refused(self, job: Job, version: str, error: ApiError, now: float) -> None:
+        """Try later and later what the API server will hardly take, and tell whose job waits for it."""
+        if error.status != 422:
+            return
+        known = self._refused.get(job.uid)
+        failures = known.failures + 1 if known is not None and known.version == version else 1
+        error.retry_after = find_pause(failures, first=REFUSED_SECONDS, most=MOST_REFUSED_SECONDS)
+        self._refused[job.uid] = _Refused(error, version, failures, now + error.retry_after)
+        if known is None:
+            told = f"the job waits: the API server refuses its status, which is tried again later: {error.message}"
+            self.recorder.record(job, [Event("StatusRefused", told, warning=True)], now)
 
     async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:
         """Write the job or its status. What nobody waits for takes turns with everybody's pods."""

@@ -67,6 +67,7 @@ class _Loop:
     quiet: QuietPods = field(default_factory=QuietPods)
     troubled_since: float | None = None  # since when every pass has ended with an error (monotonic) ...
     trouble: tuple[str, str] | None = None  # ... and what is told of it
+    refused: ApiError | None = None  # the last error
     look_at: float = 0.0  # the next check of overdue pods (monotonic)
 
 
@@ -293,7 +294,8 @@ class Controller:
                 logger.exception("%s/%s: the job could not be read into the cache; this is a bug", *key)
         else:
             self._on_error()
-            logger.warning("%s/%s: %s", *key, error)
+            is_known, loop.refused = error is loop.refused, error  # one that the applier holds back is told once
+            logger.log(logging.DEBUG if is_known else logging.WARNING, "%s/%s: %s", *key, error)
             loop.tries_one = True
         now, trouble = time.monotonic(), refusals.explain_trouble(error)
         loop.troubled_since = now if loop.troubled_since is None else loop.troubled_since
