@@ -399,3 +399,16 @@ def test_hostile_and_partial_documents_give_a_result_or_one_message(name: str) -
         some = [line[: chance.randrange(len(line) + 1)] if chance.random() < 0.2 else line for line in lines]
         changed.append(convert.read_text("\n".join(["#!/bin/sh", *some])))
     assert outcomes(changed) == {"converted", "refused"}
+
+
+@pytest.mark.parametrize(
+    "line", ["x" * 300_000, "$(" * 200_000, "`" * 64_000], ids=["a word", "commands", "backquotes"]
+)
+def test_a_line_that_would_take_minutes_is_named(line: str) -> None:
+    """To read the words of a line takes as long as its square."""
+    document = convert.read_text(f"#!/bin/bash\n#SBATCH --nodes=2\n{line}\nsrun torchrun train.py\n")
+    assert document is not None
+    with pytest.raises(ConversionError, match="line 3: has more than 16384 characters"):
+        convert.convert(document)
+    with pytest.raises(ConversionError, match="more than one shell command"):
+        convert.convert(mpijob(["sh", "-c", line * 5]))
