@@ -20,6 +20,7 @@ _TORCH_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "t
 _MPI: Final = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "horovodrun")
 _SCRIPT_LAUNCHERS: Final = ("deepspeed", "accelerate")  # they take a script, not a command
 _WRAPPERS: Final = ("exec", "nohup", "env", "time")
+_MOST: Final = 65_536  # characters of a line: to read its words takes as long as its square
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*$")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 # mpirun's options with one value, and with two; all others have none.
@@ -36,6 +37,8 @@ _SIZES: Final = {"np", "n", "c", "N", "ppn", "npernode", "min-np", "max-np", "mi
 
 def read_words(line: str) -> list[str]:
     """The words and operators of a shell line, without its comment. Raises ValueError."""
+    if len(line) > _MOST:
+        raise ValueError(f"a line of more than {_MOST} characters")
     try:
         words = list(_make_lexer(line))
     except ValueError:

@@ -24,6 +24,7 @@ _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 _SILENT: Final = {"set", "echo", "date", "hostname", "wait", "exit", "nvidia-smi", "true", ":", "printenv"}
 _LAUNCHERS: Final = {"torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "mpiexec"}
 _MOST: Final = 1_000_000  # characters
+_MOST_OF_LINE: Final = 16_384  # to read the words of one takes as long as its square
 _SHOWN: Final = 100
 
 
@@ -91,6 +92,8 @@ def _read_lines(draft: Draft, text: str) -> _Script:
     script = _Script()
     begun = False
     for number, line in _join(text):
+        if len(line) > _MOST_OF_LINE:
+            raise ConversionError(f"line {number}: has more than {_MOST_OF_LINE} characters: put them into a file")
         if _SBATCH.match(line):
             if begun:
                 draft.warn(
