@@ -28,6 +28,7 @@ from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
 from elasticjob_operator.pool.capacity import Pool, Rate, add_rates, parse_pool, parse_rate
 from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.run import loop_errors
 from elasticjob_operator.run.http import parse_address
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
@@ -234,6 +235,7 @@ async def _run(options: Options) -> int:
     try:
         operator = Operator(options, api)
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(loop_errors.tell)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, operator.stop)
         await operator.run()
