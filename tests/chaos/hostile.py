@@ -185,13 +185,15 @@ def _job_metadata(dice: random.Random, name: str, prey: Prey) -> Hostile:
 def greedy_spec() -> Object:
     """Of a job that costs its author one sleeping pod, and lets the pool compare as many sizes as a job may have."""
     container = {"command": ["sleep", "infinity"], "resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    return spec_of(
+    spec = spec_of(
         {"terminationGracePeriodSeconds": 0, "nodeSelector": {}},
         container,
         scaling={"mode": "Goodput"},
         rendezvous={"backend": "c10d"},  # its pods count as a world without an agent
         elasticPolicy={"minReplicas": 1, "maxReplicas": 5_000},
     )
+    del spec["replicas"]  # it is the pool's to say
+    return spec
 
 
 WRONG_STATUS: tuple[Object, ...] = (
