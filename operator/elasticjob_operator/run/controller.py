@@ -32,6 +32,7 @@ from elasticjob_operator.run.node_memory import NodeMemory
 from elasticjob_operator.run.quiet_pods import QuietPods
 from elasticjob_operator.sizing.values import PoolDecision
 from elasticjob_operator.templates import taking
+from elasticjob_operator.turn import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class Controller:
         self._clock = clock
         self._slots = Slots(parallel, share=(parallel + 1) // 2)
         self._loops: dict[JobKey, _Loop] = {}
+        self._order, self._turn = asyncio.Lock(), Turn()
         self._tasks: set[asyncio.Task[None]] = set()
         self._active = False
         self.observer = observer
@@ -153,6 +155,8 @@ class Controller:
                 await self._slots.acquire(key)
                 self._on_wait(time.monotonic() - since)
                 try:
+                    async with self._order:  # jobs that are woken together let others have the loop in between
+                        await self._turn.pause()
                     await self._try_pass(key, loop)
                 finally:
                     self._slots.release(key)
