@@ -54,6 +54,15 @@ def make(folder: Path) -> None:
     (folder / "latin.py").write_bytes(f"# -*- coding: latin-1 -*-\nTEXT = 'é'\n{text}".encode("latin-1"))
     (folder / "bom.py").write_bytes(b"\xef\xbb\xbf" + text.encode())
     (folder / "crlf.py").write_bytes(text.replace("\n", "\r\n").encode())
+    (folder / "shebang.py").write_text(f"#!/usr/bin/env python3\n{text}")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "train").write_text(
+        f"#!{sys.executable}\n# -*- coding: utf-8 -*-\n{text}"
+    )  # as of an entry point
+    (folder / "threads.py").write_text(
+        "import os, torch\nwith open(os.environ['LOOK_OUT'], 'w') as file:\n"
+        "    file.write(f'{torch.get_num_threads()} {torch.get_num_interop_threads()}')\n"
+    )
     (folder / "future.py").write_text(f"from __future__ import annotations\n{text}")
 
 
@@ -78,6 +87,8 @@ STARTS: dict[str, tuple[str, ...]] = {
     "a byte order mark": ("bom.py",),
     "carriage returns": ("crlf.py",),
     "the future in the script": ("future.py",),
+    "a shebang": ("shebang.py", "--x"),
+    "a console script": ("{folder}/bin/train", "--x"),
 }
 
 
@@ -89,9 +100,15 @@ class Place:
     cwd: str = "."
     options: tuple[str, ...] = ()  # of the launcher's interpreter
     redirected: str = ""  # files of the launcher, in words of the shell
+    within: tuple[str, ...] = ()  # a command that runs the launcher
+    unset: tuple[str, ...] = ()
     rows: tuple[str, ...] = ("a file", "a module of a package", "a folder")
 
 
+# Everything but the folder of the test.
+READ_ONLY = (
+    'mount --make-rprivate / && mount --bind "{folder}" "{folder}" && mount -o remount,ro,bind / && cd . && exec "$@"'
+)
 PLACES = {
     "plain": Place(rows=tuple(name for name in STARTS if name != "this folder")),
     "in a folder": Place(cwd="app", rows=("this folder",)),
@@ -107,6 +124,10 @@ PLACES = {
     "a launcher with options": Place(options=("-O", "-X", "dev", "-B"), rows=("a file",)),
     "more open files": Place(redirected="7</dev/null 8>/dev/null", rows=("a file",)),
     "no home": Place({"HOME": ""}, rows=("a file",)),
+    "a user without a name or a home": Place(
+        within=("unshare", "--user", "--map-user=54321", "--map-group=54321"), unset=("HOME",), rows=("a file",)
+    ),
+    "a read-only root": Place(within=("unshare", "--mount", "sh", "-c", READ_ONLY, "sh"), rows=("a file",)),
 }
 SELDOM = ("C.UTF-8", "a path", "warnings", "development", "no home")  # others take the same ways
 ROWS = [
@@ -143,10 +164,10 @@ class Launchers:
             for row in here.rows
         ]
         if how == "interpreter":
-            runs = [self._run(here, [sys.executable, "-u", *command], LOOK_OUT=out) for command, out in orders]
+            runs = [self.run(here, [sys.executable, "-u", *command], LOOK_OUT=out) for command, out in orders]
             codes, logs = [ran.returncode for ran in runs], [ran.stderr for ran in runs]
         else:
-            ran = self._run(here, [sys.executable, *here.options, "-c", AGENT, json.dumps(orders), how])
+            ran = self.run(here, [sys.executable, *here.options, "-c", AGENT, json.dumps(orders), how])
             codes, logs = [int(word) for word in ran.stdout.split()], [ran.stderr] * len(orders)
         assert len(codes) == len(orders), logs
         return {
@@ -154,13 +175,17 @@ class Launchers:
             for row, code, log, (_, out) in zip(here.rows, codes, logs, orders, strict=True)
         }
 
-    def _run(self, place: Place, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    def run(self, place: Place, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
         kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
         env = {key: os.environ[key] for key in kept if key in os.environ}
         env |= {key: value.format(folder=self.folder) for key, value in place.env.items()}
+        env = {key: value for key, value in env.items() if key not in place.unset}
+        within = [word.replace("{folder}", str(self.folder)) for word in place.within]
+        if within and subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
+            pytest.skip(f"{within[:2]} is not allowed here")
         return subprocess.run(
-            ["sh", "-c", f'exec "$@" {"" if "LOOK_OUT" in more else place.redirected}', "sh", *command],
-            env={**env, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", **more},
+            [*within, "sh", "-c", f'exec "$@" {"" if "LOOK_OUT" in more else place.redirected}', "sh", *command],
+            env={"OMP_NUM_THREADS": "1", **env, "LOCAL_RANK": "0", **more},
             cwd=self.folder / place.cwd,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -200,6 +225,16 @@ def test_a_script_sees_what_the_interpreter_shows_it(launchers: Launchers, place
     assert expected.code == 0, expected.log
     assert found.code == 0, found.log
     assert not find_differences(found.seen, expected.seen, how)
+
+
+def test_torch_uses_as_many_threads(launchers: Launchers) -> None:
+    place = Place({"OMP_NUM_THREADS": "1"})
+    outs = [str(launchers.folder / f"threads {how}") for how in ("interpreter", "warm")]
+    plain = launchers.run(place, [sys.executable, "-u", "threads.py"], LOOK_OUT=outs[0])
+    warm = launchers.run(place, [sys.executable, "-c", AGENT, json.dumps([(["threads.py"], outs[1])]), "warm"])
+    assert plain.returncode == 0 and warm.stdout.split() == ["0"], (plain.stderr, warm.stderr)
+    said = [Path(out).read_text() for out in outs]
+    assert said[0] == said[1] and said[0].startswith("1 ")
 
 
 @pytest.mark.parametrize("how", ["warm", "cold"])
