@@ -191,10 +191,12 @@ def _plain(
 
 
 _REAL = ("complex parameters",)  # what torch's optimizer itself cannot train
+# Its fused SGD wants that all gradients come and go together.
+_ALWAYS = (*_REAL, "late parameters", "alternating parameters", "half precision")
 OPTIMIZERS = (
     _plain("SGD", "SGD(PARAMS, lr=0.05)"),
     _plain("SGD with momentum", "SGD(PARAMS, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01)"),
-    _plain("SGD, fused", "SGD(PARAMS, lr=0.02, momentum=0.9, fused=True)", (DDP, VIRTUAL), without=_REAL),
+    _plain("SGD, fused", "SGD(PARAMS, lr=0.02, momentum=0.9, fused=True)", (DDP, VIRTUAL), without=_ALWAYS),
     _plain("Adam", "Adam(PARAMS, lr=0.01)"),
     _plain("Adam, amsgrad", "Adam(PARAMS, lr=0.01, amsgrad=True, foreach=True)"),
     _plain("Adam, rate in a tensor", "Adam(PARAMS, lr=torch.tensor(0.01), foreach=False)", (DDP, VIRTUAL)),
