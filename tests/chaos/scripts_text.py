@@ -231,13 +231,14 @@ for epoch in range(sampler.epoch, 10**6):
                 log.write(step=made, seen=seen, **place)
             seen = []
             time.sleep(PAUSE)
+        if made is not None and sampler.is_over():
+            with session.interruptible():
+                pass
+{epoch}
         if session.committed + 1 >= STEPS:
             break
     if session.committed + 1 >= STEPS:
         break
-    with session.interruptible():
-        pass
-{epoch}
 end()
 finish(session.rank, session.generation)
 session.close()
@@ -506,5 +507,5 @@ def _write_session(lines: Lines) -> str:
             f", {name}={name}" if name in lines.extras else f", {name}=optimizers[{name!r}]" for name in names
         ),
         body=indent(body, "            "),
-        epoch=_block(epoch, 2),
+        epoch=_block(epoch, 4),
     )

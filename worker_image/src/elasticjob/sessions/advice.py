@@ -15,6 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 logger = logging.getLogger("elasticjob")
 
 
+BETWEEN = (
+    "an interruptible block between two epochs: a rank that joins just then begins the next epoch, and the others wait"
+    " for it in their collectives. Put it into the loop over session.batches(loader), with `if sampler.is_over():`."
+)
+
+
 def judge_loader(loader: Any, sampler: Any) -> str:
     """What is wrong with the loader of a session with this sampler; "" if nothing is known to be."""
     data = torch.utils.data
@@ -80,6 +86,10 @@ class Adviser:
     def look_at(self, loader: Any, sampler: Any) -> None:
         """The script reads batches of this loader."""
         self._tell("loader", judge_loader(loader, sampler))
+
+    def note_between(self) -> None:
+        """The script does something with all ranks between two epochs."""
+        self._tell("between", BETWEEN)
 
     def begin(self, world: object) -> None:
         """A block begins, in this world."""

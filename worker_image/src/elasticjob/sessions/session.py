@@ -105,7 +105,7 @@ class Session:
         self.sampler = sampler
         self._on_world = on_world
         self._micro: Any = None
-        self._in_batches = False
+        self._in_batches = self._has_looped = False
         self._closed = False
         self._ready = False  # this rank has all gradients of the step, and waits for the other ranks
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
@@ -199,7 +199,7 @@ class Session:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The remaining batches of this epoch, across changes of the world."""
-        self._in_batches = True
+        self._in_batches = self._has_looped = True
         self._adviser.look_at(loader, self.sampler)
         try:
             yield from self._remaining(loader)
@@ -289,7 +289,11 @@ class Session:
 
         The rest of the block is skipped then, and no step is repeated. Code outside of any block of a session runs to
         its end first, and ends the process if one of its collectives fails.
+
+        Use it in the loop over `batches`: behind its end, ranks that join just then do not take part.
         """
+        if self._has_looped and not self._in_batches:
+            self._adviser.note_between()
         try:
             self._worlds.interrupter.allowed = True
             yield
