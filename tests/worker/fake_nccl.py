@@ -16,13 +16,15 @@ What a script and a session can see of `ProcessGroupNCCL` and of a device:
 A collective that can be done is done by gloo, on copies, and `wait()` waits for that: an undisturbed run has the bits
 of gloo. What a script computes behind a collective that is stuck is what the device would compute after the abort.
 
-The variable FAKE_NCCL has what a test wants of all this, such as `notices=0.1,abort=8`; see `Wants`.
+The variable FAKE_NCCL has what a test wants of all this, such as `notices=0.1,abort=8`; see `Wants`. A program whose
+session uses `choose()` trains over this backend if the variable is there, and over gloo otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import queue
 import signal
@@ -36,12 +38,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob.collectives import skeletons
 from elasticjob.torchcompat import devices
 
 NAME = "fakenccl"
 _c10d: Any = torch._C._distributed_c10d  # what torch does not declare
 _libc = ctypes.CDLL(None)
-_VARIABLE = "FAKE_NCCL"
+VARIABLE = "FAKE_NCCL"
 # torch's c10d: what the watchdog does after an error. Modes 1 and 3 end the process, 1 and 2 abort the communicators.
 _MODE, _DUMP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 
@@ -58,7 +61,7 @@ class Wants:
 
     @classmethod
     def read(cls) -> Wants:
-        given = dict(one.split("=") for one in os.environ.get(_VARIABLE, "").split(",") if one)
+        given = dict(one.split("=") for one in os.environ.get(VARIABLE, "").split(",") if one)
         kinds: dict[str, Any] = {one.name: type(one.default) for one in fields(cls)}
         return cls(**{name: kinds[name](value) for name, value in given.items()})
 
@@ -338,6 +341,34 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         kernel = self._start([], lambda _: self._inner.barrier(_c10d.BarrierOptions()))
         synchronize()  # ProcessGroupNCCL blocks the processor in a barrier, and returns from it after an abort
         return kernel
+
+
+def choose() -> str | None:
+    """The backend for a session, as the environment wants it; None: the session's own choice."""
+    if VARIABLE not in os.environ:
+        return None
+    put_state_on_device()
+    return NAME
+
+
+def put_state_on_device() -> None:
+    """A session's state counts as that of a device: it is sent with this backend, and a digest of it waits.
+
+    Numbers stay on the CPU, as those do with which an optimizer counts steps.
+    """
+    split, digest = skeletons.split, skeletons.digest
+
+    def split_there(value: Any, tensors: list[torch.Tensor]) -> Any:
+        skeleton = split(value, tensors)
+        if isinstance(value, torch.Tensor) and value.ndim:
+            return dataclasses.replace(skeleton, device="cuda")
+        return skeleton
+
+    def digest_there(tensor: torch.Tensor) -> int:
+        synchronize()
+        return digest(tensor)
+
+    skeletons.split, skeletons.digest = split_there, digest_there
 
 
 def _say(text: str) -> None:

@@ -2,19 +2,20 @@
 
     dying_source_program.py KIND POINTS
 
-For each point, a call of a collective or of a send in the dying rank, four children are forked. Those that are left
-meet in a second world, in which the joiners have the lowest ranks: they must get what was trained, and never agree on
-their own initial weights. With the kind `device` the tensors travel like those of a device, in broadcasts that are
-only queued.
+For each point four children are forked. A point is the number of a call of a collective or of a send in the dying rank,
+or with a decimal point the part of its bytes that it has sent. Those that are left meet in a second world, in which the
+joiners have the lowest ranks: they must get what was trained, and never agree on their own initial weights. With the
+kind `device` the state travels like that of a device, over `worker.fake_nccl`; with `host` over gloo.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import json
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -23,37 +24,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.collectives import skeletons
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.process_groups import ProcessGroups
-from elasticjob.torchcompat import groups
+from elasticjob.torchcompat import groups, sockets
+from worker import fake_nccl
 
-KIND, POINTS = sys.argv[1], [int(point) for point in sys.argv[2].split(",")]
+KIND, POINTS = sys.argv[1], sys.argv[2].split(",")
+BACKEND = fake_nccl.NAME if KIND == "device" else "gloo"
 OPERATIONS = ("broadcast", "isend", "irecv", "all_gather", "barrier")
 STEP = 40
-split = skeletons.split
-
-
-def on_device(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The slots of a state whose tensors are on a device."""
-    return _move(split(value, tensors))
-
-
-def _move(skeleton: Any) -> Any:
-    if isinstance(skeleton, skeletons.Slot):
-        return dataclasses.replace(skeleton, device="cuda")
-    if isinstance(skeleton, dict):
-        return {key: _move(item) for key, item in skeleton.items()}
-    if isinstance(skeleton, list | tuple):
-        return type(skeleton)([_move(item) for item in skeleton])
-    return skeleton
-
+NUMBERS, TENSORS = 1_500_000, 3
+BYTES = 4 * NUMBERS * TENSORS // 2  # that the dying rank sends at least: another one has the state too
+_BYTES_ACKED = 120  # the offset in Linux's tcp_info
 
 def make_memory(trained: bool) -> tuple[Memory, list[torch.Tensor]]:
     """All scripts seed the same initial weights, so those of two joiners are equal."""
     torch.manual_seed(0)
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(1_500_000)) for _ in range(3)])
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(NUMBERS)) for _ in range(TENSORS)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hooks = (lambda *_: None, lambda *_: None)
     memory = Memory(ReplicatedModelState(model, optimizer, hooks, reduces=False), None, {})
@@ -82,13 +70,36 @@ def die_at(point: int) -> None:
         setattr(dist, name, counting(getattr(dist, name)))
 
 
-def enter(process_groups: ProcessGroups, point: int, rank: int, size: int) -> Any:
+def die_after(part: float) -> None:
+    """End this process when it has sent this part of its bytes."""
+    before = count_sent()
+
+    def look() -> None:
+        while count_sent() - before < part * BYTES:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def count_sent() -> int:
+    """The bytes of this process that have arrived."""
+    total = 0
+    for _, one in sockets._sockets():
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+        total += struct.unpack_from("=Q", info, _BYTES_ACKED)[0]
+    return total
+
+
+def enter(process_groups: ProcessGroups, point: str, rank: int, size: int) -> Any:
     inner = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
     store: Any = dist.PrefixStore(f"{point} of {size}", inner)  # type: ignore[attr-defined]
     groups.name_groups_anew()
     with process_groups.owning():
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    return dist.group.WORLD
+        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size)
+        flags = dist.group.WORLD if BACKEND == "gloo" else dist.new_group(backend="gloo")
+        dist.all_reduce(torch.zeros(1))  # makes the communicator
+    return flags
 
 
 def leave_when_told(process_groups: ProcessGroups, pipe: int, is_out: threading.Event) -> None:
@@ -98,31 +109,20 @@ def leave_when_told(process_groups: ProcessGroups, pipe: int, is_out: threading.
         process_groups.abort()
 
 
-def queue_broadcasts() -> None:
-    """A broadcast as on a device: it is only queued, does not raise, and leaves anything in its memory."""
-    broadcast = dist.broadcast
-
-    def queue(tensor: torch.Tensor, src: int, group: Any = None) -> None:
-        if group is not None:
-            broadcast(tensor, src=src, group=group)
-            return
-        try:
-            broadcast(tensor, src=src)
-        except RuntimeError:
-            if dist.get_rank() != src:
-                tensor[: tensor.numel() // 2].fill_(7)
-
-    setattr(dist, "broadcast", queue)  # noqa: B010
+def is_trained(memory: Memory, initial: list[torch.Tensor]) -> bool:
+    fake_nccl.synchronize()
+    now = list(memory.model_state.state()["model"].values())
+    return all(torch.equal(one, start + 1.0) for one, start in zip(now, initial, strict=True))
 
 
-def take_part(rank: int, point: int, pipe: int) -> None:
+def take_part(rank: int, point: str, pipe: int) -> None:
     faulthandler.dump_traceback_later(60, exit=True)
     torch.set_num_threads(1)
     if KIND == "device":
-        skeletons.split = on_device
-        queue_broadcasts()
+        fake_nccl.put_state_on_device()
+    lives = point == "-1"
     memory, initial = make_memory(trained=rank < 2)
-    process_groups = ProcessGroups("gloo", 60)
+    process_groups = ProcessGroups(BACKEND, 600)
     flags = enter(process_groups, point, rank, 4)
     broke, is_out = "", threading.Event()
     teller = threading.Thread(target=leave_when_told, args=[process_groups, pipe, is_out], daemon=True)
@@ -130,28 +130,25 @@ def take_part(rank: int, point: int, pipe: int) -> None:
         teller.start()
     try:
         dist.barrier(group=flags)
-        if rank == 0 and point >= 0:
-            die_at(point)
+        if rank == 0 and not lives:
+            die_after(float(point)) if "." in point else die_at(int(point))
         memory.agree(flags)
-        if rank == 0 and point >= 0:
+        if rank == 0 and not lives:
             print(json.dumps({"check": f"{point} past the end", "result": True}), flush=True)
             os._exit(0)
         dist.barrier(group=flags)
     except RuntimeError as error:
         broke = str(error).splitlines()[0]
-    if point >= 0:
+    had = memory.committed if is_trained(memory, initial) else -1
+    before = memory.committed
+    if not lives:
         is_out.set()
         teller.join()
         del flags
         process_groups.leave(broken=True)
-        step_before = memory.committed
         memory.agree(enter(process_groups, point, {2: 0, 3: 1, 1: 2}[rank], 3))
-    else:
-        step_before = memory.committed
-    now = list(memory.model_state.state()["model"].values())
-    is_trained = all(torch.equal(one, start + 1.0) for one, start in zip(now, initial, strict=True))
-    result = {"rank": rank, "step": memory.committed, "trained": is_trained, "before": step_before, "broke": broke}
-    print(json.dumps({"check": f"{point} {rank}", "result": result}), flush=True)
+    result = {"step": memory.committed, "trained": is_trained(memory, initial), "before": before, "had": had}
+    print(json.dumps({"check": f"{point} {rank}", "result": result | {"broke": broke}}), flush=True)
     dist.barrier()
     os._exit(0)
 
