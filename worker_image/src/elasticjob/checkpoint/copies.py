@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from elasticjob.checkpoint.shelf import Shelf, Slot, SnapshotError
 from elasticjob.checkpoint.snapshots import Held
-from elasticjob.collectives import messages, skeletons
+from elasticjob.collectives import deliveries, messages, skeletons
+from elasticjob.collectives.deliveries import Delivery
 from elasticjob.context import buddies
 
 _log = logging.getLogger("elasticjob.checkpoint.copies")
@@ -55,13 +56,13 @@ class Copies:
         ready = torch.zeros(1, dtype=torch.int64)
         answer = torch.tensor([int(slot is not None)])
         _wait([self._send(answer, self._source), self._receive(ready, self._buddy)])
-        works, received = [], torch.empty(max(text_size, 0), dtype=torch.uint8)
+        under_way, received = [], torch.empty(max(text_size, 0), dtype=torch.uint8)
         if ready.item() and held is not None:
-            works += [self._send(one, self._buddy, tag) for tag, one in enumerate((plain, data)) if one.numel()]
+            under_way += [self._send(one, self._buddy, tag) for tag, one in enumerate((plain, data)) if one.numel()]
         if slot is not None:
             arriving = enumerate((received, slot.data))
-            works += [self._receive(one, self._source, tag) for tag, one in arriving if one.numel()]
-        _wait(works)
+            under_way += [self._receive(one, self._source, tag) for tag, one in arriving if one.numel()]
+        _wait(under_way)
         if slot is None:
             return
         if skeletons.digest(slot.data) - _SIGNED != digest:
@@ -82,14 +83,13 @@ class Copies:
         _wait([self._send(mine, self._buddy), self._receive(theirs, self._source)])
         return theirs
 
-    def _send(self, tensor: torch.Tensor, rank: int, tag: int = 0) -> dist.Work | None:
-        return dist.isend(tensor, rank, group=self._group, tag=tag)
+    def _send(self, tensor: torch.Tensor, rank: int, tag: int = 0) -> Delivery:
+        return deliveries.send(tensor, rank, self._group, tag)
 
-    def _receive(self, tensor: torch.Tensor, rank: int, tag: int = 0) -> dist.Work | None:
-        return dist.irecv(tensor, rank, group=self._group, tag=tag)
+    def _receive(self, tensor: torch.Tensor, rank: int, tag: int = 0) -> Delivery:
+        return deliveries.receive(tensor, rank, self._group, tag)
 
 
-def _wait(works: list[dist.Work | None]) -> None:
-    for work in works:
-        if work is not None:
-            work.wait()
+def _wait(under_way: list[Delivery]) -> None:
+    for one in under_way:
+        one.wait()

@@ -24,7 +24,7 @@ from elasticjob.checkpoint.copies import Copies
 from elasticjob.checkpoint.lanes import Lane, find_lane
 from elasticjob.checkpoint.shelf import Shelf, SnapshotError, place
 from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
-from elasticjob.collectives import messages, plaindata, skeletons
+from elasticjob.collectives import deliveries, messages, plaindata, skeletons
 from elasticjob.torchcompat.versions import count_changes
 
 _log = logging.getLogger("elasticjob.checkpoint.memory")
@@ -288,9 +288,9 @@ class Snapshots:
             return
         text = messages.to_tensor(found[0])
         dist.send(torch.tensor([text.numel(), found[1].numel()]), rank, group=self._group)
-        dist.send(text, rank, group=self._group)
+        deliveries.send(text, rank, self._group).wait()
         if found[1].numel():
-            dist.send(found[1], rank, group=self._group)
+            deliveries.send(found[1], rank, self._group).wait()
 
     def _receive_from(self, source: int) -> tuple[str, torch.Tensor] | None:
         sizes = torch.zeros(2, dtype=torch.int64)
@@ -298,9 +298,9 @@ class Snapshots:
         if int(sizes[0]) == _ABSENT:
             return None
         text, data = (torch.empty(int(size), dtype=torch.uint8) for size in sizes)
-        dist.recv(text, source, group=self._group)
+        deliveries.receive(text, source, self._group).wait()
         if data.numel():
-            dist.recv(data, source, group=self._group)
+            deliveries.receive(data, source, self._group).wait()
         return messages.to_text(text), data
 
     def _find_misfit(self, state: dict[str, Any]) -> str | None:

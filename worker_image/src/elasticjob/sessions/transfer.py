@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.channel import progress
-from elasticjob.collectives import messages, plaindata, skeletons
+from elasticjob.collectives import deliveries, messages, plaindata, skeletons
 from elasticjob.context import buddies
 from elasticjob.errors import WorldLostError
 
@@ -140,7 +140,7 @@ class Exchange:
         sizes = [parcel.size if cpu else 0 for parcel, cpu in zip(parcels, on_cpu, strict=True)]
         self._relay(parcels, plan_routes(sizes, lacks, nodes))
         for index, parcel in enumerate(parcels):
-            if not on_cpu[index] and any(row[index] for row in lacks):
+            if not on_cpu[index] and parcel.size and any(row[index] for row in lacks):
                 self._broadcast(parcel, is_lacked=bool(lacks[self.rank][index]))
 
     def _broadcast(self, parcel: _Parcel, is_lacked: bool) -> None:
@@ -161,23 +161,22 @@ class Exchange:
 
     def _relay(self, parcels: Sequence[_Parcel], routes: Sequence[Route | None]) -> None:
         """Send and receive along these routes. Everything is under way at once; the indices tell messages apart."""
-        coming: dict[int, tuple[torch.Tensor, Any]] = {}
-        sent: list[tuple[torch.Tensor, Any]] = []  # whose memory is needed until all have arrived
+        coming: dict[int, tuple[torch.Tensor, deliveries.Delivery]] = {}
+        sent: list[deliveries.Delivery] = []  # whose memory is needed until all have arrived
         for index, route in enumerate(routes):
             if route is None:
                 continue
             if self.rank == route.first or self.rank in route.others:
                 flat = parcels[index].wrap()
                 source = route.holder if self.rank == route.first else route.first
-                coming[index] = (flat, dist.irecv(flat, src=source, group=self.flags, tag=index))
+                coming[index] = (flat, deliveries.receive(flat, source, self.flags, tag=index))
             elif self.rank == route.holder:
-                flat = parcels[index].wrap()
-                sent.append((flat, dist.isend(flat, dst=route.first, group=self.flags, tag=index)))
-        for index, (flat, work) in coming.items():
-            work.wait()
+                sent.append(deliveries.send(parcels[index].wrap(), route.first, self.flags, tag=index))
+        for index, (flat, delivery) in coming.items():
+            delivery.wait()
             route = routes[index]
             if route is not None and self.rank == route.first:
-                sent += [(flat, dist.isend(flat, dst=rank, group=self.flags, tag=index)) for rank in route.others]
+                sent += [deliveries.send(flat, rank, self.flags, tag=index) for rank in route.others]
             parcels[index].unwrap(flat)
         if any(routes):
             # Everything has arrived then. gloo does not end the wait for a send to a rank that is lost meanwhile.

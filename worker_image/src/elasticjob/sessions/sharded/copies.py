@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.collectives import messages, skeletons
+from elasticjob.collectives import deliveries, messages, skeletons
 from elasticjob.context import buddies
 from elasticjob.context.buddies import Buddies
 from elasticjob.sessions.sharded.parts import Parcel, prepare
@@ -63,11 +63,10 @@ class Exchange(threading.Thread):
         """Send one tensor and receive the other, in pieces that both have room for."""
         for start in range(0, max(mine.numel(), theirs.numel()), _PIECE_BYTES):
             sent, arriving = (one[start : start + _PIECE_BYTES] for one in (mine, theirs))
-            works = [dist.isend(sent, self._buddy, group=self._group)] if sent.numel() else []
-            works += [dist.irecv(arriving, self.source, group=self._group)] if arriving.numel() else []
-            for work in works:
-                if work is not None:
-                    work.wait()
+            under_way = [deliveries.send(sent, self._buddy, self._group)] if sent.numel() else []
+            under_way += [deliveries.receive(arriving, self.source, self._group)] if arriving.numel() else []
+            for one in under_way:
+                one.wait()
         return theirs
 
 
