@@ -17,7 +17,8 @@ A collective that can be done is done by gloo, on copies, and `wait()` waits for
 of gloo. What a script computes behind a collective that is stuck is what the device would compute after the abort.
 
 The variable FAKE_NCCL has what a test wants of all this, such as `notices=0.1,abort=8`; see `Wants`. A program whose
-session uses `choose()` trains over this backend if the variable is there, and over gloo otherwise.
+session uses `choose()` trains over this backend if the variable is there, and over gloo otherwise. `draw=SEED` draws
+all for each communicator. So `FAKE_NCCL=draw=1` before pytest or `make chaos` runs whole suites over this backend.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import ctypes
 import dataclasses
 import os
 import queue
+import random
 import signal
 import sys
 import threading
@@ -38,6 +40,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob import env
 from elasticjob.collectives import skeletons
 from elasticjob.torchcompat import devices
 
@@ -62,8 +65,21 @@ class Wants:
     @classmethod
     def read(cls) -> Wants:
         given = dict(one.split("=") for one in os.environ.get(VARIABLE, "").split(",") if one)
+        if "draw" in given:
+            world = (os.environ.get(name, "") for name in (env.POD_NAME, env.GENERATION))
+            return cls.draw(random.Random(" ".join([given["draw"], *world])))
         kinds: dict[str, Any] = {one.name: type(one.default) for one in fields(cls)}
         return cls(**{name: kinds[name](value) for name, value in given.items()})
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> Wants:
+        """Who notices a loss first, and what is left of its world."""
+        return cls(
+            notices=chance.choice((-1.0, 0.0, 0.3)),
+            abort=chance.choice((0.0, 0.0, 5.0)),
+            leaves=chance.choice(("own", "garbage")),
+            shutdown=chance.choice(("ends", "ends", "raises", "hangs")),
+        )
 
 
 class Gate:
@@ -146,6 +162,8 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
 
     def wait(self, timeout: Any = None) -> bool:
         self._may_go_on.wait()
+        if not all(one.is_floating_point() for one in self._results):
+            synchronize()  # torch reads whole numbers at once, for example the sizes that DDP compares
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
