@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(("program", "seed"), [(PLAIN, 136), pytest.param(SHARDED, 3, marks=needs_fsdp_on_cpu)])
+@pytest.mark.usefixtures("backend")
 def test_any_schedule_keeps_the_state(program: Program, seed: int, tmp_path: Path) -> None:
     faults, wrong = run_trial(seed, 4, tmp_path, program=program)
     assert not wrong, "\n".join(wrong)

@@ -181,7 +181,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         self._wants = Wants.read()
         self._mode, self._dump = os.environ.get(_MODE, "3"), 4 * float(os.environ.get(_DUMP, "15000")) / 1000
         self._inner: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._queue: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Kernel | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: list[Kernel] = []
         self._aborted = threading.Event()
@@ -207,15 +207,15 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     # The device.
 
     def _run(self) -> None:
-        while True:
-            kernel = self._queue.get()
+        while (kernel := self._queue.get()) is not None:
             try:
                 kernel.inner.wait()
             except RuntimeError:  # a peer is lost: nothing ends this kernel and those behind it but an abort
                 self._notice()
-                kernel.release()
-                while True:
-                    self._queue.get().release()
+                while kernel is not None:
+                    kernel.release()
+                    kernel = self._queue.get()
+                return
             _device.end(kernel, kernel.finish)
             with self._lock:
                 if kernel in self._pending:
@@ -272,6 +272,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     def _free(self) -> None:
         with self._lock:
             self._aborted.set()
+            self._queue.put(None)
             pending, self._pending = self._pending, []
         for kernel in pending:
             _device.end(kernel, kernel.abandon)
@@ -293,6 +294,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
             Gate().wait()
         if not self._aborted.is_set():
             synchronize()  # a communicator is flushed before it is destroyed
+            self._queue.put(None)
 
     # Collectives. Their arguments are torch's.
 

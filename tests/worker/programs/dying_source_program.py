@@ -38,6 +38,7 @@ NUMBERS, TENSORS = 1_500_000, 3
 BYTES = 4 * NUMBERS * TENSORS // 2  # that the dying rank sends at least: another one has the state too
 _BYTES_ACKED = 120  # the offset in Linux's tcp_info
 
+
 def make_memory(trained: bool) -> tuple[Memory, list[torch.Tensor]]:
     """All scripts seed the same initial weights, so those of two joiners are equal."""
     torch.manual_seed(0)

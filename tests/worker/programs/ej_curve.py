@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from backends import choose
 from torch import nn
 from torch.distributed import fsdp  # here: worlds that are forked share the import
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -198,7 +199,7 @@ def train_session(args: argparse.Namespace, data: Any, log: Log) -> None:
         torch.manual_seed(os.getpid())  # newcomers differ until they get the state
         extras = Extras(model, optimizer, sampler)
         more = {"model": model, "optimizer": optimizer, **extras.named()}
-    session = Session(sampler=sampler, on_world=on_world, **more)
+    session = Session(sampler=sampler, on_world=on_world, backend=choose(), **more)
     for epoch in range(sampler.epoch, 1_000_000):
         sampler.set_epoch(epoch)
         for inputs, labels in session.batches(loader):

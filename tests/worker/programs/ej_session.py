@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--flip-in", type=int, default=0, help="size of the world in which a bit of rank 1 flips")
     parser.add_argument("--epoch-steps", type=int, default=SAMPLES // GLOBAL_BATCH, help="leave an epoch after these")
     args = parser.parse_args()
-    from unpickling import forbid_unpickling  # beside this script: who imports its numbers does not have it
+    from backends import choose  # beside this script: who imports its numbers does not have them
+    from unpickling import forbid_unpickling
 
     forbid_unpickling()
     args.out.mkdir(exist_ok=True)
@@ -56,7 +57,7 @@ def main() -> None:
         torch.nn.init.normal_(parameter, std=0.1) if "FIXED" not in os.environ else parameter.data.fill_(0.05)
     compiled: Any = torch.compile(model, backend="aot_eager") if "COMPILE" in os.environ else model
     has_flipped = False
-    run = session.Session(model=compiled, optimizer=optimizer, sampler=sampler)
+    run = session.Session(model=compiled, optimizer=optimizer, sampler=sampler, backend=choose())
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)
         first = run.committed

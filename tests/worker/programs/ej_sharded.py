@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from backends import choose
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, TensorDataset
@@ -104,7 +105,12 @@ def main() -> None:
             here.committed = checkpoints[0].restore() - 1
 
     run = session.Session(
-        build=build, shards=args.shards, copy_every=args.copy_every, sampler=sampler, on_world=on_world
+        build=build,
+        shards=args.shards,
+        copy_every=args.copy_every,
+        sampler=sampler,
+        on_world=on_world,
+        backend=choose(),
     )
     for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)

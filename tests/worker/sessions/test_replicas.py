@@ -256,6 +256,7 @@ def went_back(log: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+@pytest.mark.usefixtures("backend")
 def test_two_ranks_that_differ_go_back_and_repeat_the_same_steps(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     story = Story(hub, pods, steps)
     start(story, 2)

@@ -111,6 +111,7 @@ def test_the_author_may_decide(hub: FakeHub, pods: Pods, steps: Steps, setting: 
 @pytest.mark.parametrize(
     "victims", [pytest.param([0], id="rank 0"), pytest.param([1, 2], id="two at once", marks=pytest.mark.long)]
 )
+@pytest.mark.usefixtures("backend")
 def test_a_loss_repeats_at_most_one_step(hub: FakeHub, pods: Pods, steps: Steps, victims: list[int]) -> None:
     hub.set_size(3)
     story = Story(hub, pods, steps)
@@ -128,6 +129,7 @@ def test_a_loss_repeats_at_most_one_step(hub: FakeHub, pods: Pods, steps: Steps,
     assert survivors <= {line["pid"] for line in steps.read() if line["generation"] == world.generation}
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_loss_in_the_middle_of_a_regroup(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     story = Story(hub, pods, steps)
     story.start("pod-0")
@@ -144,6 +146,7 @@ def test_a_loss_in_the_middle_of_a_regroup(hub: FakeHub, pods: Pods, steps: Step
     check_history(steps.read(), repeated=2)
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_silent_member_does_not_hold_the_others(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     story = Story(hub, pods, steps)
     story.start("pod-0")

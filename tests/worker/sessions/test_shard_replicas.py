@@ -90,6 +90,7 @@ def test_two_replicas_that_differ_go_back(play: Play, size: int, shards: int, fl
     assert all(len(set(found)) == 1 for step, found in hashes.items() if step not in range(11, 14))
 
 
+@pytest.mark.usefixtures("backend")
 def test_some_know_that_all_were_equal_and_others_do_not(play: Play) -> None:
     """Ranks 1 and 3, the only ones with the second shard, are cut off: they go back, and have what the others need."""
     play.env[env.COMPARE_EVERY_STEPS] = "7"

@@ -148,6 +148,7 @@ def test_shards_are_cut_anew_or_read_again(play: Play) -> None:
 
 
 @pytest.mark.parametrize(("seed", "losses"), [(1, 1), pytest.param(2, 3, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("backend")
 def test_copies_of_shards_outlive_a_loss(play: Play, seed: int, losses: int) -> None:
     dice = random.Random(seed)
     play.hub.set_size(4)
@@ -249,6 +250,7 @@ def test_lost_copies_are_read_from_the_checkpoint(play: Play) -> None:
     assert "not all had a copy of the same step: going back to the last checkpoint" in play.members[world.pods[1]].log
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_step_that_only_some_have_applied_is_applied_by_all(play: Play) -> None:
     play.hub.set_size(4)
     for _ in range(4):
