@@ -19,6 +19,7 @@ from chaos import (
     clusterfaults,
     clustersessions,
     curve,
+    devices,
     fuzz,
     health,
     manifests,
@@ -41,7 +42,7 @@ from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "health", "fuzz", "soak")
 SUITES = (
-    "model", "mutants", "sessions", "sharded", "curve", "scripts", "memory", "tenants", "manifests", *ON_CLUSTER
+    "model", "mutants", "sessions", "sharded", "curve", "devices", "scripts", "memory", "tenants", "manifests", *ON_CLUSTER
 )  # fmt: skip
 BY_NAME = ("lightning",)  # run only if they are named: they need the environment of `make frameworks`
 
@@ -128,6 +129,7 @@ def main() -> int:
     parser.add_argument("--curve-histories", type=int, default=200)
     parser.add_argument("--curve-agent-histories", type=int, default=30, help="more, in which agents make the changes")
     parser.add_argument("--scripts", type=int, default=500, help="training scripts that are drawn")
+    parser.add_argument("--device-histories", type=int, default=200, help="of losses over a model of NCCL")
     parser.add_argument("--memory-histories", type=int, default=200, help="of checkpoints that peers hold")
     parser.add_argument("--health-faults", type=int, default=50, help="of ranks and nodes, to be located")
     parser.add_argument("--health-kinds", nargs="+", choices=health.KINDS, default=health.KINDS, help="only these")
@@ -153,6 +155,8 @@ def main() -> int:
             reports.append(curve.run(args.seed, args.curve_histories, args.curve_agent_histories, directory))
         if "scripts" in suites:
             reports.append(scripts.run(args.seed, args.scripts))
+        if "devices" in suites:
+            reports.append(devices.run(args.seed, args.device_histories, directory))
         if "memory" in suites:
             reports.append(memory.run(args.seed, args.memory_histories, 10, directory))
         if "tenants" in suites:

@@ -1,8 +1,9 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, connection, fsdp, hsdp, copies), LAST (step),
-KILL ("step:rank" in the first world, in the middle of the step), SWALLOW (an `except Exception` for each batch),
-MOMENTUM, DIE_PACKING (a rank).
+KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas between
+several: forward, micro, backward, applied, or entering, with the number of a message instead of a step), SWALLOW (an
+`except Exception` for each batch), MOMENTUM, DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ BACKEND = os.environ.get("BACKEND", fake_nccl.NAME)
 KIND = os.environ.get("KIND", "plain")
 LAST = int(os.environ.get("LAST", "40"))
 SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
-KILL_STEP, KILL_RANK = map(int, os.environ.get("KILL", "-1:0").split(":"))
+KILLS = [one if one.count(":") == 3 else f"{one}:1:forward" for one in os.environ.get("KILL", "").split(",")]
+
+
+def die_here(step: int, rank: int, generation: int, point: str) -> None:
+    """Be killed at this point of the script, if a test wants that."""
+    if f"{step}:{rank}:{generation}:{point}" in KILLS:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Script:
@@ -102,21 +109,14 @@ class Script:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         session = self.session
         loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
-        if (
-            session.ends_step
-            and session.generation == 1
-            and (session.committed + 1, session.rank)
-            == (
-                KILL_STEP,
-                KILL_RANK,
-            )
-        ):
-            os.kill(os.getpid(), signal.SIGKILL)
+        here = (session.committed + 1, session.rank, session.generation)
+        die_here(*here, "forward" if session.ends_step else "micro")
         if KIND == "groups" and self.group is not None:
             dist.all_reduce(loss.detach().clone(), group=self.group)
         session.backward(self.scaler.scale(loss) if KIND == "scaler" else loss)
         if not session.ends_step:
             return
+        die_here(*here, "backward")
         if KIND == "scaler":
             self.scaler.unscale_(self.optimizers[0])
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)
@@ -127,6 +127,7 @@ class Script:
         else:
             for one in self.optimizers:
                 one.step()
+                die_here(*here, "applied")
         for one in self.optimizers:
             one.zero_grad()
 
@@ -171,7 +172,28 @@ def die_packing(rank: int) -> None:
     model.gather = gather_or_die
 
 
+def die_entering() -> None:
+    """Count the messages of a rank that enters a world, which includes the transfer of the state."""
+    sent = [0, 0]  # the generation, and messages in it
+
+    def counting(call: Any) -> Any:
+        def count(*given: Any, **more: Any) -> Any:
+            generation = int(os.environ["ELASTICJOB_GENERATION"])
+            sent[:] = [generation, sent[1] + 1 if sent[0] == generation else 0]
+            die_here(sent[1], dist.get_rank(), generation, "entering")
+            return call(*given, **more)
+
+        return count
+
+    for name in ("broadcast", "all_gather", "isend", "irecv"):
+        setattr(dist, name, counting(getattr(dist, name)))
+
+
 def main() -> None:
+    if "DEVICE" in os.environ:
+        fake_nccl.put_state_on_device()
+    if "entering" in os.environ.get("KILL", ""):
+        die_entering()
     if "DIE_PACKING" in os.environ:
         die_packing(int(os.environ["DIE_PACKING"]))
     script = Script()

@@ -1,0 +1,49 @@
+"""Random losses over a model of NCCL, the short form; `make chaos CHAOS_ARGS="--only devices"` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.devices import KINDS, References, check, plan, run_trial
+from torch_features import needs_fsdp_on_cpu
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3, pytest.param(6, marks=needs_fsdp_on_cpu)])
+def test_any_losses_leave_the_steps_of_an_undisturbed_run(seed: int, tmp_path: Path) -> None:
+    wrong = run_trial(seed, tmp_path, References(tmp_path))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_stories_differ_and_have_everything() -> None:
+    stories = [plan(seed) for seed in range(200)]
+    assert {one.kind for one in stories} == set(KINDS)
+    points = {kill.rpartition(":")[2] for one in stories for kill in one.kills}
+    assert points == {"forward", "micro", "backward", "applied", "entering"}
+    assert len({one.kills for one in stories}) > 150
+    assert {len(one.kills) for one in stories} == {1, 2}
+
+
+RIGHT = {0: 1.0, 1: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("norms", "exactly", "problem"),
+    [
+        ([1.0, 2.0], True, None),
+        ([1.0, 2.00000001], False, None),
+        ([1.0, 2.00000001], True, "step 1, rank 0 of 2"),
+        ([1.0, 2.1], False, "and undisturbed 2.0"),
+        ([1.0], True, "no rank wrote the steps [1]"),
+    ],
+)
+def test_the_checker_sees(norms: list[float], exactly: bool, problem: str | None) -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": step, "norm": norm, "rank": 0, "size": 2, "generation": 1} for step, norm in enumerate(norms)
+    ]
+    wrong = check(rows, RIGHT, exactly)
+    assert (not wrong) if problem is None else (len(wrong) == 1 and problem in wrong[0])
