@@ -218,12 +218,25 @@ def fact(**changes: Any) -> determinism.Facts:
         ([fact(precision="high"), fact(precision="highest")], ["precisions of float32 (rank 0: high"]),
         ([fact(cudnn=91002), fact(cudnn=90800)], ["versions of cuDNN"]),
         ([fact(attention="flash math"), fact(attention="math")], ["implementations of attention"]),
+        ([fact(optimizers="fused"), fact(optimizers="foreach")], ["implementations of the optimizer (rank 0: fused"]),
     ],
 )
 def test_doubts_are_named(facts: list[determinism.Facts], said: list[str]) -> None:
     doubts = determinism.find_doubts(facts)
     assert len(doubts) == len(said)
     assert all(one in doubt for one, doubt in zip(said, doubts, strict=True))
+
+
+def test_the_implementation_of_an_optimizer_is_a_fact() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    optimizers = [torch.optim.SGD(weights, fused=True), torch.optim.AdamW(weights, foreach=False), One(weights, {})]
+    facts = determinism.observe(torch.device("cpu"), optimizers)
+    assert facts["optimizers"] == "fused plain own"
+    assert facts["device"] == torch.backends.cpu.get_cpu_capability(), "that of the model, whatever else is there"
+
+
+class One(torch.optim.Optimizer):
+    """An optimizer of the script."""
 
 
 def test_the_version_of_the_driver_is_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,24 @@ _log = logging.getLogger("elasticjob.data.determinism")
 Facts = dict[str, Any]
 
 
-def observe() -> Facts:
-    """What the bits of this rank's results depend on, besides its work."""
-    on_cuda = torch.cuda.is_available()
+def observe(device: torch.device, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Facts:
+    """What the bits of this rank's results depend on, besides its work. `device` is that of the model."""
+    on_cuda = device.type == "cuda"
     facts: Facts = {
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if on_cuda else torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if on_cuda else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "benchmark": bool(on_cuda and torch.backends.cudnn.benchmark),
         "cublas": not on_cuda or os.environ.get("CUBLAS_WORKSPACE_CONFIG") in (":4096:8", ":16:8"),
+        "optimizers": " ".join(_name(group) for one in optimizers for group in one.param_groups),
     }
     return facts | (_observe_cuda() if on_cuda else {})
+
+
+def _name(group: dict[str, Any]) -> str:
+    """Which of torch's implementations of an optimizer was asked for: they round differently."""
+    return next((name for name in ("fused", "foreach") if group.get(name)), "plain" if "foreach" in group else "own")
 
 
 def _observe_cuda() -> Facts:
@@ -66,6 +73,7 @@ _SHARED = {
     "cudnn": "versions of cuDNN",
     "precision": "precisions of float32",
     "attention": "implementations of attention",
+    "optimizers": "implementations of the optimizer",
 }
 
 
@@ -89,9 +97,9 @@ def find_doubts(facts: list[Facts]) -> list[str]:
     return doubts
 
 
-def report() -> list[str]:
+def report(device: torch.device, optimizers: Iterable[torch.optim.Optimizer] = ()) -> list[str]:
     """Compare the ranks of the world, and log the doubts on rank 0. All ranks call it."""
-    mine = observe()
+    mine = observe(device, optimizers)
     facts = [mine] if tree.is_alone() else messages.all_gather_json(mine)
     doubts = find_doubts(facts)
     if not dist.is_initialized() or dist.get_rank() == 0:

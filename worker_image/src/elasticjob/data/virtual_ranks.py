@@ -17,7 +17,7 @@ ranks in order. A virtual rank has its own samples, random numbers (`streams`), 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,16 +42,26 @@ class VirtualRanks:
     """
 
     def __init__(
-        self, model: torch.nn.Module, sampler: Any, *, growth: BatchGrowth | None = None, send: bool = True
+        self,
+        model: torch.nn.Module,
+        sampler: Any,
+        *,
+        growth: BatchGrowth | None = None,
+        send: bool = True,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
     ) -> None:
-        """`growth` learns what the gradients are like. `send=False`: the parameters are already equal on all ranks."""
+        """`growth` learns what the gradients are like. `send=False`: the parameters are already equal on all ranks.
+        All ranks should use the same implementations of the `optimizers`: see `doubts`.
+        """
         if getattr(sampler, "virtual_ranks", None) is None:
             raise ConfigurationError("VirtualRanks needs a sampler with virtual_ranks=.")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ConfigurationError("VirtualRanks takes the plain model, not a DistributedDataParallel.")
         _check_dense(model)
         self.loss: float | None = None  # the mean over the last global batch, if `backward` was used
-        self.doubts: list[str] = determinism.report()  # why another world may compute other bits
+        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self.doubts: list[str] = determinism.report(device, optimizers)  # why another world may compute other bits
         self._sampler = sampler
         self._place = Place(sampler.virtual_ranks, *_find_rank())
         if (sampler.rank, sampler.world_size) != (self._place.rank, self._place.world_size):
@@ -59,7 +69,6 @@ class VirtualRanks:
                 f"the sampler is of rank {sampler.rank} of {sampler.world_size}, and this is rank {self._place.rank} of"
                 f" {self._place.world_size}: leave its rank and world_size out."
             )
-        self._parameters = [one for one in model.parameters() if one.requires_grad]
         self._sharded = ShardedLeaves.find(model, self._place)
         if send and self._sharded is None:
             _send_from_first(model)

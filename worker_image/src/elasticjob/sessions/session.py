@@ -92,9 +92,9 @@ class Session:
         self._model_state = make_model_state(
             model, optimizer, build, shards, copy_every, hooks, not self._is_virtual, ddp
         )
-        for extra in extras.values():
-            if isinstance(extra, torch.optim.Optimizer):
-                hook(extra, hooks)
+        self._further = [one for one in extras.values() if isinstance(one, torch.optim.Optimizer)]
+        for further in self._further:
+            hook(further, hooks)
         self._growth = progress.batches.growth = growth
         # A process group that the script created itself is bound to its world.
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
@@ -358,7 +358,10 @@ class Session:
         """Call `on_world`, for example to load a checkpoint."""
         if self._is_virtual:
             fixed = not self._worlds.can_change
-            self._memory.virtual = VirtualRanks(self.model, self.sampler, growth=self._growth, send=fixed)
+            optimizers = [self.optimizer, *self._further]
+            self._memory.virtual = VirtualRanks(
+                self.model, self.sampler, growth=self._growth, send=fixed, optimizers=optimizers
+            )
             self._memory.virtual.hold = self._fence.hold
         elif self._is_replicated:
             self._buffers = StepBuffers(self.model)
