@@ -58,7 +58,7 @@ class Wants:
 
     notices: float = -1.0  # seconds after which the watchdog notices a lost peer; -1: never, as on NVLink
     abort: float = 0.0  # seconds that an abort takes after it has freed the device
-    leaves: str = "own"  # in the buffers of an aborted collective: this rank's "own" values, or "garbage"
+    leaves: str = "own"  # in the buffers of an aborted collective: this rank's "own" values, "garbage" or "nan"
     shutdown: str = "ends"  # or "raises", or "hangs"
     dies: str = "-1"  # the generation in which the last rank dies instead of making its communicator
 
@@ -77,7 +77,7 @@ class Wants:
         return cls(
             notices=chance.choice((-1.0, 0.0, 0.3)),
             abort=chance.choice((0.0, 0.0, 5.0)),
-            leaves=chance.choice(("own", "garbage")),
+            leaves=chance.choice(("own", "garbage", "nan")),
             shutdown=chance.choice(("ends", "ends", "raises", "hangs")),
         )
 
@@ -151,8 +151,9 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
     def abandon(self) -> None:
         with torch.no_grad():
             for result in self._results:
-                if self._leaves == "garbage":
-                    result.fill_(1e30 if result.is_floating_point() else 77)
+                if self._leaves != "own":
+                    wrong = 1e30 if self._leaves == "garbage" else torch.nan
+                    result.fill_(wrong if result.is_floating_point() else 77)
 
     def release(self) -> None:
         """Let the processor go on."""

@@ -144,6 +144,7 @@ class Script:
             "size": self.session.world_size,
             "t": time.time(),
             "ended": self.count_ended(),
+            "scale": self.scaler.get_scale(),
         }
         with self.lines.open("a") as lines:
             lines.write(json.dumps(row) + "\n")

@@ -56,6 +56,16 @@ def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: An
     check(norms, undisturbed(kind), exactly=kind == "virtual")
 
 
+def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path) -> None:
+    """It skips a step whose gradients are not finite, calls no optimizer, and scales less from then on."""
+    undisturbed, _ = train(tmp_path / "undisturbed", KIND="scaler", BACKEND="gloo")
+    agent, _ = train(tmp_path / "disturbed", KIND="scaler", KILL=KILLED, FAKE_NCCL="leaves=nan")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    assert {(row["step"], row["scale"]) for row in agent.rows} == {
+        (row["step"], row["scale"]) for row in undisturbed.rows
+    }
+
+
 @pytest.mark.parametrize("kind", ["hsdp", "copies"])
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
 def test_a_sharded_step_that_was_not_reduced_is_repeated(
