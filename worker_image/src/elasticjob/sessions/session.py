@@ -95,6 +95,9 @@ class Session:
         self._further = [one for one in extras.values() if isinstance(one, torch.optim.Optimizer)]
         for further in self._further:
             hook(further, hooks)
+        for extra in extras.values():
+            if isinstance(extra, torch.amp.GradScaler):
+                self._guard(extra)
         self._growth = progress.batches.growth = growth
         # A process group that the script created itself is bound to its world.
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
@@ -335,6 +338,19 @@ class Session:
         if self._fence.is_open:
             self._fence.end_applying()
         self._memory.note_applied(optimizer)
+
+    def _guard(self, scaler: torch.amp.GradScaler) -> None:
+        """A scaler that has skipped a step scales less from then on, and a broken step does not take that back. So it
+        learns only from gradients that were reduced. If an optimizer has stepped, they were.
+        """
+        update = scaler.update
+
+        def update_if_reduced(*given: Any, **more: Any) -> None:
+            if self._fence.is_open and not self._memory.applied:
+                self._fence.hold()
+            update(*given, **more)
+
+        scaler.update = update_if_reduced  # type: ignore[method-assign]
 
     def _break(self, error: Exception) -> None:
         """The world was lost during a step: roll the step back."""
