@@ -44,12 +44,17 @@ def await_routine(jobs: Jobs, pods: list[str], generation: int, steps: int = 30)
     wait_for(look, f"{pods} make {steps} steps in generation {generation}", timeout=120, poll=0.2)
 
 
-def start(jobs: Jobs, example: str, folders: dict[str, Path], **policy: int) -> None:
-    """An example of the gallery under its own name, for as long as the test wants."""
+OVER_NCCL = str(ROOT / "tests/worker/programs/over_nccl.py")
+
+
+def start(jobs: Jobs, example: str, folders: dict[str, Path], program: str | None = None, /, **policy: int) -> None:
+    """An example of the gallery under its own name, for as long as the test wants. `program` runs the script of it."""
     manifest = yaml.safe_load((ROOT / f"manifests/examples/{example}.yaml").read_text())
     job = localize(manifest, {"/opt/elasticjob/examples": ROOT / "worker_image/examples", **folders})
     job["spec"]["elasticPolicy"] |= policy
-    job["spec"]["template"]["spec"]["containers"][0]["command"] += ["--epochs=10000", "--step-seconds=0.1"]
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    command += ["--epochs=10000", "--step-seconds=0.1"]
+    command[1:1] = [program] if program else []
     jobs.create(example, job["spec"])
 
 
@@ -94,8 +99,12 @@ def test_a_sharded_model_outlives_a_lost_pod(
     assert again["restarts"]["total"] == 0
 
 
-def test_a_paused_node_that_the_others_wait_for_is_given_up_and_comes_back(jobs: Jobs, cluster: Cluster) -> None:
-    start(jobs, "digits-session", {}, maxReplicas=3)
+@pytest.mark.parametrize("program", [pytest.param(None, id="gloo"), pytest.param(OVER_NCCL, id="device")])
+def test_a_paused_node_that_the_others_wait_for_is_given_up_and_comes_back(
+    jobs: Jobs, cluster: Cluster, program: str | None
+) -> None:
+    """On a device the processors of those that wait are never still: they tell what their devices have completed."""
+    start(jobs, "digits-session", {}, program, maxReplicas=3)
     jobs.scale("digits-session", 3)
     world = jobs.await_world("digits-session", 3, timeout=120)["rendezvous"]
     for _ in range(3):  # on a busy machine its heartbeats may be missed before it is seen who waits
