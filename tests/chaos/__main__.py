@@ -42,7 +42,8 @@ from operator_fixture import install_crd
 
 ON_CLUSTER = ("crash", "api", "cluster", "certificates", "changes", "clustersessions", "health", "fuzz", "soak")
 SUITES = (
-    "model", "mutants", "sessions", "sharded", "curve", "devices", "scripts", "memory", "tenants", "manifests", *ON_CLUSTER
+    "model", "mutants", "sessions", "sharded", "curve", "devices", "scripts", "memory", "tenants", "manifests",
+    *ON_CLUSTER,
 )  # fmt: skip
 BY_NAME = ("lightning",)  # run only if they are named: they need the environment of `make frameworks`
 
