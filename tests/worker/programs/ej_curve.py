@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from backends import choose
+from backends import choose  # type: ignore[import-not-found]
 from torch import nn
 from torch.distributed import fsdp  # here: worlds that are forked share the import
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--flip-in", type=int, default=0, help="size of the world in which a bit of rank 1 flips")
     parser.add_argument("--epoch-steps", type=int, default=SAMPLES // GLOBAL_BATCH, help="leave an epoch after these")
     args = parser.parse_args()
-    from backends import choose  # beside this script: who imports its numbers does not have them
+    from backends import choose  # type: ignore[import-not-found]
     from unpickling import forbid_unpickling
 
     forbid_unpickling()
