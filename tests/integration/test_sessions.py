@@ -99,7 +99,9 @@ def test_a_sharded_model_outlives_a_lost_pod(
     assert again["restarts"]["total"] == 0
 
 
-@pytest.mark.parametrize("program", [pytest.param(None, id="gloo"), pytest.param(OVER_NCCL, id="device")])
+@pytest.mark.parametrize(
+    "program", [pytest.param(None, id="gloo"), pytest.param(OVER_NCCL, id="device", marks=pytest.mark.long)]
+)
 def test_a_paused_node_that_the_others_wait_for_is_given_up_and_comes_back(
     jobs: Jobs, cluster: Cluster, program: str | None
 ) -> None:
