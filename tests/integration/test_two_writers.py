@@ -1,0 +1,51 @@
+"""Two writers who fight about the size of a job are told of each other: each sees only that its value does not stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from operator_fixture import MERGE, Jobs, light_spec, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+APPLY = "application/apply-patch+yaml"
+
+
+def apply_size(jobs: Jobs, name: str, replicas: int) -> None:
+    """As GitOps does, which takes the field back."""
+    body = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "spec": {"replicas": replicas}}
+    path = f"{jobs.path}/{name}?fieldManager=gitops&force=true"
+    jobs.kube.request("PATCH", path, {**body, "metadata": {"name": name}}, content_type=APPLY)
+
+
+def scale(jobs: Jobs, name: str, replicas: int) -> None:
+    path = f"{jobs.path}/{name}/scale?fieldManager=autoscaler"
+    jobs.kube.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type=MERGE)
+
+
+def test_writers_who_fight_about_the_size_are_named(jobs: Jobs) -> None:
+    jobs.create("fought", light_spec(replicas=1))
+    jobs.await_world("fought", 1)
+    for _ in range(3):
+        apply_size(jobs, "fought", 1)
+        jobs.await_world("fought", 1)
+        scale(jobs, "fought", 2)
+        wait_for(
+            lambda: jobs.status("fought")["observedGeneration"] == jobs.get("fought")["metadata"]["generation"], "seen"
+        )
+    told = wait_for(lambda: [m for r, m in jobs.events("fought") if r == "SizeContested"], "it is told")
+    assert len(told) == 1
+    assert "gitops (to 1)" in told[0]
+    assert "autoscaler (to 2)" in told[0]
+
+
+def test_one_writer_may_change_the_size_often(jobs: Jobs) -> None:
+    jobs.create("moved", light_spec(replicas=1))
+    for size in (2, 1, 2, 1, 2, 3):
+        scale(jobs, "moved", size)
+        wait_for(
+            lambda: jobs.status("moved").get("observedGeneration") == jobs.get("moved")["metadata"]["generation"],
+            "seen",
+        )
+    jobs.await_world("moved", 3)
+    assert not [m for r, m in jobs.events("moved") if r == "SizeContested"]
