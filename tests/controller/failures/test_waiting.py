@@ -47,6 +47,8 @@ def test_what_events_tell(items: list[dict[str, Any]], told: tuple[bool, str]) -
         pytest.param(creating(61), (False, "Pulling: y"), "Pulling: y", id="what it does after a minute"),
         pytest.param(creating(61), (False, ""), "not created on node0: `kubectl describe pod digits-worker-0`", id="-"),
         pytest.param(creating(61, waiting="PodInitializing"), (False, ""), "init containers have not ended", id="init"),
+        pytest.param(creating(61, waiting="PodInitializing"), (False, "Scheduled: assigned to node0"),
+                     "init containers have not ended", id="an event that is no reason to wait"),
         pytest.param(OTHER, (False, ""), "", id="other reason"),
         pytest.param(NOWHERE, (False, ""), "is mine running", id="no node"),
         pytest.param(creating(20, node="gone"), (False, ""), "there is no node gone (spec.template.spec.nodeName)",
