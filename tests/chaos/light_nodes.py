@@ -154,6 +154,7 @@ class LightPod:
         self.init = [self._state(c) for c in spec.get("initContainers") or ()]
         self.main = [self._state(c) for c in spec["containers"]]
         self.leaving = asyncio.Event()
+        self._reporting = asyncio.Lock()
         self.task = asyncio.get_running_loop().create_task(self._live())
         self.update(pod)
 
@@ -214,6 +215,10 @@ class LightPod:
     # Status and events.
 
     async def _report(self) -> None:
+        async with self._reporting:  # its containers are tasks of their own
+            await self._send_status()
+
+    async def _send_status(self) -> None:
         told = status.compute_status(
             self.pod, self.init, self.main, pod_ip=self.address, host_ip="127.0.0.1", start_time=self.began,
             now=time.time(), failure=self.failure,

@@ -17,7 +17,7 @@ SILENT_SECONDS: Final = 70.0  # a minute, and what it takes to see it
 MOST_REFUSED: Final = 10  # writes of one job that the API server refuses, or pods that a node refuses, in a minute
 MOST_REQUESTS: Final = 120  # of one job in a minute, with all that it makes
 # Reasons that say only that there is no world yet.
-_EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "AllWanted", "NothingToTell")
+_EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "Regrouping", "MembersFinish", "AllWanted")
 _COMMON: Final = frozenset({"spec", "name", "template", "kind", "value", "image", "path", "true", "false", "None"})
 
 
@@ -67,6 +67,8 @@ def find_words(raw: object) -> Iterator[str]:
     elif isinstance(raw, str):
         if len(raw) > 3 and raw not in _COMMON:
             yield raw
+        elif raw:
+            yield f'"{raw}"'
     elif isinstance(raw, Sequence):
         for one in raw:
             yield from find_words(one)

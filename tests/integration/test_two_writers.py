@@ -18,6 +18,12 @@ def apply_size(jobs: Jobs, name: str, replicas: int) -> None:
     jobs.kube.request("PATCH", path, {**body, "metadata": {"name": name}}, content_type=APPLY)
 
 
+def is_seen(jobs: Jobs, name: str) -> bool:
+    """Whether the operator has seen the last change."""
+    job = jobs.get(name)
+    return bool(job.get("status", {}).get("observedGeneration") == job["metadata"]["generation"])
+
+
 def scale(jobs: Jobs, name: str, replicas: int) -> None:
     path = f"{jobs.path}/{name}/scale?fieldManager=autoscaler"
     jobs.kube.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type=MERGE)
@@ -30,9 +36,7 @@ def test_writers_who_fight_about_the_size_are_named(jobs: Jobs) -> None:
         apply_size(jobs, "fought", 1)
         jobs.await_world("fought", 1)
         scale(jobs, "fought", 2)
-        wait_for(
-            lambda: jobs.status("fought")["observedGeneration"] == jobs.get("fought")["metadata"]["generation"], "seen"
-        )
+        wait_for(lambda: is_seen(jobs, "fought"), "it is seen")
     told = wait_for(lambda: [m for r, m in jobs.events("fought") if r == "SizeContested"], "it is told")
     assert len(told) == 1
     assert "gitops (to 1)" in told[0]
@@ -43,9 +47,6 @@ def test_one_writer_may_change_the_size_often(jobs: Jobs) -> None:
     jobs.create("moved", light_spec(replicas=1))
     for size in (2, 1, 2, 1, 2, 3):
         scale(jobs, "moved", size)
-        wait_for(
-            lambda: jobs.status("moved").get("observedGeneration") == jobs.get("moved")["metadata"]["generation"],
-            "seen",
-        )
+        wait_for(lambda: is_seen(jobs, "moved"), "it is seen")
     jobs.await_world("moved", 3)
     assert not [m for r, m in jobs.events("moved") if r == "SizeContested"]

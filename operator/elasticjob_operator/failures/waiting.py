@@ -14,6 +14,7 @@ from elasticjob_operator.model.observe import Pod
 QUIET: Final = ("", "ContainerCreating", "PodInitializing")  # why a container waits, as far as its status tells
 WARN_SECONDS: Final = 15.0  # after these, a warning about a pod is the reason that it waits
 PATIENCE_SECONDS: Final = 45.0  # after these, whatever is known about it
+_BUSY: Final = "Pulling:"  # an event that says what a pod waits for, and is no warning
 
 
 def find_quiet(pods: Iterable[Pod], after: float, now: float) -> tuple[Pod | None, float | None]:
@@ -60,6 +61,7 @@ def find_problem(
     if not is_warning:
         pod, _ = find_quiet(pods, PATIENCE_SECONDS, now)
         text = said.get(pod.uid, (False, ""))[1] if pod is not None else ""
+        text = text if text.startswith(_BUSY) else ""  # other events say what has been done, not what is waited for
     if pod is None:
         return None
     return "PodNotStarting", f"{pod.name}: {text or _guess(pod, scheduler)}"

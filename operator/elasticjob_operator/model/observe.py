@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from elasticjob_operator import api, numerals
 from elasticjob_operator.api import bounds, names, podtemplate, wire
-from elasticjob_operator.model import containers, notices, ownership, reading, topology
+from elasticjob_operator.model import containers, contests, notices, ownership, reading, topology
 from elasticjob_operator.model.containers import Exit, PodPhase
 from elasticjob_operator.model.topology import Place
 from elasticjob_operator.templates import taking
@@ -122,6 +122,7 @@ class Job:
     awaited: taking.Awaited | None = None  # the template that it has still to take
     problems: tuple[api.Problem, ...] = ()  # together with a spec: it was corrected, and the problems are reported
     has_replicas: bool = True
+    size_writer: str = ""  # who has written spec.replicas the last time, as far as the API server knows
     pool_replicas: int | None = None  # the number that the pool has written to spec.replicas the last time
     status_raw: Raw = field(default_factory=dict, compare=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
@@ -265,6 +266,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         problems=asked.problems,
         awaited=asked.awaited,
         has_replicas=_object(raw.get("spec")).get("replicas") is not None,
+        size_writer=contests.find_writer(metadata),
         pool_replicas=numerals.read_count(annotations.get(names.ANNOTATION_POOL), MOST_INDEX),
         status_raw=said.raw,
         unread=unread,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import deletions, refusals
-from elasticjob_operator.apply.apply import Applier
+from elasticjob_operator.apply.apply import Applier, Outcome
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.hub import server as hubs
 from elasticjob_operator.integrations.queue import Queue
@@ -23,8 +23,10 @@ from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Slots
 from elasticjob_operator.membership import directives
+from elasticjob_operator.model import contests
 from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
+from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 OVERDUE_SECONDS = 2.0  # time beyond its grace period before an overdue pod is read from the API server
 LOOK_SECONDS = 5.0
+CONTEST_SECONDS = 600.0  # between two events about writers who fight about the size of a job
 TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
 SHORTEST_PAUSE = 0.1  # after an error
@@ -70,6 +73,8 @@ class _Loop:
     trouble: tuple[str, str] | None = None  # ... and what is told of it
     refused: ApiError | None = None  # the last error
     look_at: float = 0.0  # the next check of overdue pods (monotonic)
+    sizes: contests.History = ()  # that spec.replicas has had
+    contest_at: float = 0.0  # when writers who fight about them are told again (monotonic)
 
 
 class Controller:
@@ -210,6 +215,7 @@ class Controller:
             loop.problem, loop.problem_generation = None, job.generation
         started = time.monotonic()
         now = self._clock()
+        self._watch_size(loop, job, now)
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
         self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
         agents, ours = self._hub.agents(key), {p.uid for p in pods}
@@ -249,20 +255,37 @@ class Controller:
         if outcome.unresized[1]:
             loop.unresized, loop.dirty, loop.woken = outcome.unresized, True, time.monotonic()
         if outcome.problem is not None or (not is_held and (made.create or made.ensure)):
-            changed = outcome.problem != loop.problem
-            loop.problem, loop.is_blocked = outcome.problem, outcome.is_blocking
-            loop.tries_one = outcome.problem is not None and (loop.tries_one or bool(made.create))
-            if changed or (is_try and not loop.tries_one):
-                loop.dirty, loop.woken = True, time.monotonic()
-            if loop.problem is not None:
-                delay = self._backoff(loop, REFUSED_SECONDS)
-                loop.refused_on, loop.again_at = self._find_basis(job), time.monotonic() + delay
-                return self._clock() + delay
+            again_at = self._note_refusal(loop, job, outcome, made, is_try=is_try)
+            if again_at is not None:
+                return again_at
         held_until = now + LOOK_SECONDS if outcome.is_held else None
         is_news, look_at = await loop.quiet.look(self._api, job, pods, now)
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
         return first(made.wake_at, settled, held_until, look_at, await self._look_for_overdue(job, loop, pods, now))
+
+    def _note_refusal(self, loop: _Loop, job: Job, outcome: Outcome, made: Plan, *, is_try: bool) -> float | None:
+        """Note whether the API server has rejected a write; return when that is tried again."""
+        changed = outcome.problem != loop.problem
+        loop.problem, loop.is_blocked = outcome.problem, outcome.is_blocking
+        loop.tries_one = outcome.problem is not None and (loop.tries_one or bool(made.create))
+        if changed or (is_try and not loop.tries_one):
+            loop.dirty, loop.woken = True, time.monotonic()
+        if loop.problem is None:
+            return None
+        delay = self._backoff(loop, REFUSED_SECONDS)
+        loop.refused_on, loop.again_at = self._find_basis(job), time.monotonic() + delay
+        return self._clock() + delay
+
+    def _watch_size(self, loop: _Loop, job: Job, now: float) -> None:
+        """Tell writers who fight about the size of this job, once in ten minutes."""
+        if job.spec is None or job.spec.replicas is None:
+            return
+        loop.sizes = contests.note(loop.sizes, job.spec.replicas, job.size_writer, now)
+        told = contests.find_contest(loop.sizes, now)
+        if told and loop.contest_at <= time.monotonic():
+            loop.contest_at = time.monotonic() + CONTEST_SECONDS
+            self._applier.recorder.record(job, [Event("SizeContested", told, warning=True)], now)
 
     def _find_basis(self, job: Job) -> object:
         """What a refusal may depend on: if this changes, the next try is made at once."""

@@ -1,0 +1,58 @@
+"""Two writers who fight about the size of a job: a GitOps tool and an autoscaler, for example. Pure.
+
+Each of them sees only that its value does not stay, and the job regroups at every change. The API server knows who
+wrote a field last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from elasticjob_operator import text
+
+WINDOW_SECONDS: Final = 120.0
+LEAST: Final = 4  # changes within that time, by more than one writer
+MOST: Final = 8  # changes that are remembered, and writers that are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    at: float
+    replicas: int
+    writer: str
+
+
+History = tuple[Change, ...]
+
+
+def find_writer(metadata: Mapping[str, Any]) -> str:
+    """The field manager that has written `spec.replicas` last; "" if it is not known."""
+    entries, found = metadata.get("managedFields"), ""
+    for entry in entries[:100] if isinstance(entries, list) else ():
+        fields = entry.get("fieldsV1") if isinstance(entry, Mapping) else None
+        spec = fields.get("f:spec") if isinstance(fields, Mapping) else None
+        if isinstance(spec, Mapping) and "f:replicas" in spec:
+            found = text.clean(str(entry.get("manager") or ""), 128) or found
+    return found
+
+
+def note(history: History, replicas: int, writer: str, now: float) -> History:
+    """The history with this size, if it is another one."""
+    if history and history[-1].replicas == replicas:
+        return history
+    return (*history, Change(now, replicas, writer))[-MOST:]
+
+
+def find_contest(history: History, now: float) -> str:
+    """Who writes the size in turn, and the remedy; "" if nobody does."""
+    recent = [one for one in history if one.writer and one.at > now - WINDOW_SECONDS]
+    sizes = {one.writer: one.replicas for one in recent}
+    if len(recent) < LEAST or len(sizes) < 2:
+        return ""
+    writers = " and ".join(f"{writer} (to {size})" for writer, size in sorted(sizes.items()))
+    return (
+        f"spec.replicas is changed in turn by {writers}, {len(recent)} times within two minutes, and the job regroups "
+        "at each change: let all but one of them leave the field out"
+    )
