@@ -36,6 +36,7 @@ REFUSES: Final = "chaos/refuses"  # label of a node, with the reason for which i
 HERE: Final = "here/"  # what begins the name of an image that can be pulled
 RETRY_SECONDS: Final = 1.0  # for what is missing
 AGENT_SECONDS: Final = 1.0
+CLOSING_SECONDS: Final = 0.3  # aiohttp closes connections with TLS in the background
 TROUBLE: Final = (ApiError, aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -72,11 +73,11 @@ class LightNodes:
             self._loop.close()
 
     async def _end(self) -> None:
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Pods first, which wait for what they have started; then the rest."""
+        await _cancel([pod.task for pod in self._pods.values()])
+        await _cancel([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
         await self.api.close()
+        await asyncio.sleep(CLOSING_SECONDS)
 
     async def _run(self) -> None:
         pki = self._cluster.directory / "pki"
@@ -129,6 +130,12 @@ class LightNodes:
             self._pods[uid] = LightPod(self.api, pod, node, address, self.wrong.append)
 
 
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _write_identity(cluster: Cluster) -> tuple[Path, Path]:
     """The administrator's certificate and key, from the kubeconfig."""
     user = json.loads(cluster.kubeconfig.read_text())["users"][0]["user"]
@@ -178,9 +185,7 @@ class LightPod:
                     if work.done():
                         work.result()
                 finally:
-                    work.cancel()
-                    leave.cancel()
-                    await asyncio.gather(work, leave, return_exceptions=True)
+                    await _cancel([work, leave])
             await self.leaving.wait()
             await self._remove()
         except asyncio.CancelledError:
@@ -356,8 +361,7 @@ class LightPod:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             code = next(iter(done)).result()
         finally:
-            for task in ends:
-                task.cancel()
+            await _cancel(ends)
         message = "Traceback (most recent call last):\nValueError: asked to fail" if code == 1 else ""
         reason = status.ended_reason(code)
         await self._end(states, at, Ended(code, reason, began, time.time(), message=message, container_id="light://1"))
@@ -422,7 +426,7 @@ class LightAgent:
                         if code is not None:
                             return code
             finally:
-                pinging.cancel()
+                await _cancel([pinging])
 
     async def _ping(self, ws: ClientConnection) -> None:
         while True:

@@ -49,10 +49,11 @@ def find_problem(
     now: float,
     *,
     nodes: Collection[str],
+    claims: Sequence[str] = (),
 ) -> tuple[str, str] | None:
     """(reason, message) of a condition about a pod that waits quietly. `said`: what `read_events` found, by UID.
 
-    `nodes`: those that exist, of the pods'.
+    `nodes`: those that exist, of the pods'. `claims`: the resource claims that pods need.
     """
     pod, _ = find_quiet(pods, WARN_SECONDS, now)
     if pod is not None and pod.node and pod.node not in nodes:
@@ -64,14 +65,21 @@ def find_problem(
         text = text if text.startswith(_BUSY) else ""  # other events say what has been done, not what is waited for
     if pod is None:
         return None
-    return "PodNotStarting", f"{pod.name}: {text or _guess(pod, scheduler)}"
+    return "PodNotStarting", f"{pod.name}: {text or _guess(pod, scheduler, claims)}"
 
 
-def _guess(pod: Pod, scheduler: str) -> str:
+def find_claims(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the resource claims of this pod template, or of their templates."""
+    claims = pod.get("resourceClaims")
+    known = [one for one in claims if isinstance(one, Mapping)] if isinstance(claims, list) else []
+    found = (one.get("resourceClaimName") or one.get("resourceClaimTemplateName") for one in known)
+    return tuple(str(name) for name in found if name)
+
+
+def _guess(pod: Pod, scheduler: str, claims: Sequence[str]) -> str:
     if not pod.node:
-        return (
-            f"no scheduler has looked at it: is {scheduler} running (spec.template.spec.schedulerName), or is it gated?"
-        )
+        missing = f", and is there {', '.join(claims)} (spec.template.spec.resourceClaims)" if claims else ""
+        return f"no scheduler has taken it: is {scheduler} running (spec.template.spec.schedulerName){missing}?"
     if pod.waiting == "PodInitializing":
         return f"its init containers have not ended: `kubectl logs {pod.name} -c CONTAINER` has what they say"
     return f"its containers are not created on {pod.node}: `kubectl describe pod {pod.name}` tells what they wait for"

@@ -126,7 +126,9 @@ def _find_problem(
     found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
     if found is None or found[0] == "BelowWanted" or (found[0] == "Unschedulable" and room.withdrawn):
         scheduler = spec.template["spec"].get("schedulerName") or "default-scheduler"
-        found = waiting.find_problem(seen.pods, seen.said, scheduler, seen.now, nodes=seen.nodes) or found
+        claims = waiting.find_claims(spec.template["spec"])
+        quiet = waiting.find_problem(seen.pods, seen.said, scheduler, seen.now, nodes=seen.nodes, claims=claims)
+        found = quiet or found
     left = flapping.find_restless(status, seen.now)
     if left.reason and (found is None or found[0] == "BelowWanted"):
         return left.reason, left.message

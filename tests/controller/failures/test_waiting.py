@@ -61,3 +61,9 @@ def test_what_is_told_of_a_quiet_pod(pod: Any, said: tuple[bool, str], told: str
     found = waiting.find_problem([pod], {pod.uid: said}, "mine", NOW, nodes={"node0"})
     assert (found is not None) == bool(told)
     assert found is None or (found[0] == "PodNotStarting" and told in found[1])
+
+
+def test_a_pod_that_waits_for_its_claims_names_them() -> None:
+    """The scheduler does not take such a pod, and says so nowhere."""
+    found = waiting.find_problem([NOWHERE], {}, "mine", NOW, nodes=(), claims=("gpu-claim",))
+    assert found is not None and "gpu-claim (spec.template.spec.resourceClaims)" in found[1]
