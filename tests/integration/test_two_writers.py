@@ -25,7 +25,8 @@ def is_seen(jobs: Jobs, name: str) -> bool:
 
 
 def scale(jobs: Jobs, name: str, replicas: int) -> None:
-    path = f"{jobs.path}/{name}/scale?fieldManager=autoscaler"
+    """As an autoscaler does. Not by the subresource: old API servers do not note who writes that."""
+    path = f"{jobs.path}/{name}?fieldManager=autoscaler"
     jobs.kube.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type=MERGE)
 
 
