@@ -49,7 +49,8 @@ def find_contest(history: History, now: float) -> str:
     """Who writes the size in turn, and the remedy; "" if nobody does."""
     recent = [one for one in history if one.writer and one.at > now - WINDOW_SECONDS]
     sizes = {one.writer: one.replicas for one in recent}
-    if len(recent) < LEAST or len(sizes) < 2:
+    again = [writer for writer in sizes if sum(one.writer == writer for one in recent) > 1]  # not who made the job
+    if len(recent) < LEAST or len(again) < 2:
         return ""
     writers = " and ".join(f"{writer} (to {size})" for writer, size in sorted(sizes.items()))
     return (

@@ -44,6 +44,7 @@ def history(*changes: tuple[float, int, str]) -> contests.History:
         pytest.param([(0, 1, "a"), (5, 2, "b"), (9, 1, "a"), (12, 2, "b")], "a (to 1) and b (to 2)", id="in turn"),
         pytest.param([(0, 1, "a"), (5, 2, "b"), (9, 1, "a")], "", id="not often"),
         pytest.param([(0, 1, "a"), (5, 2, "a"), (9, 1, "a"), (12, 2, "a")], "", id="one alone"),
+        pytest.param([(0, 1, "a"), (5, 2, "b"), (9, 1, "b"), (12, 2, "b")], "", id="one after who made the job"),
         pytest.param([(0, 1, "a"), (5, 1, "b"), (9, 1, "a"), (12, 1, "b")], "", id="they agree"),
         pytest.param([(0, 1, "a"), (90, 2, "b"), (180, 1, "a"), (270, 2, "b")], "", id="slowly"),
         pytest.param([(0, 1, ""), (5, 2, ""), (9, 1, ""), (12, 2, "")], "", id="by nobody who is known"),
