@@ -4,7 +4,8 @@ A new interpreter takes two to three seconds of processor time to import torch, 
 forked instead: each as a session of its own, with its own files, folder, arguments and environment, as if it was
 executed. Pods with variables that are read by an import start a new interpreter.
 
-Run as a program, this module is that process. It ends when its channel is closed.
+Run as a program, this module is that process. It ends when its channel is closed, and its processes with it: nothing
+outlives the tests, even if they are killed.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def shared() -> WarmStart:
 def serve(channel: socket.socket) -> None:
     """Fork a process for each order until the channel is closed. In each of them, the script takes over."""
     from elasticjob import launcher  # noqa: F401 - what an agent imports
+    from elasticjob.launch.process import die_with_parent
     from elasticjob.torchcompat import forking
 
     forking.import_compiler()  # as its standby does
@@ -129,8 +131,9 @@ def serve(channel: socket.socket) -> None:
             if not text:
                 return
             answer = socket.socket(fileno=answer_file)
-            pid = os.fork()
+            server, pid = os.getpid(), os.fork()
             if not pid:
+                die_with_parent(server)
                 for inherited in (channel, answer, *(other for _, other in running.values())):
                     inherited.close()
                 for inherited_file in running:
