@@ -1,4 +1,4 @@
-"""A status that no operator writes is rendered all the same: whoever may write it must not break a page or a command."""
+"""A status that no operator writes is rendered all the same: whoever may write it breaks no page and no command."""
 
 from __future__ import annotations
 

@@ -58,4 +58,4 @@ def number_or(*words: str, least: int, most: int, otherwise: str) -> AfterValida
 class StatusModel(Model):
     """A status object. Unknown fields, written by a newer operator, are kept."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)

@@ -17,12 +17,13 @@ PHASE_STYLES: Final = {
     "Complete": "bold green",
     "Failed": "bold red",
 }
+_LONGEST: Final = 1e12  # seconds: the status may hold any number
 RANK_STYLES: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 def duration(seconds: float | None) -> str:
     """A duration in kubectl's style: the two largest units, or only one if it is large enough."""
-    if seconds is None:
+    if seconds is None or not abs(seconds) < _LONGEST:  # neither NaN
         return "-"
     whole = int(seconds)
     if whole < 0:
@@ -65,7 +66,7 @@ def ranks(found: range) -> str:
     """The ranks of a pod's processes: `0`, `0-7` or `-`."""
     if not found:
         return "-"
-    return str(found.start) if len(found) == 1 else f"{found.start}-{found.stop - 1}"
+    return str(found.start) if found.stop - found.start == 1 else f"{found.start}-{found.stop - 1}"
 
 
 def share(part: float, rest: float) -> str:
