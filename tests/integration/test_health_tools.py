@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lupa import lua51
 
 from operator_fixture import ROOT, Jobs, light_spec, wait_for
 
@@ -64,8 +65,7 @@ PULL = condition("Degraded", "ImagePullFailed", "no such image")
 def test_health_in_argo_cd(
     conditions: list[dict[str, str]] | None, phase: str, observed: int, health: str, told: str
 ) -> None:
-    lupa = pytest.importorskip("lupa.lua51", reason="Lua is not installed: pip install lupa")
-    lua = lupa.LuaRuntime()
+    lua = lua51.LuaRuntime()
     status = {"phase": phase, "observedGeneration": observed, "conditions": conditions}
     lua.globals().obj = lua.table_from({"metadata": {"generation": 2}, "status": status}, recursive=True)
     found = lua.execute(SCRIPT.read_text())
