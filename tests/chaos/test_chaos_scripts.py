@@ -40,7 +40,12 @@ def test_every_optimizer_of_torch_exists_or_is_known_not_to(feature: features.Fe
 
 
 def test_no_optimizer_of_torch_is_forgotten() -> None:
-    kinds = {name for name, one in vars(torch.optim).items() if isinstance(one, type)} - {"Optimizer", "LBFGS"}
+    undrawn = {
+        "Optimizer",
+        "LBFGS",
+        "SparseAdam",
+    }  # LBFGS calls the model itself; torch's DDP reduces sparse ones wrongly
+    kinds = {name for name, one in vars(torch.optim).items() if isinstance(one, type)} - undrawn
     texts = " ".join(write(1, one.engines[0], [one]).texts[RESTART] for one in FEATURES)
     assert {name for name in kinds if f"torch.optim.{name}(" not in texts} == set()
 
