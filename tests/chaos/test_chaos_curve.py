@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 @pytest.mark.skipif(not sharding.has_custom_reduce(), reason="this torch's FSDP2 has no set_custom_reduce_scatter")
-@pytest.mark.usefixtures("backend")
 def test_any_schedule_gives_the_same_curve_in_worlds_without_agents() -> None:
     found = list(run_worlds("--seed", "2", "--histories", "2", "--steps", "24", "--changes", "3"))
     assert [one["model"] for one in found] == ["fsdp", "cnn"]
