@@ -94,13 +94,14 @@ class Adviser:
     def begin(self, world: object) -> None:
         """A block begins, in this world."""
         self._inside = True
-        if world == self._world:  # in a new one, they may have been loaded
+        if self._extras and world == self._world:  # in a new one, they may have been loaded
             self._tell("scheduler", judge_schedules(self._counts, self._count()))
 
     def end(self, world: object) -> None:
         """The block has ended."""
         self._inside = False
-        self._counts, self._world = self._count(), world
+        if self._extras:
+            self._counts, self._world = self._count(), world
 
     def close(self) -> None:
         self._hook.remove()
