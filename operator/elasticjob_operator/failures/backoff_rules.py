@@ -19,14 +19,15 @@ from elasticjob_operator import api
 from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.sizing import retreat
 from elasticjob_operator.times import format_time, parse_time
 
-STABLE_SECONDS = 30.0  # after running this long, a failure is not one at the start
+STABLE_SECONDS = retreat.STABLE_SECONDS  # after running this long, a failure is not one at the start
 WORKED_SECONDS = 10.0  # the same, if steps were reported
 FREE_TRIES = 3  # the first three failures are retried at once
 CHARGED_TRIES = 1
 REFUSED_TRIES = 1  # of pods that did not start at all, as when their node refuses them
-RESERVED_TRIES = 2  # after so many, one pod tries for all
+SHARED_TRIES = 2  # those that each pod has; from then on, one pod tries for all
 MAX_SECONDS = 300.0
 FORGET_SECONDS = 60.0
 HOPELESS_TRIES = 3  # attempts after which an error in the program's source is considered permanent
@@ -154,7 +155,7 @@ def _count_tries(backoff: api.BackoffStatus, missing: int, live: Sequence[Pod]) 
     pods would refuse each of them.
     """
     since = parse_time(backoff.since)
-    if since is None or not backoff.held or (backoff.repeats < RESERVED_TRIES and any(p.started for p in live)):
+    if since is None or not backoff.held or (backoff.repeats < SHARED_TRIES and any(p.started for p in live)):
         return missing
     tried = [p for p in live if p.created >= since - 1.0]  # the time of a creation is in whole seconds
     if any(p.started for p in tried):

@@ -16,9 +16,8 @@ from typing import Any
 from elasticjob_operator.turn import Turn
 
 LARGE_BYTES = 2**16  # a shorter response is decoded at once
-MOST_VALUES = (
-    75_000  # of one object, in commas and brackets: a job of 5,000 members and the largest template has 65,000
-)
+# Of one object, in commas and brackets: a job of 5,000 members with the largest template has 65,000.
+MOST_VALUES = 75_000
 TOO_MANY = f"more than {MOST_VALUES} values"
 
 HEAD_BYTES = 4096  # the start of an unreadable line, which contains the object's name, since metadata comes first

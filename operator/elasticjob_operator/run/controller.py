@@ -71,7 +71,7 @@ class _Loop:
     quiet: QuietPods = field(default_factory=QuietPods)
     troubled_since: float | None = None  # since when every pass has ended with an error (monotonic) ...
     trouble: tuple[str, str] | None = None  # ... and what is told of it
-    refused: ApiError | None = None  # the last error
+    last_error: ApiError | None = None
     look_at: float = 0.0  # the next check of overdue pods (monotonic)
     sizes: contests.History = ()  # that spec.replicas has had
     contest_at: float = 0.0  # when writers who fight about them are told again (monotonic)
@@ -321,7 +321,7 @@ class Controller:
                 logger.exception("%s/%s: the job could not be read into the cache; this is a bug", *key)
         else:
             self._on_error()
-            is_known, loop.refused = error is loop.refused, error  # one that the applier holds back is told once
+            is_known, loop.last_error = error is loop.last_error, error  # one that the applier holds back is told once
             logger.log(logging.DEBUG if is_known else logging.WARNING, "%s/%s: %s", *key, error)
             loop.tries_one = True
         now, trouble = time.monotonic(), refusals.explain_trouble(error)

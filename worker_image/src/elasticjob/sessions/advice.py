@@ -75,7 +75,9 @@ class Adviser:
 
     def __init__(self, extras: Mapping[str, Any], knows: Callable[[Any], bool], is_first: Callable[[], bool]) -> None:
         """`knows` an optimizer; `is_first`: this rank is the one that speaks."""
-        self._extras = {name: one for name, one in extras.items() if isinstance(getattr(one, "last_epoch", None), int)}
+        self._schedulers = {
+            name: one for name, one in extras.items() if isinstance(getattr(one, "last_epoch", None), int)
+        }
         self._knows, self._is_first = knows, is_first
         self._inside = False
         self._counts: Mapping[str, int] = {}  # of the schedulers after the last block
@@ -94,20 +96,20 @@ class Adviser:
     def begin(self, world: object) -> None:
         """A block begins, in this world."""
         self._inside = True
-        if self._extras and world == self._world:  # in a new one, they may have been loaded
+        if self._schedulers and world == self._world:  # in a new one, they may have been loaded
             self._tell("scheduler", judge_schedules(self._counts, self._count()))
 
     def end(self, world: object) -> None:
         """The block has ended."""
         self._inside = False
-        if self._extras:
+        if self._schedulers:
             self._counts, self._world = self._count(), world
 
     def close(self) -> None:
         self._hook.remove()
 
     def _count(self) -> dict[str, int]:
-        return {name: one.last_epoch for name, one in self._extras.items()}
+        return {name: one.last_epoch for name, one in self._schedulers.items()}
 
     def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._inside and not self._knows(optimizer):
