@@ -152,7 +152,9 @@ class Agent:
     def after_step(self, ws: ClientConnection) -> None:
         report = {"generation": self.generation, "rank": self.rank, "step": self.step, "totalSteps": self.args.steps}
         if self.step % 10 == 0:
-            ws.send(json.dumps({"v": 1, "type": "progress", **report, "stepSeconds": self.step_seconds}))
+            metrics = dict.fromkeys(self.args.metric, 1 / self.step)
+            told = {**report, "stepSeconds": self.step_seconds, "metrics": metrics}
+            ws.send(json.dumps({"v": 1, "type": "progress", **told}))
         if self.args.fail_at and self.step >= self.args.fail_at[0] and self.seen_failures < self.args.fail_at[1]:
             self.seen_failures += 1
             if self.args.exit_code:
@@ -183,6 +185,7 @@ def main() -> int:
     parser.add_argument("--shared", type=float, default=0.0, help="share of a step that is divided by the pods")
     parser.add_argument("--fail-at", type=fail_at, default=None)
     parser.add_argument("--exit-code", type=int, default=0)
+    parser.add_argument("--metric", action="append", default=[], help="a name to report a number under")
     parser.add_argument("--leave-on-term", action="store_true")
     agent = Agent(parser.parse_args())
     signal.signal(signal.SIGTERM, lambda *_: agent.leaving.set())

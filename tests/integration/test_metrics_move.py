@@ -84,7 +84,8 @@ def refuse_once(proxy: FaultProxy, is_meant: Callable[[Request], bool]) -> None:
 
 def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, namespace: str) -> None:
     jobs = Jobs(cluster, namespace)
-    jobs.create("digits", light_spec())
+    reported = [f"--metric={name}" for name in ("loss", *(f"loss/{part}" for part in range(8)))]  # one too many
+    jobs.create("digits", light_spec(*reported))
     started = jobs.await_world("digits", 2)
     # A pod is lost: an exit that nobody wanted, a regroup, a restart, a while without training. (One that is deleted
     # leaves, and counts as no restart.)
@@ -98,6 +99,7 @@ def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, na
     jobs.await_world("digits", 3, above=again["rendezvous"]["generation"])
     wait_for(lambda: watched.sum_of("elasticjob_reconcile_errors_total") >= 1, "the refused write is counted")
     wait_for(lambda: watched.sum_of("elasticjob_rescale_seconds_count") >= 2, "both changes of the world are counted")
+    wait_for(lambda: watched.sum_of("elasticjob_step_seconds") > 0, "a report is in the status")
     series = watched.scrape()
     moved = {name for name, samples in series.items() if any(value for _, value in samples)}
     named = named_metrics()

@@ -127,6 +127,9 @@ class ProgressStatus(StatusModel):
     step: int | None = None
     total_steps: int | None = None
     percentage: int | None = None
+    step_seconds: float | None = Field(
+        default=None, description="Of a step in the present world, as the script's reports show it; smoothed."
+    )
     estimated_remaining_seconds: int | None = None
     metrics: list[Metric] = Field(default_factory=list)
     last_update_time: str | None = None

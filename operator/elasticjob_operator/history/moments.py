@@ -49,6 +49,11 @@ class Moment:
     stragglers: tuple[Straggler, ...] = ()
     links: tuple[tuple[str, float, float], ...] = ()  # (node, seconds of a round trip, bytes per second)
     conditions: tuple[tuple[str, str, str], ...] = ()  # (type, reason, message) of those that are true
+    step: int | None = None  # the last one that was reported, as all below
+    total_steps: int | None = None
+    step_seconds: float | None = None
+    reported: float | None = None  # when
+    metrics: tuple[tuple[str, float], ...] = ()  # the script's own
 
     def seconds_until(self, now: float) -> tuple[float, float]:
         """(trained, lost) in seconds up to now; the status itself is updated only at changes."""
@@ -61,6 +66,7 @@ class Moment:
 
 def read(status: api.Status) -> Moment:
     world, booked, last = status.rendezvous, status.goodput, status.last_failure
+    progress = status.progress or api.ProgressStatus()
     return Moment(
         phase=str(status.phase or api.Phase.PENDING),
         generation=world.generation,
@@ -84,6 +90,11 @@ def read(status: api.Status) -> Moment:
         stragglers=tuple(Straggler(s.rank, s.pod, s.node or "", s.slowdown) for s in status.stragglers),
         links=tuple((p.node, p.round_trip_seconds or 0.0, float(p.bytes_per_second or 0)) for p in status.preflight),
         conditions=tuple((c.type, c.reason, c.message) for c in status.conditions if c.status == "True"),
+        step=progress.step,
+        total_steps=progress.total_steps,
+        step_seconds=progress.step_seconds,
+        reported=parse_time(progress.last_update_time),
+        metrics=tuple((one.name, one.value) for one in progress.metrics),
     )
 
 

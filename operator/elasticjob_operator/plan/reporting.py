@@ -119,6 +119,7 @@ def update_progress(
         step=step,
         total_steps=total,
         percentage=min(100, 100 * step // total) if total else None,
+        step_seconds=None if best.step_seconds is None else round(best.step_seconds, 6),
         estimated_remaining_seconds=remaining,
         metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items()) if k],
         last_update_time=format_time(now),

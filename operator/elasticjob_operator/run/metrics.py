@@ -26,6 +26,9 @@ _RESCALE_BUCKETS: Final = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 1
 _LOOP_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BUSY_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.06, 0.075, 0.1, 0.25, 0.5, 1.0)
 _PAGE_JOBS: Final = 200
+# Names of a script's metrics that become labels, for each job and life of the operator: one that reports new names in
+# each step must not fill the Prometheus of everybody.
+_MOST_NAMES, _MOST_NAME = 8, 64
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
 
 
@@ -55,6 +58,14 @@ _JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
         "mean_seconds_between_faults",
         "Training time for each fault.",
         lambda one, trained, lost: one.mean_seconds_between_faults,
+    ),
+    ("step", "The last step that the script has reported.", lambda one, trained, lost: one.step),
+    ("total_steps", "Steps until the script is done, as it said.", lambda one, trained, lost: one.total_steps),
+    ("step_seconds", "Seconds of a step, smoothed.", lambda one, trained, lost: one.step_seconds),
+    (
+        "last_report_timestamp_seconds",
+        "When a step was last written to the status; at most every ten seconds.",
+        lambda one, trained, lost: one.reported,
     ),
 )
 
@@ -139,6 +150,7 @@ class Metrics:
             "elasticjob_build_info", "The version of this operator.", ["version"], registry=self.registry
         ).labels(version).set(1)
         self._labels: dict[JobKey, str] = {}
+        self._names: dict[JobKey, dict[str, str]] = {}  # of the script's metrics that have series, and their labels
         self._requests: dict[tuple[str, str, int], tuple[prometheus_client.Counter, prometheus_client.Histogram]] = {}
 
     def update_job(self, job: JobKey, status: api.Status) -> None:
@@ -147,9 +159,17 @@ class Metrics:
         self._jobs[job] = after
         if job not in self._labels:
             self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
+        if after.metrics:
+            self._name_metrics(self._names.setdefault(job, {}), self._labels[job][:-1], after)
         if before is not None:  # otherwise it may have happened before this operator started
             for record in moments.compare(before, after, 0.0):
                 self._count(record)
+
+    @staticmethod
+    def _name_metrics(names: dict[str, str], labels: str, seen: Moment) -> None:
+        for name, _ in seen.metrics:
+            if len(names) < _MOST_NAMES and name not in names and len(name) <= _MOST_NAME and name.isprintable():
+                names[name] = f'{labels},metric="{_escaped(name)}"}}'
 
     def _count(self, record: Record) -> None:
         match record.kind:
@@ -167,6 +187,7 @@ class Metrics:
     def forget_job(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
         self._labels.pop(job, None)
+        self._names.pop(job, None)
 
     def observe_loop(self, lag: float, busy: float) -> None:
         """Record one sample of the event loop (seconds): see `loop_lag`."""
@@ -235,6 +256,25 @@ class Metrics:
                     if (labels := self._labels.get(job)) is not None
                     for more, value in list_parts(one)
                 ).encode()
+        yield from self._metric_pages(jobs)
+
+    def _metric_pages(self, jobs: list[tuple[JobKey, Moment]]) -> Iterator[bytes]:
+        """What the scripts report. Few jobs have much of it, so a page is one of values and not of jobs."""
+        left_out = 0
+        lines: list[str] = []
+        yield _head("reported_metric", "A number that the script reports, such as its loss.")
+        for job, one in jobs:
+            names = self._names.get(job, {})
+            lines += [
+                f"elasticjob_reported_metric{names[name]} {value!r}\n" for name, value in one.metrics if name in names
+            ]
+            left_out += sum(name not in names for name, _ in one.metrics)
+            if len(lines) > _PAGE_JOBS:
+                yield "".join(lines).encode()
+                lines.clear()
+        yield "".join(lines).encode()
+        yield _head("reported_metrics_left_out", "Numbers that scripts report and that have no series, of all jobs.")
+        yield f"elasticjob_reported_metrics_left_out {left_out}\n".encode()
 
 
 def _head(name: str, text: str) -> bytes:

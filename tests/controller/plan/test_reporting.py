@@ -40,6 +40,7 @@ def test_progress_is_that_of_the_furthest_rank() -> None:
         step=7,
         total_steps=70,
         percentage=10,
+        step_seconds=2.0,
         estimated_remaining_seconds=126,
         metrics=[api.Metric(name="loss", value=0.5)],
         last_update_time=at(0),

@@ -186,6 +186,62 @@ def test_the_links_of_a_checked_node_have_series() -> None:
     assert found["elasticjob_preflight_round_trip_seconds", labels] == 0.002
 
 
+def reporting(metrics: dict[str, float], step: int = 40, seconds: float | None = 0.25) -> api.Status:
+    told = api.ProgressStatus(
+        step=step,
+        total_steps=100,
+        step_seconds=seconds,
+        metrics=[api.Metric(name=name, value=value) for name, value in metrics.items()],
+        last_update_time=format_time(START + 5),
+    )
+    return RUNNING.model_copy(update={"progress": told})
+
+
+@pytest.mark.parametrize("seconds", [0.25, None])
+def test_what_a_script_reports_has_series(seconds: float | None) -> None:
+    collected = metrics.Metrics()
+    collected.update_job(JOB, RUNNING)
+    job = (("job", "digits"), ("namespace", "default"))
+    assert ("elasticjob_step", job) not in scraped(collected.expose(START).decode())
+    collected.update_job(JOB, reporting({"loss": 1.5, 'say "hi"': -2.0}, seconds=seconds))
+    found = scraped(collected.expose(START).decode())
+    assert found["elasticjob_step", job] == 40
+    assert found["elasticjob_total_steps", job] == 100
+    assert found["elasticjob_last_report_timestamp_seconds", job] == START + 5
+    assert found.get(("elasticjob_step_seconds", job)) == seconds
+    assert found["elasticjob_reported_metric", (*job[:1], ("metric", "loss"), *job[1:])] == 1.5
+    assert found["elasticjob_reported_metric", (*job[:1], ("metric", 'say "hi"'), *job[1:])] == -2.0
+    collected.forget_job(JOB)
+    assert not [name for name, labels in scraped(collected.expose(START).decode()) if ("job", "digits") in labels]
+
+
+def test_a_script_with_ever_new_names_gets_few_series() -> None:
+    collected = metrics.Metrics()
+    seen = set()
+    for step in range(50):
+        given = {f"{step}/{one}": 1.0 for one in range(3)} | {"x" * 65: 1.0, "line\nfeed": 1.0, "loss": float(step)}
+        collected.update_job(JOB, reporting(given, step))
+        found = scraped(collected.expose(START).decode())
+        seen |= {dict(labels)["metric"] for name, labels in found if name == "elasticjob_reported_metric"}
+    assert "loss" in seen
+    assert len(seen) == 8
+    assert found["elasticjob_reported_metrics_left_out", ()] == 5
+    collected.update_job(("other", "digits"), reporting({"accuracy": 0.5}))
+    assert b'namespace="other",job="digits",metric="accuracy"} 0.5' in collected.expose(START)
+
+
+async def test_what_many_scripts_report_is_rendered_in_breaths() -> None:
+    collected = metrics.Metrics()
+    for number in range(300):
+        collected.update_job(("default", f"job-{number}"), reporting({f"m{one}": 1.0 for one in range(32)}))
+    rendering, turns = asyncio.create_task(collected.render(START)), 0
+    while not rendering.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert (await rendering).count(b"\nelasticjob_reported_metric{") == 300 * 8
+    assert turns >= 25
+
+
 def test_what_one_operator_counts_another_in_the_same_process_does_not() -> None:
     one, other = metrics.Metrics(version="1"), metrics.Metrics(version="2")
     one.pass_errors.inc()
