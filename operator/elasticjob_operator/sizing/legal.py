@@ -1,11 +1,10 @@
-"""Size source: legal sizes, which are minReplicas plus multiples of a step, or a list of sizes. Pure."""
+"""Legal sizes: minReplicas plus multiples of a step, or a list of sizes. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from elasticjob_operator import api
-from elasticjob_operator.sizing.values import Answer, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,3 @@ def sizes_of(spec: api.Spec, wanted: int) -> Sizes:
     return Sizes(
         spec.min_replicas, wanted, elastic.replica_increment_step, tuple(elastic.replica_discrete_values or ())
     )
-
-
-def ask(view: View, size: int) -> Answer:
-    """The largest legal size of at most `size`. If none is legal, keep the pods, which then wait."""
-    found = sizes_of(view.spec, size).legal(size)
-    return Answer(at_most=found or None, reason=f"{found} is the largest legal size of at most {size}")

@@ -1,4 +1,4 @@
-"""Size source: sizes at which the script cannot start. Pure.
+"""Sizes at which the script cannot start. Pure.
 
 A job that has trained with fewer pods, and fails at its start in each world since it has grown, goes back to the size
 that worked, until its spec changes.
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api
-from elasticjob_operator.sizing.values import Answer, View
 from elasticjob_operator.times import parse_time
 
 STABLE_SECONDS = 30.0  # a world that ran for this long did not fail at its start
@@ -49,14 +48,6 @@ def find_failed_growth(worlds: Sequence[api.WorldStatus], measured: api.Measured
 def should_go_back(growth: FailedGrowth, spec: api.Spec, *, is_last_try: bool) -> bool:
     """Whether to leave the size that fails now. `is_last_try`: another failure would end the job."""
     return spec.min_replicas <= growth.small and (growth.worlds >= TRIES or is_last_try)
-
-
-def ask(view: View, size: int) -> Answer:
-    """Fewer pods than the size at which the script cannot start."""
-    room = view.room
-    if room.failed_size is None or size < room.failed_size:
-        return Answer()
-    return Answer(at_most=max(view.spec.min_replicas, room.worked_size or 1), reason=describe(room))
 
 
 def describe(room: api.CapacityStatus) -> str:

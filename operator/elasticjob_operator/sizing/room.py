@@ -1,4 +1,4 @@
-"""Size source: cluster capacity. Extra pods that cannot be scheduled are withdrawn, and retried later. Pure."""
+"""Cluster capacity. Extra pods that cannot be scheduled are withdrawn, and retried later. Pure."""
 
 from __future__ import annotations
 
@@ -8,23 +8,10 @@ from elasticjob_operator import api
 from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
-from elasticjob_operator.sizing.values import Answer, View
 from elasticjob_operator.times import format_time, parse_time
 
 PROBE_BACKOFF_SECONDS = 60.0
 MAX_PROBE_SECONDS = 600.0
-
-
-def ask(view: View, size: int) -> Answer:
-    """The size without the withdrawn extra pods. Pods up to minReplicas are never withdrawn."""
-    room = view.room
-    if not room.withdrawn:
-        return Answer()
-    return Answer(
-        at_most=max(view.spec.min_replicas, size - room.withdrawn),
-        reason=describe_withdrawn(room),
-        until=parse_time(room.retry_time),
-    )
 
 
 def describe_withdrawn(room: api.CapacityStatus) -> str:

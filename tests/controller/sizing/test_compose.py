@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from controller.builders import NOW, make_spec
 from elasticjob_operator import api
-from elasticjob_operator.sizing import bounds, compose, finishing, legal, room, wish
+from elasticjob_operator.sizing import compose
 from elasticjob_operator.sizing.values import Answer, Size, Source, View
 from elasticjob_operator.times import format_time
 
@@ -27,21 +27,31 @@ def make_view(min: int = 2, max: int = 8, *, replicas: int | None = None, withdr
 @pytest.mark.parametrize(
     ("source", "view", "size", "expected"),
     [
-        pytest.param(wish.ask, make_view(), 0, 8, id="wish: maxReplicas by default"),
-        pytest.param(wish.ask, make_view(replicas=3), 0, 3, id="wish: replicas"),
-        pytest.param(bounds.ask, make_view(), 12, 8, id="bounds: at most maxReplicas"),
-        pytest.param(bounds.ask, make_view(), 1, 2, id="bounds: at least minReplicas"),
-        pytest.param(bounds.ask, make_view(), 5, 5, id="bounds: between"),
-        pytest.param(legal.ask, make_view(), 5, 5, id="legal: every size"),
-        pytest.param(legal.ask, make_view(replicaIncrementStep=4), 7, 6, id="legal: steps from minReplicas"),
-        pytest.param(legal.ask, make_view(replicaDiscreteValues=[2, 4]), 7, 4, id="legal: the largest that fits"),
-        pytest.param(legal.ask, make_view(replicaDiscreteValues=[6]), 4, 4, id="legal: none fits, so the pods wait"),
-        pytest.param(room.ask, make_view(), 5, 5, id="room: for all"),
-        pytest.param(room.ask, make_view(withdrawn=2), 5, 3, id="room: not for two"),
-        pytest.param(room.ask, make_view(withdrawn=9), 5, 2, id="room: what minReplicas asks for is tried on"),
-        pytest.param(finishing.ask, make_view(members=4, ended=4), 5, 5, id="finishing: nobody has ended"),
-        pytest.param(finishing.ask, make_view(members=4, ended=3, is_ending=True), 5, 1, id="finishing: one is left"),
-        pytest.param(finishing.ask, make_view(members=4, is_ending=True), 2, 4, id="finishing: nobody is sent away"),
+        pytest.param(compose.ask_replicas, make_view(), 0, 8, id="replicas: maxReplicas by default"),
+        pytest.param(compose.ask_replicas, make_view(replicas=3), 0, 3, id="replicas: replicas"),
+        pytest.param(compose.ask_policy, make_view(), 12, 8, id="policy: at most maxReplicas"),
+        pytest.param(compose.ask_policy, make_view(), 1, 2, id="policy: at least minReplicas"),
+        pytest.param(compose.ask_policy, make_view(), 5, 5, id="policy: between"),
+        pytest.param(compose.ask_legal_sizes, make_view(), 5, 5, id="legal: every size"),
+        pytest.param(
+            compose.ask_legal_sizes, make_view(replicaIncrementStep=4), 7, 6, id="legal: steps from minReplicas"
+        ),
+        pytest.param(
+            compose.ask_legal_sizes, make_view(replicaDiscreteValues=[2, 4]), 7, 4, id="legal: the largest that fits"
+        ),
+        pytest.param(
+            compose.ask_legal_sizes, make_view(replicaDiscreteValues=[6]), 4, 4, id="legal: none fits, so the pods wait"
+        ),
+        pytest.param(compose.ask_room, make_view(), 5, 5, id="room: for all"),
+        pytest.param(compose.ask_room, make_view(withdrawn=2), 5, 3, id="room: not for two"),
+        pytest.param(compose.ask_room, make_view(withdrawn=9), 5, 2, id="room: what minReplicas asks for is tried on"),
+        pytest.param(compose.ask_finishing, make_view(members=4, ended=4), 5, 5, id="finishing: nobody has ended"),
+        pytest.param(
+            compose.ask_finishing, make_view(members=4, ended=3, is_ending=True), 5, 1, id="finishing: one is left"
+        ),
+        pytest.param(
+            compose.ask_finishing, make_view(members=4, is_ending=True), 2, 4, id="finishing: nobody is sent away"
+        ),
     ],
 )
 def test_what_each_source_makes_of_a_size(source: Source, view: View, size: int, expected: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from controller.builders import NOW, make_spec
 from elasticjob_operator import api
-from elasticjob_operator.sizing import retreat
+from elasticjob_operator.sizing import compose, retreat
 from elasticjob_operator.sizing.retreat import FailedGrowth
 from elasticjob_operator.sizing.values import View
 from elasticjob_operator.times import format_time
@@ -70,4 +70,4 @@ def test_when_it_goes_back(worlds: int, least: int, is_last: bool, back: bool) -
     ],
 )
 def test_the_size_that_is_asked_for(size: int, room: api.CapacityStatus, asked: int) -> None:
-    assert retreat.ask(View(make_spec(1, 6), room), size).apply(size) == asked
+    assert compose.ask_script(View(make_spec(1, 6), room), size).apply(size) == asked
