@@ -1,0 +1,159 @@
+"""What one step of the operator computes without a pause, for the largest objects that a tenant may write.
+
+The steps between two awaits are the pieces of the event loop's time. They are counted in function calls, which depend
+on nothing but the code: a hundred thousand of them take about a hundredth of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import FrameType
+from typing import Any, TypeVar
+
+import pytest
+
+from controller.builders import NOW
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.model import reading
+from elasticjob_operator.model.observe import Job, observe_job, observe_pod
+from elasticjob_operator.model.served import Served
+from elasticjob_operator.plan.plan import Plan, Seen, plan
+from elasticjob_operator.pool import capacity
+
+T = TypeVar("T")
+MOST_CALLS = 300_000
+SETTINGS = manifests.Settings(hub_url="wss://hub:1")
+POOLS = (capacity.Pool("gpus", "nvidia.com/gpu"), capacity.Pool("cpus", "cpu"), capacity.Pool("rest", "pods"))
+SMALL = {"replicas": 1, "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}}
+
+
+def count_calls(work: Callable[[], object]) -> int:
+    """The calls of functions, in Python and in C, that this makes."""
+    calls = 0
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def with_pod(pod: Mapping[str, Any] | None = None, **container: Any) -> dict[str, Any]:
+    containers = [{"name": "w", "image": "x", **container}]
+    return {**SMALL, "template": {"spec": {"containers": containers, **(pod or {})}}}
+
+
+def with_metadata(**metadata: Any) -> dict[str, Any]:
+    return {**SMALL, "template": {"metadata": metadata, "spec": {"containers": [{"name": "w", "image": "x"}]}}}
+
+
+def with_containers(count: int, **more: Any) -> dict[str, Any]:
+    return {**SMALL, "template": {"spec": {"containers": [{"name": f"c{n}", **more} for n in range(count)]}}}
+
+
+def many(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"name": f"n{number}", **more} for number in range(count)]
+
+
+TERMS = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a"}]}] * 5_000}
+AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": TERMS}}
+SPECS: Mapping[str, dict[str, Any]] = {
+    "variables": with_pod(env=many(9_500)),
+    "a long argument": with_pod(args=["x" * 250_000]),
+    "arguments": with_pod(args=["a"] * 19_000),
+    "arguments like launchers": with_pod(args=["torchrun"] * 19_000),
+    "words of a shell": with_pod(command=["sh", "-c", "torchrun $(X) && " * 14_000]),
+    "an open quotation": with_pod(command=["sh", "-c", "' " * 100_000]),
+    "containers": with_containers(9_000),
+    "containers with amounts": with_containers(4_900, resources={"limits": {"cpu": "1"}}),
+    "amounts": with_pod(resources={"limits": {f"r{number}": "1.5e3" for number in range(15_000)}}),
+    "devices": with_pod(resources={"limits": {f"nvidia.com/mig-{number}": "1" for number in range(9_000)}}),
+    "claims": with_pod(resources={"claims": many(9_000)}),
+    "labels": with_metadata(labels={f"l{number}": "1" for number in range(19_000)}),
+    "annotations": with_metadata(annotations={f"l{number}": "1" for number in range(19_000)}),
+    "mounts": with_pod(volumeMounts=many(9_000, mountPath="/x")),
+    "volumes": with_pod({"volumes": many(9_000)}),
+    "tolerations": with_pod({"tolerations": many(9_000)}),
+    "spread": with_pod({"topologySpreadConstraints": many(9_000)}),
+    "terms": with_pod({"affinity": AFFINITY}),
+    "sizes": with_pod() | {"elasticPolicy": {"maxReplicas": 5_000, "replicaDiscreteValues": list(range(1, 5_001))}},
+    "unknown fields": with_pod() | {f"maxReplica{number}": 1 for number in range(4_000)},
+    "unknown fields inside": with_pod() | {"elasticPolicy": {f"maxReplica{number}": 1 for number in range(4_000)}},
+    "wrong fields": with_pod() | {"network": {"ports": [{}] * 9_000}, "failurePolicy": {"rules": [{}] * 9_000}},
+    "settings": with_pod() | {"rendezvous": {"backend": "c10d", "conf": {f"k{n}": "v" for n in range(5_000)}}},
+    "requirements": with_pod() | {"requirements": ["x"] * 15_000},
+    "empty lists": with_pod({"x": [[] for _ in range(19_000)]}),
+}
+APPLIED = json.dumps({"spec": {f"f{number}": 1 for number in range(17_000)}})
+METADATA: Mapping[str, dict[str, Any]] = {
+    "what was applied": {"annotations": {reading.LAST_APPLIED: APPLIED}},
+    "lists that were applied": {"annotations": {reading.LAST_APPLIED: json.dumps({"spec": {"x": [[]] * 60_000}})}},
+    "own annotations": {"annotations": {f"{names.GROUP}/{number}": "x" for number in range(9_000)}},
+    "own labels": {"labels": {f"l{number}": "x" for number in range(25_000)}},
+    "managers": {"managedFields": [{"manager": f"m{number}", "operation": "Update"} for number in range(9_000)]},
+}
+
+
+def make_raw(spec: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> str:
+    identity = {"name": "j", "namespace": "evil", "uid": "u", "generation": 1, "resourceVersion": "5"}
+    return json.dumps({"metadata": {**identity, **(metadata or {})}, "spec": spec})
+
+
+def list_steps(text: str) -> dict[str, int]:
+    """The calls that each step makes with this job."""
+    steps: dict[str, int] = {}
+
+    def step(name: str, work: Callable[[], T]) -> T:
+        found: list[T] = []
+        steps[name] = count_calls(lambda: found.append(work()))
+        return found[0]
+
+    job: Job = step("observe_job", lambda: observe_job(json.loads(text)))
+    first: Plan = step("the first plan", lambda: plan(Seen(job=job, now=NOW)))
+    step("the status", lambda: manifests.status_patch(job, first.status, first.keep))
+    spec = job.spec
+    if spec is None:
+        return steps
+    step("find_pool", lambda: capacity.find_pool(POOLS, spec.template))
+    step("count_devices", lambda: [capacity.count_devices(spec.template["spec"], pool.resource) for pool in POOLS])
+    step("the children", lambda: [manifests.build_child(job, child, Served()) for child in first.ensure])
+    for new in first.create:
+        body = step("build_pod", lambda: manifests.build_pod(job, spec, new, SETTINGS))
+        body["metadata"] |= {"uid": "p", "name": "j-worker-0", "resourceVersion": "1"}
+        pod = step("observe_pod", lambda: observe_pod(body))
+        assert pod is not None
+        later = replace(job, status=first.status)
+        step("the next plan", lambda: plan(Seen(job=later, pods=(pod,), now=NOW + 5)))
+    return steps
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _models_are_built() -> None:
+    list_steps(make_raw(with_pod()))
+    list_steps(make_raw(with_pod() | {"replicas": "x"}))
+    list_steps(make_raw(SPECS["settings"]))
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_a_large_spec_costs_no_long_step(spec: Mapping[str, Any]) -> None:
+    steps = list_steps(make_raw(spec))
+    print(steps)
+    assert max(steps.values()) <= MOST_CALLS, steps
+
+
+@pytest.mark.parametrize("metadata", METADATA.values(), ids=METADATA.keys())
+def test_large_metadata_cost_no_long_step(metadata: Mapping[str, Any]) -> None:
+    steps = list_steps(make_raw(SPECS["variables"], metadata))
+    print(steps)
+    assert max(steps.values()) <= MOST_CALLS, steps
