@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,13 @@ from aiohttp import web
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
 from elasticjob_operator.apply.apply import Outcome
+from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.model.served import Served
+from elasticjob_operator.plan.plan import plan
+from elasticjob_operator.pool import capacity
+from elasticjob_operator.run import controller as controllers
 from elasticjob_operator.run.controller import Controller
+from elasticjob_operator.run.node_memory import NodeTaints
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
 
@@ -72,3 +80,100 @@ async def test_others_have_the_loop_while_many_jobs_are_planned(tmp_path: Path) 
                 await asyncio.sleep(0.001)
         await controller.stop()
     assert max(Counter(planned).values()) < JOBS / 2, "for 10 ms at a time"
+
+
+class Slow:
+    """A function that computes for longer than one turn. Counts where it is called: in the event loop, in threads."""
+
+    def __init__(self, work: Callable[..., object]) -> None:
+        self._work = work
+        self.in_loop = self.in_threads = 0
+        self.pieces = 0  # of work in the loop, with turns of others in between
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            self.in_loop += 1
+            time.sleep(0.011)
+        else:
+            self.in_threads += 1
+        return self._work(*args, **options)
+
+    async def watch(self) -> None:
+        """Runs beside it, until it is cancelled."""
+        before = 0
+        while True:
+            self.pieces += self.in_loop > before
+            before = self.in_loop
+            await asyncio.sleep(0)
+
+
+async def answer_empty(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"items": []})
+
+
+def pod_of(number: int, job: int) -> dict[str, Any]:
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": f"j{job}", "uid": f"u{job}"}
+    labels = {
+        names.LABEL_APP: names.LABEL_APP_VALUE,
+        names.LABEL_JOB: f"j{job}",
+        names.LABEL_JOB_UID: f"u{job}",
+        names.LABEL_INDEX: str(number),
+    }
+    metadata = {"name": names.pod_name(f"j{job}", number), "namespace": "t", "uid": f"p{job}-{number}"}
+    metadata |= {"labels": labels, "ownerReferences": [{**owner, "controller": True}], "resourceVersion": "1"}
+    return {"metadata": metadata, "spec": {"nodeName": "n", "containers": [{"name": "w"}]}, "status": {}}
+
+
+async def test_others_have_the_loop_while_the_pool_counts_what_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(capacity.count_devices)
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(pools=(capacity.Pool("rest", "pods"),)), api)
+        for number in range(20):
+            raw = job_of(number)
+            if not number:
+                raw["spec"] |= {"scaling": {"mode": "Goodput"}, "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}}
+            parts.cache.put_job(raw)
+            parts.cache.put_pod(pod_of(0, number))
+        assert parts.cache.count_pods() == 20
+        monkeypatch.setattr(capacity, "count_devices", slow)
+        watch = asyncio.create_task(slow.watch())
+        await parts.pool.decide()
+        watch.cancel()
+    assert slow.in_loop >= 20, "the jobs are counted"
+    assert slow.pieces > 15, "others have their turns in between"
+
+
+async def test_the_faults_of_all_jobs_are_added_up_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(faulty_nodes.find_suspects)
+    monkeypatch.setattr(faulty_nodes, "find_suspects", slow)
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        fault = {"node": "n", "count": 1, "lastTime": "2026-01-01T00:00:00Z"}
+        parts.cache.put_job({**job_of(0), "status": {"nodeFaults": [fault]}})
+        await NodeTaints(api, parts.cache).renew(time.time())
+    assert (slow.in_loop, slow.in_threads) == (0, 1)
+
+
+@pytest.mark.parametrize(("pods", "in_loop"), [(1, True), (600, False)])
+async def test_a_large_job_is_planned_in_a_thread(
+    pods: int, in_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(plan)
+    monkeypatch.setattr(controllers, "plan", slow)
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        parts.cache.put_job(job_of(0))
+        for number in range(pods):
+            parts.cache.put_pod(pod_of(number, 0))
+        api.leadership.lend(math.inf)
+        applier: Any = Nothing(parts.applier.recorder)
+        controller = Controller(api, parts.cache, parts.hub, applier, parts.controller.config)
+        controller.start()
+        async with asyncio.timeout(50):
+            while not slow.in_loop + slow.in_threads:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.001)
+        await controller.stop()
+    assert bool(slow.in_loop) == in_loop
+    assert bool(slow.in_threads) == (not in_loop)
