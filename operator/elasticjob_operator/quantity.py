@@ -38,6 +38,13 @@ def write(amount: Decimal) -> str:
     return str(int(whole)) if whole == amount else f"{int((amount * 1000).to_integral_value(ROUND_CEILING))}m"
 
 
+def find_request(container: Mapping[str, Any], resource: str) -> object:
+    """What a container requests of one resource, as written; None if nothing."""
+    resources = container.get("resources") or {}
+    requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+    return requests.get(resource, limits.get(resource))
+
+
 def find_requests(container: Mapping[str, Any]) -> dict[str, object]:
     """The resources that a container requests, as written; a limit is the request if none is set."""
     resources = container.get("resources") or {}

@@ -6,7 +6,6 @@ number of values and bytes are therefore measured iteratively, and the error mes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,22 +46,22 @@ def measure(value: Any, most_values: int = MOST_VALUES) -> Size:
     level = [value]
     while level:
         values += len(level)
-        below: list[Any] = []
-        for one in level:
-            if isinstance(one, str):
-                size += _bytes(one)
-            elif isinstance(one, Mapping):
-                size += 2 + sum(_bytes(key) + 2 for key in one)
-                below.extend(one.values())
-            elif isinstance(one, list):
-                size += 2 + len(one)
-                below.extend(one)
+        texts = [one for one in level if isinstance(one, str)]
+        containers = [one for one in level if isinstance(one, (dict, list))]
+        size += 4 * (len(level) - len(texts) - len(containers))
+        level = []
+        for one in containers:
+            size += 2 + len(one)
+            if isinstance(one, dict):
+                size += len(one)
+                texts.extend(map(str, one))
+                level.extend(one.values())
             else:
-                size += 4
-            if values + len(below) > most_values:  # with YAML aliases, one list may occur a thousand times
-                return Size(depth, values + len(below), size)
-        depth += any(isinstance(one, (Mapping, list)) for one in level)
-        level = below
+                level.extend(one)
+            if values + len(level) > most_values:  # with YAML aliases, one list may occur a thousand times
+                return Size(depth, values + len(level), size)
+        size += 2 * len(texts) + len("".join(texts).encode(errors="replace"))
+        depth += bool(containers)
     return Size(depth, values, size)
 
 
@@ -75,10 +74,6 @@ def is_too_deep(value: object) -> bool:
             return False
         level = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
     return True
-
-
-def _bytes(text: object) -> int:
-    return len(str(text).encode(errors="replace")) + 2
 
 
 def find_excess(value: Any, most_bytes: int, remedy: str) -> str:

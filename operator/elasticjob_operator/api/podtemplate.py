@@ -55,8 +55,13 @@ def _container(container: dict[str, Any], path: str) -> dict[str, Any]:
     return shaped
 
 
+MOST_RESOURCES: Final = 256  # of a container; no node has as many
+
+
 def _check_amounts(amounts: Mapping[str, Any], path: str) -> None:
     """Whoever counts devices, compares sizes or adds up a gang meets only amounts that can be computed with."""
+    if len(amounts) > MOST_RESOURCES:
+        raise ValueError(f"{path} names {len(amounts)} resources; the limit is {MOST_RESOURCES}: leave out the others")
     for resource, amount in amounts.items():
         try:
             quantity.parse(amount)
@@ -68,9 +73,9 @@ def _shaped(what: dict[str, Any], shapes: dict[str, str], path: str) -> dict[str
     """A shallow copy without null fields. Raises ValueError naming a field of the wrong type."""
     shaped = {name: value for name, value in what.items() if value is not None or name not in shapes}
     for name, shape in shapes.items():
-        value = shaped.get(name)
-        if value is None:
+        if name not in shaped:
             continue
+        value = shaped[name]
         if shape in (_OBJECTS, _TEXTS):
             inner = dict if shape == _OBJECTS else str
             if not isinstance(value, list) or not all(isinstance(v, inner) for v in value):
@@ -193,6 +198,7 @@ DEVICES = (
     "gpu.intel.com/i915",
     "gpu.intel.com/xe",
 )
+_DEVICE_FAMILIES = tuple(name for name in DEVICES if name.endswith("-"))
 # Those that are something else: networks, memory, CPUs of another kind, parts of a device that is counted itself.
 _NO_DEVICES = (
     *("rdma/", "vpc.amazonaws.com/", "networking.gke.io", "kubernetes.io/", "cpu.", "mellanox.com/"),
@@ -202,7 +208,7 @@ _NO_DEVICES = (
 
 
 def _is_device(resource: str) -> bool:
-    return any(resource == name or (name[-1] == "-" and resource.startswith(name)) for name in DEVICES)
+    return resource in DEVICES or resource.startswith(_DEVICE_FAMILIES)
 
 
 def _trainer_resources(template: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ Both may be training normally, so the messages state only what is known and what
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from elasticjob_operator import api
@@ -26,11 +26,11 @@ class Finding:
 
 
 def find_agentless(
-    pods: Iterable[Pod], heard: Collection[str], advice: str, *, hub_started: float, now: float
+    pods: Iterable[Pod], heard: Collection[str], advise: Callable[[], str], *, hub_started: float, now: float
 ) -> Finding:
     """Pods of a job without a world whose trainer is running and whose agent has never connected (by UID).
 
-    `advice`: what to do about this command.
+    `advise` says what to do about this command.
     """
     silent = [p for p in pods if p.live and p.started and p.began is not None and p.uid not in heard]
     due = {p.name: max(p.began or 0.0, hub_started) + AGENT_SECONDS for p in silent}
@@ -40,7 +40,7 @@ def find_agentless(
     names = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
     message = (
         f"{names}: the command has been running for {AGENT_SECONDS:.0f} s, but no elastic agent has connected."
-        f" If it is training, each pod trains alone. {advice}"
+        f" If it is training, each pod trains alone. {advise()}"
     )
     return Finding("NoAgent", message, min((at for at in due.values() if at > now), default=None))
 

@@ -26,7 +26,7 @@ PROOF: Final = 2  # what a single fault counts that leaves no doubt about the no
 _LEAST_SCORE: Final = 0.1
 _MOST_NODES: Final = 50
 _FAULTY: Final = 1.0
-_MOST_OF_A_STATUS: Final = 20
+MOST_OF_A_STATUS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def note(faults: Sequence[api.NodeFault], node: str, now: float, count: int = 1)
         fault for fault in faults if fault.node != node and _weigh(fault.count, fault.last_time, now) >= _LEAST_SCORE
     ]
     before = sum(round(_weigh(fault.count, fault.last_time, now)) for fault in faults if fault.node == node)
-    return [*kept, api.NodeFault(node=node, count=before + count, last_time=format_time(now))][-_MOST_OF_A_STATUS:]
+    return [*kept, api.NodeFault(node=node, count=before + count, last_time=format_time(now))][-MOST_OF_A_STATUS:]
 
 
 def _weigh(count: int, last_time: str, now: float) -> float:

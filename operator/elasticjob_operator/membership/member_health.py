@@ -95,7 +95,9 @@ class Situation:
 def judge(situation: Situation) -> tuple[MemberVerdict, ...]:
     """The verdict for every member of the current generation."""
     workers = situation.by_uid()
-    first = _blame_store([_judge_member(m, workers.get(m.uid), situation) for m in situation.world.members])
+    is_cut_off = not any(w.agent and w.agent.connected for w in situation.workers)
+    members = situation.world.members
+    first = _blame_store([_judge_member(m, workers.get(m.uid), situation, is_cut_off=is_cut_off) for m in members])
     first = _give_up_mute(first)
     if not any(j.health in (MemberHealth.STOPPED, MemberHealth.STOPPING, MemberHealth.LOST) for j in first):
         return tuple(first)
@@ -130,8 +132,9 @@ def _give_up_mute(verdicts: list[MemberVerdict]) -> list[MemberVerdict]:
     """
     rest = [j for j in verdicts if not _is_mute(j)]
     over = (MemberHealth.STOPPING, MemberHealth.STOPPED)
-    evidence = [j for j in rest if j.health in over or _is_waiting(j)]
-    if not evidence or any(j.health is not MemberHealth.LOST and j not in evidence for j in rest):
+    evidence = [j.health in over or _is_waiting(j) for j in rest]
+    others = (j.health for j, is_evidence in zip(rest, evidence, strict=True) if not is_evidence)
+    if not any(evidence) or any(health is not MemberHealth.LOST for health in others):
         return verdicts
     why = "it does not answer, and the others wait for it"
     return [replace(j, health=MemberHealth.LOST, why=why) if _is_mute(j) else j for j in verdicts]
@@ -147,7 +150,9 @@ def _is_waiting(verdict: MemberVerdict) -> bool:
     return agent is not None and agent.state.blocked and verdict.health is MemberHealth.RUNNING
 
 
-def _judge_member(member: api.Member, worker: Worker | None, situation: Situation) -> MemberVerdict:
+def _judge_member(
+    member: api.Member, worker: Worker | None, situation: Situation, *, is_cut_off: bool
+) -> MemberVerdict:
     if worker is None:
         return MemberVerdict(member, MemberHealth.LOST, None, "its pod is gone")
     pod, agent = worker.pod, worker.agent
@@ -157,7 +162,7 @@ def _judge_member(member: api.Member, worker: Worker | None, situation: Situatio
     if pod.terminal:
         return MemberVerdict(member, MemberHealth.LOST, worker, f"its pod ended{_exit_text(pod)}")
     if agent is None or not agent.connected:
-        return _judge_absent(member, worker, situation)
+        return _judge_absent(member, worker, situation, is_cut_off=is_cut_off)
     if agent.state.phase is AgentPhase.FAILED:
         return MemberVerdict(member, MemberHealth.LOST, worker, "its agent gave up")
     return _judge_present(member, worker, agent, situation)
@@ -181,10 +186,11 @@ def _exit_text(pod: Pod) -> str:
     return f" with exit code {pod.exit.code}" + (f", but {UNSAID}" if pod.phase is PodPhase.SUCCEEDED else "")
 
 
-def _judge_absent(member: api.Member, worker: Worker, situation: Situation) -> MemberVerdict:
+def _judge_absent(member: api.Member, worker: Worker, situation: Situation, *, is_cut_off: bool) -> MemberVerdict:
+    """`is_cut_off`: no agent of the job is connected."""
     agent, now, settings = worker.agent, situation.now, situation.settings
     ran = agent is None or (agent.state.phase in wire.IN_WORLD and agent.state.generation == situation.world.generation)
-    if ran and worker.pod.live and not any(w.agent and w.agent.connected for w in situation.workers):
+    if ran and worker.pod.live and is_cut_off:
         # If no agent responds, the hub is more likely cut off. A dead pod or node is noticed by other means.
         return MemberVerdict(member, MemberHealth.SUSPECT, worker, "no agent of the job responds")
     if agent is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 from elasticjob_operator.api.names import RENDEZVOUS_BACKEND
 
@@ -28,11 +27,11 @@ def find_foreign(command: Sequence[str]) -> str | None:
     if starts_agent(command):
         return None
     words = _split(command)
-    while words and (PurePosixPath(words[0]).name in _WRAPPERS or "=" in words[0]):
+    while words and (_program_of(words[0]) in _WRAPPERS or "=" in words[0]):
         words = words[1:]
     if not words:
         return None
-    name = PurePosixPath(words[0]).name
+    name = _program_of(words[0])
     instead = _rewrite(words)
     if name == "accelerate" and words[1:2] == ["launch"]:
         why = "accelerate launch starts a world of this pod alone"
@@ -45,7 +44,8 @@ def find_foreign(command: Sequence[str]) -> str | None:
 def starts_agent(command: Sequence[str]) -> bool:
     """Whether this command names an elastic agent."""
     words = _split(command)
-    return any(agent in word for word in words for agent in _AGENTS) or any("elasticjob" in word for word in words[1:])
+    text = "\n".join(words)
+    return any(agent in text for agent in _AGENTS) or "elasticjob" in text.partition("\n")[2]
 
 
 # Arguments of torchrun that take it away from the operator's rendezvous. Sizes and addresses do not.
@@ -55,7 +55,7 @@ _OVERRIDING = ("standalone", "rdzv-backend")
 def find_overriding(command: Sequence[str]) -> tuple[str, ...]:
     """The arguments of torchrun in this command that choose another rendezvous than the operator's."""
     words = list(command)
-    if len(words) >= 3 and PurePosixPath(words[0]).name in _SHELLS:
+    if len(words) >= 3 and _program_of(words[0]) in _SHELLS:
         words = words[2][:_MOST].replace(";", " ").split()
     start = next((number for number, word in enumerate(words) if _is_torchrun(word)), len(words))
     found = []
@@ -70,13 +70,18 @@ def find_overriding(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_torchrun(word: str) -> bool:
-    return PurePosixPath(word).name in _PROGRAMS or word in _MODULES
+    return (word.endswith(_PROGRAMS) and _program_of(word) in _PROGRAMS) or word in _MODULES
+
+
+def _program_of(word: str) -> str:
+    """The program that is called by its name or by its path."""
+    return word.rstrip("/").rpartition("/")[2]
 
 
 def _split(command: Sequence[str]) -> list[str]:
     """The words of the command; of the last line of a script that a shell is given."""
     words = list(command)
-    if len(words) >= 3 and PurePosixPath(words[0]).name in _SHELLS and words[1] in ("-c", "-ec", "-lc", "-exc"):
+    if len(words) >= 3 and _program_of(words[0]) in _SHELLS and words[1] in ("-c", "-ec", "-lc", "-exc"):
         text = words[2][:_MOST]
         if any(agent in text for agent in _AGENTS):
             return [_AGENTS[0]]

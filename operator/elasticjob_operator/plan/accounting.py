@@ -6,6 +6,7 @@ one failure of the job, so members are examined only after all of them have stop
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -125,25 +126,24 @@ def _note_restless(
 def _charge(
     seen: Seen, spec: api.Spec, status: api.Status, found: Sequence[Failure], failure: Failure, verdict: Verdict
 ) -> api.Status:
-    world = status.rendezvous
+    world, failed = status.rendezvous, {f.pod_uid for f in found if f.pod_uid}
     restarts = budget.charge(
         status.restarts,
         spec.elastic_policy,
         free=verdict is Verdict.RESTART_FREE,
         generation=world.generation if any(f.rank is not None and not f.generation for f in found) else 0,
-        counted=[f.pod_uid for f in found if f.pod_uid],
+        counted=failed,
         step=seen.step if seen.step is not None else (status.progress.step if status.progress else None),
         now=seen.now,
-        began=max((p.created for p in seen.pods if p.uid in {f.pod_uid for f in found}), default=None),
+        began=max((p.created for p in seen.pods if p.uid in failed), default=None),
     )
     faults = status.node_faults
-    for node in sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE}):
-        unfit = any(f.node == node and f.reason in (classify.PREFLIGHT, classify.CORRUPT) for f in found)
-        faults = faulty_nodes.note(faults, node, seen.now, faulty_nodes.PROOF if unfit else 1)
-    records = [
-        reporting.failure_status(f, f.generation or world.generation, seen.now)
-        for f in (failure, *(f for f in found if f is not failure))
-    ]
+    unfit = {f.node for f in found if f.reason in (classify.PREFLIGHT, classify.CORRUPT)}
+    blamed = sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE})
+    for node in blamed[-faulty_nodes.MOST_OF_A_STATUS :]:
+        faults = faulty_nodes.note(faults, node, seen.now, faulty_nodes.PROOF if node in unfit else 1)
+    told = itertools.islice((f for f in found if f is not failure), rank_failures.MOST_FAILURES - 1)
+    records = [reporting.failure_status(f, f.generation or world.generation, seen.now) for f in (failure, *told)]
     merged = rank_failures.merge(status.failures, records)
     return revise(
         status,
@@ -194,15 +194,8 @@ def _note_failures(
 
 def _note_departed(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict]) -> api.Status:
     """Back off for pods that others delete or that succeed outside of a world. Neither is a failure."""
-    members = {j.member.uid for j in verdicts} | set(status.rendezvous.succeeded)
-    gone = [
-        p
-        for p in seen.pods
-        if p.node
-        and (p.deleting is not None or p.terminal)
-        and p.uid not in members
-        and p.uid not in status.restarts.counted
-    ]
+    known = {j.member.uid for j in verdicts} | {*status.rendezvous.succeeded, *status.restarts.counted}
+    gone = [p for p in seen.pods if p.node and (p.deleting is not None or p.terminal) and p.uid not in known]
     early = {p.uid: s for p in gone if (s := _setback(p, status, seen.now)).lived < backoff_rules.STABLE_SECONDS}
     worlds = _members_sent_away(seen, status, verdicts)
     if not early and not worlds:
@@ -260,16 +253,18 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
     lost = status.rendezvous.lost
     is_native = spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
     succeeded = {j.member.uid for j in verdicts if j.health is MemberHealth.SUCCEEDED}
+    counted = frozenset(status.restarts.counted)
+    world = {} if is_native else _find_worlds(status.rendezvous, succeeded)
     probe = podtemplate.find_killing_probe(spec.template)
     found = [
         lost_members.place(_failure_of(pod, seen, spec, status, ranks.get(pod.uid), probe), lost, pod.uid)
         for pod in sorted(seen.pods, key=lambda p: p.index)
         if (settled if pod.uid in ranks else pod.deleting is None)  # the exit of a pod being deleted does not matter
-        and pod.uid not in status.restarts.counted
+        and pod.uid not in counted
         and (
             pod.phase is PodPhase.FAILED
             or _never_joined(pod, seen, spec, status)
-            or (not is_native and _is_unsaid(pod, seen, status, succeeded))
+            or _is_unsaid(pod, seen, world.get(pod.uid))
             or (bool(probe) and _was_asked_to_stop(pod, seen))
         )
     ]
@@ -344,14 +339,19 @@ def _failures_of_members(seen: Seen, status: api.Status, verdicts: Sequence[Memb
     ]
 
 
-def _is_unsaid(pod: Pod, seen: Seen, status: api.Status, succeeded: Collection[str]) -> bool:
+def _find_worlds(world: api.RendezvousStatus, succeeded: Collection[str]) -> dict[str, int]:
+    """The pods (UIDs) whose end their agents have to announce, with the generation that each is in."""
+    before = {m.uid: m.generation for m in world.lost}
+    now = {m.uid: world.generation for m in world.members if not m.leaving}
+    return {uid: generation for uid, generation in (before | now).items() if uid not in succeeded}
+
+
+def _is_unsaid(pod: Pod, seen: Seen, generation: int | None) -> bool:
     """Whether a member's command ended with 0 in the middle of its world, and nobody had asked it to."""
-    world, agent = status.rendezvous, seen.agents.get(pod.uid)
-    known = {m.uid: world.generation for m in world.members if not m.leaving}
-    known |= {m.uid: m.generation for m in world.lost if m.uid not in known}
-    if pod.phase is not PodPhase.SUCCEEDED or pod.deleting is not None or pod.uid in succeeded or pod.uid not in known:
+    if generation is None or pod.phase is not PodPhase.SUCCEEDED or pod.deleting is not None:
         return False
-    return agent is None or (agent.state.phase, agent.state.generation) == (wire.AgentPhase.RUNNING, known[pod.uid])
+    agent = seen.agents.get(pod.uid)
+    return agent is None or (agent.state.phase, agent.state.generation) == (wire.AgentPhase.RUNNING, generation)
 
 
 def _is_vanished(verdicts: MemberVerdict, seen: Seen) -> bool:

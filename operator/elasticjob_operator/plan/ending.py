@@ -63,14 +63,14 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
     since = next(c.last_transition_time for c in conditions if c.type == "Running")
     patience = (parse_time(since) or now) + grace
     pods = [p for p in seen.pods if p.deleting is None]
-    waiting = [p for p in pods if now < patience and _is_busy(seen, p)]
+    waiting = {p.uid for p in pods if now < patience and _is_busy(seen, p)}
     after = _suspended_status(seen, status, conditions, why)
     stop = wire.Stop(reason=names.Cause.SUSPENDED, checkpoint=True, grace_seconds=grace)
     forced, force_at = _force(seen, spec)
     return Plan(
         status=after,
         reason=names.Cause.SUSPENDED,
-        delete=(*forced, *(Deletion(p.name, p.uid, "the job is suspended") for p in pods if p not in waiting)),
+        delete=(*forced, *(Deletion(p.name, p.uid, "the job is suspended") for p in pods if p.uid not in waiting)),
         directives={uid: stop for uid, a in seen.agents.items() if a.connected},
         announces=True,  # released agents exit like finished ones; the status must tell them apart
         events=reporting.describe_changes(status, after, None, now),

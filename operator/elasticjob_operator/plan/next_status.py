@@ -26,7 +26,7 @@ def build_rendezvous(seen: Seen, status: api.Status, pods: PodSelection, decisio
         world = revise(world, succeeded=[*before.succeeded, *ended])
         lost = [j.member for j in decision.verdicts if j.health is MemberHealth.LOST and not j.leaving]
     back = {m.uid for m in world.members}  # a member that was only cut off may have joined again
-    awaited = {p.uid for p in seen.pods if p.uid not in status.restarts.counted} - back
+    awaited = {p.uid for p in seen.pods} - back - {*status.restarts.counted}
     world = revise(world, lost=lost_members.update(before.lost, lost, before.generation, awaited))
     size = 0 if decision.state in (State.WAITING, State.REGROUPING) else len(world.members)
     processes = sum(m.nproc for m in world.members) if size else 0
@@ -107,8 +107,13 @@ def _note_progress(status: api.Status, now: float) -> list[api.Condition]:
 def find_agentless(seen: Seen, spec: api.Spec, status: api.Status) -> silence.Finding:
     if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR or status.rendezvous.generation:
         return silence.Finding()
-    advice = contradictions.advise(spec)
-    return silence.find_agentless(seen.pods, seen.agents.keys(), advice, hub_started=seen.hub_started, now=seen.now)
+    return silence.find_agentless(
+        seen.pods,
+        seen.agents.keys(),
+        lambda: contradictions.advise(spec),
+        hub_started=seen.hub_started,
+        now=seen.now,
+    )
 
 
 def _find_problem(

@@ -90,13 +90,14 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     # torch's own rendezvous identifies pods by index, and so does a queue.
     by_index = is_native or seen.quota is not None
     kept = policy.choose_kept(staying, size.pods, ranks=ranks, nodes=None if by_index else seen.nodes)
+    stays = kept | replaced | departing.keys()
     answering = {uid for uid, a in seen.agents.items() if a.connected}
     forced, force_at = nodes.overdue_deletions(
         seen.pods, seen.nodes, answering, timeout=elastic.faulty_pod_timeout_seconds, now=now
     )
     return PodSelection(
         kept=tuple(p for p in live if p.uid in kept),
-        victims=frozenset(p.uid for p in live if p.uid not in kept | replaced and p.uid not in departing),
+        victims=frozenset(p.uid for p in live if p.uid not in stays),
         departing=departing,
         replaced=replaced,
         terminated=frozenset(p.uid for p in seen.pods if _is_terminated(p, needed)),
@@ -197,6 +198,8 @@ def plan_deletions(
     stopped = {j.member.uid for j in verdicts if is_waiting and j.health is MemberHealth.STOPPED}
     stuck = {j.member.uid: j.why for j in verdicts if _is_stuck(j)}
     members = {m.uid for m in (*status.rendezvous.members, *seen.job.status.rendezvous.members)}
+    members -= stopped & selection.unadmitted
+    counted = frozenset(status.restarts.counted)
     found: list[Deletion] = []
     for pod in seen.pods:
         if pod.uid in selection.forced:
@@ -204,13 +207,13 @@ def plan_deletions(
         elif pod.deleting is not None:
             continue
         elif pod.uid in selection.terminated:
-            if pod.uid in status.restarts.counted or pod.phase is PodPhase.SUCCEEDED:
+            if pod.uid in counted or pod.phase is PodPhase.SUCCEEDED:
                 found.append(Deletion(pod.name, pod.uid, "it has terminated"))
         elif pod.uid in stuck:
             found.append(Deletion(pod.name, pod.uid, stuck[pod.uid]))
         elif pod.uid in selection.unresponsive:
             found.append(Deletion(pod.name, pod.uid, "its agent does not respond"))
-        elif pod.uid in members and pod.uid not in stopped & selection.unadmitted:
+        elif pod.uid in members:
             continue
         elif selection.leaving(pod):
             found.append(Deletion(pod.name, pod.uid, selection.leaving(pod)))
@@ -228,12 +231,12 @@ def _is_stuck(verdicts: MemberVerdict) -> bool:
 def dismiss(seen: Seen, status: api.Status, selection: PodSelection) -> dict[str, wire.Directive]:
     """Stop directives for agents that are no longer needed: their pods are deleted, or their work is done."""
     members = {m.uid for m in (*status.rendezvous.members, *seen.job.status.rendezvous.members)}
-    going = selection.victims | set(selection.departing)
+    going, succeeded = selection.victims | set(selection.departing), frozenset(status.rendezvous.succeeded)
     told: dict[str, wire.Directive] = {}
     for uid, agent in seen.agents.items():
         if not agent.connected or uid in members:
             continue
-        if uid in status.rendezvous.succeeded:
+        if uid in succeeded:
             told[uid] = wire.Stop(reason="completed")
         elif uid in going:
             told[uid] = wire.Stop(reason="not-wanted")

@@ -107,7 +107,8 @@ def count_devices(pod_spec: Raw, resource: str) -> int:
     if resource == "pods":
         return 1
     containers = pod_spec.get("containers") or ()
-    return sum(count_units(resource, quantity.find_requests(container).get(resource)) for container in containers)
+    amounts = [quantity.find_request(container, resource) for container in containers]
+    return sum(count_units(resource, amount) for amount in amounts if amount is not None)
 
 
 def count_units(resource: str, amount: object) -> int:

@@ -44,6 +44,7 @@ CONTEST_SECONDS = 600.0  # between two events about writers who fight about the 
 TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
 SHORTEST_PAUSE = 0.1  # after an error
+MOST_IN_LOOP = 500  # pods and members of a job that is planned in the event loop
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
 PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
@@ -197,6 +198,7 @@ class Controller:
 
     async def _pass(self, key: JobKey, loop: _Loop) -> float | None:
         has_left = await deletions.clear(self._api, self._cache, self._applier.served, key)
+        faulty = await self._faulty_nodes.find(key[0], self._clock())
         known = self._cache.jobs.get(key)
         if known is None:
             if self._queue is not None:
@@ -219,7 +221,6 @@ class Controller:
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
         self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
         agents, ours = self._hub.agents(key), {p.uid for p in pods}
-        faulty = self._faulty_nodes.find(job.namespace, now)
         seen = Seen(
             job=job,
             pods=pods,
@@ -238,7 +239,7 @@ class Controller:
             said=loop.quiet.said,
             unresized=loop.unresized,
         )
-        made = plan(seen, self.config)
+        made = await self._plan(seen)
         # Agents may wake a job every second; a rejected write must not be retried more often because of that.
         refused_on = self._find_basis(job)
         if is_held := loop.problem is not None and loop.refused_on == refused_on and loop.again_at > time.monotonic():
@@ -263,6 +264,12 @@ class Controller:
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
         return first(made.wake_at, settled, held_until, look_at, await self._look_for_overdue(job, loop, pods, now))
+
+    async def _plan(self, seen: Seen) -> Plan:
+        """The plan; of a large job from a thread, to which frozen values go, and from which a frozen value comes."""
+        if len(seen.pods) + len(seen.job.status.rendezvous.members) <= MOST_IN_LOOP:
+            return plan(seen, self.config)
+        return await asyncio.to_thread(plan, seen, self.config)
 
     def _note_refusal(self, loop: _Loop, job: Job, outcome: Outcome, made: Plan, *, is_try: bool) -> float | None:
         """Note whether the API server has rejected a write; return when that is tried again."""

@@ -30,29 +30,38 @@ class Faulty:
 
 
 class NodeMemory:
-    """Looks at the whole cache at most once in a few seconds."""
+    """Looks at the whole cache at most once in a few seconds, in a thread: tenants have as many jobs as they like."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._at: float | None = None
         self._broken: frozenset[str] = frozenset()
         self._suspects = faulty_nodes.Suspects({}, ())
+        self._looking = asyncio.Lock()
 
-    def find(self, namespace: str, now: float) -> Faulty:
+    async def find(self, namespace: str, now: float) -> Faulty:
         """The nodes that new pods in this namespace should avoid. `now` is in seconds since the epoch."""
-        if self._at is None or not 0 <= now - self._at < _SECONDS:
-            broken = sorted(node.name for node in self._cache.nodes.values() if node.problem)
-            self._broken = frozenset(broken[:_MOST_BROKEN])
-            self._suspects, self._at = find_suspects(self._cache, now), now
+        async with self._looking:
+            if self._at is None or not 0 <= now - self._at < _SECONDS:
+                broken = sorted(node.name for node in self._cache.nodes.values() if node.problem)
+                self._broken = frozenset(broken[:_MOST_BROKEN])
+                self._suspects, self._at = await find_suspects(self._cache, now), now
         known = self._broken | {*self._suspects.by_namespace.get(namespace, ())}
         return Faulty(tuple(sorted(known)), tuple(node for node in self._suspects.agreed if node not in known))
 
 
-def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
+async def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
     """The nodes with faults of jobs that are not forgotten yet."""
-    told = ((f"{ns}/{name}", job.status.node_faults) for (ns, name), (job, _) in cache.jobs.items())
+    told = [
+        (f"{namespace}/{name}", faults)
+        for (namespace, name), (job, _) in cache.jobs.items()
+        if (faults := job.status.node_faults)
+    ]
+    if not told:
+        return faulty_nodes.Suspects({}, ())
+    nodes = frozenset(cache.nodes)
     # An operator that may not see nodes cannot tell which are there.
-    return faulty_nodes.find_suspects(told, now, lambda node: not cache.nodes or node in cache.nodes)
+    return await asyncio.to_thread(faulty_nodes.find_suspects, told, now, lambda node: not nodes or node in nodes)
 
 
 class NodeTaints:
@@ -71,7 +80,7 @@ class NodeTaints:
     async def renew(self, now: float) -> None:
         """Taint the nodes that two namespaces call faulty, and no others. `now` is in seconds since the epoch."""
         known = {node.name: node.tainted for node in self._cache.nodes.values()}
-        agreed = find_suspects(self._cache, now).agreed
+        agreed = (await find_suspects(self._cache, now)).agreed
         for name, wanted in faulty_nodes.choose_taints(known, agreed).items():
             try:
                 await self._write(name, wanted)

@@ -34,6 +34,7 @@ from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.sizing.values import PoolDecision
+from elasticjob_operator.turn import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -75,17 +76,28 @@ class PoolLoop:
         self._pools, self._objective = options.pools, options.pool_objective
         self._namespaces, self._clock = options.namespaces, clock
         self._memories: dict[JobKey, _Memory] = {}
+        self._noticed: set[JobKey] = set()
         self._changed = asyncio.Event()
         self._held: Held = {}
         self._held_at = self._last = float("-inf")
 
     def notice(self, key: JobKey) -> None:
         """Something about this job has changed. Reports alone wait for the next round."""
-        found = self._find_sharing(key)
-        memory = self._memories.get(key)
-        mark = self._mark(found[0]) if found is not None else ()
-        if mark != (memory.mark if memory is not None else ()):
+        if key in self._memories or self._find_sharing(key) is not None:
+            self._noticed.add(key)
             self._changed.set()
+
+    async def _has_changed(self) -> bool:
+        """Whether a round would see something else of the jobs that were noticed since the last look."""
+        noticed, self._noticed = self._noticed, set()
+        turn = Turn()
+        for key in noticed:
+            found, memory = self._find_sharing(key), self._memories.get(key)
+            mark = self._mark(found[0]) if found is not None else ()
+            if mark != (memory.mark if memory is not None else ()):
+                return True
+            await turn.pause()
+        return False
 
     def _mark(self, job: Job) -> tuple[object, ...]:
         """What a round depends on, except for the reports."""
@@ -101,16 +113,19 @@ class PoolLoop:
     async def run(self) -> None:
         for key in self._cache.jobs:
             self.notice(key)
-        rest = COALESCE_SECONDS
+        rest, due = COALESCE_SECONDS, time.monotonic() + ROUND_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ROUND_SECONDS if self._memories else None):
+                async with asyncio.timeout(max(0.0, due - time.monotonic()) if self._memories else None):
                     await self._changed.wait()
             await asyncio.sleep(rest)
             self._changed.clear()
             began = time.monotonic()
+            if not await self._has_changed() and began < due:
+                continue
             await self.decide()
-            rest = max(COALESCE_SECONDS, 2 * (time.monotonic() - began))  # a large pool leaves time for other work
+            ended = time.monotonic()
+            rest, due = max(COALESCE_SECONDS, 2 * (ended - began)), ended + ROUND_SECONDS  # leaves time for other work
 
     def _find_sharing(self, key: JobKey) -> tuple[Job, api.Spec] | None:
         """The job and its spec; None if it shares no pool or has finished."""
@@ -134,6 +149,7 @@ class PoolLoop:
             await self._list_others()
             self._held_at = now
         groups: dict[str, list[rounds.PooledJob]] = {}
+        turn = Turn()
         for key, (job, spec) in sharing.items():
             memory = self._remember(job, now)
             memory.mark = self._mark(job)
@@ -142,7 +158,7 @@ class PoolLoop:
                 self._decide_job(key, PoolDecision(reason=describe_no_pool(self._pools)))
             else:
                 groups.setdefault(pool.name, []).append(self._observe(job, spec, pool, memory))
-            await asyncio.sleep(0)
+            await turn.pause()
         seconds = min(now - self._last, 3 * ROUND_SECONDS) if self._last > float("-inf") else 0.0
         self._last = now
         for pool in self._pools:
@@ -150,7 +166,7 @@ class PoolLoop:
                 await self._share(pool, groups[pool.name], seconds, now)
 
     async def _share(self, pool: Pool, jobs: Sequence[rounds.PooledJob], seconds: float, now: float) -> None:
-        held = self._count_held(pool, {one.job.key for one in jobs})
+        held = await self._count_held(pool, {one.job.key for one in jobs})
         devices = capacity.count_capacity(pool, self._cache.nodes.values(), held)
         # In a thread: frozen values in, frozen values out. How long it takes depends on what tenants write.
         verdicts = await asyncio.to_thread(rounds.share, jobs, devices, self._objective, seconds=seconds, now=now)
@@ -206,16 +222,17 @@ class PoolLoop:
             spent=memory.spent,
         )
 
-    def _count_held(self, pool: Pool, sharing: set[JobKey]) -> dict[str, int]:
+    async def _count_held(self, pool: Pool, sharing: set[JobKey]) -> dict[str, int]:
         """Devices by node that pods of jobs outside of the pool, and pods of no job, hold."""
-        held = dict(self._held.get(pool.name, {}))
-        for key, (job, _) in self._cache.jobs.items():
-            if key in sharing or job.spec is None:
+        held, turn = dict(self._held.get(pool.name, {})), Turn()
+        for key, (job, _) in list(self._cache.jobs.items()):
+            placed = [] if key in sharing else [p for p in self._cache.pods(key) if p.node and not p.terminal]
+            if not placed or job.spec is None:
                 continue
             devices = capacity.count_devices(job.spec.template.get("spec") or {}, pool.resource)
-            for pod in self._cache.pods(key):
-                if devices and pod.node and not pod.terminal:
-                    held[pod.node] = held.get(pod.node, 0) + devices
+            for pod in placed if devices else ():
+                held[pod.node] = held.get(pod.node, 0) + devices
+            await turn.pause()
         return held
 
     async def _list_others(self) -> None:

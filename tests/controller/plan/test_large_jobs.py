@@ -1,7 +1,7 @@
 """A pass over a job of twice as many pods makes twice as many steps, whatever has happened to the pods.
 
-Five thousand pods may fail, end, go or come in one second. A loop within a loop makes 25 million steps of that, in which
-no other job is served. The steps are counted in lines, so that the speed of a machine does not matter.
+Five thousand pods may fail, end, go or come in one second. A loop within a loop makes 25 million steps of that, in
+which no other job is served. The steps are counted in lines, so that the speed of a machine does not matter.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Large:
             **status,
         )
         on = self.nodes() if nodes is None else nodes
-        return Seen(job=make_job(made, known), pods=pods, agents=agents or {}, nodes=on, now=NOW, hub_started=NOW - 1000)
+        return Seen(
+            job=make_job(made, known), pods=pods, agents=agents or {}, nodes=on, now=NOW, hub_started=NOW - 1000
+        )
 
     def pods(self, phase: str = "Running", first: int = 0, **fields: Any) -> tuple[Pod, ...]:
         return tuple(make_pod(index, phase, **fields) for index in range(first, self.count))
@@ -106,7 +108,9 @@ CASES: Mapping[str, Callable[[Large], Seen]] = {
         job.pods("Failed"), restarts=api.RestartStatus(counted=[f"u{i}" for i in range(job.count)], generation=1)
     ),
     "all deleted": lambda job: job.see(job.pods(deleting=NOW + 20), job.agents()),
-    "overdue": lambda job: job.see(job.pods(deleting=NOW - 900), nodes=job.nodes(ready=False, not_ready_since=NOW - 999)),
+    "overdue": lambda job: job.see(
+        job.pods(deleting=NOW - 900), nodes=job.nodes(ready=False, not_ready_since=NOW - 999)
+    ),
     "nodes lost": lambda job: job.see(
         job.pods(), job.agents(), nodes=job.nodes(ready=False, not_ready_since=NOW - 100)
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def raw_node(name: str, condition: str) -> dict[str, Any]:
 
 
 def find(memory: NodeMemory, now: float, namespace: str = "ml") -> tuple[str, ...]:
-    found = memory.find(namespace, now)
+    found = asyncio.run(memory.find(namespace, now))
     return (*found.known, *(f"{node}?" for node in found.suspected))
 
 
