@@ -9,7 +9,7 @@ import pytest
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
-from elasticjob_operator.api.crd import structural_schema
+from elasticjob_operator.api.crd import build_crd, structural_schema
 
 Schema = Mapping[str, Any]
 # NaN is a loss like any other; no status and no decision takes what is not finite.
@@ -63,3 +63,21 @@ def test_what_an_agent_says_has_bounds(message: type[wire.Hello]) -> None:
 
 def test_what_a_tenant_writes_has_bounds() -> None:
     assert list(find_unbounded(structural_schema(api.Spec), {}, "spec")) == []
+
+
+def find_long_lists(schema: Schema, path: str) -> Iterator[str]:
+    """The paths of lists without a limit, in a structural schema."""
+    if schema.get("type") == "array":
+        if "maxItems" not in schema:
+            yield path
+        yield from find_long_lists(schema["items"], path)
+    for name, inner in (schema.get("properties") or {}).items():
+        yield from find_long_lists(inner, f"{path}.{name}")
+
+
+def test_what_a_status_holds_has_bounds() -> None:
+    """Whoever may write statuses makes none that takes long to read, and the operator knows what it may write."""
+    schema = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    assert list(find_unbounded(schema, {}, "status")) == []
+    assert list(find_long_texts(schema, {}, "status")) == []
+    assert list(find_long_lists(schema, "status")) == []
