@@ -9,6 +9,7 @@ that the stored object is what the user wrote, and a default can change with the
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -92,6 +93,45 @@ def _union(node: dict[str, Any], defs: dict[str, Any], rules: dict[str, list[dic
         raise ValueError(f"a union cannot be expressed as a structural schema: {node}")
     outer = {k: v for k, v in node.items() if k in ("description", "minItems", "maxItems")}
     return _rewrite({**branches[0], **outer}, defs, rules)
+
+
+# What a status may hold: more than any operator writes, and not so much that it takes long to read. The models have no
+# such bounds: a status that somebody else has written is read as far as it can be.
+_MOST_COUNT, _MOST_REAL, _MOST_TEXT = 2**53, sys.float_info.max, 64 * 1024
+_MOST_ITEMS = 100_000  # pods
+_LISTS = {
+    "conditions": 64,
+    "fields": 128,
+    "metrics": 64,
+    "speeds": 64,
+    "lost": 128,
+    "timeline": 128,
+    "failures": 64,
+    "stragglers": 64,
+    "nodeFaults": 64,
+    "preflight": 64,
+}
+
+
+def _bound(schema: dict[str, Any], name: str = "") -> dict[str, Any]:
+    """A schema in which every number, text and list has bounds. Those that it has remain."""
+    limits: dict[str, Any] = {}
+    match schema.get("type"):
+        case "integer":
+            limits = {"minimum": -_MOST_COUNT, "maximum": _MOST_COUNT}
+        case "number":
+            limits = {"minimum": -_MOST_REAL, "maximum": _MOST_REAL}
+        case "string" if "enum" not in schema:
+            limits = {"maxLength": _MOST_TEXT}
+        case "array":
+            limits = {"maxItems": _LISTS.get(name, _MOST_ITEMS)}
+    bound = limits | schema
+    if "properties" in bound:
+        bound["properties"] = {key: _bound(inner, key) for key, inner in bound["properties"].items()}
+    for part in ("items", "additionalProperties"):
+        if isinstance(bound.get(part), dict):
+            bound[part] = _bound(bound[part], name)
+    return bound
 
 
 def _column(name: str, path: str, kind: str = "integer", *, priority: int = 0, description: str = "") -> dict[str, Any]:
@@ -190,7 +230,7 @@ def build_crd() -> dict[str, Any]:
         "A PyTorch training job that keeps training while its pods come and go.",
         {
             "spec": _schema_of_spec((*api.Spec.CEL, *api.Spec.CEL_OF_CHANGES)),
-            "status": structural_schema(api.Status),
+            "status": _bound(structural_schema(api.Status)),
         },
         {
             "subresources": {

@@ -26,6 +26,7 @@ from elasticjob_operator.sizing.room import describe_withdrawn
 from elasticjob_operator.times import format_time, parse_time
 
 PROGRESS_SECONDS = 10.0
+MOST_REASON, MOST_MESSAGE = 1024, 4096  # characters of a condition
 MOST_SECONDS = 2**53  # that a status can hold
 
 Truth = Literal["True", "False", "Unknown"]
@@ -48,6 +49,8 @@ def with_condition(
     before = next((c for c in conditions if c.type == type), None)
     moved = before is None or before.status != status
     when = format_time(now) if moved or before is None else before.last_transition_time
+    # Texts of the kubelet, a scheduler or a tenant may be part of it.
+    reason, message = reason[:MOST_REASON], message[:MOST_MESSAGE]
     fresh = api.Condition(type=type, status=status, reason=reason, message=message, last_transition_time=when)
     if before is None:
         return [*conditions, fresh]

@@ -87,7 +87,7 @@ def report(index: int) -> wire.Progress:
     )
 
 
-WAITING = {"node": "", "scheduled": None, "unschedulable": NOW - 50, "unschedulable_message": "no room"}
+WAITING: dict[str, Any] = {"node": "", "scheduled": None, "unschedulable": NOW - 50, "unschedulable_message": "no room"}
 CASES: Mapping[str, Callable[[Large], Seen]] = {
     "none yet": lambda job: job.see(members=0),
     "no room": lambda job: job.see(job.pods("Pending", **WAITING), members=0),

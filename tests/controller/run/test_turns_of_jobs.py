@@ -119,7 +119,7 @@ def pod_of(number: int, job: int) -> dict[str, Any]:
         names.LABEL_JOB_UID: f"u{job}",
         names.LABEL_INDEX: str(number),
     }
-    metadata = {"name": names.pod_name(f"j{job}", number), "namespace": "t", "uid": f"p{job}-{number}"}
+    metadata: dict[str, Any] = {"name": names.pod_name(f"j{job}", number), "namespace": "t", "uid": f"p{job}-{number}"}
     metadata |= {"labels": labels, "ownerReferences": [{**owner, "controller": True}], "resourceVersion": "1"}
     return {"metadata": metadata, "spec": {"nodeName": "n", "containers": [{"name": "w"}]}, "status": {}}
 
