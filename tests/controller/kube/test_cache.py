@@ -192,6 +192,20 @@ class TestChildren:
         assert [(s.kind, s.name, s.job) for s in watched.unowned] == [("ConfigMap", "digits-workers", "digits")]
 
 
+    def test_what_claims_to_be_one_of_thousands(self, watched: Watched) -> None:
+        """A tenant may write objects that a job controls, as many as fit: they cost its passes nothing."""
+        watched.cache.put_child("ConfigMap", raw_child("digits-elasticjob-ca"))
+        watched.woken.clear()
+        for number in range(2_000):
+            watched.cache.put_child("ConfigMap", raw_child(f"digits-{number}", uid=f"c{number}"))
+            watched.cache.put_child("NetworkPolicy", raw_child(f"digits-{number}", uid=f"n{number}"))
+        assert watched.digests() == {"digits-elasticjob-ca": "digest"}
+        assert watched.woken == []
+        assert watched.unowned[0].why == "its name is not the one that the operator gives to a ConfigMap"
+        watched.cache.apply_child("ConfigMap", "DELETED", raw_child("digits-1", uid="c1"))
+        assert watched.woken == []
+
+
 def test_what_a_deleted_job_has_left(watched: Watched) -> None:
     cache = watched.cache
     cache.put_pod(raw_pod(0))
