@@ -99,7 +99,9 @@ class Applier:
         self.recorder.record(job, plan.events, now)
         if plan.delete_job:
             await self._delete_job(job)
-        return Outcome(problem, refusals.is_blocking(refused), job.key in self._held, unresized)
+        is_held = job.key in self._held
+        self._held.discard(job.key)
+        return Outcome(problem, refusals.is_blocking(refused), is_held, unresized)
 
     async def _write(self, job: Job, version: str, plan: Plan, now: float) -> list[ApiError]:
         """Write the objects and the job concurrently; return the rejected writes once all have completed."""

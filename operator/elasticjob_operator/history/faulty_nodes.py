@@ -24,7 +24,7 @@ WITNESSES: Final = 2  # namespaces that have to agree before the others avoid a 
 _LEAST_WITNESS: Final = 0.5  # what a namespace has to hold against it
 PROOF: Final = 2  # what a single fault counts that leaves no doubt about the node
 _LEAST_SCORE: Final = 0.1
-_MOST_NODES: Final = 50
+MOST_NODES: Final = 50
 _FAULTY: Final = 1.0
 MOST_OF_A_STATUS: Final = 20
 
@@ -79,7 +79,7 @@ def _fade(age: float) -> float:
 
 def remember(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) -> tuple[NodeRecord, ...]:
     """The nodes with faults, the worst first. `jobs`: `namespace/name`, and the faults in their statuses."""
-    return tuple(_find_records(jobs, now)[:_MOST_NODES])
+    return tuple(_find_records(jobs, now)[:MOST_NODES])
 
 
 def find_suspects(
@@ -92,10 +92,10 @@ def find_suspects(
         for namespace, score in record.by_namespace.items():
             if score > _FAULTY:
                 held.setdefault(namespace, []).append((-score, record.node))
-    worst = {namespace: sorted(nodes)[:_MOST_NODES] for namespace, nodes in held.items()}
+    worst = {namespace: sorted(nodes)[:MOST_NODES] for namespace, nodes in held.items()}
     return Suspects(
         {namespace: tuple(sorted(node for _, node in nodes)) for namespace, nodes in worst.items()},
-        tuple(sorted([record.node for record in records if record.is_agreed][:_MOST_NODES])),
+        tuple(sorted([record.node for record in records if record.is_agreed][:MOST_NODES])),
     )
 
 

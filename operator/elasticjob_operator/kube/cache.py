@@ -14,7 +14,7 @@ from elasticjob_operator import numerals
 from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.model import observe, ownership
-from elasticjob_operator.model.child_objects import ChildObject, observe_child
+from elasticjob_operator.model.child_objects import ChildObject, observe_child, why_no_child
 from elasticjob_operator.model.observe import Job, Node, Pod
 from elasticjob_operator.model.ownership import POD, Dependent, UnownedObject
 from elasticjob_operator.recent import Recent
@@ -228,10 +228,11 @@ class Cache:
     def put_child(self, kind: str, raw: Raw, *, is_sound: bool = False) -> None:
         """Enter a child object. `is_sound`: the API server has just confirmed that it matches the wanted state."""
         metadata = raw["metadata"]
-        job, owner = ownership.owner_of(metadata)
-        if not owner:
-            self._put_unowned(kind, metadata, f"no {names.KIND} controls it")
+        why = why_no_child(kind, metadata)
+        if why:
+            self._put_unowned(kind, metadata, why)
             return
+        job, owner = ownership.owner_of(metadata)
         key, place = (metadata["namespace"], job), (kind, metadata["name"])
         children = self._children.setdefault(key, {})
         known = children.get(place)

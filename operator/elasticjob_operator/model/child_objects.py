@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from elasticjob_operator.api import names
 from elasticjob_operator.model import ownership
@@ -18,6 +18,26 @@ class ChildObject:
     version: str  # resourceVersion
     sound: str  # its generation, or else its resourceVersion, when it last matched the wanted state
     is_shared: bool  # the job is not its only owner
+
+
+_NAMES: Final[Mapping[str, Callable[[str], str]]] = {
+    "Service": names.service_name,
+    "PodDisruptionBudget": names.disruption_budget_name,
+    "NetworkPolicy": names.network_policy_name,
+    "ConfigMap": names.ca_config_map_name,
+    "PodGroup": names.pod_group_name,
+    "HorizontalPodAutoscaler": names.autoscaler_name,
+}
+
+
+def why_no_child(kind: str, metadata: Mapping[str, Any]) -> str:
+    """Why an object with the operator's label is not a job's child; "" if it is one. A job has one of each kind."""
+    job, uid = ownership.owner_of(metadata)
+    if not uid:
+        return f"no {names.KIND} controls it"
+    if metadata.get("name") != _NAMES[kind](job):
+        return f"its name is not the one that the operator gives to a {kind}"
+    return ""
 
 
 def observe_child(metadata: Mapping[str, Any], known: ChildObject | None, *, is_sound: bool) -> ChildObject:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
 _REFUSED_SECONDS = 600.0  # an operator whose role does not let it list events trains jobs all the same
-_MOST = 50  # events of one pod
+MOST_EVENTS = 50  # events of one pod
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class QuietPods:
         return before != self.said, first(due, told, now + max(0.0, self.again_at - time.monotonic()))
 
     async def _read(self, api: Api, job: Job, pod: Pod) -> tuple[bool, str]:
-        query = (("fieldSelector", f"involvedObject.uid={pod.uid}"), ("limit", str(_MOST)))
+        query = (("fieldSelector", f"involvedObject.uid={pod.uid}"), ("limit", str(MOST_EVENTS)))
         try:
             found = await api.request(
                 "GET", path_of("v1", "events", job.namespace), query=query, urgency=Urgency.LATER, job=job.name

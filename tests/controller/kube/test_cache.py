@@ -179,10 +179,11 @@ class TestChildren:
         assert watched.digests() == {"digits-workers": ""}
 
     def test_one_that_was_replaced_is_not_the_one_that_we_made(self, watched: Watched) -> None:
-        watched.cache.put_child("ConfigMap", raw_child(), is_sound=True)
-        watched.cache.put_child("ConfigMap", raw_child(uid="child-2", version="31"))
-        assert watched.digests() == {"digits-workers": ""}
-        assert watched.cache.child_uid(watched.cache.jobs[KEY][0], "ConfigMap", "digits-workers") == "child-2"
+        name = "digits-elasticjob-ca"
+        watched.cache.put_child("ConfigMap", raw_child(name), is_sound=True)
+        watched.cache.put_child("ConfigMap", raw_child(name, uid="child-2", version="31"))
+        assert watched.digests() == {name: ""}
+        assert watched.cache.child_uid(watched.cache.jobs[KEY][0], "ConfigMap", name) == "child-2"
 
     def test_a_stranger(self, watched: Watched) -> None:
         labels = {names.LABEL_JOB: "digits", names.LABEL_APP: names.LABEL_APP_VALUE}
@@ -190,7 +191,6 @@ class TestChildren:
             watched.cache.put_child("ConfigMap", raw_child(labels=labels, ownerReferences=[]))
         assert watched.digests() == {}
         assert [(s.kind, s.name, s.job) for s in watched.unowned] == [("ConfigMap", "digits-workers", "digits")]
-
 
     def test_what_claims_to_be_one_of_thousands(self, watched: Watched) -> None:
         """A tenant may write objects that a job controls, as many as fit: they cost its passes nothing."""
@@ -213,7 +213,7 @@ def test_what_a_deleted_job_has_left(watched: Watched) -> None:
     cache.put_pod(raw_pod(2, job_uid="job-2"))
     cache.put_pod(raw_pod(3, ownerReferences=[OWNER, {**OWNER, "uid": "other", "controller": False}]))
     cache.put_child("NetworkPolicy", raw_child())
-    cache.put_child("Service", raw_child("strange", ownerReferences=[{**OWNER, "uid": "job-2"}]))
+    cache.put_child("Service", raw_child(uid="strange", ownerReferences=[{**OWNER, "uid": "job-2"}]))
     assert cache.left_over(KEY) == (), "the job is there"
     watched.woken.clear()
     cache.apply_job("DELETED", raw_job())
