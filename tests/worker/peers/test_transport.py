@@ -101,7 +101,7 @@ def test_there_may_be_as_many_members_as_a_job_has(server: Server) -> None:
 
 
 def test_strangers_delay_a_member_but_never_keep_it_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_MOST_STRANGERS", 4)
+    monkeypatch.setattr(transport, "MOST_STRANGERS", 4)
     monkeypatch.setattr(transport, "_GIVES_WAY_SECONDS", 0.05)
     member = connect(server)
     strangers = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(12)]

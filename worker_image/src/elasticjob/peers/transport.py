@@ -36,7 +36,7 @@ _HELLO_SECONDS: Final = 5.0  # for a stranger to prove that it knows the key, in
 _ANSWER_SECONDS: Final = 20.0  # for the other side's proof, in total: many members may come at once
 _SECONDS: Final = 30.0  # without a byte
 _IDLE_SECONDS: Final = 600.0  # the other side may be lost
-_MOST_STRANGERS: Final = 256
+MOST_STRANGERS: Final = 256
 _GIVES_WAY_SECONDS: Final = 0.5  # after which a stranger gives way to the next one, where there are too many
 _BACKLOG: Final = 4096  # members that come at once wait there
 
@@ -189,7 +189,7 @@ class Server:
     def _let_in(self, connection: socket.socket) -> bool:
         """Wait until there is room for another stranger. False if the server is closed."""
         with self._room:
-            while not self._closed and len(self._strangers) >= _MOST_STRANGERS:
+            while not self._closed and len(self._strangers) >= MOST_STRANGERS:
                 oldest, since = next(iter(self._strangers.items()))
                 left = since + _GIVES_WAY_SECONDS - time.monotonic()
                 if left > 0:

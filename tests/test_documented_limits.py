@@ -1,0 +1,46 @@
+"""The table of limits in docs/operations.md says what the code has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elasticjob.peers import transport
+from elasticjob_operator.api import bounds, podtemplate, wire
+from elasticjob_operator.history import faulty_nodes, rank_failures, worlds
+from elasticjob_operator.kube import json_stream
+from elasticjob_operator.launch import bundle, function
+from elasticjob_operator.plan import reporting
+from elasticjob_operator.pool import rounds
+from elasticjob_operator.run import quiet_pods
+
+OPERATIONS = Path(__file__).resolve().parents[1] / "docs/operations.md"
+LIMITS = {
+    "pods of a job, with spares": bounds.Limits().replicas,
+    "bytes of a pod template": bounds.Limits().template_bytes,
+    "bytes of the rest of a spec": bounds.MOST_SPEC_BYTES,
+    "bytes of an ElasticJobTemplate": bounds.MOST_TEMPLATE_BYTES,
+    "levels of a spec": bounds.MOST_DEPTH,
+    "values in a spec": bounds.MOST_VALUES,
+    "resources that a container names": podtemplate.MOST_RESOURCES,
+    "processes of a pod": podtemplate.MOST_PROCESSES,
+    "values in an object of the API server": json_stream.MOST_VALUES,
+    "sizes of a job that the pool compares": rounds.MOST_SIZES,
+    "bytes of an agent's message": wire.MAX_MESSAGE_BYTES,
+    "characters of a condition's message": reporting.MOST_MESSAGE,
+    "worlds in `status.timeline`": worlds.MOST_WORLDS,
+    "failures in `status.failures`": rank_failures.MOST_FAILURES,
+    "bytes of `status.failures`": rank_failures.MOST_BYTES,
+    "nodes in `status.nodeFaults`": faulty_nodes.MOST_OF_A_STATUS,
+    "nodes that new pods avoid because of faults": faulty_nodes.MOST_NODES,
+    "events of a waiting pod that are read": quiet_pods.MOST_EVENTS,
+    "files of a code folder": bundle.MOST_FILES,
+    "bytes of a code folder": bundle.MOST_BYTES,
+    "bytes of the result of a launched function": function.MOST_RESULT_BYTES,
+    "strangers at the port of an agent's checkpoints": transport.MOST_STRANGERS,
+}
+
+
+def test_the_documented_limits_are_those_of_the_code() -> None:
+    section = OPERATIONS.read_text().partition("## Limits")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert {cells[0]: cells[1] for cells in rows} == {what: f"{most:,}" for what, most in LIMITS.items()}
