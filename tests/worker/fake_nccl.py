@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import datetime
 import os
 import queue
 import random
@@ -124,6 +125,12 @@ class Device:
 
 
 _device = Device()
+
+
+def sleep_in_torch(seconds: float) -> None:
+    """What takes time in torch's code takes it without Python's lock, which the thread needs again afterwards."""
+    with contextlib.suppress(RuntimeError):
+        dist.HashStore().wait(["nobody sets this"], datetime.timedelta(seconds=seconds))  # type: ignore[attr-defined]
 
 
 def synchronize() -> None:
@@ -283,8 +290,8 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         is_first = not self._aborted.is_set()
         self._free()
         synchronize()  # it frees memory of the device, which waits for the kernels of other communicators
-        if is_first:
-            time.sleep(self._wants.abort)
+        if is_first and self._wants.abort:
+            sleep_in_torch(self._wants.abort)
 
     def shutdown(self) -> None:
         if self._watchdog is not None:
