@@ -15,7 +15,7 @@ PROGRAM = PROGRAMS / "ending_program.py"
 STATUS = {"well": 0, "exit": 3, "error": 1, "interrupt": -2}
 
 
-@pytest.mark.parametrize("how", STATUS)
+@pytest.mark.parametrize("how", ["exit", "interrupt"])
 def test_an_abort_under_way_does_not_change_the_exit_status(tmp_path: Path, how: str) -> None:
     with FakeAgent(PROGRAM, tmp_path, BACKEND="fakenccl", FAKE_NCCL="abort=1.5", WHILE="abort", HOW=how) as agent:
         agent.start(3)
@@ -27,7 +27,7 @@ def test_an_abort_under_way_does_not_change_the_exit_status(tmp_path: Path, how:
 
 
 @needs_fsdp_on_cpu
-@pytest.mark.parametrize("how", STATUS)
+@pytest.mark.parametrize("how", ["well", "error"])
 def test_a_copy_under_way_does_not_change_the_exit_status(tmp_path: Path, how: str) -> None:
     with FakeAgent(PROGRAM, tmp_path, BACKEND="gloo", WHILE="copy", HOW=how) as agent:
         agent.start(2)

@@ -10,7 +10,7 @@ import pytest
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions.endings import Endings
 from elasticjob.sessions.fence import Fence
-from elasticjob.torchcompat import nccl
+from elasticjob.torchcompat import nccl, threads
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -106,7 +106,7 @@ def test_all_communicators_of_a_lost_world_are_aborted_at_once_and_each_once() -
     endings.abort(pair)  # by the thread that hears of the loss
     groups = list(pair)
     endings.end(groups, broken=True)  # by the main thread
-    endings.wait(20)
+    assert threads.wait(20)
     assert groups == []
     assert [one.calls for one in pair] == [["abort"], ["abort"]]
 
@@ -114,7 +114,7 @@ def test_all_communicators_of_a_lost_world_are_aborted_at_once_and_each_once() -
 def test_the_communicators_of_a_world_that_ends_in_order_are_shut_down() -> None:
     endings, group = Endings(), Group([])
     endings.end([group], broken=False)
-    endings.wait(20)
+    assert threads.wait(20)
     assert group.calls == ["shutdown"]
 
 

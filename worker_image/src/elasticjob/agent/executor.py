@@ -27,6 +27,7 @@ from elasticjob.env import Settings
 from elasticjob.launch import process
 from elasticjob.peers import directory
 from elasticjob.protocol import directives, store, wire
+from elasticjob.torchcompat import threads
 
 logger = logging.getLogger("elasticjob")
 
@@ -58,7 +59,7 @@ class Executor:
         self._ended = self._noticed = 0  # workers that have ended, and how many of them torch's loop has looked at
         self._crash: Exception | None = None
         self._examining = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="elasticjob-agent", daemon=True)
+        self._thread = threads.Thread(self._run, name="elasticjob-agent")
         self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
         self.workers = LocalWorkers(self.hub, settings.hang_timeout, self.find_place, self._on_message)
         self._stores = stores.Stores(settings, self._look, self.post, self.finish, self._look_at_workers)

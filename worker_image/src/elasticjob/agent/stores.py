@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from elasticjob.peers.entering import Place
 from elasticjob.peers.keeper import Keeper
 from elasticjob.peers.transport import PeerError
 from elasticjob.protocol import store, wire
+from elasticjob.torchcompat import threads
 
 logger = logging.getLogger("elasticjob")
 
@@ -66,7 +66,7 @@ class Stores:
         if mine is not None and self._keeper is None:
             self._use(mine, world)
         else:
-            threading.Thread(target=self._enter, args=(world, mine), name="elasticjob-enter", daemon=True).start()
+            threads.Thread(self._enter, (world, mine), "elasticjob-enter").start()
 
     def find(self, generation: int) -> store.GenerationStore:
         """The store of a world that this agent has entered. Raises KeyError for any other."""

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from elasticjob import env
 from elasticjob.channel import completion, stacks
+from elasticjob.torchcompat import threads
 
 logger = logging.getLogger("elasticjob")
 
@@ -238,9 +239,10 @@ def _answer_look(message: Message) -> None:
     if "torch.distributed.distributed_c10d" in sys.modules:  # this thread does not import torch for a script
         from elasticjob.torchcompat import groups
 
-        told["collectives"] = groups.count_collectives()
+        with threads.calling():
+            told["collectives"] = groups.count_collectives()
+            told["last"] = groups.find_last_collective() if is_detailed else ""
         told["step"] = completion.steps.tell(told["collectives"])
-        told["last"] = groups.find_last_collective() if is_detailed else ""
     if is_detailed:
         told["threads"] = stacks.describe_other_threads()
     if message.get("stack"):

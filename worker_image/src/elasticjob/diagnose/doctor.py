@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -23,6 +22,7 @@ from elasticjob.diagnose.checks import CHECKS, PREFLIGHT_CHECKS, Check, run_chec
 from elasticjob.diagnose.findings import FAIL, OK, Finding
 from elasticjob.diagnose.hosted_worlds import HostedWorld
 from elasticjob.errors import ElasticJobError
+from elasticjob.torchcompat import threads
 
 _SELFTEST_SECONDS = 90.0
 _KNOWN_TO_AGENT = ("hub", "token")  # the agent is connected already; a hub that restarts now is no failure
@@ -149,7 +149,7 @@ def preflight(level: str, environ: Mapping[str, str], seconds: float = 180.0) ->
     def run() -> None:
         found.extend(examine(environ, quick=level == "Node", checks=PREFLIGHT_CHECKS))
 
-    thread = threading.Thread(target=run, name="elasticjob-preflight", daemon=True)
+    thread = threads.Thread(run, name="elasticjob-preflight")
     thread.start()
     thread.join(seconds)
     if not thread.is_alive():

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from elasticjob.channel import control
 from elasticjob.launch import ahead, ending, frameworks, main_module, preload, process
-from elasticjob.torchcompat import forking
+from elasticjob.torchcompat import forking, threads
 
 _MAX_ORDER = 4 * 1024 * 1024
 GO = b"g"  # to a worker: start the script
@@ -194,9 +194,11 @@ def become(argv: list[str]) -> NoReturn:
     try:
         main_module.run(argv)
     except SystemExit as error:
+        threads.note_end(error)
         ending.note(error)
         raise
     except BaseException as error:
+        threads.note_end(error)
         own = error.__traceback__
         while own is not None and own.tb_frame.f_code.co_filename in _OWN_FILES:
             own = own.tb_next
@@ -207,6 +209,7 @@ def become(argv: list[str]) -> NoReturn:
             sys.excepthook = lambda *_: None  # the interpreter ends itself by SIGINT, and has nothing to add
             raise
         sys.exit(1)
+    threads.note_end(None)
     sys.exit(0)
 
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from elasticjob.protocol import wire
-from elasticjob.torchcompat import sockets
+from elasticjob.torchcompat import sockets, threads
 
 _TRY_SECONDS = 1.0  # for the first answer; torch's client makes one more try after it
 _PAUSE = 0.05  # between two attempts, and between two looks at one
@@ -51,14 +51,13 @@ class _Attempt:
         self._where = where
         self._others = sockets.find_connections()  # of which some may lead to the same store
         self._store: TCPStore | None = None
-        self._thread = threading.Thread(target=self._connect, name="elasticjob-connect", daemon=True)
+        self._thread = threads.Thread(self._connect, name="elasticjob-connect")
         self._thread.start()
 
     def take(self) -> TCPStore | None:
         """The store, if it is connected. If the attempt has not ended, it is given up."""
         if not self.ended.is_set():
-            # Not a daemon: a thread that the interpreter finds in torch's code when it ends would end the process.
-            threading.Thread(target=self._end, name="elasticjob-connect-end").start()
+            threads.Thread(self._end, name="elasticjob-connect-end").start()
             return None
         return self._store
 

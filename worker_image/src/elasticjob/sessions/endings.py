@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterable
 from typing import Any
+
+from elasticjob.torchcompat import threads
 
 _ABORT, _SHUTDOWN, _DROP = "abort", "shutdown", ""
 
@@ -22,7 +23,6 @@ class Endings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._aborted: dict[int, Any] = {}  # groups by their identity, which lasts as long as they are kept here
-        self._threads: list[threading.Thread] = []
 
     def abort(self, groups: Iterable[Any]) -> None:
         """Abort these groups, all at once, unless that is under way. Returns at once."""
@@ -30,7 +30,7 @@ class Endings:
             for group in groups:
                 if id(group) not in self._aborted:
                     self._aborted[id(group)] = group
-                    self._start(_ABORT, [group])
+                    _start(_ABORT, [group])
 
     def end(self, groups: list[Any], broken: bool) -> None:
         """Torch has forgotten these groups, and they are to go: aborted if the world is `broken`. Returns at once.
@@ -43,19 +43,11 @@ class Endings:
             while groups:
                 held = [groups.pop()]
                 was_aborted = self._aborted.pop(id(held[0]), None) is not None
-                self._start(_DROP if was_aborted else _SHUTDOWN, held)
+                _start(_DROP if was_aborted else _SHUTDOWN, held)
 
-    def wait(self, seconds: float) -> None:
-        """Wait so long for what has not ended: before the process exits, for example."""
-        deadline = time.monotonic() + seconds
-        for one in self._threads:
-            one.join(max(0.0, deadline - time.monotonic()))
 
-    def _start(self, how: str, held: list[Any]) -> None:
-        self._threads = [one for one in self._threads if one.is_alive()]
-        thread = threading.Thread(target=_end, args=(held, how), name=f"elasticjob-end-{how}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+def _start(how: str, held: list[Any]) -> None:
+    threads.Thread(_end, (held, how), f"elasticjob-end-{how}").start()
 
 
 def _end(held: list[Any], how: str) -> None:

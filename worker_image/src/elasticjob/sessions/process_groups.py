@@ -17,11 +17,10 @@ from elasticjob.channel.place import Place
 from elasticjob.errors import CollectiveFailedError, WorldLostError
 from elasticjob.protocol import store, wire
 from elasticjob.sessions.endings import Endings
-from elasticjob.torchcompat import devices, failures, groups, nccl, sockets
+from elasticjob.torchcompat import devices, failures, groups, nccl, sockets, threads
 
 _FORM_SECONDS = 30.0
 _WORD_SECONDS = 5.0
-_END_SECONDS = 10.0  # for the communicators of a session that is over
 _LOOK_SECONDS = 0.05
 _CPU = torch.device("cpu")
 
@@ -43,6 +42,7 @@ class ProcessGroups:
         self._connections: frozenset[int] = frozenset()  # connections that belong to the groups
         self._kept: dict[int, int] = {}  # descriptors of those of the last world, which other ranks may not have left
         self._keeping = threading.Lock()
+        threads.free_at_end(self.shut_down)
 
     def enter(self, place: Place, is_lost: Callable[[], bool], connect: Callable[[], None] = lambda: None) -> None:
         """Join the world that the agent described, unless it is lost before its store has answered.
@@ -123,7 +123,7 @@ class ProcessGroups:
                 made.set()
 
         mine = [group for group in groups.find_groups() if not groups.is_gloo(group)]
-        threading.Thread(target=make, args=(mine,), name="elasticjob-connect", daemon=True).start()
+        threads.Thread(make, (mine,), "elasticjob-connect").start()
         while not made.wait(_LOOK_SECONDS):
             if is_lost():
                 raise WorldLostError("a member was lost while the communicators were made")
@@ -170,10 +170,6 @@ class ProcessGroups:
         others = [group for group in groups.forget_groups() if group not in gloo]
         groups.drop_gloo(gloo)
         self._endings.end(others, broken)
-
-    def wait_for_ends(self) -> None:
-        """The last world is left: wait until its communicators have ended, as far as that can be."""
-        self._endings.wait(_END_SECONDS)
 
     def abort(self) -> None:
         """Free the main thread from a blocked collective or group creation. Thread-safe; returns at once."""

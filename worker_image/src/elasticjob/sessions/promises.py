@@ -16,20 +16,21 @@ import torch.distributed as dist
 from elasticjob.channel.place import Place
 from elasticjob.errors import WorldLostError
 from elasticjob.protocol import store, wire
+from elasticjob.torchcompat import threads
 
 _CONNECT_SECONDS = 30.0
 _LEAST_PAUSE, _MOST_PAUSE = 0.001, 0.05  # seconds between two looks
 _COUNT, _LAST = "count", "last"
 
 
-class Promises(threading.Thread):
+class Promises(threads.Thread):
     """Tells the others this rank's step, and calls `on_last` with the latest one of all ranks.
 
     It gives up if the world is left, or `is_over`.
     """
 
     def __init__(self, place: Place, step: int, on_last: Callable[[int], None], is_over: Callable[[], bool]) -> None:
-        super().__init__(name=f"elasticjob-promises-{place.generation}", daemon=True)
+        super().__init__(name=f"elasticjob-promises-{place.generation}")
         self._place, self._step = place, step
         self._on_last = on_last
         self._is_left = threading.Event()
@@ -37,12 +38,12 @@ class Promises(threading.Thread):
         self._is_done = threading.Event()
         self._error = "a member was lost"
         self._is_known = False
+        threads.free_at_end(self.leave)
         self.start()
 
-    def leave(self, seconds: float = 0.0) -> None:
-        """The world is left: end, and wait so long for that."""
+    def leave(self) -> None:
+        """The world is left: end soon."""
         self._is_left.set()
-        self.join(seconds)
 
     def wait(self) -> None:
         """Wait until `on_last` has been called. Raises WorldLostError if that cannot be."""

@@ -32,7 +32,6 @@ from elasticjob.torchcompat import failures, groups
 
 logger = logging.getLogger("elasticjob")
 
-_END_SECONDS = 6.0  # longer than an attempt to connect to a store
 _SAVE_SECONDS = 10.0  # for a save that is under way when the world changes: less than the usual grace period
 
 
@@ -132,9 +131,6 @@ class Worlds:
         except RuntimeError as error:
             logger.warning("The world broke after the last step: %s", error)
         self._leave()
-        self.groups.wait_for_ends()
-        if self._promises is not None:
-            self._promises.leave(_END_SECONDS)  # a thread that the interpreter finds in torch's code ends the process
 
     def _step(self, event: machine.Event) -> tuple[machine.Action, ...]:
         with self._lock:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from elasticjob.collectives import deliveries, messages, skeletons
 from elasticjob.context import buddies
 from elasticjob.context.buddies import Buddies
 from elasticjob.sessions.sharded.parts import Parcel, prepare
+from elasticjob.torchcompat import threads
 
 logger = logging.getLogger("elasticjob")
 
@@ -28,12 +28,12 @@ _PIECE_BYTES = 64 << 20
 _SIGNED = 1 << 63  # a digest is unsigned, a tensor's numbers are not
 
 
-class Exchange(threading.Thread):
+class Exchange(threads.Thread):
     """One copy on its way: this rank's shards to one rank, those of another rank to this one."""
 
     def __init__(self, step: int, mine: Parcel, old: torch.Tensor | None, ranks: Buddies, group: Any) -> None:
         """`old`: memory to receive into."""
-        super().__init__(name=f"elasticjob-copy-{step}", daemon=True)
+        super().__init__(name=f"elasticjob-copy-{step}")
         self.step, self.mine, self.received = step, mine, Parcel("", torch.empty(0, dtype=torch.uint8))
         self.source = ranks.source
         self.is_complete = False
