@@ -1,8 +1,8 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
-Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, connection, fsdp, hsdp, copies), LAST (step),
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, connection, evaluate, fsdp, hsdp, copies), LAST (step),
 KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas between
-several: forward, micro, backward, applied, or entering, with the number of a message instead of a step), SWALLOW (an
+several: forward, micro, backward, applied, between, or entering, with the number of a message instead of a step), SWALLOW (an
 `except Exception` for each batch), MOMENTUM, DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
 """
 
@@ -103,6 +103,8 @@ class Script:
                     self.step(inputs, targets)
                 if self.session.committed > before:
                     self.write()
+                    if KIND == "evaluate":
+                        self.evaluate()
                 if self.session.committed >= LAST:
                     return
 
@@ -130,6 +132,19 @@ class Script:
                 die_here(*here, "applied")
         for one in self.optimizers:
             one.zero_grad()
+
+    def evaluate(self) -> None:
+        """Between two steps, with a collective of the script's own."""
+        session, size = self.session, self.session.world_size
+        with session.interruptible() as block:
+            die_here(session.committed, session.rank, session.generation, "between")
+            found = torch.ones(1)
+            if size > 1:
+                dist.all_reduce(found)
+            fake_nccl.synchronize()  # as found.item() does
+        if getattr(block, "is_whole", True):
+            with self.lines.open("a") as lines:
+                lines.write(json.dumps({"found": found.item(), "size": size, "after": session.committed}) + "\n")
 
     def write(self) -> None:
         whole = [one.full_tensor() if KIND in SHARDED else one for one in self.model.parameters()]

@@ -23,7 +23,8 @@ def train(folder: Path, size: int = 3, /, **variables: str) -> tuple[FakeAgent, 
         agent.run()
     norms: dict[int, set[float]] = {}
     for row in agent.rows:
-        norms.setdefault(row["step"], set()).add(row["norm"])
+        if "step" in row:
+            norms.setdefault(row["step"], set()).add(row["norm"])
     return agent, norms
 
 
@@ -84,6 +85,18 @@ def test_a_script_that_swallows_the_error_has_not_done_the_step(tmp_path: Path, 
     agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, BACKEND="gloo", SWALLOW="1")
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed(kind))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+def test_what_is_computed_between_two_steps_is_right_or_known_to_be_wrong(
+    tmp_path: Path, undisturbed: Any, backend: str
+) -> None:
+    agent, norms = train(tmp_path, KIND="evaluate", KILL="12:2:1:between", BACKEND=backend, FAKE_NCCL="leaves=garbage")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+    found = [row for row in agent.rows if "found" in row]
+    assert [row for row in found if row["found"] != row["size"]] == []
+    assert {row["after"] for row in found} >= {*range(24)} - {12}
 
 
 @pytest.mark.parametrize("dump", ["0", "15000"])
