@@ -19,6 +19,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,6 +46,13 @@ _SEEN = (
     "Sessions on CUDA devices were seen to work on single ones (NVIDIA H100) whose ranks shared them, and not yet over"
     " NVLink or InfiniBand."
 )
+
+
+@dataclass
+class Block:
+    """A block of code between two steps."""
+
+    is_whole: bool = False  # it has come to its end, and no member was lost until then
 
 
 class Session:
@@ -287,19 +295,24 @@ class Session:
             self._worlds.interrupter.allowed = False
 
     @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[Block]:
         """Code between two steps, for example an evaluation, which ends at once if the world is lost meanwhile.
 
-        The rest of the block is skipped then, and no step is repeated. Code outside of any block of a session runs to
-        its end first, and ends the process if one of its collectives fails.
+        The rest of the block is skipped then, and no step is repeated. What it computed from other ranks' values is
+        right if `is_whole` of the block is true afterwards. Code outside of any block of a session runs to its end
+        first, and ends the process if one of its collectives fails.
 
         Use it in the loop over `batches`: behind its end, ranks that join just then do not take part.
         """
         if self._has_looped and not self._in_batches:
             self._adviser.note_between()
         try:
+            block = Block()
             self._worlds.interrupter.allowed = True
-            yield
+            yield block
+            self._worlds.interrupter.allowed = False
+            self._worlds.hold()
+            block.is_whole = True
         except Exception as error:
             self._worlds.interrupter.allowed = False
             if not self._worlds.can_change or not self._worlds.is_failure(error):
