@@ -1,9 +1,10 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
-Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, connection, evaluate, fsdp, hsdp, copies), LAST (step),
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, connection, evaluate, gan, fsdp, hsdp, copies), LAST (step),
 KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas between
-several: forward, micro, backward, applied, between, or entering, with the number of a message instead of a step), SWALLOW (an
-`except Exception` for each batch), MOMENTUM, DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
+several: forward, micro, backward, applied, halfway, between, or entering, with the number of a message instead of a step), SWALLOW (an
+`except Exception` for each batch), MOMENTUM, REST (seconds after the
+first optimizer has stepped, in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class Script:
         body, head = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh()), torch.nn.Linear(32, 1)
         self.model: Any = torch.nn.Sequential(body, head)
         momentum = float(os.environ.get("MOMENTUM", "0.9"))
-        parts = [body, head] if KIND == "two" else [self.model]
+        parts = [body, head] if KIND in ("two", "gan") else [self.model]
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
         options: dict[str, Any] = {"virtual": {"virtual_ranks": 6}, "accumulate": {"micro_batch_size": 4}}.get(KIND, {})
         self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
         extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
-        if KIND == "two":
+        if KIND in ("two", "gan"):
             extras["head"] = self.optimizers[1]
         given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[0]}
         if KIND in SHARDED:
@@ -110,6 +111,9 @@ class Script:
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         session = self.session
+        if KIND == "gan":
+            self.step_in_turn(inputs, targets)
+            return
         loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
         here = (session.committed + 1, session.rank, session.generation)
         die_here(*here, "forward" if session.ends_step else "micro")
@@ -130,8 +134,21 @@ class Script:
             for one in self.optimizers:
                 one.step()
                 die_here(*here, "applied")
+                time.sleep(float(os.environ.get("REST", "0")) if here[0] == 12 else 0)
         for one in self.optimizers:
             one.zero_grad()
+
+    def step_in_turn(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Each optimizer has a backward pass of its own, as in a GAN."""
+        session = self.session
+        here = (session.committed + 1, session.rank, session.generation)
+        for optimizer, point in zip(self.optimizers, ("forward", "halfway"), strict=True):
+            for one in self.optimizers:
+                one.zero_grad()
+            loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
+            die_here(*here, point)
+            (loss * session.scale).backward()
+            optimizer.step()
 
     def evaluate(self) -> None:
         """Between two steps, with a collective of the script's own."""

@@ -88,6 +88,27 @@ def test_a_script_that_swallows_the_error_has_not_done_the_step(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+def test_optimizers_that_step_together_have_one_permission(tmp_path: Path, undisturbed: Any, backend: str) -> None:
+    """The loss is known when the first one has stepped, and all gradients of the step were reduced before."""
+    variables = {"KILL": "12:2:1:applied", "REST": "0.7", "BACKEND": backend, "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, KIND="two", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("two"))
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+def test_a_step_of_which_one_optimizer_has_applied_its_part_is_taken_back(
+    tmp_path: Path, undisturbed: Any, backend: str, swallows: bool
+) -> None:
+    """In a GAN, the other one has a backward pass of its own, which the loss breaks."""
+    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage"} | ({"SWALLOW": "1"} if swallows else {})
+    agent, norms = train(tmp_path, KIND="gan", KILL="12:2:1:halfway", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("gan"))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
 def test_what_is_computed_between_two_steps_is_right_or_known_to_be_wrong(
     tmp_path: Path, undisturbed: Any, backend: str
 ) -> None:
