@@ -21,7 +21,7 @@ from chaos.trials import Report
 from worker.fake_agent import FakeAgent
 from worker.gang_helper import PROGRAMS
 
-KINDS = ("plain", "accumulate", "scaler", "two", "virtual", "groups", "hsdp", "copies")
+KINDS = ("plain", "accumulate", "scaler", "two", "virtual", "groups", "hsdp", "copies", "gan")
 LAST = 30  # steps; an epoch has 20
 
 
@@ -45,6 +45,7 @@ def plan(seed: int) -> Story:
     for number in range(1 if sharded or size == 2 else 2):
         generation = 1 + number + (joins is not None)
         points = ["forward", "backward", "applied"] + (["micro"] if kind == "accumulate" else [])
+        points = ["forward", "halfway"] if kind == "gan" else points
         points = ["forward"] if sharded else points  # what the script writes of a sharded step needs all ranks
         point = "entering" if number == 0 and joins is not None and chance.random() < 0.6 else chance.choice(points)
         members = size - number + (joins is not None)

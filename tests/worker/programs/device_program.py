@@ -1,10 +1,10 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
-Variables: BACKEND, KIND (plain, accumulate, scaler, two, virtual, groups, connection, evaluate, gan, fsdp, hsdp, copies), LAST (step),
-KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas between
-several: forward, micro, backward, applied, halfway, between, or entering, with the number of a message instead of a step), SWALLOW (an
-`except Exception` for each batch), MOMENTUM, REST (seconds after the
-first optimizer has stepped, in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, virtual, groups, connection, evaluate, fsdp, hsdp,
+copies), LAST (step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point",
+with commas between several: forward, micro, backward, applied, halfway, between, or entering, with the number of a
+message instead of a step), SWALLOW (an `except Exception` for each batch), MOMENTUM, REST (seconds after the first
+optimizer has stepped, in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Script:
                 one.zero_grad()
             loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
             die_here(*here, point)
-            (loss * session.scale).backward()
+            torch.autograd.backward(loss * session.scale)
             optimizer.step()
 
     def evaluate(self) -> None:

@@ -81,6 +81,32 @@ def test_a_failed_backward_pass_that_the_script_has_caught_is_not_applied() -> N
     world.fence.begin_applying(world.noting("agree"))
 
 
+def test_a_loss_that_becomes_known_between_two_optimizers_does_not_tear_the_step() -> None:
+    world = World()
+    world.fence.begin()
+    for _ in range(2):
+        world.fence.begin_applying(world.noting("agree"))
+        world.fence.end_applying()
+        world.lost = True
+    world.fence.commit(is_applied=True)
+    assert world.asked == ["hold", "agree"]
+    assert not world.fence.is_divided
+
+
+def test_collectives_between_two_optimizers_need_a_permission_of_their_own() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    world.queued += 1
+    world.lost = True
+    with pytest.raises(WorldLostError):
+        world.fence.begin_applying(world.noting("agree"))
+    assert world.fence.is_divided
+    with pytest.raises(WorldLostError):  # though the script has caught the error
+        world.fence.commit(is_applied=True)
+
+
 class Group:
     """A communicator whose abort needs that of another one to have begun."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+from elasticjob.sessions import model_state
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.recovery import StateLostError
+from elasticjob.sessions.undo import Undo
 
 
 def ignore(*_: Any) -> None:
@@ -130,3 +133,70 @@ def test_a_loss_after_a_step_was_counted_does_not_count_it_twice() -> None:
     memory.commit()
     memory.take_back(1, True, False)
     assert memory.committed == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "is_taken_back"),
+    [
+        pytest.param("d", True, id="the first of two"),
+        pytest.param("dd", True, id="the first of two, twice"),
+        pytest.param("g", True, id="in another order"),
+        pytest.param("dg+", False, id="the last one had begun"),
+    ],
+)
+def test_optimizers_with_separate_backward_passes_are_taken_back(broken: str, is_taken_back: bool) -> None:
+    model = torch.nn.Linear(2, 1)
+    parts = {"g": model.weight, "d": model.bias}
+    optimizers = {name: torch.optim.SGD([part], lr=0.5, momentum=0.9) for name, part in parts.items()}
+
+    def begin(one: Any, *_: Any) -> None:
+        memory.note_applying(one)
+
+    def end(one: Any, *_: Any) -> None:
+        memory.note_applied(one)
+
+    hooks = begin, end
+    memory: Memory = Memory(ReplicatedModelState(model, optimizers["g"], hooks), None, {"d": optimizers["d"]})
+    model_state.hook(optimizers["d"], hooks)
+
+    def step(names: str) -> None:
+        memory.begin()
+        for name in names:
+            model(torch.ones(1, 2)).sum().backward()
+            if name == "+":
+                memory.note_applying(optimizers["g"])
+            else:
+                optimizers[name].step()
+
+    def read() -> list[Any]:
+        everything: list[Any] = [model, *optimizers.values()]
+        return [copy.deepcopy(one.state_dict()) for one in everything]
+
+    for _ in range(2):
+        step("dg")
+        memory.commit(is_divided=True)
+    before = read()
+    step(broken)
+    memory.take_back(1, True, False)
+    if not is_taken_back:
+        with pytest.raises(StateLostError):
+            memory.agree(None)
+        return
+    memory.agree(None)
+    assert memory.committed == 1
+    assert str(read()) == str(before)
+
+
+def test_optimizers_that_step_together_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(Undo, "keep", lambda _, optimizer: kept.append(optimizer))
+    model = torch.nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD([one], lr=0.5) for one in model.parameters()]
+    memory = Memory(ReplicatedModelState(model, optimizers[0], (ignore, ignore)), None, {"d": optimizers[1]})
+    for _ in range(3):
+        memory.begin()
+        for one in optimizers:
+            memory.note_applying(one)
+            memory.note_applied(one)
+        memory.commit(is_divided=False)
+    assert kept == [optimizers[0]], "in the first step nobody knows"

@@ -1,10 +1,13 @@
-"""Whether a step counts. Two places decide it, and nothing goes around them: before the optimizer applies a step, and
-before the step is committed.
+"""Whether a step counts. Two places decide it, and nothing goes around them: before an optimizer applies its part of a
+step, and before the step is committed.
 
 With gloo a lost peer is an exception in the collective. On a device a collective is only queued: after an abort the
 device goes on with whatever is in the buffers, and nothing raises. But a loss is known here before its world is
 aborted. So the question has two parts, in this order: the device has done everything, and the world still holds. Then
 everything was reduced.
+
+The permission for one optimizer is also that for the next one, if no collective was entered in between: all that the
+step needs of other ranks is here, and a loss that becomes known just then must not tear it.
 """
 
 from __future__ import annotations
@@ -22,17 +25,25 @@ class Fence:
         hold: Callable[[], None],
         count: Callable[[], int | None],
         meet: Callable[[], None],
+        is_queued: bool = True,
     ) -> None:
         """`hold` waits for the device and raises WorldLostError if the world does not hold then; `count` says how many
-        collectives were queued, or None; in `meet` all ranks wait for each other.
+        collectives were entered, or None; in `meet` all ranks wait for each other; `is_queued`: collectives are only
+        queued when they return.
         """
         self.is_open = False  # there is a step
-        self.hold, self._count, self._meet = hold, count, meet
+        self.is_divided = False  # collectives were entered between two optimizers of the step
+        self.hold, self._count, self._meet, self._is_queued = hold, count, meet, is_queued
         self._before: int | None = None
+        self._permitted: int | None = None  # the collectives of which all are right
+        self._has_stepped = False
         self._failure: Exception | None = None
 
     def begin(self) -> None:
         """A step begins; with several micro-batches, each of them."""
+        if not self.is_open:
+            self.is_divided = self._has_stepped = False
+            self._permitted = None
         self.is_open, self._failure = True, None
 
     def note_failure(self, error: Exception) -> None:
@@ -40,27 +51,42 @@ class Fence:
         self._failure = error
 
     def begin_applying(self, agree: Callable[[], None]) -> None:
-        """The optimizer is about to apply the step, once all ranks `agree`. Raises WorldLostError if it must not."""
+        """An optimizer is about to apply its part of the step, once all ranks `agree`. Raises WorldLostError if it must
+        not.
+        """
         if self._failure is not None:
             raise WorldLostError("the backward pass has failed") from self._failure
         self._before = self._count()  # while the device still works
-        self.hold()
-        agree()
+        if self._permitted is not None and self._before == self._permitted:
+            return
+        self.is_divided = self._has_stepped
+        self._asking(self.hold, agree)
 
     def end_applying(self) -> None:
         """The optimizer has applied the step. Raises WorldLostError if it has used other ranks' values that are wrong:
         the state is torn then.
         """
-        if self._count() != self._before:  # an optimizer that is spread over the ranks
-            self.hold()
+        after = self._count()
+        if self._is_queued and after != self._before:  # an optimizer that is spread over the ranks
+            self._asking(self.hold)
+        self._permitted, self._has_stepped = after, True
+
+    def _asking(self, *questions: Callable[[], None]) -> None:
+        try:
+            for ask in questions:
+                ask()
+        except Exception as error:  # the script may catch this one, too
+            self._failure = error
+            raise
 
     def commit(self, is_applied: bool) -> None:
-        """The script's block has ended. Raises WorldLostError if the step does not count.
+        """The script's block has ended. Raises WorldLostError if the step does not count. `is_applied`: each optimizer
+        has stepped, on all ranks or on none.
 
-        Each call of the optimizer had the permission of the fence. Without any, either all ranks have skipped the step,
+        Each call of an optimizer had the permission of the fence. If one is missing, either all ranks have skipped it,
         like a GradScaler, or this script has caught the error of a collective, and the others will not come.
         """
-        if not is_applied:
+        if not is_applied or self._failure is not None:
             self.hold()
             self._meet()
         self.is_open = False

@@ -18,7 +18,8 @@ from elasticjob.data import generators
 from elasticjob.data.generators import Generators
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.sessions import recovery, transfer
-from elasticjob.sessions.model_state import ModelState
+from elasticjob.sessions.model_state import ModelState, ReplicatedModelState
+from elasticjob.sessions.undo import Undo
 
 
 @dataclass
@@ -47,6 +48,8 @@ class Memory:
         self._calls = dict.fromkeys(["", *(name for name, one in extras.items() if _is_optimizer(one))], 0)
         self._usual = dict.fromkeys(self._calls, 1)
         self._clean = True  # no step is partially applied
+        self._undo = Undo()
+        self._together: bool | None = None  # all optimizers have always stepped with one permission; None: no step yet
         self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
         self.keep_place()
 
@@ -63,18 +66,35 @@ class Memory:
         self._is_applying = False
         self._calls = dict.fromkeys(self._calls, 0)
 
-    def note_applying(self) -> None:
-        """Record that the optimizer begins to step."""
+    def note_applying(self, optimizer: Any) -> None:
+        """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back."""
         self._is_applying = True
+        missing = dict(self._usual)
+        for name, calls in self._calls.items():
+            missing[name] -= calls
+        missing[self._find_name(optimizer)] -= 1
+        follows = any(count > 0 for count in missing.values())
+        is_replicated = isinstance(self.model_state, ReplicatedModelState)
+        if follows and is_replicated and self._can_go_back and not self._together:
+            self._undo.keep(optimizer)
+        else:
+            self._undo.skip(optimizer)
 
-    def note_applied(self, optimizer: Any = None) -> None:
+    def note_applied(self, optimizer: Any) -> None:
         """Record that an optimizer has stepped: one of the extras, or else the session's own."""
         self._is_applying = False
-        self._calls[next((name for name, one in self._extras.items() if one is optimizer), "")] += 1
+        self._undo.skip(optimizer)
+        self._calls[self._find_name(optimizer)] += 1
 
-    def commit(self) -> None:
-        """Record that the step is applied on this rank."""
+    def _find_name(self, optimizer: Any) -> str:
+        return next((name for name, one in self._extras.items() if one is optimizer), "")
+
+    def commit(self, is_divided: bool | None = None) -> None:
+        """Record that the step is applied on this rank. `is_divided`: its optimizers did not have one permission."""
         self.committed += 1
+        if is_divided is not None:
+            self._together = self._together is not False and self._is_whole and not is_divided
+        self._undo.forget()
         self._usual = {name: max(usual, self._calls[name]) for name, usual in self._usual.items()}
         self.begin()
         if self.virtual is not None:
@@ -104,6 +124,11 @@ class Memory:
         self._random = generators.read() if self._can_go_back else None
 
     @property
+    def have_all_stepped(self) -> bool:
+        """Whether each optimizer has stepped in this step: all ranks say the same, also one that has just joined."""
+        return all(self._calls.values())
+
+    @property
     def _is_whole(self) -> bool:
         """Whether each optimizer has stepped as often as it ever does. With several of them, and blocks in which not
         all step, nobody knows whether one was still to come.
@@ -119,7 +144,8 @@ class Memory:
         if self._is_whole and was_last_batch and not self._is_applying:
             self.commit()
         elif self.applied or self._is_applying:
-            self._clean = False  # one of several optimizer calls may be missing, or a part of one
+            # One of several optimizer calls may be missing, or a part of one.
+            self._clean = self._undo.take_back() and self._clean
         elif was_ready and list(self._usual.values()) == [1]:
             if self.virtual is not None:
                 self.virtual.buffers.undo()

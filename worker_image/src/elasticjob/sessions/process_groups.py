@@ -61,9 +61,9 @@ class ProcessGroups:
         """Whether collectives are only queued on a device: a loss is no exception there, but wrong values."""
         return self._wait is not None
 
-    def count_queued(self) -> int | None:
-        """The collectives that were queued so far; None if none is, or if torch does not tell."""
-        return groups.count_collectives() if self.is_queued else None
+    def count_collectives(self) -> int | None:
+        """The collectives that were entered so far, or queued; None if torch does not tell."""
+        return groups.count_collectives()
 
     def wait_for_device(self) -> None:
         """Until the device has done all that is queued, or an abort has freed it."""

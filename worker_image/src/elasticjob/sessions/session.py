@@ -257,7 +257,7 @@ class Session:
         self._fence.begin()
         self._adviser.begin(self.regroups)
         if self._tells:
-            completion.steps.begin(self._worlds.groups.count_queued())
+            completion.steps.begin(self._worlds.groups.count_collectives())
         self._buffers.keep()
         virtual = self._memory.virtual
         if virtual is not None:
@@ -272,8 +272,8 @@ class Session:
             if virtual is not None:
                 virtual.finish()
             if self.ends_step:
-                self._fence.commit(self._memory.applied > 0)
-                self._memory.commit()
+                self._fence.commit(self._memory.have_all_stepped)
+                self._memory.commit(self._fence.is_divided)
                 self._buffers.forget()
                 self._memory.note_committed()
                 completion.steps.end()
@@ -330,7 +330,7 @@ class Session:
         self._closed = True
         self._worlds.close()
 
-    def _begin_apply(self, *_: Any) -> None:
+    def _begin_apply(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._memory.virtual is not None:
             self._memory.virtual.finish()
         self._worlds.interrupter.allowed = False
@@ -338,7 +338,7 @@ class Session:
             self._fence.begin_applying(self._agree)
         if not self._memory.applied:  # a script may drop the gradients between the steps of two optimizers
             self._model_state.check_gradients()
-        self._memory.note_applying()
+        self._memory.note_applying(optimizer)
 
     def _agree(self) -> None:
         if self._model_state.has_copies and self._worlds.can_change:
@@ -381,7 +381,7 @@ class Session:
     def _make_fence(self, groups: ProcessGroups) -> Fence:
         if not self._worlds.can_change:  # nobody could repeat a step
             return Fence(self._worlds.hold, lambda: None, lambda: None)
-        return Fence(self._worlds.hold, groups.count_queued, groups.barrier)
+        return Fence(self._worlds.hold, groups.count_collectives, groups.barrier, groups.is_queued)
 
     def _enter_world(self) -> None:
         """Call `on_world`, for example to load a checkpoint."""
