@@ -187,6 +187,19 @@ def test_optimizers_with_separate_backward_passes_are_taken_back(broken: str, is
     assert str(read()) == str(before)
 
 
+def test_a_step_with_an_earlier_micro_batch_is_torn() -> None:
+    """A script that steps the optimizer in each of them."""
+    memory, optimizer = make_memory()
+    for _ in range(2):
+        memory.begin()
+        memory.note_applying(optimizer)
+        memory.note_applied(optimizer)
+    memory.begin()
+    memory.take_back(1, False, False)
+    with pytest.raises(StateLostError):
+        memory.agree(None)
+
+
 def test_optimizers_that_step_together_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     monkeypatch.setattr(Undo, "keep", lambda _, optimizer: kept.append(optimizer))

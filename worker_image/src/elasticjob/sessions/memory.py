@@ -143,7 +143,7 @@ class Memory:
         """
         if self._is_whole and was_last_batch and not self._is_applying:
             self.commit()
-        elif self.applied or self._is_applying:
+        elif self._undo.is_needed:
             # One of several optimizer calls may be missing, or a part of one.
             self._clean = self._undo.take_back() and self._clean
         elif was_ready and list(self._usual.values()) == [1]:

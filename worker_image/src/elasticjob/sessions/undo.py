@@ -27,6 +27,11 @@ class Undo:
         self._before: list[_Before] = []
         self._is_complete = True
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether an optimizer has stepped, or begun to."""
+        return bool(self._before) or not self._is_complete
+
     @torch.no_grad()
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
         """This one is about to step."""
