@@ -14,6 +14,8 @@ from operator_fixture import Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
+OS = "kubernetes.io/os"
+
 
 def await_told(jobs: Jobs, name: str, reason: str, timeout: float = 60.0) -> str:
     """The message of the condition `Degraded`, once it has this reason."""
@@ -105,3 +107,37 @@ def test_an_admission_webhook_that_fails_is_told(jobs: Jobs, cluster: Cluster) -
     jobs.await_world("hooked", 2)
     wait_for(lambda: jobs.condition("hooked", "Degraded")["status"] == "False", "nothing is told any more")
     assert jobs.status("hooked")["restarts"]["total"] == 0
+
+
+def test_an_init_container_that_fails_is_named(jobs: Jobs) -> None:
+    spec = light_spec(runPolicy={"maxRestarts": 0})
+    spec["template"]["spec"]["initContainers"] = [{"name": "download", "image": "light/agent:1", "command": ["false"]}]
+    jobs.create("fetches", spec)
+    failed = jobs.await_condition("fetches", "Failed")
+    assert "init container 'download'" in failed["message"]
+    degraded = jobs.condition("fetches", "Degraded")
+    assert degraded.get("status") != "True", "a job that has ended lacks no pods"
+
+
+def test_a_pod_for_windows_is_refused(jobs: Jobs) -> None:
+    for name, fields in (("by-os", {"os": {"name": "windows"}}), ("by-node", {"nodeSelector": {OS: "windows"}})):
+        spec = light_spec()
+        spec["template"]["spec"] |= fields
+        jobs.create(name, spec)
+        failed = jobs.await_condition(name, "Failed")
+        assert failed["reason"] == "InvalidSpec"
+        assert f"spec.template.spec.{next(iter(fields))}" in failed["message"]
+        assert jobs.pods(name) == []
+
+
+def test_a_limit_that_others_add_is_not_the_templates(jobs: Jobs) -> None:
+    ranges = f"/api/v1/namespaces/{jobs.namespace}/limitranges"
+    limits = [{"type": "Container", "default": {"cpu": "100m"}, "defaultRequest": {"cpu": "10m"}}]
+    jobs.kube.request("POST", ranges, {"metadata": {"name": "small"}, "spec": {"limits": limits}})
+    spec = light_spec()
+    spec["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "200m"}}
+    jobs.create("limited", spec)
+    told = await_told(jobs, "limited", "PodAltered")
+    assert "container 'worker' has no resources.limits[cpu] in spec.template: a LimitRange" in told
+    jobs.kube.request("DELETE", f"{ranges}/small")
+    jobs.await_world("limited", 2)
