@@ -21,6 +21,7 @@ _POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topol
 _CONTAINER_SHAPES = {"resources": "an object", "lifecycle": "an object", "image": "a text"}
 _CONTAINER_SHAPES |= dict.fromkeys(("env", "envFrom", "volumeMounts", "ports"), _OBJECTS)
 _CONTAINER_SHAPES |= dict.fromkeys(("command", "args"), _TEXTS)
+_OS_LABEL: Final = "kubernetes.io/os"
 _RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
 
 
@@ -42,8 +43,21 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"spec.restartPolicy must be Never or left out, not {spec['restartPolicy']}: the operator replaces pods"
         )
+    _check_system(spec)
     _check_metadata(template, [c["name"] for c in containers])
     return {**template, "spec": spec}
+
+
+def _check_system(spec: Mapping[str, Any]) -> None:
+    """No agent runs on Windows: its pods would wait for one."""
+    system, labels = spec.get("os"), spec.get("nodeSelector") or {}
+    asked = {
+        "spec.os.name": system.get("name") if isinstance(system, Mapping) else None,
+        f"spec.nodeSelector[{_OS_LABEL}]": labels.get(_OS_LABEL),
+    }
+    for field, name in asked.items():
+        if name == "windows":
+            raise ValueError(f"{field} is windows, and workers run on Linux only: remove it")
 
 
 def _container(container: dict[str, Any], path: str) -> dict[str, Any]:

@@ -25,6 +25,11 @@ _NO_POLICY: Final = (
 _ALTERED: Final = "PodAltered"
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
 _WRONG_FIELD: Final = re.compile(r"\bspec\.(\w+)[^\s:]*: (?:Invalid|Unsupported|Duplicate) value")
+# A request above a limit; the limit is of the same container.
+_ABOVE_LIMIT: Final = re.compile(
+    r"\bspec\.(containers|initContainers)\[(\d{1,4})\]\.resources\.requests: Invalid value: [^:]{1,64}: "
+    r"must be less than or equal to (\S{1,256}) limit"
+)
 _QUANTITIES: Final = ("limits", "requests", "overhead", "sizeLimit", "divisor")  # fields with one, or many by name
 
 
@@ -52,6 +57,8 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     if "quantities must match" in error.message:
         wrong = ", ".join(_find_wrong_quantities(pod["spec"], "spec"))
         return ApiError(error.status, error.reason, f"{error.message}; no quantities: {wrong}") if wrong else error
+    if limited := _find_added_limit(error, pod["spec"]):
+        return ApiError(error.status, _ALTERED, f"{limited}: {error.message}")
     field = _WRONG_FIELD.search(error.message)
     if field is None or field[1] in pod["spec"]:
         return error
@@ -61,6 +68,19 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
         f"the API server rejects the pod for spec.{field[1]}, which is not in spec.template: an admission webhook or a "
         f"policy has added it: {error.message}",
     )
+
+
+def _find_added_limit(error: ApiError, spec: Mapping[str, Any]) -> str:
+    """Whose limit is below its request although the pod was sent without it; "" if nobody's is."""
+    for kind, at, resource in _ABOVE_LIMIT.findall(error.message):
+        containers = spec.get(kind) or ()
+        container = containers[int(at)] if int(at) < len(containers) else {}
+        if resource not in ((container.get("resources") or {}).get("limits") or {}):
+            return (
+                f"container {container.get('name')!r} has no resources.limits[{resource}] in spec.template: a "
+                "LimitRange of the namespace or a webhook has set one below what it requests; set it yourself"
+            )
+    return ""
 
 
 def _find_wrong_quantities(raw: object, path: str) -> Iterator[str]:

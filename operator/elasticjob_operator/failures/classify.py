@@ -35,6 +35,7 @@ class Failure:
     message: str = ""
     traceback: str = ""
     log_tail: str = ""
+    init_container: str = ""  # that has failed, and not the trainer
     rank: int | None = None
     generation: int = 0  # the world that it ended; 0: the present one
     signal: str = ""
@@ -71,6 +72,7 @@ def failure_of_pod(pod: Pod, node: Node | None, rank: int | None = None, probe: 
         message=said.message or reason,
         log_tail=said.log_tail,
         traceback=said.traceback,
+        init_container=pod.exit.init_container if pod.exit else "",
         rank=rank,
         blame=blame,
         conditions=pod.conditions,

@@ -34,12 +34,12 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The termination of the trainer container."""
+    """The termination of the trainer container, or of an init container that kept it from starting."""
 
     code: int
     reason: str = ""
     message: str = ""  # the termination message, or the end of the log (FallbackToLogsOnError)
-    container: str = ""
+    init_container: str = ""  # which of them has failed; "" for the trainer
 
     @property
     def succeeded_in(self) -> int | None:
@@ -68,7 +68,7 @@ def find_trainer(spec: Raw, status: Raw, name: str) -> Trainer:
     state = states.get(name, {})
     ended = state.get("terminated")
     if ended is not None:
-        found = _exit(ended, name)
+        found = _exit(ended)
         return Trainer(
             phase=_phase_of_ended(phase, found, status),
             began=ended.get("startedAt"),
@@ -131,9 +131,9 @@ def _look_at_init_containers(spec: Raw, status: Raw) -> tuple[Exit | None, Raw]:
     return None, {}
 
 
-def _exit(ended: Raw, container: str) -> Exit:
+def _exit(ended: Raw, init_container: str = "") -> Exit:
     code = numerals.read_count(ended.get("exitCode"), 2**31, least=-(2**31)) or 0
     if not code:
         number = numerals.read_count(ended.get("signal"), 2**31)
         code = 128 + number if number else 0
-    return Exit(code, ended.get("reason", ""), ended.get("message", ""), container)
+    return Exit(code, ended.get("reason", ""), ended.get("message", ""), init_container)

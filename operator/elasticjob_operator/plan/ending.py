@@ -58,8 +58,8 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
     conditions = reporting.with_condition(status.conditions, "Running", False, why[0], "", now)
     if seen.job.problems:
         conditions = reporting.with_condition(conditions, "Degraded", True, "InvalidSpec", seen.job.problems_text, now)
-    elif any(c.type == "Degraded" and c.reason == "InvalidSpec" for c in conditions):
-        conditions = reporting.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
+    elif status.condition("Degraded"):  # it wants nothing
+        conditions = reporting.with_condition(conditions, "Degraded", False, why[0], "", now)
     since = next(c.last_transition_time for c in conditions if c.type == "Running")
     patience = (parse_time(since) or now) + grace
     pods = [p for p in seen.pods if p.deleting is None]
@@ -184,6 +184,8 @@ def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: 
     type = "Complete" if phase is api.Phase.COMPLETE else "Failed"
     conditions = reporting.with_condition(status.conditions, "Running", False, reason, "", now)
     conditions = reporting.with_condition(conditions, type, True, reason, message[:4096], now)
+    if status.condition("Degraded"):  # it lacks nothing any more
+        conditions = reporting.with_condition(conditions, "Degraded", False, reason, "", now)
     formed = status.rendezvous.generation
     reported = reporting.read_reports(seen.agents.values(), status.goodput, formed)
     happened = goodput.watch(status.goodput, running=False, formed=formed, now=now, reported=reported)

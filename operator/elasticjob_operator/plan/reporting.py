@@ -170,6 +170,8 @@ def diagnose(failure: Failure, found: Iterable[Failure], generation: int, now: f
 def describe_failure(failure: Failure) -> str:
     """Describe a failure in one line for conditions and events."""
     who = f"rank {failure.rank} ({failure.pod})" if failure.rank is not None else failure.pod
+    if failure.init_container:
+        who = f"init container {failure.init_container!r} of {who}"
     if failure.hung:
         alone = "" if failure.reason == names.RANK_HUNG else "; the rank that holds up the others is unknown"
         return f"{who} hung: {errortext.exception_of(failure.message)}{alone}"

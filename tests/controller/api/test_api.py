@@ -272,6 +272,18 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             id="restart-policy",
         ),
         pytest.param(
+            {"template": {"spec": {"os": {"name": "windows"}, "containers": [{"name": "a"}]}}},
+            "spec.template",
+            "spec.os.name is windows, and workers run on Linux only: remove it",
+            id="windows",
+        ),
+        pytest.param(
+            {"template": {"spec": {"nodeSelector": {"kubernetes.io/os": "windows"}, "containers": [{"name": "a"}]}}},
+            "spec.template",
+            "spec.nodeSelector[kubernetes.io/os] is windows, and workers run on Linux only: remove it",
+            id="nodes of windows",
+        ),
+        pytest.param(
             {
                 "template": {
                     "metadata": {"annotations": {"elasticjob.dev/trainer-container": "b"}},

@@ -85,6 +85,10 @@ UNREAD = (
     'Pod in version "v1" cannot be handled as a Pod: quantities must match the regular expression '
     "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
 )
+ABOVE = (
+    'Pod "a" is invalid: spec.containers[0].resources.requests: Invalid value: "2": must be less than or equal to cpu '
+    "limit of 1"
+)
 SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": a valid label must be alphanumeric'
 
 
@@ -104,6 +108,23 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
         ),
         pytest.param(
             SPOILED, {"nodeSelector": {}}, "InvalidTemplate", "spec.nodeSelector", id="a field of the template"
+        ),
+        pytest.param(
+            ABOVE,
+            {"containers": [{"name": "a", "resources": {"requests": {"cpu": "2"}}}]},
+            "PodAltered",
+            "container 'a' has no resources.limits[cpu]",
+            id="a limit that a LimitRange has added",
+        ),
+        pytest.param(
+            ABOVE,
+            {"containers": [{"name": "a", "resources": {"limits": {"cpu": "1"}}}]},
+            "InvalidTemplate",
+            "less than or equal",
+            id="a limit of the template",
+        ),
+        pytest.param(
+            ABOVE, {"containers": []}, "PodAltered", "container None", id="a container that a webhook has added"
         ),
         pytest.param(
             "spec.dnsConfig: Required value", {}, "InvalidTemplate", "dnsConfig", id="a field that is missing"

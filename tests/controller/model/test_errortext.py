@@ -100,7 +100,7 @@ def test_a_tail_begins_with_a_whole_line() -> None:
 
 def _told(code: int, log: str, reason: str = "Error") -> tuple[str, str, str]:
     """(message, traceback, log tail) of a worker's container that ended so."""
-    pod = make_pod(0, "Failed", exit=Exit(code, reason, log, "worker"))
+    pod = make_pod(0, "Failed", exit=Exit(code, reason, log))
     failure = classify.failure_of_pod(pod, make_node("node0"), 0)
     return reporting.describe_failure(failure), failure.traceback, failure.log_tail
 

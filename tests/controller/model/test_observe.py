@@ -110,7 +110,7 @@ def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
                     {"name": "worker", "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": "tail"}}},
                 ],
             },
-            {"phase": "Failed", "exit": Exit(3, "Error", "tail", "worker")},
+            {"phase": "Failed", "exit": Exit(3, "Error", "tail")},
             id="failed",
         ),
         pytest.param(
@@ -142,7 +142,7 @@ def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
 ENDED = {"exitCode": 3, "reason": "Error", "startedAt": "2026-01-01T00:00:02Z"}
 RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:03Z"}}
 SIDECAR = [{"name": "proxy", "restartPolicy": "Always"}]
-FAILED = {"phase": "Failed", "exit": Exit(3, "Error", "", "worker"), "started": False}
+FAILED = {"phase": "Failed", "exit": Exit(3, "Error"), "started": False}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ FAILED = {"phase": "Failed", "exit": Exit(3, "Error", "", "worker"), "started": 
             "Running",
             {"terminated": {"exitCode": 0, "reason": "Completed"}},
             RUNS,
-            {"phase": "Succeeded", "exit": Exit(0, "Completed", "", "worker"), "lingers": True, "waiting": ""},
+            {"phase": "Succeeded", "exit": Exit(0, "Completed"), "lingers": True, "waiting": ""},
             id="well",
         ),
         pytest.param(
