@@ -1,7 +1,7 @@
 """Nodes that run nothing: they say of pods what a kubelet would say, and their agents talk to the real hub.
 
-All nodes, containers and agents are tasks of one thread, so that thousands of pods cost a few seconds of CPU. A
-container is known by the first word of its command: `torchrun` is an agent, `sleep` goes on, `true` and `false` end.
+All nodes, containers and agents are tasks of one thread, so that thousands of pods cost a few seconds of CPU. What a
+container does is known by its command: one with `torchrun` is an agent, `sleep` goes on, `true` and `false` end.
 """
 
 from __future__ import annotations
@@ -40,6 +40,23 @@ CLOSING_SECONDS: Final = 0.3  # aiohttp closes connections with TLS in the backg
 TROUBLE: Final = (ApiError, aiohttp.ClientError, TimeoutError, OSError)
 
 
+PROGRAMS: Final = frozenset({"accelerate", "bash", "false", "mpirun", "python", "sh", "sleep", "torchrun", "true"})
+
+
+def find_program(container: Raw, *, is_init: bool) -> str:
+    """What this container does: torchrun, sleep, true or false; "" if its image has no such program."""
+    command, args = container.get("command") or (), container.get("args") or ()
+    words = [str(word) for word in (*command, *args)]
+    first, line = Path(words[0]).name if words else "", " ".join(words)
+    if command and first not in PROGRAMS:
+        return ""
+    if "torchrun" in line:
+        return "torchrun"
+    if first in ("sh", "bash"):
+        return "false" if "exit 1" in line else "true" if is_init else "sleep"
+    return first if first in ("true", "false") else "sleep"
+
+
 class Refused(Exception):  # noqa: N818 - says what happened
     """A container cannot be made yet: the reason of its state, and the message."""
 
@@ -55,6 +72,7 @@ class LightNodes:
         self._cluster, self._specs = cluster, specs
         self.wrong: list[str] = []
         self._pods: dict[str, LightPod] = {}
+        self._attached: dict[tuple[str, str], tuple[str, str]] = {}  # (namespace, disk): (node, pod)
         self._addresses = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -127,7 +145,7 @@ class LightNodes:
         else:
             self._addresses += 1
             address = f"10.{self._addresses >> 16 & 255}.{self._addresses >> 8 & 255}.{self._addresses & 255}"
-            self._pods[uid] = LightPod(self.api, pod, node, address, self.wrong.append)
+            self._pods[uid] = LightPod(self.api, pod, node, address, self.wrong.append, self._attached)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -151,8 +169,11 @@ def _write_identity(cluster: Cluster) -> tuple[Path, Path]:
 class LightPod:
     """The life of one pod."""
 
-    def __init__(self, api: Api, pod: Raw, node: NodeSpec, address: str, blame: Callable[[str], None]) -> None:
-        self.api, self.pod, self.node, self.blame = api, pod, node, blame
+    def __init__(
+        self, api: Api, pod: Raw, node: NodeSpec, address: str, blame: Callable[[str], None],
+        attached: dict[tuple[str, str], tuple[str, str]],
+    ) -> None:  # fmt: skip
+        self.api, self.pod, self.node, self.blame, self.attached = api, pod, node, blame, attached
         metadata, spec = pod["metadata"], pod["spec"]
         self.namespace, self.name, self.uid = metadata["namespace"], metadata["name"], metadata["uid"]
         self.path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
@@ -272,6 +293,9 @@ class LightPod:
             for source in sources:
                 if why := await self._find_missing(source):
                     return f'MountVolume.SetUp failed for volume "{volume["name"]}" : {why}'
+            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            if claim and (why := await self._find_other_user(claim)):
+                return why
             if (csi := volume.get("csi")) is not None:
                 driver = csi.get("driver")
                 return f"kubernetes.io/csi: driver name {driver} not found in the list of registered CSI drivers"
@@ -279,6 +303,21 @@ class LightPod:
             if path.get("type") in ("Directory", "File", "Socket") and not Path(path["path"]).exists():
                 return f"hostPath type check failed: {path['path']} is not a {path['type'].lower()}"
         return ""
+
+    async def _find_other_user(self, claim: str) -> str:
+        """Who else has a disk that is attached to one node at a time."""
+        path = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims/{claim}"
+        try:
+            found = await self.api.request("GET", path)
+        except ApiError:
+            return f'persistentvolumeclaim "{claim}" not found'
+        if found["spec"]["accessModes"] != ["ReadWriteOnce"]:
+            return ""
+        disk = found["spec"].get("volumeName", "")
+        user = self.attached.setdefault((self.namespace, disk), (self.node.name, self.name))
+        if user[0] == self.node.name:
+            return ""
+        return f'Multi-Attach error for volume "{disk}" Volume is already used by pod(s) {user[1]}'
 
     async def _find_missing(self, source: Raw) -> str:
         """Which ConfigMap, Secret or key a volume or variable needs and does not find."""
@@ -350,13 +389,13 @@ class LightPod:
                 await self._set(states, at, state=Waiting(why.reason, str(why)))
                 await asyncio.sleep(RETRY_SECONDS)
         began = time.time()
-        command = list(container.get("command") or ()) or ["sleep"]
-        if command[0] not in ("torchrun", "sleep", "true", "false", "sh"):
-            text = f'exec: "{command[0]}": executable file not found in $PATH'
+        program = find_program(container, is_init=states is self.init)
+        if not program:
+            text = f'exec: "{container["command"][0]}": executable file not found in $PATH'
             await self._end(states, at, Ended(128, "StartError", began, began, message=text))
             return
         await self._set(states, at, state=Running(began), ready=True, started=True, container_id="light://1")
-        ends = [asyncio.create_task(one) for one in (self._execute(container, command[0]), self._probe(container))]
+        ends = [asyncio.create_task(one) for one in (self._execute(container, program), self._probe(container))]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             code = next(iter(done)).result()

@@ -15,7 +15,9 @@ FOREIGN: Final = "another's"
 SILENT: Final = "silent"
 SILENT_SECONDS: Final = 70.0  # a minute, and what it takes to see it
 MOST_REFUSED: Final = 10  # writes of one job that the API server refuses, or pods that a node refuses, in a minute
+MOST_TRIES: Final = 8  # of a job whose script fails at its start: at once, and then 1, 2, 4 … s later
 MOST_REQUESTS: Final = 120  # of one job in a minute, with all that it makes
+REFUSED_BY_NODES: Final = "node-refuses"  # the part that makes nodes refuse all pods
 # Reasons that say only that there is no world yet.
 _EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "Regrouping", "MembersFinish", "AllWanted")
 _COMMON: Final = frozenset({"spec", "name", "template", "kind", "value", "image", "path", "true", "false", "None"})
@@ -56,6 +58,12 @@ def judge_words(made: Made, status: Raw, cluster: Iterable[str]) -> str:
     if any(word.lower() in f"{text}; {warning}".lower() for word in wanted):
         return ""
     return f"it names none of {', '.join(made.told) or 'the words of its manifest'}: {text}"
+
+
+def most_pods(made: Made) -> int:
+    """How many pods of this job may be made in a minute: each try of a job whose script fails makes all of them."""
+    tries = 0 if REFUSED_BY_NODES in made.parts else MOST_TRIES * int(made.body["spec"].get("replicas") or 1)
+    return max(MOST_REFUSED + 3, tries)
 
 
 def find_words(raw: object) -> Iterator[str]:

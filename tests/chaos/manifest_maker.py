@@ -63,6 +63,7 @@ class Made:
     parts: tuple[str, ...]
     told: tuple[str, ...]  # one of these words, unless the job trains
     is_sure: bool  # no other word will do: there is one part only, and nothing is drawn
+    has_to_train: bool = False
 
     @property
     def is_ours(self) -> bool:

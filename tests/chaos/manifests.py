@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from chaos import manifest_judge, manifest_maker, webhooks
+from chaos import manifest_judge, manifest_maker, manifest_texts, webhooks
 from chaos.light_nodes import LightNodes
 from chaos.manifest_judge import SILENT, TOLD, TRAINS
 from chaos.manifest_maker import Made
@@ -67,7 +67,7 @@ class Outcome:
     ends: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
-    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by namespace
+    made: dict[str, Made] = field(default_factory=dict)  # by namespace
 
 
 def run(
@@ -77,9 +77,13 @@ def run(
     *,
     side_by_side: int = SIDE_BY_SIDE,
     watch_seconds: float = manifest_judge.SILENT_SECONDS,
+    texts: int = len(manifest_texts.TEXTS),
     start: Starter = Cluster.start,
 ) -> Report:
-    """So many jobs in a cluster of their own. Only a watch of a minute or more finds silent jobs."""
+    """So many jobs in a cluster of their own, of which the first are whole manifests as people have written them.
+
+    Only a watch of a minute or more finds silent jobs.
+    """
     report, began = Report("manifests", seed), time.monotonic()
     directory = directory / "manifests"
     directory.mkdir()
@@ -90,7 +94,7 @@ def run(
     cluster = start(nodes=(), tuning=tuning)
     try:
         with _playing(cluster, directory) as (operator, nodes):
-            play = _Run(cluster, seed, side_by_side, watch_seconds)
+            play = _Run(cluster, seed, side_by_side, watch_seconds, texts)
             outcome = play.play(count)
         outcome.violations += [f"the nodes: {wrong}" for wrong in nodes.wrong[:5]]
         log = operator.log
@@ -126,8 +130,9 @@ def _playing(cluster: Cluster, directory: Path) -> Iterator[tuple[OperatorProces
 
 
 class _Run:
-    def __init__(self, cluster: Cluster, seed: int, side_by_side: int, watch_seconds: float) -> None:
+    def __init__(self, cluster: Cluster, seed: int, side_by_side: int, watch_seconds: float, texts: int) -> None:
         self.kube, self.cluster = cluster.kube, cluster
+        self.seed, self.texts = seed, texts
         self.side_by_side, self.watch_seconds = side_by_side, watch_seconds
         definitions = self.kube.request("GET", "/openapi/v2", timeout=60)["definitions"]
         self.maker = manifest_maker.Maker(seed, definitions)
@@ -142,7 +147,7 @@ class _Run:
         applying: list[Future[Watched | None]] = []
         while number < count or self.watched or applying:
             while number < count and len(self.watched) + len(applying) < self.side_by_side:
-                applying.append(self._pool.submit(self._apply, self.maker.make(number)))
+                applying.append(self._pool.submit(self._apply, self._make(number)))
                 number += 1
             done = [one for one in applying if one.done()]
             applying = [one for one in applying if not one.done()]
@@ -155,9 +160,12 @@ class _Run:
         self._pool.shutdown()
         return self.outcome
 
+    def _make(self, number: int) -> Made:
+        return manifest_texts.make(self.seed, number) if number < self.texts else self.maker.make(number)
+
     def _apply(self, made: Made) -> Watched | None:
         kube, namespace = self.kube, made.namespace
-        self.outcome.parts[namespace] = made.parts
+        self.outcome.made[namespace] = made
         labels = {"labels": dict(made.labels)}
         kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace, **labels}})
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
@@ -209,6 +217,8 @@ class _Run:
         end = TRAINS if watched.trained and watched.last in (TRAINS, SILENT) else watched.last
         if watched.answered is None:
             wrong = "silent" if self.watch_seconds >= manifest_judge.SILENT_SECONDS else ""
+        elif made.has_to_train and not watched.trained:
+            wrong = "it has to train"
         elif end == TOLD:
             wrong = manifest_judge.judge_words(made, watched.status, self.known)
         self.outcome.ends[end] += 1
@@ -251,14 +261,17 @@ def _judge_requests(cluster: Cluster, outcome: Outcome) -> dict[str, Any]:
             elif made and code < 300:
                 pods[namespace].append(at)
     found = {}
-    limits = (("requests", asked, manifest_judge.MOST_REQUESTS), ("refused", refused, manifest_judge.MOST_REFUSED),
-              ("pods", pods, manifest_judge.MOST_REFUSED + 3))  # fmt: skip
+    limits: tuple[tuple[str, dict[str, list[float]], Callable[[Made], int]], ...] = (
+        ("requests", asked, lambda _: manifest_judge.MOST_REQUESTS),
+        ("refused", refused, lambda _: manifest_judge.MOST_REFUSED),
+        ("pods", pods, manifest_judge.most_pods),
+    )
     for name, times, most in limits:
         counts = {ns: manifest_judge.find_most(ats) for ns, ats in times.items() if re.fullmatch(r"m\d+-\d+", ns)}
         found[f"most {name} in a minute"] = max(counts.values(), default=0)
-        loops = sorted(((n, ns) for ns, n in counts.items() if n > most), reverse=True)
+        loops = sorted(((n, ns) for ns, n in counts.items() if n > most(outcome.made[ns])), reverse=True)
         outcome.violations += [
-            f"{ns} {outcome.parts[ns]}: {n} {name} in a minute: {what[ns].most_common(8)}" for n, ns in loops
+            f"{ns} {outcome.made[ns].parts}: {n} {name} in a minute: {what[ns].most_common(8)}" for n, ns in loops
         ]
     return found
 

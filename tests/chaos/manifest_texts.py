@@ -1,0 +1,205 @@
+"""Whole manifests as people write them, each with what becomes of it: it trains, or it names what is in the way.
+
+They are written as in the public examples for other operators, with their habits and their mistakes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from chaos.light_nodes import HERE
+from chaos.manifest_maker import Made, Object
+from elasticjob_operator.api import names
+from elasticjob_operator.convert import convert
+
+IMAGE: Final = f"{HERE}pytorch/pytorch:2.8.0-cuda12.8"
+PYTORCHJOB: Final = f"""
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {{name: pytorch-simple}}
+spec:
+  elasticPolicy: {{rdzvBackend: c10d, minReplicas: 1, maxReplicas: 3, maxRestarts: 100}}
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      restartPolicy: OnFailure
+      template:
+        metadata: {{annotations: {{sidecar.istio.io/inject: "false"}}}}
+        spec:
+          containers:
+            - name: pytorch
+              image: {IMAGE}
+              imagePullPolicy: Always
+              command: ["torchrun", "/workspace/examples/imagenet.py", "--arch=resnet18", "--epochs=20"]
+              resources: {{limits: {{cpu: "8", memory: 16Gi, nvidia.com/gpu: "1"}}}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One manifest: fields of the trainer, of its pod and of the job. `told`: one of these words; else it trains."""
+
+    name: str
+    container: str = ""
+    pod: str = ""
+    spec: str = ""
+    told: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the namespace
+    objects: tuple[tuple[str, Object], ...] = ()
+    generated: bool = False
+
+
+def one_volume(mode: str) -> tuple[tuple[str, Object], ...]:
+    """A claim, and the volume that is bound to it."""
+    size = {"storage": "1Gi"}
+    claim = {"accessModes": [mode], "storageClassName": "", "volumeName": "{}-disk", "resources": {"requests": size}}
+    disk = {"accessModes": [mode], "storageClassName": "", "capacity": size, "hostPath": {"path": "/tmp"}}
+    return (
+        ("/api/v1/persistentvolumes", {"metadata": {"name": "{}-disk"}, "spec": disk}),
+        ("/api/v1/namespaces/{}/persistentvolumeclaims", {"metadata": {"name": "datasets"}, "spec": claim}),
+    )
+
+
+GPUS: Final = "resources: {limits: {nvidia.com/gpu: 1, cpu: '4', memory: 32Gi}}"
+RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+TEXTS: Final = (
+    Text("shell-line", 'command: ["/bin/bash", "-c", "pip list && exec torchrun --nproc-per-node=gpu train.py"]'),
+    Text("shell-without-exec", 'command: ["sh", "-c"]\nargs: ["set -ex; cd /workspace; torchrun train.py --epochs 3"]'),
+    Text("args-without-command", "args: [torchrun, train.py, --batch-size, '32']"),
+    Text("image-entry-point", "args: [--epochs, '3']\ncommand: null", told=("torchrun",)),
+    Text("plain-python", "command: [python, train.py]", told=("torchrun",)),
+    Text("accelerate", "command: [accelerate, launch, train.py]", told=("torchrun",)),
+    Text("mpirun", 'command: [mpirun, -np, "8", python, train.py]', told=("torchrun",)),
+    Text("shm", "volumeMounts: [{name: dshm, mountPath: /dev/shm}]",
+         "volumes: [{name: dshm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}]"),
+    Text("istio", pod="containers: [{name: istio-proxy, image: here/proxyv2, command: [sleep, infinity]}]",
+         spec="template: {metadata: {labels: {sidecar.istio.io/inject: 'true'}, annotations: "
+              "{traffic.sidecar.istio.io/excludeInboundPorts: '29500', prometheus.io/scrape: 'true'}}}"),
+    Text("download", "volumeMounts: [{name: data, mountPath: /data}]", """
+        volumes: [{name: data, emptyDir: {}}]
+        initContainers:
+          - {name: download, image: here/aws-cli, command: [sh, -c, "aws s3 sync s3://b /data"],
+             volumeMounts: [{name: data, mountPath: /data}]}"""),
+    Text("download-fails", pod="""
+        initContainers:
+          - {name: download-data, image: here/aws-cli, command: [sh, -c, "aws s3 sync s3://b /data; exit 1"]}
+        """, told=("download-data",)),
+    Text("native-sidecar", pod="""
+        initContainers: [{name: log-shipper, image: here/fluent-bit, restartPolicy: Always, command: [sleep, infinity]}]
+        """),
+    Text("secret-missing", "envFrom: [{secretRef: {name: wandb-api-key}}]", told=("wandb-api-key",)),
+    Text("secret-key-missing", "env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}]",
+         told=('"hf"',)),
+    Text("private-image", "image: registry.example.com/team/train:v3", "imagePullSecrets: [{name: regcred}]",
+         told=("registry.example.com/team/train:v3",)),
+    Text("gpu-nodes", GPUS, """
+        nodeSelector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}
+        tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]""", told=("selector",)),
+    Text("gpu-affinity", GPUS, """
+        affinity:
+          nodeAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              nodeSelectorTerms: [{matchExpressions: [{key: node.kubernetes.io/instance-type, operator: In,
+                                                       values: [p5.48xlarge]}]}]""", told=("affinity",)),
+    Text("gpus", GPUS, "tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]"),
+    Text("requests-only-gpu", "resources: {requests: {nvidia.com/gpu: 1}}", told=("nvidia.com/gpu",)),
+    Text("requests-only", "resources: {requests: {cpu: 500m, memory: 1Gi, ephemeral-storage: 1Gi}}"),
+    Text("disk", "resources: {requests: {ephemeral-storage: 2Ti}}", told=("ephemeral-storage",)),
+    Text("mig", "resources: {limits: {nvidia.com/mig-3g.40gb: 1}}", told=("nvidia.com/mig-3g.40gb",)),
+    Text("amd", "resources: {limits: {amd.com/gpu: 8}}", told=("amd.com/gpu",)),
+    Text("gaudi", "resources: {limits: {habana.ai/gaudi: 8, hugepages-2Mi: 95000Mi, memory: 100Gi}}",
+         told=("habana.ai/gaudi",)),
+    Text("tpu", "resources: {limits: {google.com/tpu: 4}}", """
+        nodeSelector: {cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice, cloud.google.com/gke-tpu-topology: 2x2x1}
+        """, told=("google.com/tpu",)),
+    Text("rdma", """
+        resources: {limits: {nvidia.com/gpu: 1, rdma/hca_shared_devices_a: 1}}
+        securityContext: {capabilities: {add: [IPC_LOCK]}}""", told=("rdma/hca_shared_devices_a",)),
+    Text("spread", pod="""
+        topologySpreadConstraints:
+          - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule,
+             labelSelector: {matchLabels: {elasticjob.dev/job-name: spread}}}"""),
+    Text("spread-by-zone", pod="""
+        topologySpreadConstraints:
+          - {maxSkew: 1, topologyKey: topology.kubernetes.io/zone, whenUnsatisfiable: DoNotSchedule,
+             labelSelector: {matchLabels: {app: train}}}""", told=("topology spread",)),
+    Text("priority", pod="priorityClassName: high-priority", told=("high-priority",)),
+    Text("nvidia-runtime", GPUS, "runtimeClassName: nvidia", told=('RuntimeClass "nvidia"', "nvidia")),
+    Text("non-root", "securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true}",
+         "securityContext: {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, fsGroup: 1000}"),
+    Text("non-root-without-user", pod="securityContext: {runAsNonRoot: true}", told=("runAsNonRoot",)),
+    Text("restricted", labels=RESTRICTED, told=("PodSecurity",)),
+    Text("restricted-and-fit", """
+        securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}""",
+         "securityContext: {runAsNonRoot: true, runAsUser: 1000, seccompProfile: {type: RuntimeDefault}}",
+         labels=RESTRICTED),
+    Text("host-network", "ports: [{containerPort: 29500, name: rdzv}]",
+         "{hostNetwork: true, dnsPolicy: ClusterFirstWithHostNet, hostIPC: true}"),
+    Text("one-writer-disk", "volumeMounts: [{name: data, mountPath: /data}]", """
+        volumes: [{name: data, persistentVolumeClaim: {claimName: datasets}}]
+        affinity:
+          podAntiAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              - {topologyKey: kubernetes.io/hostname, labelSelector: {matchExpressions: [{key: elasticjob.dev/job-name,
+                 operator: In, values: [one-writer-disk]}]}}""", objects=one_volume("ReadWriteOnce"),
+         told=("Multi-Attach",)),
+    Text("shared-disk", "volumeMounts: [{name: data, mountPath: /data}]",
+         "volumes: [{name: data, persistentVolumeClaim: {claimName: datasets}}]", objects=one_volume("ReadWriteMany")),
+    Text("pod-address", """
+        env:
+          - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+          - {name: MASTER_ADDR, value: $(POD_IP)}
+          - {name: NCCL_SOCKET_IFNAME, value: eth0}
+          - {name: WORLD_SIZE, value: "2"}"""),
+    Text("hooks", 'lifecycle: {preStop: {exec: {command: [sh, -c, "sleep 15"]}}}',
+         "terminationGracePeriodSeconds: 3600"),
+    Text("no-grace", pod="terminationGracePeriodSeconds: 0"),
+    Text("names", pod="{hostname: trainer, subdomain: trainers, serviceAccountName: default}"),
+    Text("account-missing", pod="serviceAccountName: irsa-s3-reader", told=("irsa-s3-reader",)),
+    Text("two-with-gpus", GPUS, f"""
+        containers: [{{name: evaluator, image: {HERE}eval, command: [sleep, infinity],
+                       resources: {{limits: {{nvidia.com/gpu: 1}}}}}}]"""),
+    Text("generated", generated=True),
+    Text("windows", pod="nodeSelector: {kubernetes.io/os: windows}", told=("kubernetes.io/os",)),
+    Text("wrong-place", spec="restartPolicy: OnFailure\nnproc_per_node: 8"),
+    Text("converted"),
+)  # fmt: skip
+
+
+def make(seed: int, number: int) -> Made:
+    """The job of this number, in a namespace of its own."""
+    text = TEXTS[number]
+    namespace = f"m{seed % 10_000}-{number}"
+    objects = tuple((path.format(namespace), _placed(body, namespace)) for path, body in text.objects)
+    body = convert(yaml.safe_load(PYTORCHJOB)).manifest if text.name == "converted" else _build(text)
+    return Made(number, namespace, text.labels, objects, body, (text.name,), text.told, True, not text.told)
+
+
+def _build(text: Text) -> Object:
+    trainer = {"name": "pytorch", "image": IMAGE, "command": ["torchrun", "train.py"], **_read(text.container)}
+    if "args" in trainer and "command: [" not in text.container:
+        del trainer["command"]
+    pod = _read(text.pod)
+    pod["containers"] = [trainer, *pod.get("containers", ())]
+    spec: Object = {"replicas": 2, "elasticPolicy": {"minReplicas": 2, "maxReplicas": 4}, **_read(text.spec)}
+    spec["template"] = {**spec.get("template", {}), "spec": pod}
+    metadata = {"generateName": f"{text.name}-"} if text.generated else {"name": text.name}
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
+
+
+def _read(text: str) -> Object:
+    found: Object = yaml.safe_load(textwrap.dedent(text)) or {}
+    return found
+
+
+def _placed(raw: Any, namespace: str) -> Any:
+    """The object with the name of the namespace where it is wanted: some objects are in none."""
+    if isinstance(raw, Mapping):
+        return {key: _placed(value, namespace) for key, value in raw.items()}
+    return raw.format(namespace) if isinstance(raw, str) else raw
