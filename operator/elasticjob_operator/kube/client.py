@@ -48,6 +48,7 @@ class Api:
         self.leadership = Leadership()
         transport.guard(self._seconds_to_send)
         self.observer: Observer | None = None
+        self.heard = time.monotonic()  # when the API server answered last, or told an event
 
     @classmethod
     async def connect(
@@ -130,9 +131,18 @@ class Api:
         return data
 
     async def stream(
-        self, path: str, query: Query, idle: float, accept: str = JSON
+        self,
+        path: str,
+        query: Query,
+        idle: float,
+        accept: str = JSON,
+        *,
+        opened: Callable[[], object] = lambda: None,
     ) -> AsyncGenerator[dict[str, Any] | Unreadable]:
-        """The events of a watch until the server ends it or nothing arrives for `idle` seconds. Raises ApiError."""
+        """The events of a watch until the server ends it or nothing arrives for `idle` seconds. Raises ApiError.
+
+        `opened` is called once the API server has accepted the watch.
+        """
         request = Request("GET", path, f"watch {path}", query, accept=accept)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle)
         lines = Lines(LARGEST_BYTES)
@@ -143,8 +153,10 @@ class Api:
                 if response.status >= 400:
                     data = await _read(response, request.title)
                     raise decode_error(response.status, data, response.headers.get("Retry-After"))
+                opened()
                 with contextlib.suppress(aiohttp.SocketTimeoutError):  # an idle watch ends normally
                     async for chunk in response.content.iter_any():
+                        self.heard = time.monotonic()
                         for event in lines.feed(chunk):
                             yield event
             finally:
@@ -155,7 +167,9 @@ class Api:
     async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         prepared = await self._transport.prepare(request)
         # Check permission as late as possible: everything before may have taken time.
-        return await self._transport.send(prepared, self._permit(request, timeout))
+        response = await self._transport.send(prepared, self._permit(request, timeout))
+        self.heard = time.monotonic()
+        return response
 
     def _permit(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
         """The timeout of a permitted request. A write must get its connection while it is permitted."""

@@ -70,6 +70,7 @@ class Watch:
         self._version = ""
         self.synced = asyncio.Event()
         self.forbidden = False
+        self.failing: tuple[float, str] | None = None  # since when (monotonic) it cannot be made, and the last error
 
     async def run(self) -> None:
         """Follow for ever; returns only if access is forbidden and the resource is optional."""
@@ -89,6 +90,8 @@ class Watch:
                 self.forbidden = True
                 self.synced.set()
                 return
+            if error is not None:
+                self.failing = (self.failing[0] if self.failing else time.monotonic(), str(error))
             if error is not None and error.status:
                 self._version = ""
             failures = count_failures(failures, error is not None, time.monotonic() - began)
@@ -115,7 +118,8 @@ class Watch:
             "timeoutSeconds": str(int(SERVER_SECONDS * random.uniform(0.8, 1.2))),  # noqa: S311
             **({"labelSelector": self._selector} if self._selector else {}),
         }
-        async with contextlib.aclosing(self._api.stream(self.path, query, IDLE_SECONDS, self._accept)) as events:
+        stream = self._api.stream(self.path, query, IDLE_SECONDS, self._accept, opened=self._note_opened)
+        async with contextlib.aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, Unreadable):
                     self._intake.skip(self._kind, event.name, "Unreadable", f"watch of {self.path}: {event.why}")
@@ -126,6 +130,9 @@ class Watch:
                 if kind != "BOOKMARK":
                     self._enter(kind, item)
                 self._version = (item.get("metadata") or {}).get("resourceVersion") or self._version
+
+    def _note_opened(self) -> None:
+        self.failing = None
 
     def _enter(self, kind: str, item: Raw) -> None:
         self._intake.take(self._kind, item, lambda: self._apply(kind, item))

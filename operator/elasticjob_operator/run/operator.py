@@ -37,7 +37,8 @@ from elasticjob_operator.model.observe import identify_job
 from elasticjob_operator.plan.plan import Config, Plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.pool import capacity
-from elasticjob_operator.run import file_limits, metrics
+from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.run import contact, file_limits, metrics
 from elasticjob_operator.run.cluster import NO_CRD, await_crd, build_watches, discover
 from elasticjob_operator.run.controller import Controller
 from elasticjob_operator.run.http import HttpServer
@@ -163,7 +164,18 @@ class Operator:
         if not self._crd:
             return NO_CRD
         missing = [w for w in self._watches if not w.synced.is_set()]
-        return "the caches are being filled" if missing or not self._watches else ""
+        if missing or not self._watches:
+            return "the caches are being filled"
+        failing = [contact.Failing(w.path, *w.failing) for w in self._watches if w.failing]
+        return contact.find_blindness(self.api.heard, failing, time.monotonic())
+
+    async def _keep_contact(self) -> None:
+        """Ask the API server for something small while nothing is heard of it."""
+        while True:
+            await asyncio.sleep(contact.PROBE_SECONDS)
+            if time.monotonic() - self.api.heard >= contact.PROBE_SECONDS:
+                with contextlib.suppress(ApiError):
+                    await self.api.request("GET", "/version", timeout=contact.PROBE_SECONDS)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -221,6 +233,7 @@ class Operator:
             async with asyncio.TaskGroup() as group:
                 for watch in self._watches:
                     group.create_task(self._keep_going(f"the watch of {watch.path}", watch.run))
+                group.create_task(self._keep_going("the contact with the API server", self._keep_contact))
                 group.create_task(self._keep_going("the certificate", self.serving.keep_fresh))
                 if self.kueue is not None:
                     group.create_task(self._keep_going("the integration of Kueue", self.kueue.follower.run))
