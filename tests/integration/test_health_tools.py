@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from lupa import lua51
 
-import kstatus
 from operator_fixture import ROOT, Jobs, light_spec, wait_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -33,52 +32,6 @@ def test_each_condition_says_which_spec_it_is_about(jobs: Jobs, tmp_path: Path) 
     (tmp_path / "done").touch()
     jobs.await_condition("observed", "Complete")
     assert len(find_generations(jobs.get("observed"))) == 1
-
-
-def await_kstatus(jobs: Jobs, name: str, phase: str, expected: str) -> None:
-    """Wait for a phase, and for what kstatus says of it."""
-
-    def look() -> bool:
-        job = jobs.get(name)
-        is_there = (job.get("status") or {}).get("phase", "") == phase
-        return is_there and kstatus.compute(job) == expected
-
-    wait_for(look, f"{name} is {phase}, and {expected} for kstatus; it is {jobs.get(name).get('status')}")
-
-
-@pytest.mark.cluster
-def test_kstatus_of_a_job_that_trains_and_ends(jobs: Jobs, tmp_path: Path) -> None:
-    jobs.create("trains", light_spec("--until", str(tmp_path / "done"), "--step-seconds", "0.05"))
-    await_kstatus(jobs, "trains", "Running", kstatus.CURRENT)
-    jobs.patch("trains", {"runPolicy": {"suspend": True}})
-    await_kstatus(jobs, "trains", "Suspended", kstatus.CURRENT)
-    jobs.patch("trains", {"runPolicy": {"suspend": False}})
-    await_kstatus(jobs, "trains", "Running", kstatus.CURRENT)
-    jobs.patch("trains", {"template": {"spec": {"restartPolicy": "Always"}}})
-    await_kstatus(jobs, "trains", "Running", kstatus.FAILED)
-    jobs.patch("trains", {"template": {"spec": {"restartPolicy": None}}})
-    await_kstatus(jobs, "trains", "Running", kstatus.CURRENT)
-    (tmp_path / "done").touch()
-    await_kstatus(jobs, "trains", "Complete", kstatus.CURRENT)
-    jobs.patch("trains", {"runPolicy": {"ttlSecondsAfterFinished": 3600}})
-    await_kstatus(jobs, "trains", "Complete", kstatus.CURRENT)
-    assert len(find_generations(jobs.get("trains"))) == 1, "`kubectl wait` believes no condition of another spec"
-
-
-@pytest.mark.cluster
-def test_kstatus_of_a_job_that_does_not_train(jobs: Jobs) -> None:
-    spec = light_spec(managedBy="example.com/other")
-    jobs.create("unseen", spec)
-    assert kstatus.compute(jobs.get("unseen")) == kstatus.IN_PROGRESS, "nobody has looked at it yet"
-    spec = light_spec()
-    spec["template"]["spec"]["containers"][0]["image"] = "registry.invalid/no/such:image"
-    jobs.create("pulls", spec)
-    wait_for(lambda: jobs.condition("pulls", "Degraded").get("reason") == "ImagePullFailed", "it is told")
-    await_kstatus(jobs, "pulls", "Pending", kstatus.IN_PROGRESS)
-    spec = light_spec(runPolicy={"maxRestarts": 0})
-    spec["template"]["spec"]["containers"][0]["command"] = ["false"]
-    jobs.create("fails", spec)
-    await_kstatus(jobs, "fails", "Failed", kstatus.FAILED)
 
 
 def condition(type: str, reason: str, message: str = "", status: str = "True") -> dict[str, str]:

@@ -230,7 +230,8 @@ def build_crd() -> dict[str, Any]:
         "A PyTorch training job that keeps training while its pods come and go.",
         {
             "spec": _schema_of_spec((*api.Spec.CEL, *api.Spec.CEL_OF_CHANGES)),
-            "status": _bound(structural_schema(api.Status)),
+            # Tools such as kstatus take a job without a status for one that is all right.
+            "status": {**_bound(structural_schema(api.Status)), "default": {"observedGeneration": -1}},
         },
         {
             "subresources": {

@@ -58,7 +58,7 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
     conditions = reporting.with_condition(status.conditions, "Running", False, why[0], "", now)
     if seen.job.problems:
         conditions = reporting.with_condition(conditions, "Degraded", True, "InvalidSpec", seen.job.problems_text, now)
-    elif status.condition("Degraded"):  # it wants nothing
+    elif status.condition("Degraded") and why == _BY_USER:  # it wants nothing; in a queue, it says why it was evicted
         conditions = reporting.with_condition(conditions, "Degraded", False, why[0], "", now)
     since = next(c.last_transition_time for c in conditions if c.type == "Running")
     patience = (parse_time(since) or now) + grace
@@ -243,6 +243,7 @@ def after_end(seen: Seen) -> Plan:
         ttl = None  # whoever has sent the job here copies its end, and deletes it
     expired = ttl is not None and now >= ended + ttl
     live = sum(1 for p in present if not p.terminal)
+    status = reporting.observe(status, job.generation)  # no change of the spec matters any more
     useless = (Kind.DISRUPTION_BUDGET, Kind.AUTOSCALER)  # to a job that runs no more
     return Plan(
         status=revise(

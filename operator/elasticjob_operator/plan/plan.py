@@ -30,6 +30,7 @@ from elasticjob_operator.plan import (
     policy,
     reporting,
     selection,
+    summary,
 )
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Child, Config, Deletion, Kind, NewPod, Plan, Seen, first
@@ -46,7 +47,8 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     made = _plan(seen, config)
     if made.status is not seen.job.status and not seen.job.status.finished:
         made = _report_quota(seen, _warn(seen, made))
-        made = replace(made, status=reporting.observe(made.status, made.status.observed_generation))
+        status = revise(made.status, conditions=summary.summarize(made.status, seen.now))
+        made = replace(made, status=reporting.observe(status, status.observed_generation))
     return replace(made, directives={**made.directives, **released}) if released else made
 
 
