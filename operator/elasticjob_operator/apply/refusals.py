@@ -25,6 +25,7 @@ _NO_POLICY: Final = (
 _ALTERED: Final = "PodAltered"
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
 _WRONG_FIELD: Final = re.compile(r"\bspec\.(\w+)[^\s:]*: (?:Invalid|Unsupported|Duplicate) value")
+_NO_LIMIT: Final = "Limit must be set for non overcommitable resources"
 # A request above a limit; the limit is of the same container.
 _ABOVE_LIMIT: Final = re.compile(
     r"\bspec\.(containers|initContainers)\[(\d{1,4})\]\.resources\.requests: Invalid value: [^:]{1,64}: "
@@ -57,6 +58,9 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     if "quantities must match" in error.message:
         wrong = ", ".join(_find_wrong_quantities(pod["spec"], "spec"))
         return ApiError(error.status, error.reason, f"{error.message}; no quantities: {wrong}") if wrong else error
+    if _NO_LIMIT in error.message:
+        wrong = ", ".join(_find_unlimited(pod["spec"]))
+        return ApiError(error.status, error.reason, f"{error.message}; no limit: {wrong}") if wrong else error
     if limited := _find_added_limit(error, pod["spec"]):
         return ApiError(error.status, _ALTERED, f"{limited}: {error.message}")
     field = _WRONG_FIELD.search(error.message)
@@ -68,6 +72,16 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
         f"the API server rejects the pod for spec.{field[1]}, which is not in spec.template: an admission webhook or a "
         f"policy has added it: {error.message}",
     )
+
+
+def _find_unlimited(spec: Mapping[str, Any]) -> Iterator[str]:
+    """The devices that containers request without a limit: `field: container`."""
+    for kind in ("initContainers", "containers"):
+        for container in spec.get(kind) or ():
+            resources = container.get("resources") or {}
+            limits = resources.get("limits") or {}
+            lacking = [name for name in resources.get("requests") or () if "/" in name and name not in limits]
+            yield from (f"resources.limits[{name}] of container {container.get('name')!r}" for name in lacking)
 
 
 def _find_added_limit(error: ApiError, spec: Mapping[str, Any]) -> str:

@@ -127,6 +127,13 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
             ABOVE, {"containers": []}, "PodAltered", "container None", id="a container that a webhook has added"
         ),
         pytest.param(
+            "spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources",
+            {"containers": [{"name": "a", "resources": {"requests": {"cpu": "1", "nvidia.com/gpu": "1"}}}]},
+            "InvalidTemplate",
+            "no limit: resources.limits[nvidia.com/gpu] of container 'a'",
+            id="devices without a limit: the server does not say which",
+        ),
+        pytest.param(
             "spec.dnsConfig: Required value", {}, "InvalidTemplate", "dnsConfig", id="a field that is missing"
         ),
     ],
