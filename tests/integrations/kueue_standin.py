@@ -1,13 +1,16 @@
 """A small stand-in for Kueue's scheduler: the same objects, one flavor, one resource, whole Workloads.
 
 It admits in the order of priority and age, takes quota back from lower priorities where that makes room, and counts
-quota as used until whoever holds it says that it is free. What Kueue does beyond that is tried with Kueue itself.
+quota as used until whoever holds it says that it is free. With `ready_seconds` it waits for pods, as `waitForPodsReady`
+does. What Kueue does beyond that is tried with Kueue itself.
 """
 
 from __future__ import annotations
 
 import datetime
 import threading
+import time
+from collections import Counter
 from typing import Any
 
 from elasticjob_devcluster import Cluster, KubeError
@@ -16,6 +19,7 @@ from operator_fixture import MERGE
 
 Raw = dict[str, Any]
 LOOK_SECONDS = 0.03
+REQUEUE_SECONDS = 1.0  # before a Workload whose pods were not ready in time is queued again
 
 
 class StandIn:
@@ -24,6 +28,9 @@ class StandIn:
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.errors: list[str] = []
+        self.ready_seconds: float | None = None  # in which the pods of an admitted Workload have to start
+        self.requeues: int | None = None  # after so many, a Workload is deactivated
+        self._timeouts: Counter[str] = Counter()
 
     def start(self) -> None:
         self.thread.start()
@@ -47,7 +54,16 @@ class StandIn:
             for q in self._list("localqueues")
         }
         workloads = [w for w in self._list("workloads") if not is_true(w, "Finished")]
-        waiting = [w for w in workloads if not is_true(w, "QuotaReserved") and "deletionTimestamp" not in w["metadata"]]
+        if any(self._watch_pods(w) for w in workloads):
+            return
+        waiting = [
+            w
+            for w in workloads
+            if not is_true(w, "QuotaReserved")
+            and "deletionTimestamp" not in w["metadata"]
+            and w["spec"].get("active", True)
+            and find(w, "Requeued").get("status") != "False"
+        ]
         waiting.sort(key=lambda w: (-priority(w), w["metadata"]["creationTimestamp"], w["metadata"]["name"]))
         for workload in waiting:
             name = workload["spec"]["queueName"]
@@ -58,6 +74,26 @@ class StandIn:
             holding = [w for w in workloads if cluster_queue(w) == queue["metadata"]["name"]]
             if self._try(workload, queue, holding):
                 return  # what is known of the rest is old now
+
+    def _watch_pods(self, workload: Raw) -> bool:
+        """Evict a Workload whose pods do not start in time, and queue it again later; whether something was written."""
+        now, uid = time.time(), workload["metadata"]["uid"]
+        admitted, requeued = find(workload, "Admitted"), find(workload, "Requeued")
+        is_late = self.ready_seconds is not None and now - moment(admitted) > self.ready_seconds
+        is_held = is_true(workload, "Admitted") and not is_true(workload, "Evicted")
+        if is_held and is_late and not is_true(workload, "PodsReady"):
+            self._timeouts[uid] += 1
+            is_last = self.requeues is not None and self._timeouts[uid] > self.requeues
+            if is_last:
+                self._patch(workload, {"spec": {"active": False}})
+            reason = "DeactivatedDueToRequeuingLimitExceeded" if is_last else "PodsReadyTimeout"
+            fresh = self.kube.request("GET", self._path(workload))
+            self._write(fresh, [("Evicted", "True", reason)], {}, f"Exceeded the PodsReady timeout {named(workload)}")
+            return True
+        if requeued.get("status") == "False" and now - moment(requeued) > REQUEUE_SECONDS:
+            self._write(workload, [("Requeued", "True", "BackoffFinished")], {})
+            return True
+        return False
 
     def _try(self, workload: Raw, queue: Raw, holding: list[Raw]) -> bool:
         quota = milli(queue["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0]["nominalQuota"])
@@ -115,13 +151,15 @@ class StandIn:
                 "lastTransitionTime": when,
             }
             known[type] = told
+        self._patch(workload, {"status": {"conditions": list(known.values()), **status}}, "/status")
+
+    def _path(self, workload: Raw) -> str:
         metadata = workload["metadata"]
-        path = f"{ROOT}/namespaces/{metadata['namespace']}/workloads/{metadata['name']}/status"
-        body = {
-            "metadata": {"resourceVersion": metadata["resourceVersion"]},
-            "status": {"conditions": list(known.values()), **status},
-        }
-        self.kube.request("PATCH", path, body, content_type=MERGE)
+        return f"{ROOT}/namespaces/{metadata['namespace']}/workloads/{metadata['name']}"
+
+    def _patch(self, workload: Raw, body: Raw, part: str = "") -> None:
+        version = {"metadata": {"resourceVersion": workload["metadata"]["resourceVersion"]}}
+        self.kube.request("PATCH", self._path(workload) + part, {**version, **body}, content_type=MERGE)
 
     def _list(self, plural: str) -> list[Raw]:
         items: list[Raw] = (self.kube.get(f"{ROOT}/{plural}") or {"items": []})["items"]
@@ -162,6 +200,16 @@ def milli(quantity: str | int) -> int:
 
 def priority(workload: Raw) -> int:
     return int(workload["spec"].get("priority", 0))
+
+
+def named(workload: Raw) -> str:
+    return f"{workload['metadata']['namespace']}/{workload['metadata']['name']}"
+
+
+def moment(condition: Raw) -> float:
+    """The time of its last transition, in seconds."""
+    said = condition.get("lastTransitionTime")
+    return datetime.datetime.fromisoformat(said).timestamp() if said else 0.0
 
 
 def age(workload: Raw) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from elasticjob_devcluster import KubeError
-from integrations.conftest import Queues
-from integrations.kueue_standin import find
+from integrations.conftest import Admitter, Queues
+from integrations.kueue_standin import StandIn, find
 from operator_fixture import OperatorProcess, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -19,6 +20,16 @@ INVALID: dict[str, Any] = {"template": {"spec": {"containers": []}}}
 
 def bounds(min: int, max: int) -> dict[str, Any]:
     return {"elasticPolicy": {"minReplicas": min, "maxReplicas": max}, "replicas": max}
+
+
+@pytest.fixture
+def waits(kueue: Admitter) -> Iterator[StandIn]:
+    """The stand-in, which waits for pods."""
+    if not isinstance(kueue, StandIn):
+        pytest.skip("Kueue reads that from its configuration")
+    kueue.ready_seconds = 4.0
+    yield kueue
+    kueue.ready_seconds = kueue.requeues = None
 
 
 def names_of(events: list[tuple[str, str]]) -> set[str]:
@@ -100,6 +111,44 @@ class TestAdmission:
         queues.submit("classy", "gpus", priority="nobility", **bounds(1, 1))
         wait_for(lambda: queues.condition("classy") == ("False", "WorkloadRefused"), "it says so")
         assert "nobility" in queues.jobs.condition("classy", "Admitted")["message"]
+
+
+class TestPodsReady:
+    """Kueue waits for the pods of what it has admitted (`waitForPodsReady`), and takes the quota back."""
+
+    def test_a_job_that_does_not_start_is_queued_again_and_says_why(self, queues: Queues, waits: StandIn) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 2)
+        spec = light_spec(**bounds(2, 2))
+        spec["template"]["spec"]["containers"][0]["image"] = "registry.invalid/no/such:image"
+        queues.submit("late", "gpus", **spec)
+        for _ in range(2):
+            wait_for(lambda: jobs.pods("late"), "it is admitted, and has pods")
+            wait_for(
+                lambda: queues.condition("late")[0] == "False" and not jobs.pods("late"), "its quota is taken back"
+            )
+        waits.requeues = 0
+        wait_for(lambda: queues.condition("late") == ("False", "Deactivated"), "it was tried often enough", 90)
+        wait_for(lambda: not jobs.pods("late"), "it has no pods")
+        told = jobs.condition("late", "Degraded")
+        assert (told["status"], told["reason"]) == ("True", "ImagePullFailed"), "why its pods were not ready"
+        assert jobs.status("late").get("restarts", {}).get("total", 0) == 0
+
+    def test_pods_above_the_minimum_that_do_not_start_disturb_nobody(self, queues: Queues, waits: StandIn) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 4)
+        spec = light_spec(**bounds(3, 4))
+        port = {"containerPort": 23456, "hostPort": 23456}  # one pod a node, of which there are three
+        spec["template"]["spec"]["containers"][0]["ports"] = [port]
+        queues.submit("grows", "gpus", **spec)
+        before = jobs.await_world("grows", 3)
+        for _ in range(2):
+            wait_for(lambda: len(jobs.pods("grows")) == 4, "the increment is admitted")
+            wait_for(lambda: len(jobs.pods("grows")) == 3, "the increment is given back")
+        after = jobs.status("grows")
+        assert after["rendezvous"]["generation"] == before["rendezvous"]["generation"]
+        assert after["phase"] == "Running"
+        wait_for(lambda: "PodsReady timeout" in jobs.condition("grows", "Admitted")["message"], "it is told")
 
 
 class TestPreemption:
