@@ -20,8 +20,9 @@ from elasticjob_operator.api import names
 Object = dict[str, Any]
 HOOK: Final = "chaos-hook"  # label of a namespace: which webhook sees its pods
 REFUSING: Final = {"chaos/node": "refuses"}
+DISK: Final = {"ephemeral-storage": "1000Gi"}
 NODES: Final = (
-    *(NodeSpec(f"light-{i}", gpus=8, cpu=4000, memory="4000Gi", pods=4000) for i in range(4)),
+    *(NodeSpec(f"light-{i}", gpus=8, cpu=4000, memory="4000Gi", pods=4000, extended=DISK) for i in range(4)),
     *(
         NodeSpec(f"refuses-{i}", cpu=4000, memory="4000Gi", pods=4000, labels={**REFUSING, REFUSES: reason},
                  taints=({"key": "refuses", "value": "all", "effect": "NoSchedule"},))

@@ -117,7 +117,7 @@ TEXTS: Final = (
          told=("habana.ai/gaudi",)),
     Text("tpu", "resources: {limits: {google.com/tpu: 4}}", """
         nodeSelector: {cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice, cloud.google.com/gke-tpu-topology: 2x2x1}
-        """, told=("google.com/tpu",)),
+        """, told=("selector",)),
     Text("rdma", """
         resources: {limits: {nvidia.com/gpu: 1, rdma/hca_shared_devices_a: 1}}
         securityContext: {capabilities: {add: [IPC_LOCK]}}""", told=("rdma/hca_shared_devices_a",)),

@@ -200,7 +200,7 @@ class _Run:
             watched.trained |= watched.last == TRAINS
             if watched.last != SILENT and watched.answered is None:
                 watched.answered = now
-            if not watched.made.parts and not watched.trained:
+            if (not watched.made.parts or watched.made.has_to_train) and not watched.trained:
                 self.slowest = min(MOST_SLACK_SECONDS, max(self.slowest, now - watched.began))
 
     def _finish(self) -> None:

@@ -110,7 +110,7 @@ def test_an_admission_webhook_that_fails_is_told(jobs: Jobs, cluster: Cluster) -
 
 
 def test_an_init_container_that_fails_is_named(jobs: Jobs) -> None:
-    spec = light_spec(runPolicy={"maxRestarts": 0})
+    spec = light_spec(elasticPolicy={"maxRestarts": 0})
     spec["template"]["spec"]["initContainers"] = [{"name": "download", "image": "light/agent:1", "command": ["false"]}]
     jobs.create("fetches", spec)
     failed = jobs.await_condition("fetches", "Failed")
@@ -126,7 +126,7 @@ def test_a_pod_for_windows_is_refused(jobs: Jobs) -> None:
         jobs.create(name, spec)
         failed = jobs.await_condition(name, "Failed")
         assert failed["reason"] == "InvalidSpec"
-        assert f"spec.template.spec.{next(iter(fields))}" in failed["message"]
+        assert f"spec.template: spec.{next(iter(fields))}" in failed["message"]
         assert jobs.pods(name) == []
 
 
