@@ -30,6 +30,12 @@ def scale(jobs: Jobs, name: str, replicas: int) -> None:
     jobs.kube.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type=MERGE)
 
 
+def live_pods(jobs: Jobs, name: str) -> list[str]:
+    """The pods whose trainer runs, and which stay."""
+    pods = [p for p in jobs.pods(name) if "deletionTimestamp" not in p["metadata"]]
+    return [p["metadata"]["name"] for p in pods if p["status"].get("phase") == "Running"]
+
+
 def test_writers_who_fight_about_the_size_are_named(jobs: Jobs) -> None:
     jobs.create("fought", light_spec(replicas=1))
     jobs.await_world("fought", 1)
@@ -51,3 +57,21 @@ def test_one_writer_may_change_the_size_often(jobs: Jobs) -> None:
         wait_for(lambda: is_seen(jobs, "moved"), "it is seen")
     jobs.await_world("moved", 3)
     assert not [m for r, m in jobs.events("moved") if r == "SizeContested"]
+
+
+def test_a_job_that_is_fought_about_keeps_the_smaller_size(jobs: Jobs) -> None:
+    jobs.create("steady", light_spec(replicas=1))
+    jobs.await_world("steady", 1)
+    for _ in range(3):
+        scale(jobs, "steady", 2)
+        wait_for(lambda: is_seen(jobs, "steady"), "it is seen")
+        apply_size(jobs, "steady", 1)
+        wait_for(lambda: is_seen(jobs, "steady"), "it is seen")
+    wait_for(lambda: [m for r, m in jobs.events("steady") if r == "SizeContested"], "it is told")
+    before = jobs.await_world("steady", 1)["rendezvous"]["generation"]
+    for _ in range(3):
+        scale(jobs, "steady", 2)
+        wait_for(lambda: len(live_pods(jobs, "steady")) == 2, "the second pod is ready")
+        apply_size(jobs, "steady", 1)
+        wait_for(lambda: len(live_pods(jobs, "steady")) == 1, "it goes again")
+    assert jobs.await_world("steady", 1)["rendezvous"]["generation"] == before, "nobody's training is interrupted"
