@@ -1,7 +1,7 @@
 """Two writers who fight about the size of a job: a GitOps tool and an autoscaler, for example. Pure.
 
-Each of them sees only that its value does not stay, and the job regroups at every change. The API server knows who
-wrote a field last.
+Each of them sees only that its value does not stay. The API server knows who wrote a field last. While they fight, the
+job does not grow: it would regroup at every change.
 """
 
 from __future__ import annotations
@@ -45,15 +45,24 @@ def note(history: History, replicas: int, writer: str, now: float) -> History:
     return (*history, Change(now, replicas, writer))[-MOST:]
 
 
-def find_contest(history: History, now: float) -> str:
-    """Who writes the size in turn, and the remedy; "" if nobody does."""
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What the writers are told, and when it is over if nobody writes any more."""
+
+    message: str
+    until: float
+
+
+def find_contest(history: History, now: float) -> Contest | None:
+    """Who writes the size in turn, and the remedy; None if nobody does."""
     recent = [one for one in history if one.writer and one.at > now - WINDOW_SECONDS]
     sizes = {one.writer: one.replicas for one in recent}
     again = [writer for writer in sizes if sum(one.writer == writer for one in recent) > 1]  # not who made the job
     if len(recent) < LEAST or len(again) < 2:
-        return ""
+        return None
     writers = " and ".join(f"{writer} (to {size})" for writer, size in sorted(sizes.items()))
-    return (
-        f"spec.replicas is changed in turn by {writers}, {len(recent)} times within two minutes, and the job regroups "
-        "at each change: let all but one of them leave the field out"
+    message = (
+        f"spec.replicas is changed in turn by {writers}, {len(recent)} times within two minutes, so the job does not "
+        "grow until they stop: let all but one of them leave the field out"
     )
+    return Contest(message, recent[-LEAST].at + WINDOW_SECONDS)

@@ -204,6 +204,7 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
         hold = 0.0 if seen.job.is_sized_by_pool else growth.held_until(pod, status, config.stable_seconds)
         if not worth:
             hold = max(hold, seen.now + 60)
+        hold = max(hold, seen.contested_until)
         patient, replaced = bool(gone and gone.patient), pod.uid in pods.replaced
         agent = seen.agents.get(pod.uid)
         node = seen.nodes.get(pod.node)

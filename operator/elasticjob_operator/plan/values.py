@@ -80,6 +80,7 @@ class Seen:
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
     said: Mapping[str, tuple[bool, str]] = field(default_factory=dict)  # about pods that wait: see `failures.waiting`
     unresized: tuple[str, str] = ("", "")  # the template that the API server did not resize pods to, and why
+    contested_until: float = 0.0  # writers who fight about its size: until then, it does not grow
 
     @property
     def why_unresized(self) -> str:

@@ -217,7 +217,7 @@ class Controller:
             loop.problem, loop.problem_generation = None, job.generation
         started = time.monotonic()
         now = self._clock()
-        self._watch_size(loop, job, now)
+        contested_until = self._watch_size(loop, job, now)
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
         self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
         agents, ours = self._hub.agents(key), {p.uid for p in pods}
@@ -238,6 +238,7 @@ class Controller:
             problem=loop.problem or loop.trouble,
             said=loop.quiet.said,
             unresized=loop.unresized,
+            contested_until=contested_until,
         )
         made = await self._plan(seen)
         # Agents may wake a job every second; a rejected write must not be retried more often because of that.
@@ -284,15 +285,18 @@ class Controller:
         loop.refused_on, loop.again_at = self._find_basis(job), time.monotonic() + delay
         return self._clock() + delay
 
-    def _watch_size(self, loop: _Loop, job: Job, now: float) -> None:
-        """Tell writers who fight about the size of this job, once in ten minutes."""
+    def _watch_size(self, loop: _Loop, job: Job, now: float) -> float:
+        """Until when writers fight about the size of this job, 0 if none do. They are told once in ten minutes."""
         if job.spec is None or job.spec.replicas is None:
-            return
+            return 0.0
         loop.sizes = contests.note(loop.sizes, job.spec.replicas, job.size_writer, now)
-        told = contests.find_contest(loop.sizes, now)
-        if told and loop.contest_at <= time.monotonic():
+        contest = contests.find_contest(loop.sizes, now)
+        if contest is None:
+            return 0.0
+        if loop.contest_at <= time.monotonic():
             loop.contest_at = time.monotonic() + CONTEST_SECONDS
-            self._applier.recorder.record(job, [Event("SizeContested", told, warning=True)], now)
+            self._applier.recorder.record(job, [Event("SizeContested", contest.message, warning=True)], now)
+        return contest.until
 
     def _find_basis(self, job: Job) -> object:
         """What a refusal may depend on: if this changes, the next try is made at once."""

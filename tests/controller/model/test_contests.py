@@ -52,8 +52,17 @@ def history(*changes: tuple[float, int, str]) -> contests.History:
 )
 def test_a_fight_about_the_size(changes: list[tuple[float, int, str]], told: str) -> None:
     found = contests.find_contest(history(*changes), changes[-1][0] + 1)
-    assert bool(found) == bool(told)
-    assert told in found
+    assert (found is not None) == bool(told)
+    assert found is None or told in found.message
+
+
+def test_a_fight_is_over_once_there_are_too_few_changes() -> None:
+    changes = history((0, 1, "a"), (5, 2, "b"), (9, 1, "a"), (12, 2, "b"), (20, 1, "a"))
+    found = contests.find_contest(changes, 21)
+    assert found is not None
+    assert found.until == 5 + contests.WINDOW_SECONDS
+    assert contests.find_contest(changes, found.until - 1) is not None
+    assert contests.find_contest(changes, found.until) is None
 
 
 def test_the_memory_is_short() -> None:

@@ -63,6 +63,18 @@ def test_the_job_is_looked_at_before_pods_are_replaced() -> None:
     assert made.confirm, "they may be gone because the job is"
 
 
+@pytest.mark.parametrize("contested_until", [0.0, NOW + 60])
+def test_a_job_whose_size_is_fought_about_does_not_grow(contested_until: float) -> None:
+    pods = tuple(make_pod(i) for i in range(3))
+    agents = {f"u{i}": make_agent(i, "running", 1) for i in (0, 1)} | {"u2": make_agent(2, "ready")}
+    job = make_job(make_spec(2, 3), started(rendezvous=make_world()))
+    made = plan(see(job, pods, agents=agents, contested_until=contested_until))
+    assert made.directives["u0"].action == ("world" if contested_until else "regroup")
+    if contested_until:
+        assert made.wake_at is not None
+        assert made.wake_at <= contested_until
+
+
 def test_the_authority_is_given_where_there_is_one() -> None:
     made = plan(see(make_job()), Config(ca_pem="PEM"))
     assert [c.values for c in made.ensure if c.kind is Kind.CONFIG_MAP] == [(("ca.crt", "PEM"),)]
