@@ -141,7 +141,7 @@ PARTS: Final = (
                                          "labelSelector": {"matchLabels": {"a": "b"}}}]}, ("topology spread",),
          node=True),
     Part("toleration", "pod", {"tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}),
-    Part("windows", "pod", {"os": {"name": "windows"}}, ("os", "windows")),
+    Part("windows", "pod", {"os": {"name": "windows"}}, ("spec.os.name", "nodeSelector")),
     # Images and commands.
     Part("image-missing", "container", {"image": "registry.example.com/train:missing"}, ("train:missing",)),
     Part("image-name", "container", {"image": f"{HERE}train image:"}, ("train image",)),

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from chaos.manifest_maker import NEIGHBOURS, PARTS
+from chaos.manifest_texts import TEXTS
 
-# Name of the part or neighbour: what is written, and the remedy.
+# Name of the part, neighbour or whole manifest: what is written, and the remedy.
 ADVICE: Final = {
     "configmap-volume-missing": ("a volume of a ConfigMap that is not there", "create it; the pod then starts"),
     "configmap-key-missing": ("a key that the ConfigMap of a volume has not", "add the key"),
@@ -56,10 +57,18 @@ ADVICE: Final = {
     "hook-denies": ("a webhook that denies the pod", "do what its message says"),
     "hook-fails": ("a webhook that does not answer", "mend or remove the webhook"),
     "hook-spoils": ("a webhook that makes the pod invalid", "mend the webhook"),
+    "image-entry-point": ("no `command`, and an image that starts no `torchrun`", "write `command: [torchrun, …]`"),
+    "requests-only-gpu": ("a device without a limit", "set the limit that it names"),
+    "mig": ("parts of GPUs that no node has divided", "divide them on a node, or ask for whole ones"),
+    "secret-key-missing": ("a variable from a Secret that is not there", "create it, or set `optional`"),
+    "private-image": ("a pull secret that is not there", "create it in the job's namespace"),
+    "spread-by-zone": ("`topologySpreadConstraints` by a label that nodes have not", "label the nodes"),
+    "one-writer-disk": ("a `ReadWriteOnce` claim for pods on several nodes", "use `ReadWriteMany`, or a volume a pod"),
+    "windows": ("a template for Windows", "remove the field: workers run on Linux"),
 }
 
 
 def list_rows() -> Iterator[str]:
-    told = {one.name: one.told for one in (*PARTS, *NEIGHBOURS)}
+    told = {one.name: one.told for one in (*TEXTS, *PARTS, *NEIGHBOURS)}
     for name, (written, remedy) in ADVICE.items():
         yield f"| {written} | … `{told[name][0]}` … | {remedy} |"

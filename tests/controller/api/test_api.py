@@ -272,6 +272,24 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             id="restart-policy",
         ),
         pytest.param(
+            {"template": {"spec": {"containers": [{"name": "a", "args": ["--epochs", 3]}]}}},
+            "spec.template",
+            "spec.containers[0].args must be a list of texts: quote numbers, true and false",
+            id="a number among the arguments",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "a", "env": [{"name": "EPOCHS", "value": 3}]}]}}},
+            "spec.template",
+            "spec.containers[0].env[EPOCHS].value must be a text: quote numbers, true and false",
+            id="a number in the environment",
+        ),
+        pytest.param(
+            {"template": {"spec": {"nodeSelector": {"gpu": True}, "containers": [{"name": "a"}]}}},
+            "spec.template",
+            "spec.nodeSelector[gpu] must be a text: quote numbers, true and false",
+            id="a flag as a label",
+        ),
+        pytest.param(
             {"template": {"spec": {"os": {"name": "windows"}, "containers": [{"name": "a"}]}}},
             "spec.template",
             "spec.os.name is windows, and workers run on Linux only: remove it",
