@@ -15,7 +15,8 @@ from elasticjob_operator import numerals, quantity
 from elasticjob_operator.api import names
 
 # The types of the template fields that the operator reads or extends.
-_OBJECTS, _TEXTS = "a list of objects", "a list of texts"
+_QUOTE = "quote numbers, true and false"
+_OBJECTS, _TEXTS = "a list of objects", f"a list of texts: {_QUOTE}"
 _POD_SHAPES = {"schedulerName": "a text", "affinity": "an object", "nodeSelector": "an object"}
 _POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topologySpreadConstraints"), _OBJECTS)
 _CONTAINER_SHAPES = {"resources": "an object", "lifecycle": "an object", "image": "a text"}
@@ -43,9 +44,17 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"spec.restartPolicy must be Never or left out, not {spec['restartPolicy']}: the operator replaces pods"
         )
+    _check_texts(spec.get("nodeSelector") or {}, "spec.nodeSelector[{}]")
     _check_system(spec)
     _check_metadata(template, [c["name"] for c in containers])
     return {**template, "spec": spec}
+
+
+def _check_texts(values: Mapping[Any, Any], field: str) -> None:
+    """YAML reads `3` and `true` as something else, and the API server does not say where that is."""
+    wrong = next((name for name, value in values.items() if not isinstance(value, str | None)), None)
+    if wrong is not None:
+        raise ValueError(f"{field.format(str(wrong)[:253])} must be a text: {_QUOTE}")
 
 
 def _check_system(spec: Mapping[str, Any]) -> None:
@@ -62,6 +71,7 @@ def _check_system(spec: Mapping[str, Any]) -> None:
 
 def _container(container: dict[str, Any], path: str) -> dict[str, Any]:
     shaped = _shaped(container, _CONTAINER_SHAPES, path)
+    _check_texts({v.get("name"): v.get("value") for v in shaped.get("env") or ()}, f"{path}.env[{{}}].value")
     if "resources" in shaped:
         shaped["resources"] = _shaped(shaped["resources"], _RESOURCE_SHAPES, f"{path}.resources")
         for kind in _RESOURCE_SHAPES:
@@ -106,7 +116,7 @@ def _check_metadata(template: dict[str, Any], containers: list[str]) -> None:
     for field in ("labels", "annotations"):
         texts = metadata.get(field) or {}
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError(f"metadata.{field} must map names to strings: quote numbers, true and false")
+            raise ValueError(f"metadata.{field} must map names to strings: {_QUOTE}")
     trainer = (metadata.get("annotations") or {}).get(names.ANNOTATION_TRAINER)
     if trainer and trainer not in containers:
         raise ValueError(
