@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from chaos.manifest_maker import Made
@@ -58,6 +59,17 @@ def judge_words(made: Made, status: Raw, cluster: Iterable[str]) -> str:
     if any(word.lower() in f"{text}; {warning}".lower() for word in wanted):
         return ""
     return f"it names none of {', '.join(made.told) or 'the words of its manifest'}: {text}"
+
+
+def find_last_step(pod: Raw) -> float:
+    """When a pod got to where it is: created, scheduled, or with a container that runs."""
+    status = pod.get("status") or {}
+    times = [pod["metadata"]["creationTimestamp"]]
+    times += [c.get("lastTransitionTime") for c in status.get("conditions") or () if c["type"] == "PodScheduled"]
+    for kind in ("containerStatuses", "initContainerStatuses"):
+        states = [c.get("state") or {} for c in status.get(kind) or ()]
+        times += [state["running"].get("startedAt") for state in states if state.get("running")]
+    return max(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp() for when in times if when)
 
 
 def most_pods(made: Made) -> int:

@@ -205,11 +205,23 @@ class _Run:
 
     def _finish(self) -> None:
         for namespace, watched in list(self.watched.items()):
-            is_answered = watched.answered is not None
-            if time.time() - watched.began > self.watch_seconds + (0.0 if is_answered else self.slowest):
+            is_due = time.time() - watched.began > self.watch_seconds
+            is_settled = watched.trained or (watched.answered is not None and not watched.made.has_to_train)
+            if is_due and (is_settled or not self._is_early(watched)):
                 self._judge(watched)
                 del self.watched[namespace]
                 self._pool.submit(self._remove, watched)
+
+    def _is_early(self, watched: Watched) -> bool:
+        """Whether a job may have waited for this machine until now: what it waits for has hardly begun."""
+        now = time.time()
+        if now - watched.began > self.watch_seconds + MOST_SLACK_SECONDS:
+            return False
+        if now - watched.began <= self.watch_seconds + self.slowest:
+            return True
+        pods = self.kube.request("GET", f"/api/v1/namespaces/{watched.made.namespace}/pods")["items"]
+        first = min(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+        return first is not None and now - manifest_judge.find_last_step(first) <= self.watch_seconds
 
     def _judge(self, watched: Watched) -> None:
         made, wrong = watched.made, ""

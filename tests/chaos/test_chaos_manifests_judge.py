@@ -62,6 +62,29 @@ def test_words(job: Made, message: str, is_wrong: bool) -> None:
     assert bool(manifest_judge.judge_words(job, status, ["light-0"])) is is_wrong
 
 
+def test_the_last_step_of_a_pod() -> None:
+    pod: dict[str, Any] = {"metadata": {"creationTimestamp": "1970-01-01T00:00:10Z"}}
+    assert manifest_judge.find_last_step(pod) == 10
+    scheduled = {"type": "PodScheduled", "lastTransitionTime": "1970-01-01T00:00:20Z"}
+    pod["status"] = {"conditions": [scheduled], "containerStatuses": [{"state": {"waiting": {}}}]}
+    assert manifest_judge.find_last_step(pod) == 20
+    pod["status"]["initContainerStatuses"] = [{"state": {"running": {"startedAt": "1970-01-01T00:00:30Z"}}}]
+    assert manifest_judge.find_last_step(pod) == 30
+
+
+@pytest.mark.parametrize(
+    ("replicas", "part", "most"),
+    [
+        pytest.param(1, "command-fails", 13, id="one pod"),
+        pytest.param(4, "command-fails", 32, id="each try makes all pods"),
+        pytest.param(4, "node-refuses", 13, id="one pod tries for all"),
+    ],
+)
+def test_the_most_pods_of_a_job(replicas: int, part: str, most: int) -> None:
+    job = Made(0, "m1-0", {}, (), {"spec": {"replicas": replicas}}, (part,), (), True)
+    assert manifest_judge.most_pods(job) == most
+
+
 @pytest.mark.parametrize(
     ("times", "most"), [([], 0), ([1.0], 1), ([0.0, 30.0, 59.0, 61.0], 3), ([100.0, 0.0, 50.0], 2), ([5.0] * 7, 7)]
 )
