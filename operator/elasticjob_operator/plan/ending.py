@@ -56,9 +56,11 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
     status, now = seen.job.status, seen.now
     grace = float(spec.elastic_policy.graceful_shutdown_timeout_seconds)
     conditions = reporting.with_condition(status.conditions, "Running", False, why[0], "", now)
+    degraded = status.condition("Degraded")
     if seen.job.problems:
         conditions = reporting.with_condition(conditions, "Degraded", True, "InvalidSpec", seen.job.problems_text, now)
-    elif status.condition("Degraded") and why == _BY_USER:  # it wants nothing; in a queue, it says why it was evicted
+    elif degraded and (why == _BY_USER or degraded.reason == "InvalidSpec"):
+        # Suspended, it wants nothing. In a queue, it goes on saying why its pods did not start: Kueue evicts for that.
         conditions = reporting.with_condition(conditions, "Degraded", False, why[0], "", now)
     since = next(c.last_transition_time for c in conditions if c.type == "Running")
     patience = (parse_time(since) or now) + grace
