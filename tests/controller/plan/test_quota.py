@@ -47,6 +47,21 @@ def test_a_job_that_is_not_admitted_waits_without_pods() -> None:
     assert [e.reason for e in made.events if e.warning] == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "quota", "is_told"),
+    [
+        pytest.param("ImagePullFailed", WAITING, True, id="evicted, as its pods did not start"),
+        pytest.param("InvalidSpec", WAITING, False, id="mended in the queue"),
+        pytest.param("ImagePullFailed", None, False, id="suspended by its user"),
+    ],
+)
+def test_what_is_told_of_a_job_without_pods(reason: str, quota: Quota | None, is_told: bool) -> None:
+    degraded = api.Condition(type="Degraded", status="True", reason=reason, message="no such image")
+    spec = make_spec(runPolicy={"suspend": quota is None})
+    made = plan(see(make_job(spec, started(conditions=[degraded])), quota=quota))
+    assert condition(made, "Degraded")[0] == str(is_told)
+
+
 def test_what_only_a_person_can_mend_is_a_warning_once() -> None:
     quota = Quota(False, "QueueNotFound", "LocalQueue a doesn't exist")
     made = plan(see(make_job(), quota=quota))
