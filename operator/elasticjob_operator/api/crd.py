@@ -2,8 +2,8 @@
 
 pydantic's JSON schema is rewritten into a *structural* schema, as Kubernetes requires: references are inlined, optional
 fields are absent, and unions are refused unless they are int-or-string. A schema that cannot be expressed raises
-ValueError here, at build time, instead of failing at the API server. Defaults are left out: the models apply them, so
-that the stored object is what the user wrote, and a default can change with the operator.
+ValueError here, at build time, instead of failing at the API server. Defaults of the spec are left out: the models
+apply them, so that the stored object is what the user wrote, and a default can change with the operator.
 """
 
 from __future__ import annotations
