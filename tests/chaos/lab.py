@@ -234,8 +234,9 @@ def normalize_job(job: dict[str, Any]) -> dict[str, Any]:
     restarts = status.get("restarts", {})
     failure = status.get("lastFailure", {})
     conditions = {c["type"]: (c["status"], c.get("reason")) for c in status.get("conditions", [])}
-    if conditions.get("Degraded", ("",))[0] == "False":
-        del conditions["Degraded"]  # whether a passing trouble was seen depends on when one looks
+    for passing in ("Degraded", "Reconciling", "Stalled"):
+        if conditions.get(passing, ("",))[0] == "False":
+            del conditions[passing]  # whether a passing trouble was seen depends on when one looks
     return {
         "exists": bool(job),
         "phase": status.get("phase"),

@@ -7,10 +7,10 @@ import pytest
 import kstatus
 from controller.builders import NOW
 from elasticjob_operator import api
-from elasticjob_operator.plan import summary
+from elasticjob_operator.plan import reporting, summary
 
 
-def condition(type: str, truth: str, reason: str, message: str = "") -> api.Condition:
+def condition(type: str, truth: reporting.Truth, reason: str, message: str = "") -> api.Condition:
     return api.Condition(type=type, status=truth, reason=reason, message=message)
 
 
