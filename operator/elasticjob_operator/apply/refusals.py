@@ -87,7 +87,9 @@ def _find_unlimited(spec: Mapping[str, Any]) -> Iterator[str]:
 def _find_added_limit(error: ApiError, spec: Mapping[str, Any]) -> str:
     """Whose limit is below its request although the pod was sent without it; "" if nobody's is."""
     for kind, at, resource in _ABOVE_LIMIT.findall(error.message):
-        container = next((one for index, one in enumerate(spec.get(kind) or ()) if str(index) == at), {})
+        container: Mapping[str, Any] = next(
+            (one for index, one in enumerate(spec.get(kind) or ()) if str(index) == at), {}
+        )
         if resource not in ((container.get("resources") or {}).get("limits") or {}):
             return (
                 f"container {container.get('name')!r} has no resources.limits[{resource}] in spec.template: a "
