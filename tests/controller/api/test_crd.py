@@ -100,3 +100,10 @@ def test_the_text_is_the_object() -> None:
     texts = crd.render_crds()
     assert yaml.safe_load(texts["elasticjobs"]) == CRD
     assert yaml.safe_load(texts["elasticjobtemplates"]) == crd.build_template_crd()
+
+
+def test_every_bound_is_a_number_that_api_servers_can_compare_whole_numbers_with() -> None:
+    """Some compare a whole number, such as 90, with the bound as an integer of 64 bits, and let it overflow."""
+    for path, node in nodes(SCHEMA):
+        for bound in ("minimum", "maximum"):
+            assert abs(node.get(bound, 0)) < 2**63, (path, bound)
