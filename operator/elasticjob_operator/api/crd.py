@@ -9,7 +9,6 @@ apply them, so that the stored object is what the user wrote, and a default can 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -97,7 +96,7 @@ def _union(node: dict[str, Any], defs: dict[str, Any], rules: dict[str, list[dic
 
 # What a status may hold: more than any operator writes, and not so much that it takes long to read. The models have no
 # such bounds: a status that somebody else has written is read as far as it can be.
-_MOST_COUNT, _MOST_REAL, _MOST_TEXT = 2**53, sys.float_info.max, 64 * 1024
+_MOST_COUNT, _MOST_TEXT = 2**53, 64 * 1024
 _MOST_ITEMS = 100_000  # pods
 _LISTS = {
     "conditions": 64,
@@ -114,13 +113,14 @@ _LISTS = {
 
 
 def _bound(schema: dict[str, Any], name: str = "") -> dict[str, Any]:
-    """A schema in which every number, text and list has bounds. Those that it has remain."""
+    """A schema in which every whole number, text and list has bounds. Those that it has remain.
+
+    A real number has 64 bits, and no bound of its own: old API servers overflow where they compare it with a whole one.
+    """
     limits: dict[str, Any] = {}
     match schema.get("type"):
         case "integer":
             limits = {"minimum": -_MOST_COUNT, "maximum": _MOST_COUNT}
-        case "number":
-            limits = {"minimum": -_MOST_REAL, "maximum": _MOST_REAL}
         case "string" if "enum" not in schema:
             limits = {"maxLength": _MOST_TEXT}
         case "array":

@@ -58,8 +58,10 @@ def find_refused(value: Any, schema: Mapping[str, Any] = STATUS, path: str = "st
         return [f"{path}: {len(value)} characters"] if len(value) > most else []
     if isinstance(value, bool) or value is None:
         return []
-    whole = isinstance(value, int) or schema["type"] == "number"
-    return [] if whole and schema["minimum"] <= value <= schema["maximum"] else [f"{path}: {value}"]
+    if schema["type"] == "number":
+        return [] if math.isfinite(value) else [f"{path}: {value}"]
+    is_inside = isinstance(value, int) and schema["minimum"] <= value <= schema["maximum"]
+    return [] if is_inside else [f"{path}: {value}"]
 
 
 def find_unwritable(value: Any, path: str = "") -> list[str]:
