@@ -1,0 +1,69 @@
+"""A session with short epochs, and what all ranks do together between two of them: an evaluation, and a schedule."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticjob import ElasticDistributedSampler, Session
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epoch-steps", type=int, default=1)
+    parser.add_argument("--interruptible", action="store_true", help="put the evaluation into such a block")
+    args = parser.parse_args()
+    args.out.mkdir(exist_ok=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    data = TensorDataset(torch.randn(12 * args.epoch_steps, 4))
+    sampler = ElasticDistributedSampler(data, global_batch_size=12)
+    loader = DataLoader(data, batch_sampler=sampler)
+    descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    session = Session(model=model, optimizer=optimizer, sampler=sampler, scheduler=scheduler)
+
+    def note(**line: object) -> None:
+        place = {"rank": session.rank, "world": session.world_size, "generation": session.generation}
+        line |= {"t": time.time(), "step": session.committed, "epoch": epoch, "pid": os.getpid()}
+        os.write(descriptor, (json.dumps({**place, **line}) + "\n").encode())
+
+    def evaluate() -> None:
+        both = torch.tensor([1.0, float(epoch)])
+        if session.world_size > 1:
+            dist.all_reduce(both)
+        count, epochs = both.tolist()
+        note(ranks=count, epochs=epochs / count)
+
+    for epoch in range(sampler.epoch, 10_000):
+        sampler.set_epoch(epoch)
+        made = 0
+        for (x,) in session.batches(loader):
+            with session.step():
+                session.backward(session.model(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            made += 1
+            note()
+            time.sleep(0.02)
+        if args.interruptible:
+            with session.interruptible():
+                evaluate()
+        else:
+            evaluate()
+        scheduler.step()
+        note(made=made, rate=optimizer.param_groups[0]["lr"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Whoever joins a session takes part in what the others do between two epochs, or comes after it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.fake_hub import FakeHub, World
+from worker.fake_pods import Pods, Steps
+
+pytestmark = pytest.mark.timeout(300)
+PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_epochs.py")
+Lines = list[dict[str, Any]]
+
+
+class Story:
+    """Members of one job, which come and go."""
+
+    def __init__(self, hub: FakeHub, pods: Pods, steps: Steps, *options: str) -> None:
+        self.hub, self.pods, self.steps, self._options = hub, pods, steps, options
+
+    def start(self, name: str) -> None:
+        self.pods.start(name, PROGRAM, f"--out={self.steps.folder}", *self._options, launcher="elasticjob-run")
+
+    def wait_for_epochs(self, size: int, after: World | None = None) -> World:
+        """Wait until each rank of the next world of this size has left three epochs."""
+        world = self.hub.wait_for_world(size, newer_than=0 if after is None else after.generation, timeout=120)
+
+        def have_trained(lines: Lines) -> bool:
+            left = [line["rank"] for line in lines if "rate" in line and line["generation"] == world.generation]
+            return all(left.count(rank) >= 3 for rank in range(size))
+
+        self.steps.wait(have_trained)
+        return world
+
+
+def find_mistakes(lines: Lines) -> Iterator[str]:
+    """Evaluations that ranks have made alone or of several epochs, and rates that differ."""
+    rates: dict[int, set[float]] = defaultdict(set)
+    for line in lines:
+        if "ranks" in line and (line["ranks"], line["epochs"]) != (line["world"], line["epoch"]):
+            yield f"an evaluation of other ranks or epochs: {line}"
+        if "rate" in line:
+            rates[line["epoch"]].add(line["rate"])
+    for epoch, found in rates.items():
+        if not math.isclose(min(found), 0.1 * 0.999 ** (epoch + 1)) or not math.isclose(min(found), max(found)):
+            yield f"after epoch {epoch}, the rates {found}"
+
+
+@pytest.mark.parametrize("epoch_steps", [1, 2])
+def test_who_is_announced_in_the_last_step_of_an_epoch_begins_with_the_next_one(
+    tmp_path: Path, epoch_steps: int
+) -> None:
+    """With epochs of one step, each change comes there."""
+    with FakeHub(size=1, max_size=3) as hub, Pods(tmp_path, hub.url) as pods:
+        story = Story(hub, pods, Steps(tmp_path / "out"), f"--epoch-steps={epoch_steps}")
+        story.start("a")
+        world = story.wait_for_epochs(1)
+        story.start("b")
+        world = story.wait_for_epochs(2, world)
+        story.start("c")
+        world = story.wait_for_epochs(3, world)
+        hub.remove("a")
+        story.wait_for_epochs(2, world)
+        assert hub.restarts == 0
+    lines = story.steps.read()
+    assert not list(find_mistakes(lines))
+    assert all(line["made"] for line in lines if "made" in line), "an epoch without a batch"
+
+
+@pytest.mark.parametrize("option", ["--epoch-steps=1", "--interruptible"])
+def test_who_comes_after_a_loss_is_where_the_others_are(tmp_path: Path, option: str) -> None:
+    with FakeHub(size=2, max_size=2) as hub, Pods(tmp_path, hub.url) as pods:
+        hub.reconnect_grace = 0.5
+        story = Story(hub, pods, Steps(tmp_path / "out"), option)
+        story.start("a")
+        story.start("b0")
+        world = story.wait_for_epochs(2)
+        for number in range(1, 4):
+            story.start(f"b{number}")
+            next(pod for pod in pods.pods.values() if pod.name == f"b{number - 1}").kill()
+            world = story.wait_for_epochs(2, world)
+    assert not list(find_mistakes(story.steps.read()))
