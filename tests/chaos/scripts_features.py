@@ -32,6 +32,7 @@ class Lines:
     after: list[str] = field(default_factory=list)  # after the optimizers
     inside: list[str] = field(default_factory=list)  # collectives of a step
     epoch: list[str] = field(default_factory=list)  # between two epochs
+    between: bool = False  # in a session behind the loop over batches, and not in its last turn
     data: str = "Points()"
     loader: str = ""  # further arguments of the DataLoader
     sampler: str = ""  # further arguments of the sampler
@@ -53,7 +54,7 @@ class Feature:
     add: Callable[[Lines], None]
     engines: tuple[str, ...] = (DDP, VIRTUAL, FSDP)
     forms: Sequence[str] = (RESTART, SESSION)
-    without: Sequence[str] = ()  # features with which it is not combined
+    without: tuple[str, ...] = ()  # features with which it is not combined
 
 
 def _model(layer: Sequence[str], forward: Sequence[str], unused: bool = False) -> Callable[[Lines], None]:
@@ -183,7 +184,7 @@ def _muon(lines: Lines) -> None:
 
 
 def _plain(
-    name: str, text: str, engines: tuple[str, ...] = (DDP, VIRTUAL, FSDP), without: Sequence[str] = ()
+    name: str, text: str, engines: tuple[str, ...] = (DDP, VIRTUAL, FSDP), without: tuple[str, ...] = ()
 ) -> Feature:
     return Feature(
         name, f"`{text.replace('PARAMS, ', '').partition('(')[2][:-1]}`", _optimizer(text), engines, without=without
@@ -216,7 +217,7 @@ OPTIMIZERS = (
         "for matrices, and AdamW for the rest",
         _muon,
         (VIRTUAL,),
-        without=("two optimizers"),
+        without=("two optimizers",),
     ),
 )
 
@@ -285,7 +286,7 @@ AROUND = (
         "`clip_grad_value_`",
         lambda lines: lines.before.append("nn.utils.clip_grad_value_(net.parameters(), 0.2)"),
         (DDP, VIRTUAL),
-        without=("complex parameters"),
+        without=("complex parameters",),
     ),
 )
 
@@ -303,6 +304,7 @@ def _loader(text: str) -> Callable[[Lines], None]:
 
 def _evaluate(lines: Lines) -> None:
     lines.epoch.append("evaluate(model)")
+    lines.between = lines.chance.random() < 0.5
 
 
 DATA = (
@@ -385,7 +387,11 @@ def _guard(lines: Lines) -> None:
 
 
 HABITS = (
-    Feature("subgroups", "`new_group`, and a collective in it in each step", _subgroup, without=("several worlds",)),
+    Feature(
+        "subgroups",
+        "`new_group`, and a collective in it in each step",
+        _subgroup,
+    ),
     Feature("barriers", "`dist.barrier()` in each step", lambda lines: lines.inside.append("dist.barrier()")),
     Feature("signal handlers", "of SIGTERM and SIGUSR2", _handler),
     Feature("subprocesses", "one that lives on, and short ones", _subprocess),

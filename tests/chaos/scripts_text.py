@@ -231,14 +231,15 @@ for epoch in range(sampler.epoch, 10**6):
                 log.write(step=made, seen=seen, **place)
             seen = []
             time.sleep(PAUSE)
+        if session.committed + 1 >= STEPS:
+            break
         if made is not None and sampler.is_over():
             with session.interruptible():
                 pass
 {epoch}
-        if session.committed + 1 >= STEPS:
-            break
     if session.committed + 1 >= STEPS:
         break
+{between}
 end()
 finish(session.rank, session.generation)
 session.close()
@@ -507,5 +508,6 @@ def _write_session(lines: Lines) -> str:
             f", {name}={name}" if name in lines.extras else f", {name}=optimizers[{name!r}]" for name in names
         ),
         body=indent(body, "            "),
-        epoch=_block(epoch, 4),
+        epoch=_block([] if lines.between else epoch, 4),
+        between=_block(["with session.interruptible():", indent("\n".join(epoch), "    ")] if lines.between else [], 1),
     )
