@@ -7,6 +7,7 @@ around the same module. The parameters stay the same objects, so the optimizer i
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticjob.errors import ConfigurationError
 from elasticjob.torchcompat import ddp as torch_ddp
 from elasticjob.torchcompat import optimizers
+
+logger = logging.getLogger("elasticjob")
 
 StepHooks = tuple[Callable[..., None], Callable[..., None]]  # before and after the optimizer applies a step
 
@@ -149,14 +152,12 @@ class ElasticModel(torch.nn.Module):
         self.module = module
         # Not registered as a submodule: its parameters would be counted twice.
         self.__dict__["ddp"] = None
-        self.has_run = False  # DDP, for a backward pass, since somebody looked
+        self.has_run = False  # for a backward pass, since somebody looked
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         ddp = self.__dict__["ddp"]
-        if ddp is None:
-            return self.module(*args, **kwargs)
         self.has_run = self.has_run or torch.is_grad_enabled()
-        return ddp(*args, **kwargs)
+        return (self.module if ddp is None else ddp)(*args, **kwargs)
 
 
 class ReplicatedModelState:
@@ -185,6 +186,7 @@ class ReplicatedModelState:
         self.optimizer = optimizer
         hook(optimizer, hooks)
         self._module = model
+        self._is_told = False  # that only one rank can train it
 
     @property
     def device(self) -> torch.device:
@@ -252,7 +254,9 @@ class ReplicatedModelState:
     def check_gradients(self) -> None:
         has_run, self.model.has_run = self.model.has_run, False
         ddp = self.model.__dict__["ddp"]
-        if not has_run or ddp is None or ddp.find_unused_parameters or ddp.static_graph:
+        if not has_run or not self._reduces or (ddp is None and self._is_told):
+            return
+        if self._options.get("find_unused_parameters") or self._options.get("static_graph"):
             return
         ignored = getattr(ddp, "parameters_to_ignore", ())
         unused = [
@@ -260,13 +264,19 @@ class ReplicatedModelState:
             for name, one in self._module.named_parameters()
             if one.grad is None and one.requires_grad and name not in ignored
         ]
-        if unused:
+        if not unused:
+            return
+        found = f"the backward pass has left {len(unused)} trainable parameters without a gradient ({unused[0]!r})"
+        remedy = (
+            'Session(..., ddp={"find_unused_parameters": True}) trains such a model; or set requires_grad to False for'
+            " parameters that are never used."
+        )
+        if ddp is not None:
             raise ConfigurationError(
-                f"the backward pass has left {len(unused)} trainable parameters without a gradient ({unused[0]!r}), and"
-                " DDP has reduced no gradient that shares a message with theirs. Session(..., ddp="
-                '{"find_unused_parameters": True}) trains such a model; or set requires_grad to False for parameters'
-                " that are never used."
+                f"{found}, and DDP has reduced no gradient that shares a message with theirs. {remedy}"
             )
+        self._is_told = True
+        logger.warning("Session: %s. One rank trains it, and several ranks will raise an error. %s", found, remedy)
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         ddp = self.model.__dict__["ddp"]
