@@ -111,6 +111,22 @@ def test_a_position_at_the_end_is_the_start_of_the_next_epoch() -> None:
     assert again.order() != sampler.order()
 
 
+@pytest.mark.parametrize(
+    ("epoch", "used", "left"),
+    [
+        pytest.param(2, 4, 1, id="the present position"),
+        pytest.param(3, 0, 2, id="the start of a later one"),
+        pytest.param(1, 8, 0, id="the end of an earlier one"),
+    ],
+)
+def test_going_on_in_an_epoch(epoch: int, used: int, left: int) -> None:
+    sampler = ElasticDistributedSampler(8, global_batch_size=4, rank=0, world_size=1)
+    sampler.set_epoch(2)
+    sampler.advance()
+    sampler.go_on_in(epoch)
+    assert (sampler.epoch, sampler.used, len(list(sampler))) == (epoch, used, left)
+
+
 def test_it_feeds_a_data_loader() -> None:
     data = TensorDataset(torch.arange(10.0))
     sampler = ElasticDistributedSampler(

@@ -33,13 +33,10 @@ for epoch in range(3):
                 optimizer.zero_grad()
                 if not is_wrong and sampler.is_over():
                     scheduler.step()
-        if not is_wrong and sampler.is_over():
-            with session.interruptible():
-                pass
     if is_wrong:
         scheduler.step()
-        with session.interruptible():
-            pass
+    with session.interruptible():
+        pass
     held = ElasticDistributedSampler(data, global_batch_size=4, shuffle=False)  # the last batch has one sample
     held_loader = DataLoader(data, batch_sampler=held)
     if is_wrong:

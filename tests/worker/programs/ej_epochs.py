@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epoch-steps", type=int, default=1)
     parser.add_argument("--interruptible", action="store_true", help="put the evaluation into such a block")
+    parser.add_argument("--linger", type=Path, help="rank 0 of three lingers in a step until this exists")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -51,6 +52,10 @@ def main() -> None:
         for (x,) in session.batches(loader):
             with session.step():
                 session.backward(session.model(x).square().mean())
+                if args.linger is not None and session.rank == 0 and session.world_size == 3:
+                    note(lingers=True)
+                    while not args.linger.exists():
+                        time.sleep(0.02)
                 optimizer.step()
                 optimizer.zero_grad()
             made += 1

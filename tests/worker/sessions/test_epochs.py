@@ -28,12 +28,13 @@ class Story:
         self.pods.start(name, PROGRAM, f"--out={self.steps.folder}", *self._options, launcher="elasticjob-run")
 
     def wait_for_epochs(self, size: int, after: World | None = None) -> World:
-        """Wait until each rank of the next world of this size has left three epochs."""
+        """Wait until each rank of a newer world of this size has left three epochs."""
         world = self.hub.wait_for_world(size, newer_than=0 if after is None else after.generation, timeout=120)
 
         def have_trained(lines: Lines) -> bool:
-            left = [line["rank"] for line in lines if "rate" in line and line["generation"] == world.generation]
-            return all(left.count(rank) >= 3 for rank in range(size))
+            at = max((line["generation"] for line in lines), default=0)
+            left = [line["rank"] for line in lines if "rate" in line and line["generation"] == at]
+            return at >= world.generation and all(left.count(rank) >= 3 for rank in range(size))
 
         self.steps.wait(have_trained)
         return world
@@ -85,4 +86,28 @@ def test_who_comes_after_a_loss_is_where_the_others_are(tmp_path: Path, option: 
             story.start(f"b{number}")
             next(pod for pod in pods.pods.values() if pod.name == f"b{number - 1}").kill()
             world = story.wait_for_epochs(2, world)
+    assert not list(find_mistakes(story.steps.read()))
+
+
+def test_who_is_left_behind_in_an_epoch_begins_again(tmp_path: Path) -> None:
+    """A world breaks while one rank is still in the last step of an epoch, and another one in what follows."""
+    told = tmp_path / "told"
+    with FakeHub(size=2, max_size=3) as hub, Pods(tmp_path, hub.url) as pods:
+        hub.reconnect_grace = 0.5
+        story = Story(hub, pods, Steps(tmp_path / "out"), "--interruptible", f"--linger={told}")
+        story.start("a")
+        story.start("b")
+        story.wait_for_epochs(2)
+        story.start("c")
+        world = hub.wait_for_world(3)
+        story.steps.wait(lambda lines: any("lingers" in line for line in lines))
+        hub.set_size(3)
+        before = len(hub.regroups)
+        next(pod for pod in pods.pods.values() if pod.name == "c").kill()
+        hub.wait_for(lambda: len(hub.regroups) > before)
+        story.start("d")
+        story.steps.wait(lambda _: "After step" in next(pod for pod in pods.pods.values() if pod.name == "b").log)
+        told.touch()
+        story.wait_for_epochs(3, world)
+        assert "Other ranks had gone on from epoch" in next(pod for pod in pods.pods.values() if pod.name == "a").log
     assert not list(find_mistakes(story.steps.read()))

@@ -52,6 +52,24 @@ def test_when_no_state_is_whole_it_is_lost(rank_states: list[recovery.RankState]
         recovery.choose_source(rank_states)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "epoch"),
+    [
+        pytest.param([-1, -1], -1, id="a fresh start"),
+        pytest.param([3, 3], 3, id="all are in one"),
+        pytest.param([-1, 3], 3, id="a joiner goes to the others"),
+        pytest.param([4, -1, 3], 4, id="some have gone on"),
+    ],
+)
+def test_in_which_epoch_a_world_goes_on(epochs: list[int], epoch: int) -> None:
+    for rank, own in enumerate(epochs):
+        if own in (-1, epoch):
+            assert recovery.choose_epoch(epochs, rank) == epoch
+        else:
+            with pytest.raises(recovery.LeftBehindError, match="from epoch 3 to 4"):
+                recovery.choose_epoch(epochs, rank)
+
+
 @given(
     st.lists(
         st.builds(recovery.RankState, step=st.integers(-1, 3), clean=st.booleans(), digest=st.integers(0, 2)),

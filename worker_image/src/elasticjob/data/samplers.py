@@ -192,6 +192,14 @@ class ElasticDistributedSampler(Sampler[list[int]]):
             self.epoch = epoch
             self.used = 0
 
+    def go_on_in(self, epoch: int) -> None:
+        """Go to an epoch: to the present position in it, or to its start from an earlier one, or else to its end."""
+        if epoch < self.epoch:
+            self.used = self._length
+        elif epoch > self.epoch:
+            self.used = 0
+        self.epoch = epoch
+
     def order(self) -> list[int]:
         """The sample indices of this epoch in order, for the whole world."""
         if not self._shuffle:

@@ -15,12 +15,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 logger = logging.getLogger("elasticjob")
 
 
-BETWEEN = (
-    "an interruptible block between two epochs: a rank that joins just then begins the next epoch, and the others wait"
-    " for it in their collectives. Put it into the loop over session.batches(loader), with `if sampler.is_over():`."
-)
-
-
 def judge_loader(loader: Any, sampler: Any) -> str:
     """What is wrong with the loader of a session with this sampler; "" if nothing is known to be."""
     data = torch.utils.data
@@ -55,9 +49,9 @@ def judge_schedules(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     if not moved:
         return ""
     return (
-        f"{moved[0]!r} was stepped outside of `with session.step()`: a rank that joins at that moment misses it, and"
-        " then learns at another rate. Step it inside the block after the optimizer; for one of epochs, if"
-        " sampler.is_over()."
+        f"{moved[0]!r} was stepped outside of `with session.step()`: a step that is broken by a loss does not take that"
+        " back, and a checkpoint of that step misses it. Step it inside the block after the optimizer; for one of"
+        " epochs, if sampler.is_over()."
     )
 
 
@@ -88,10 +82,6 @@ class Adviser:
     def look_at(self, loader: Any, sampler: Any) -> None:
         """The script reads batches of this loader."""
         self._tell("loader", judge_loader(loader, sampler))
-
-    def note_between(self) -> None:
-        """The script does something with all ranks between two epochs."""
-        self._tell("between", BETWEEN)
 
     def begin(self, world: object) -> None:
         """A block begins, in this world."""

@@ -51,6 +51,7 @@ class Memory:
         self._undo = Undo()
         self._together: bool | None = None  # all optimizers have always stepped with one permission; None: no step yet
         self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
+        self._epoch = recovery.NOWHERE  # whose batches the script reads, or has read last
         self.keep_place()
 
     @property
@@ -104,6 +105,10 @@ class Memory:
     def note_committed(self) -> None:
         """All ranks have committed the step."""
         self._keep_places(self.model_state.after_step(self.committed))
+
+    def begin_epoch(self) -> None:
+        """The script begins to read the batches of the sampler's epoch."""
+        self._epoch = getattr(self.sampler, "epoch", recovery.NOWHERE)
 
     def end_epoch(self) -> None:
         """All ranks have committed the last step of an epoch, and the script leaves it."""
@@ -192,7 +197,7 @@ class Memory:
         """Get the state that all ranks of this world share, and train with it.
 
         `group` is a CPU process group of all ranks; a world of one rank needs none. Raises StateLostError if no rank
-        has a complete state.
+        has a complete state, and LeftBehindError if other ranks have gone on to a later epoch.
         """
         before, places = self.committed, self._places
         self.committed, self._clean = self.model_state.restore(before, self._clean, places.keys(), group)
@@ -202,15 +207,21 @@ class Memory:
             self._compare(group)
         elif not self._clean:
             raise recovery.StateLostError("the only rank was interrupted while it applied a step")
+        else:
+            self._go_on_in(self._epoch)
         self._keep_places(self.model_state.settle(self.committed))
 
     def _compare(self, group: Any) -> None:
         inventory = transfer.take_inventory(self._state())
-        mine = [self.committed, int(self._clean), transfer.digest_inventory(inventory)]
+        mine = [self.committed, int(self._clean), transfer.digest_inventory(inventory), self._epoch]
         rows = messages.all_gather_integers(mine, group)
-        rank_states = [recovery.RankState(step, bool(clean), digest) for step, clean, digest in rows]
-        if recovery.are_equal(rank_states):
-            return
+        rank_states = [recovery.RankState(step, bool(clean), digest) for step, clean, digest, _ in rows]
+        epoch = recovery.choose_epoch([epoch for *_, epoch in rows], dist.get_rank())
+        if not recovery.are_equal(rank_states):
+            self._receive(inventory, rank_states, group)
+        self._go_on_in(epoch)
+
+    def _receive(self, inventory: transfer.Inventory, rank_states: list[recovery.RankState], group: Any) -> None:
         rank, source = dist.get_rank(), recovery.choose_source(rank_states)
         # A joiner has no state to lose: it receives into its own tensors, and is complete when all ranks have theirs.
         keep = self.committed >= 0
@@ -220,6 +231,15 @@ class Memory:
             self.model_state.load(received)
             self._load_others(received)
         self.committed, self._clean = rank_states[source].step, True
+
+    def _go_on_in(self, epoch: int) -> None:
+        """Be in the epoch in which all scripts are.
+
+        The end of an epoch is the start of the next one, by its state. But who reads the batches of that epoch comes to
+        what the script does after them, and all others have to come there too.
+        """
+        if epoch != recovery.NOWHERE and hasattr(self.sampler, "go_on_in"):
+            self.sampler.go_on_in(epoch)
 
     def _keep_places(self, steps: Sequence[int]) -> None:
         """Keep all but the model of these steps, and of no others. Only the present one may be new."""

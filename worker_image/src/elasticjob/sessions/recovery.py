@@ -16,8 +16,27 @@ _MOST_PLACED, _MOST_HELD = 3, 4  # see ShardInventory
 _NOTHING = -1
 
 
+NOWHERE = -1  # in no epoch: a joiner, or a script without epochs
+
+
 class StateLostError(RuntimeError):
     """No rank of the new world has a complete state in memory: only a checkpoint helps."""
+
+
+class LeftBehindError(RuntimeError):
+    """The scripts of other ranks have begun a later epoch."""
+
+
+def choose_epoch(epochs: Sequence[int], rank: int) -> int:
+    """The epoch in which all ranks go on, by that of each one's script. NOWHERE if none has begun one. Pure.
+
+    What a script does between two epochs cannot be skipped, and can be done only with all ranks. If a world broke in
+    between, some have it behind them and others before them: those raise LeftBehindError, and begin again as joiners.
+    """
+    latest = max(epochs)
+    if NOWHERE < epochs[rank] < latest:
+        raise LeftBehindError(f"other ranks had gone on from epoch {epochs[rank]} to {latest} when the world broke")
+    return latest
 
 
 # --- every rank has the whole state -------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class Session:
         self.sampler = sampler
         self._on_world = on_world
         self._micro: Any = None
-        self._in_batches = self._has_looped = False
+        self._in_batches = False
         self._closed = False
         self._ready = False  # this rank has all gradients of the step, and waits for the other ranks
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
@@ -210,7 +210,7 @@ class Session:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The remaining batches of this epoch, across changes of the world."""
-        self._in_batches = self._has_looped = True
+        self._in_batches = True
         self._adviser.look_at(loader, self.sampler)
         try:
             yield from self._remaining(loader)
@@ -219,8 +219,15 @@ class Session:
 
     def _remaining(self, loader: Iterable[Any]) -> Iterator[Any]:
         self._replicas.keep()
+        self._memory.begin_epoch()
         epoch = getattr(self.sampler, "epoch", None)
         while True:
+            if not self._worlds.is_running:
+                self._worlds.change()
+            if epoch is not None and self.sampler.epoch < epoch:
+                self.sampler.set_epoch(epoch)  # back to an epoch that the script left before its end: it stays here
+            if getattr(self.sampler, "epoch", None) != epoch:
+                return
             self._went_back = False
             for micro, batch in self._memory.read_batches(loader):
                 if self._worlds.state.is_lost:
@@ -230,18 +237,22 @@ class Session:
                 yield batch
                 if not self._worlds.is_running or self._went_back:
                     break
-            if self._worlds.is_running and not self._went_back:
+            if not self._went_back and self._is_epoch_over():
                 self._micro = None
                 with self._surviving():
                     self._memory.end_epoch()
-                if self._worlds.is_running:
+                if self._worlds.is_whole:
                     return
-            if not self._worlds.is_running:
-                self._worlds.change()
-            if epoch is not None and self.sampler.epoch < epoch:
-                self.sampler.set_epoch(epoch)  # back to an epoch that the script left before its end: it stays here
-            if getattr(self.sampler, "epoch", None) != epoch:
-                return
+
+    def _is_epoch_over(self) -> bool:
+        """Whether the script is to leave this epoch in the present world.
+
+        If the world ends after the last step of an epoch, its ranks still do together what the script does between two
+        epochs, and change before they read the next batch. So joiners begin with an epoch.
+        """
+        if self._worlds.is_running:
+            return True
+        return self._worlds.is_whole and hasattr(self.sampler, "is_over") and bool(self.sampler.is_over())
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -301,11 +312,7 @@ class Session:
         The rest of the block is skipped then, and no step is repeated. What it computed from other ranks' values is
         right if `is_whole` of the block is true afterwards. Code outside of any block of a session runs to its end
         first, and ends the process if one of its collectives fails.
-
-        Use it in the loop over `batches`: behind its end, ranks that join just then do not take part.
         """
-        if self._has_looped and not self._in_batches:
-            self._adviser.note_between()
         try:
             block = Block()
             self._worlds.interrupter.allowed = True

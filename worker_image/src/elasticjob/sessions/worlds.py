@@ -27,7 +27,7 @@ from elasticjob.sessions.machine import Stage
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
 from elasticjob.sessions.promises import Promises
-from elasticjob.sessions.recovery import StateLostError
+from elasticjob.sessions.recovery import LeftBehindError, StateLostError
 from elasticjob.torchcompat import failures, groups
 
 logger = logging.getLogger("elasticjob")
@@ -71,6 +71,11 @@ class Worlds:
     @property
     def is_running(self) -> bool:
         return self.state.stage is Stage.RUNNING
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks of the world are there; it may have made its last step."""
+        return self.state.stage in (Stage.RUNNING, Stage.INTERRUPTED)
 
     def enter_first(self, *, alone: bool) -> None:
         """Join the world in which this process was started, or wait for one. `alone`: one rank needs a group too."""
@@ -255,6 +260,9 @@ class Worlds:
             self.hold()
         except StateLostError as lost:
             _give_up(lost)
+        except LeftBehindError as behind:
+            logger.warning("%s: beginning again, with their state.", str(behind).capitalize())
+            raise SystemExit(1) from None
         except Exception as error:
             if not self.is_failure(error):
                 raise
