@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--epoch-steps", type=int, default=1)
     parser.add_argument("--interruptible", action="store_true", help="put the evaluation into such a block")
     parser.add_argument("--linger", type=Path, help="rank 0 of three lingers in a step until this exists")
+    parser.add_argument("--direct", action="store_true", help="read the loader without the session")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -49,7 +50,7 @@ def main() -> None:
     for epoch in range(sampler.epoch, 10_000):
         sampler.set_epoch(epoch)
         made = 0
-        for (x,) in session.batches(loader):
+        for (x,) in loader if args.direct else session.batches(loader):
             with session.step():
                 session.backward(session.model(x).square().mean())
                 if args.linger is not None and session.rank == 0 and session.world_size == 3:

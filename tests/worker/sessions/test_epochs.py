@@ -111,3 +111,14 @@ def test_who_is_left_behind_in_an_epoch_begins_again(tmp_path: Path) -> None:
         story.wait_for_epochs(3, world)
         assert "Other ranks had gone on from epoch" in next(pod for pod in pods.pods.values() if pod.name == "a").log
     assert not list(find_mistakes(story.steps.read()))
+
+
+def test_a_loader_that_the_session_does_not_follow_is_refused(tmp_path: Path) -> None:
+    """Its batches are those of the world in which it was begun, and the sampler does not move on."""
+    with FakeHub(size=1, max_size=1) as hub, Pods(tmp_path, hub.url) as pods:
+        story = Story(hub, pods, Steps(tmp_path / "out"), "--direct")
+        story.start("a")
+        hub.wait_for(lambda: hub.restarts)
+        (pod,) = pods.pods.values()
+        assert "ConfigurationError: step() needs a batch from session.batches(loader)" in pod.log
+    assert not story.steps.read()
