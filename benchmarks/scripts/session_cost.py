@@ -293,11 +293,8 @@ def look(regroups: int, seconds: float) -> dict[str, Any]:
 def regroup_often(args: argparse.Namespace) -> None:
     import torch
 
-    import elasticjob
-
     torch.set_num_threads(1)
-    sampler = elasticjob.ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH * args.ranks)
-    session = make_session(args.kind, args.ranks, sampler)
+    session = make_session(args.kind, args.ranks, None)
     if args.kind == "fsdp" and args.lost_every:
         raise SystemExit("a loss ends a session whose shards have no copies: --lost-every 0, or --kind hsdp")
     x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, 1)

@@ -258,8 +258,15 @@ class Session:
     def step(self) -> Iterator[None]:
         """One forward and backward pass, and the optimizer's step. Recovers afterwards if the world is lost.
 
-        In a loop without `batches`, the next world is entered here, before the block.
+        In a loop without `batches`, the next world is entered here, before the block. In an ElasticJob, raises
+        ConfigurationError if such a loop has an ElasticDistributedSampler.
         """
+        if not self._in_batches and self._worlds.can_change and hasattr(self.sampler, "steps"):
+            raise ConfigurationError(
+                "step() needs a batch from session.batches(loader): a loop over the loader itself, or over"
+                " sampler.steps(loader), goes on with the shares of a world that has ended. A loop that makes its own"
+                " data passes no such sampler to the session."
+            )
         if not self._in_batches and self._worlds.is_running and self._worlds.state.is_lost:
             self._break(WorldLostError("a member was lost"))
         if not self._in_batches and not self._worlds.is_running:
