@@ -36,7 +36,7 @@ class Story:
             left = [line["rank"] for line in lines if "rate" in line and line["generation"] == at]
             return at >= world.generation and all(left.count(rank) >= 3 for rank in range(size))
 
-        self.steps.wait(have_trained)
+        self.steps.wait(have_trained, timeout=120)
         return world
 
 
