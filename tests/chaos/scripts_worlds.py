@@ -47,7 +47,7 @@ def plan(seed: int, changes: int) -> tuple[int, Events]:
 
 
 def run(server: ForkServer, text: str, folder: Path, size: int, events: Events, done: list[str]) -> Run:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     script = folder / "train.py"
     script.write_text(text)
     lines = Lines(folder / "out")
@@ -76,7 +76,7 @@ def run(server: ForkServer, text: str, folder: Path, size: int, events: Events, 
 
 def check(server: ForkServer, script: Script, folder: Path, changes: int) -> dict[str, object]:
     """Run a script in all its forms, and say what was wrong."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     wrong: list[str] = []
     done: dict[str, list[str]] = {}
     reference = run(server, script.texts[RESTART], folder / "reference", 2, (), [])
