@@ -33,8 +33,10 @@ class Micro(NamedTuple):
         return self.stop - self.start
 
     def sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
-        """DDP's `no_sync()` for every micro batch but the last of a step; a null context for other models."""
-        if self.ends_step:
+        """DDP's `no_sync()` for every micro batch but the last of a step; a null context for other models, and for a
+        static graph, which has to be seen with its reductions.
+        """
+        if self.ends_step or getattr(model, "static_graph", False):
             return contextlib.nullcontext()
         if hasattr(model, "no_sync"):
             context: contextlib.AbstractContextManager[Any] = model.no_sync()

@@ -280,7 +280,7 @@ class ReplicatedModelState:
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         ddp = self.model.__dict__["ddp"]
-        if ddp is None or not active:
+        if ddp is None or not active or ddp.static_graph:  # torch has to see a static graph with its reductions
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = ddp.no_sync()
         return context
