@@ -187,6 +187,22 @@ def test_optimizers_with_separate_backward_passes_are_taken_back(broken: str, is
     assert str(read()) == str(before)
 
 
+def test_other_objects_are_taken_back_with_the_optimizers() -> None:
+    """A scheduler that the script steps in the block. The other optimizer steps in every fifth step, say."""
+    model = torch.nn.Linear(2, 1)
+    first, second = (torch.optim.SGD([one], lr=0.5) for one in model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(first, 1, 0.5)
+    extras = {"second": second, "scheduler": scheduler}
+    memory: Memory = Memory(ReplicatedModelState(model, first, (ignore, ignore)), None, extras)
+    memory.begin()
+    memory.note_applying(first)
+    first.step()
+    memory.note_applied(first)
+    scheduler.step()
+    memory.take_back(1, True, False)
+    assert (scheduler.last_epoch, first.param_groups[0]["lr"]) == (0, 0.5)
+
+
 def test_a_step_with_an_earlier_micro_batch_is_torn() -> None:
     """A script that steps the optimizer in each of them."""
     memory, optimizer = make_memory()
