@@ -48,7 +48,7 @@ class Memory:
         self._calls = dict.fromkeys(["", *(name for name, one in extras.items() if _is_optimizer(one))], 0)
         self._usual = dict.fromkeys(self._calls, 1)
         self._clean = True  # no step is partially applied
-        self._undo = Undo()
+        self._undo = Undo(one for one in extras.values() if not _is_optimizer(one))
         self._together: bool | None = None  # all optimizers have always stepped with one permission; None: no step yet
         self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
         self._epoch = recovery.NOWHERE  # whose batches the script reads, or has read last

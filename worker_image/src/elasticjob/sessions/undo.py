@@ -1,12 +1,14 @@
 """What optimizers have changed in a step that is then broken, as it was before.
 
 A GAN is an example: the discriminator has stepped, and the loss breaks the backward pass of the generator. All ranks
-are there at the same time, so none would have the state of a complete step.
+are there at the same time, so none would have the state of a complete step. What the script has done to other objects
+of the session since then, such as a scheduler, is taken back with it.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +25,11 @@ class _Before:
 class Undo:
     """The optimizers that have begun to apply a part of the present step, each as it was before."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Iterable[Any] = ()) -> None:
+        """`others`: further objects with `state_dict` and `load_state_dict`."""
+        self._others = list(others)
         self._before: list[_Before] = []
+        self._states: list[Any] = []  # of the others
         self._is_complete = True
 
     @property
@@ -35,6 +40,8 @@ class Undo:
     @torch.no_grad()
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
         """This one is about to step."""
+        if not self._before:
+            self._states = [copy.deepcopy(one.state_dict()) for one in self._others]
         if not any(one.optimizer is optimizer for one in self._before):
             parameters = [one.detach().clone() for one in _read_parameters(optimizer)]
             self._before.append(_Before(optimizer, parameters, copy.deepcopy(optimizer.state_dict())))
@@ -45,7 +52,7 @@ class Undo:
 
     def forget(self) -> None:
         """The step is over."""
-        self._before, self._is_complete = [], True
+        self._before, self._states, self._is_complete = [], [], True
 
     @torch.no_grad()
     def take_back(self) -> bool:
@@ -55,6 +62,8 @@ class Undo:
             for parameter, before in zip(_read_parameters(one.optimizer), one.parameters, strict=True):
                 parameter.copy_(before)
             one.optimizer.load_state_dict(one.state)
+        for other, state in zip(self._others, self._states, strict=True) if is_complete and self._before else ():
+            other.load_state_dict(state)
         self.forget()
         return is_complete
 
