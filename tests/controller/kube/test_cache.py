@@ -260,3 +260,14 @@ def test_a_pod_that_is_given_to_another_job_leaves_the_first(watched: Watched) -
     watched.woken.clear()
     cache.apply_node("DELETED", {"metadata": {"name": "node0"}})
     assert watched.woken == [], "no job has a pod on it"
+
+
+def test_a_gate_that_the_answer_to_a_write_does_not_show_is_seen(watched: Watched) -> None:
+    """Nobody writes to a pod that is kept from the scheduler, so its first version is the only one."""
+    cache, pod = watched.cache, raw_pod()
+    cache.put_pod({**pod, "status": {}})
+    gate = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
+    spec = {**pod["spec"], "schedulingGates": [{"name": "example.com/gate"}]}
+    cache.put_pod({**pod, "spec": spec, "status": {"conditions": [gate]}})
+    (found,) = cache.pods(KEY)
+    assert found.waiting == "SchedulingGated"
