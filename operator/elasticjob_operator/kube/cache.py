@@ -32,6 +32,14 @@ def is_older(version: str, than: str) -> bool:
     return old is not None and new is not None and old < new
 
 
+def _has_unseen_gate(known: observe.Pod, raw: Raw) -> bool:
+    """Whether the answer to the write of this pod did not show that it is kept from the scheduler.
+
+    It shows the metadata only. Others get a further version from the scheduler; nobody writes to a pod with a gate.
+    """
+    return not known.waiting and bool((raw.get("spec") or {}).get("schedulingGates"))
+
+
 class Cache:
     """Jobs, pods, nodes and child objects. `wake` is called with the key of every job that a change affects."""
 
@@ -104,7 +112,9 @@ class Cache:
         before, version = self._job_of.get(uid), str(metadata.get("resourceVersion", ""))
         known = self._pods[before][uid] if before is not None else None
         # Checked first: the watch repeats every own write, and to observe a pod is most of the work.
-        if known is not None and (known.resource_version == version or is_older(version, known.resource_version)):
+        if known is not None and is_older(version, known.resource_version):
+            return
+        if known is not None and known.resource_version == version and not _has_unseen_gate(known, raw):
             return
         why = ownership.why_no_worker(metadata)
         if why:
