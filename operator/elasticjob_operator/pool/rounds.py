@@ -23,6 +23,7 @@ PROBE_SECONDS: Final = 60.0  # that a job without reports keeps its size, so tha
 DEFAULT_CHANGE_SECONDS: Final = 0.2
 MOST_SIZES: Final = 200  # that are compared of one job
 WIDEST: Final = 0.08  # of a size: how far the next one may be away, where there are more
+MOST_STORED: Final = 2.0**53
 MAX_CHANGE_SECONDS: Final = 120.0  # an outage was longer than a change takes
 
 
@@ -269,5 +270,6 @@ def keep_cost(cost: api.CostStatus) -> api.CostStatus:
 
 
 def _short(value: float) -> float:
-    """Four digits: more would be noise that changes all the time."""
+    """Four digits: more would be noise that changes all the time. At most what a status can hold."""
+    value = min(value, MOST_STORED)
     return round(value, max(0, 3 - math.floor(math.log10(value)))) if value > 0 else 0.0
