@@ -21,7 +21,8 @@ def run(seed: int, scripts: int) -> Report:
         report.faults += sum(len(done) for done in found["done"].values())
         report.violations += wrong
         took = f"{found['seconds']:5.1f} s"
-        print(f"{'WRONG' if wrong else 'ok':5} {took} {found['script']}; {', '.join(found['forms'])}", flush=True)
+        told = f"{'WRONG' if wrong else 'ok':5} {took} {found['script']}; {', '.join(found['forms'])}"
+        print("\n".join([told, *wrong]), flush=True)
     report.seconds = time.monotonic() - began
-    print("\n".join([*report.violations, report.line()]), flush=True)
+    print(report.line(), flush=True)
     return report
