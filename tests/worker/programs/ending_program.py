@@ -33,7 +33,7 @@ def end() -> NoReturn:
     if HOW == "error":
         raise LookupError("the script's own error")
     if HOW == "interrupt":
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
     sys.exit()
 
 
