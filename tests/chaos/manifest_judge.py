@@ -89,6 +89,8 @@ def find_words(raw: object) -> Iterator[str]:
             yield raw
         elif raw:
             yield f'"{raw}"'
+            if len(raw) == 3:  # not every message quotes a name
+                yield f" {raw} "
     elif isinstance(raw, Sequence):
         for one in raw:
             yield from find_words(one)

@@ -55,6 +55,10 @@ def test_states(job: Made, status: dict[str, Any], state: str) -> None:
         pytest.param(made("x", is_sure=False), "worker-0: settings", False, id="several parts: any word of them"),
         pytest.param(made(is_sure=False), "something is wrong", True, id="no word of the manifest"),
         pytest.param(made(is_sure=False), "light-0 is full", False, id="a node"),
+        pytest.param(
+            made("x", is_sure=False, other="1Gi"), "no PriorityClass with name 1Gi was found", False, id="a short name"
+        ),
+        pytest.param(made("x", is_sure=False, other="1Gi"), "a limit of 11Gi", True, id="a part of another word"),
     ],
 )
 def test_words(job: Made, message: str, is_wrong: bool) -> None:
