@@ -7,15 +7,14 @@ on nothing but the code: a hundred thousand of them take about a hundredth of a 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
 
 from controller.builders import NOW
+from controller.counted_work import count_calls
 from elasticjob_operator.api import names
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.model import reading
@@ -29,23 +28,6 @@ MOST_CALLS = 250_000
 SETTINGS = manifests.Settings(hub_url="wss://hub:1")
 POOLS = (capacity.Pool("gpus", "nvidia.com/gpu"), capacity.Pool("cpus", "cpu"), capacity.Pool("rest", "pods"))
 SMALL = {"replicas": 1, "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}}
-
-
-def count_calls(work: Callable[[], object]) -> int:
-    """The calls of functions, in Python and in C, that this makes."""
-    calls = 0
-
-    def note(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 def with_pod(pod: Mapping[str, Any] | None = None, **container: Any) -> dict[str, Any]:

@@ -6,15 +6,14 @@ which no other job is served. The steps are counted in lines, so that the speed 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from controller.builders import NOW, make_agent, make_job, make_node, make_pod, make_spec, make_world
+from controller.counted_work import count_lines
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.model.containers import Exit
@@ -140,24 +139,6 @@ CASES: Mapping[str, Callable[[Large], Seen]] = {
     "silent": lambda job: job.see(job.pods(), job.agents(lost_by="silent")),
     "closed": lambda job: job.see(job.pods(), job.agents(lost_by="closed")),
 }
-
-
-def count_lines(work: Callable[[], object]) -> int:
-    """The lines that this runs, each time that it runs them."""
-    lines = 0
-
-    def note(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return note
-
-    before = sys.gettrace()
-    sys.settrace(note)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return lines
 
 
 @pytest.mark.parametrize("backend", ["", "c10d"], ids=["operator", "c10d"])

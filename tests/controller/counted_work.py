@@ -1,0 +1,43 @@
+"""Work in numbers that depend on nothing but the code: the lines that run, and the calls that are made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def count_lines(work: Callable[[], object]) -> int:
+    """The lines that this runs, each time that it runs them."""
+    lines = 0
+
+    def note(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def count_calls(work: Callable[[], object]) -> int:
+    """The calls of functions, in Python and in C, that this makes."""
+    calls = 0
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
