@@ -19,6 +19,7 @@ class Store:
     def __init__(self, wake: Callable[[JobKey], None]) -> None:
         self._wake = wake
         self._workloads: dict[JobKey, dict[str, Workload]] = {}  # by name
+        self._job_of: dict[tuple[str, str], JobKey] = {}  # by namespace and name
         self.flavors: dict[str, Flavor] = {}
 
     def put_workload(self, raw: Raw) -> None:
@@ -28,20 +29,28 @@ class Store:
             return
         namespace = raw["metadata"]["namespace"]
         key = (namespace, workload.job)
-        known = self._workloads.setdefault(key, {})
-        before = known.get(workload.name)
+        before = self._find(namespace, workload.name)
         if before is not None and (before.version == workload.version or is_older(workload.version, before.version)):
             return
-        known[workload.name] = workload
+        if before is not None and before.job != workload.job:
+            self.drop_workload(namespace, before.name, before.uid)
+        self._workloads.setdefault(key, {})[workload.name] = workload
+        self._job_of[namespace, workload.name] = key
         self._wake(key)
 
+    def _find(self, namespace: str, name: str) -> Workload | None:
+        key = self._job_of.get((namespace, name))
+        return None if key is None else self._workloads[key][name]
+
     def drop_workload(self, namespace: str, name: str, uid: str) -> None:
-        for key, known in list(self._workloads.items()):
-            if key[0] == namespace and name in known and known[name].uid == uid:
-                del known[name]
-                if not known:
-                    del self._workloads[key]
-                self._wake(key)
+        known = self._find(namespace, name)
+        if known is None or known.uid != uid:
+            return
+        key = self._job_of.pop((namespace, name))
+        del self._workloads[key][name]
+        if not self._workloads[key]:
+            del self._workloads[key]
+        self._wake(key)
 
     def apply_workload(self, event: str, raw: Raw) -> None:
         if event == "DELETED":

@@ -36,13 +36,21 @@ def test_a_workload_that_is_deleted() -> None:
     assert [key[1] for key in sorted(store.keys())] == ["job-0", "job-2"]
 
 
+def count_replacing(count: int) -> int:
+    store, _ = fill(count)
+    return count_lines(lambda: store.replace_workloads([], "9999"))
+
+
+def count_deleting(count: int) -> int:
+    store, woken = fill(count)
+    lines = count_lines(lambda: store.apply_workload("DELETED", workload_of(1)))
+    assert woken == ["job-1"]
+    return lines
+
+
 def test_workloads_that_a_list_lacks_cost_as_much_each_however_many_there_are() -> None:
-    few, many = (count_lines(lambda store=fill(count)[0]: store.replace_workloads([], "9999")) for count in (50, 100))
-    assert many < 2.4 * few
+    assert count_replacing(100) < 2.4 * count_replacing(50)
 
 
 def test_a_workload_that_is_deleted_costs_nothing_for_each_of_the_others() -> None:
-    few, many = (
-        count_lines(lambda store=fill(count)[0]: store.apply_workload("DELETED", workload_of(1))) for count in (50, 500)
-    )
-    assert many < 1.5 * few
+    assert count_deleting(500) < 1.5 * count_deleting(50)
