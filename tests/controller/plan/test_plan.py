@@ -75,6 +75,13 @@ def test_a_job_whose_size_is_fought_about_does_not_grow(contested_until: float) 
         assert made.wake_at <= contested_until
 
 
+def test_a_job_that_has_no_legal_size_says_so() -> None:
+    spec = api.parse_spec({"replicas": 2, "elasticPolicy": {"replicaDiscreteValues": [1, 3]}, "template": TEMPLATE})
+    made = plan(see(make_job(spec, started()), tuple(make_pod(i) for i in range(2))))
+    assert condition(made, "Degraded")[:2] == ("True", "NoLegalSize")
+    assert "elasticPolicy.replicaDiscreteValues" in condition(made, "Degraded")[2]
+
+
 def test_the_authority_is_given_where_there_is_one() -> None:
     made = plan(see(make_job()), Config(ca_pem="PEM"))
     assert [c.values for c in made.ensure if c.kind is Kind.CONFIG_MAP] == [(("ca.crt", "PEM"),)]
