@@ -12,7 +12,7 @@ from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Seen
-from elasticjob_operator.sizing import written
+from elasticjob_operator.sizing import legal, written
 from elasticjob_operator.sizing.values import Size
 from elasticjob_operator.times import parse_time
 
@@ -125,6 +125,11 @@ def _find_problem(
         return reason, "; ".join(filter(None, (message, seen.job.problems_text)))[:4096]
     if seen.job.problems:
         return "InvalidSpec", seen.job.problems_text
+    if not legal.sizes_of(spec, spec.wanted).legal(spec.wanted):
+        return "NoLegalSize", (
+            f"spec.elasticPolicy.replicaDiscreteValues has no size from {spec.min_replicas} (minReplicas, or else "
+            f"replicas) to {spec.wanted} (replicas): change one of them"
+        )
     agentless = find_agentless(seen, spec, status)
     if agentless.reason:
         return agentless.reason, agentless.message
