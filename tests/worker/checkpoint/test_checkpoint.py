@@ -112,6 +112,19 @@ def test_a_world_that_is_closed_waits_for_the_save(history: list[Member]) -> Non
     assert [member.results["closed"] for member in history] == [[60], [60]]
 
 
+def test_a_save_that_a_lost_world_has_cut_off_is_made_up_for_in_the_next_one(history: list[Member]) -> None:
+    assert history[0].results["lost asked"] == [True, False]
+    assert history[0].results["lost told"] == ""
+    assert history[0].results["lost steps"] == [201, 100]
+
+
+def test_the_last_save_is_not_lost_in_silence(history: list[Member]) -> None:
+    message = history[0].results["lost at the end told"]
+    assert "step 200" in message
+    assert "the world was lost while it was saved" in message
+    assert history[0].results["lost at the end steps"] == [100]
+
+
 def test_a_save_that_is_cut_off_is_told_with_the_remedy(history: list[Member]) -> None:
     assert history[0].results["destroyed"] == []
     assert "step 60 is not saved" in history[0].stderr

@@ -13,6 +13,7 @@ from torch import nn
 
 import elasticjob
 from elasticjob.checkpoint import Checkpointer
+from elasticjob.errors import CheckpointFailedError
 from worker.programs.phases import run_phase
 from worker.programs.saying import say
 
@@ -66,9 +67,40 @@ def end(name: str, *, destroys: bool) -> None:
     say(name, checkpoint.steps())
 
 
+def lose_world(name: str, *, goes_on: bool) -> None:
+    """The world breaks while the save of its last step is under way; the process keeps its memory, as in a session."""
+    folder = ROOT / name
+
+    def cut_off(*_: Any) -> Any:
+        raise RuntimeError("Connection closed by peer")
+
+    with elasticjob.init(timeout=60):
+        model, optimizer = build()
+        checkpoint = Checkpointer(folder, model, optimizer, every=100)
+        checkpoint.save(100, wait=True)
+        checkpoint._own_files = cut_off  # type: ignore[method-assign, assignment]
+        checkpoint.save(200)
+        checkpoint.finish()
+    with elasticjob.init(timeout=60):
+        again = Checkpointer(folder, model, optimizer, every=100)
+        if goes_on:
+            asked = [again.should_save(201)]
+            again.save(201, wait=True)
+            say(f"{name} asked", [*asked, again.should_save(202)])
+        try:
+            again.wait()
+            say(f"{name} told", "")
+        except CheckpointFailedError as error:
+            say(f"{name} told", str(error))
+        again.wait()
+        say(f"{name} steps", again.steps())
+
+
 def main() -> None:
     run_phase(1, 1, lambda: go_back(1))
     run_phase(2, 1, lambda: go_back(2))
+    run_phase(5, 1, lambda: lose_world("lost", goes_on=True))
+    run_phase(6, 1, lambda: lose_world("lost at the end", goes_on=False))
     run_phase(3, 2, lambda: end("closed", destroys=False))
     run_phase(4, 2, lambda: end("destroyed", destroys=True))
 
