@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from elasticjob.channel import progress, signals
-from elasticjob.checkpoint import distrust, files, memory, shelf
+from elasticjob.checkpoint import distrust, files, memory, owed, shelf
 from elasticjob.checkpoint.causes import find_culprit, find_root_cause
 from elasticjob.checkpoint.state import apply, collect, collect_others, compare_groups, list_names, prepare
 from elasticjob.collectives import messages
@@ -85,6 +85,7 @@ class Checkpointer:
         self._deciders: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._owed = owed.find(self.directory)  # the step of a save that the last world did not complete
         self._damaged: set[int] = set()  # found by restore(): they are deleted first
         self._is_requested = False  # the agent of any rank has asked for the next save; the signal may not be here yet
         self._answering = False  # the current save answers the agent's request
@@ -121,17 +122,19 @@ class Checkpointer:
     # The decision.
 
     def should_save(self, step: int) -> bool:
-        """Whether to save now: after `every` or `memory_every` steps, or if any rank got the checkpoint signal.
+        """Whether to save now: after `every` or `memory_every` steps, if any rank got the checkpoint signal, or if the
+        last save was cut off by the loss of its world.
 
         Equal on all ranks. A snapshot in memory is left out while the one before is still being written.
         """
         is_periodic = bool(self._every and step and step % self._every == 0)
         wanted = signals.checkpoint_requested() and not self._answering
-        flags = torch.tensor([int(wanted), int(self._memory is not None and self._memory.is_busy)])
+        busy = self._memory is not None and self._memory.is_busy
+        flags = torch.tensor([int(wanted), int(busy), int(self._owed is not None)])
         if self._size > 1:
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._deciders)
         self._is_requested = bool(flags[0])
-        self._wants_file = is_periodic or self._is_requested
+        self._wants_file = is_periodic or self._is_requested or bool(flags[2])
         is_due = bool(self._memory_every and step and step % self._memory_every == 0 and not flags[1])
         self._memory_step = step if is_due else -1
         return self._wants_file or is_due
@@ -161,7 +164,9 @@ class Checkpointer:
             wants_file, self._wants_file, self._memory_step = self._wants_file or wait, True, -1
             if not wants_file:
                 return
+        self._owed = None
         self.wait()
+        owed.begin(self.directory, step)
         self._answering, self._is_requested = signals.checkpoint_requested() or self._is_requested, False
         temporary = self.directory / files.temporary_name(step)
         others = b""
@@ -178,6 +183,7 @@ class Checkpointer:
         def finish() -> None:
             try:
                 self._finish(step, temporary, future, others)
+                owed.end(self.directory)
             except BaseException as error:
                 self._failure = error
                 if self._rank == 0:  # nobody may call wait() any more
@@ -194,7 +200,9 @@ class Checkpointer:
 
     @progress.saving
     def wait(self) -> None:
-        """Wait until the last save is on disk. Raises CheckpointFailedError if it could not be written."""
+        """Wait until the last save is on disk. Raises CheckpointFailedError if it could not be written, also if the
+        world was lost meanwhile and no later save has taken its place.
+        """
         if self._memory is not None:
             self._memory.wait()
         if self._thread is not None:
@@ -206,6 +214,13 @@ class Checkpointer:
                 raise failure
             reason = self._find_reason(failure)
             raise CheckpointFailedError(f"the checkpoint could not be written: {reason}") from failure
+        step, self._owed = self._owed, None
+        if step is not None and not any(saved >= step for saved in self.steps()):
+            raise CheckpointFailedError(
+                f"step {step} is not saved in {self.directory}: the world was lost while it was saved. Save again where"
+                " should_save() is true, which it is until then, or end with this error: the next start repeats the"
+                " steps since the last checkpoint."
+            )
 
     def finish(self, seconds: float | None = None) -> None:
         """Wait until the last save is done or has failed, at most so long; `wait` raises its error later."""
@@ -272,6 +287,8 @@ class Checkpointer:
         CheckpointFailedError if the previous save failed, and if the newest intact checkpoint is of another model or
         optimizer.
         """
+        self._owed = None  # training goes on from what there is
+        owed.end(self.directory)
         self.wait()
         names = self._from_rank_0(self._list_names)
         steps, behind = files.split_steps(names)

@@ -1,0 +1,26 @@
+"""Saves that were cut off because their world was lost, in a process that goes on in the next world.
+
+A session keeps the step and does not repeat what the script did after it. So the `Checkpointer` of the next world asks
+for the save again, and does not let the script end as if it had been made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_owed: dict[Path, int] = {}
+
+
+def begin(directory: Path, step: int) -> None:
+    """A save begins."""
+    _owed[directory] = step
+
+
+def end(directory: Path) -> None:
+    """The last save is complete, or training goes on from an earlier one."""
+    _owed.pop(directory, None)
+
+
+def find(directory: Path) -> int | None:
+    """The step whose save began in an earlier world of this process and did not end; None if there is none."""
+    return _owed.get(directory)
