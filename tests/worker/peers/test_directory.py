@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,8 +110,40 @@ def test_a_file_that_is_cut_off_holds_up_its_save(seen: Seen) -> None:
     assert not seen.look(3, Workers.DONE).written
 
 
-def test_what_cannot_be_copied_holds_nothing_up(seen: Seen) -> None:
-    (seen.path / "last.pt").symlink_to(seen.path.parent)
+def make_pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+@pytest.mark.timeout(20)  # opening a pipe waits until somebody writes to it
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.symlink_to(path.parent.parent),
+        lambda path: path.symlink_to("/dev/zero"),
+        make_pipe,
+        lambda path: path.symlink_to(make_pipe(path.parent.parent / "pipe")),
+        make_socket,
+    ],
+    ids=["link out", "link to a device", "pipe", "link to a pipe", "socket"],
+)
+def test_what_cannot_be_copied_holds_nothing_up(make: Callable[[Path], object], seen: Seen) -> None:
+    make(seen.path / "last.pt")
     (seen.path / "model.pt").write_bytes(b"all")
     assert not seen.look(0).written
-    assert set(seen.look(2).written) == {"model.pt"}
+    view = seen.look(2)
+    assert set(view.written) == {"model.pt"}
+    assert view.left_out == {"last.pt"}
+
+
+@pytest.mark.parametrize("name", ["last.pt", "last.safetensors"])
+def test_a_link_is_whole_whatever_it_points_to(name: str, seen: Seen) -> None:
+    (seen.path / name).symlink_to("deleted")
+    (seen.path / "model.pt").write_bytes(b"all")
+    assert not seen.look(0).written
+    assert set(seen.look(2).written) == {name, "model.pt"}

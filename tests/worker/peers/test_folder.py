@@ -86,6 +86,12 @@ def test_a_link_out_of_the_directory_is_not_copied(tmp_path: Path) -> None:
     assert inside.link == "step-1"
 
 
+@pytest.mark.timeout(20)  # opening a pipe waits until somebody writes to it
+def test_a_pipe_in_the_place_of_a_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.pt")
+    assert folder.read_chunk(tmp_path / "model.pt", 0) == b""
+
+
 def record(root: Path) -> dict[str, records.File]:
     found = {path: folder.read_file(root / path, root) for path in folder.scan(root)}
     return {path: file for path, file in found.items() if file is not None}
