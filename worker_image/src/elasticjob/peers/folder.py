@@ -90,8 +90,10 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 
 def read_chunk(path: Path, index: int) -> bytes:
-    """One chunk; empty if the file is gone or has become shorter."""
+    """One chunk; empty if the file is gone or has become shorter, or something else is in its place."""
     try:
+        if not path.is_file():
+            return b""
         with path.open("rb") as file:
             file.seek(index * CHUNK_BYTES)
             return file.read(CHUNK_BYTES)
@@ -100,8 +102,10 @@ def read_chunk(path: Path, index: int) -> bytes:
 
 
 def is_cut_off(path: Path) -> bool:
-    """Whether the file's format says that its end is missing; False for formats that do not tell."""
+    """Whether the file's format says that its end is missing; False for formats that do not tell, and for no file."""
     try:
+        if not path.is_file():  # opening a pipe waits for its writer
+            return False
         with path.open("rb") as file:
             head = file.read(8)
             if not head and path.suffix in _NEVER_EMPTY:
@@ -116,7 +120,9 @@ def is_cut_off(path: Path) -> bool:
             tensors = json.loads(file.read(length))
             ends = [one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"]
             return path.stat().st_size < 8 + length + int(max(ends, default=0))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except OSError:  # it is gone
+        return False
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return path.suffix == ".safetensors"
 
 
