@@ -228,7 +228,7 @@ class TestOtherControllers:
         jobs.create("ours", light_spec(replicas=1, managedBy="elasticjob.dev/operator"))
         jobs.await_world("ours", 1)
         for name in ("other", "old"):
-            assert jobs.status(name) == {}
+            assert jobs.status(name) == {"observedGeneration": -1}, "the default of the CRD"
             assert jobs.pods(name) == []
 
     def test_created_suspended_as_a_queue_does(self, jobs: Jobs) -> None:

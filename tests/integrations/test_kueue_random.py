@@ -100,7 +100,8 @@ class Story:
 
         def is_calm(name: str) -> bool:
             status = self.jobs.status(name)
-            return status.get("replicas", 0) == self.queues.admitted(name) and bool(status.get("observedGeneration"))
+            is_seen: bool = status.get("observedGeneration", 0) > 0
+            return is_seen and bool(status.get("replicas", 0) == self.queues.admitted(name))
 
         with contextlib.suppress(AssertionError):
             wait_for(lambda: all(is_calm(name) for name in self.present), "calm", 5, poll=0.2)
