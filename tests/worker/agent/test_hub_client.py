@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -204,6 +205,45 @@ def test_what_is_refused_again_and_again_is_not_said_any_more(tmp_path: Path) ->
         ended.set()
     assert fatal is None
     assert received == ["hello", "progress", "hello", "progress", "hello"]
+
+
+def test_the_last_progress_is_told_before_the_end(tmp_path: Path) -> None:
+    """Progress is told once a second at most, and a script may end sooner after its last step."""
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    received: list[dict[str, Any]] = []
+    first, over = threading.Event(), threading.Event()
+
+    async def meet(server: ServerConnection) -> None:
+        async for text in server:
+            message = json.loads(text)
+            received.append(message)
+            if message["type"] == "hello":
+                welcome = {"heartbeatSeconds": 5, "timeoutSeconds": 60}
+                await server.send(json.dumps({"v": 1, "type": "welcome", **welcome}))
+            elif message["type"] == "progress":
+                first.set()
+        over.set()
+
+    async def run() -> None:
+        async with serve(meet, "127.0.0.1", 0, close_timeout=0.2) as listening:
+            port = next(iter(listening.sockets)).getsockname()[1]
+            settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
+            hub = Hub(settings, {}, wire.AgentState(), lambda view: None)
+            hub.start()
+            try:
+                hub.report(wire.Progress(1, step=1))
+                assert await asyncio.to_thread(first.wait, 30)
+                hub.report(wire.Progress(1, step=2))
+                hub.publish(wire.AgentState(phase=wire.SUCCEEDED))
+                assert await asyncio.to_thread(hub.flush, 30)
+            finally:
+                await asyncio.to_thread(hub.close)
+            assert await asyncio.to_thread(over.wait, 30)
+
+    asyncio.run(run())
+    assert [message["type"] for message in received] == ["hello", "progress", "progress", "state"]
+    assert received[2]["step"] == 2
 
 
 def test_an_agent_whose_pod_the_operator_does_not_know_yet_asks_again(tmp_path: Path) -> None:
