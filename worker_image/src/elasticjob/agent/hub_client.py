@@ -90,7 +90,7 @@ class Hub:
         self._wake_loop()
 
     def report(self, progress: wire.Progress) -> None:
-        """Set the latest progress. At most one message a second is sent."""
+        """Set the latest progress. At most one message a second is sent, but always before a new state."""
         with self._changed:
             self._progress = progress
         self._wake_loop()
@@ -285,9 +285,13 @@ class Hub:
                 published, state = self._published, self._state
                 changed = published > self._sent
                 diagnoses, self._diagnoses = self._diagnoses, []
-                progress = self._progress if now >= next_progress else None
+                # Before a state, which may be the last that the hub hears of this agent, or of these workers.
+                progress = self._progress if changed or now >= next_progress else None
                 if progress is not None:
                     self._progress = None
+            if progress is not None and self._may_say("progress"):
+                await socket.send(wire.progress(progress))
+                next_progress = now + 1.0
             if changed:
                 await socket.send(wire.state(state))
                 with self._changed:
@@ -296,9 +300,6 @@ class Hub:
             for text in diagnoses:
                 if self._may_say("diagnosis"):
                     await socket.send(text)
-            if progress is not None and self._may_say("progress"):
-                await socket.send(wire.progress(progress))
-                next_progress = now + 1.0
             await self._woken(max(0.01, next_progress - now) if self._progress is not None else None)
 
     async def _ping(self, socket: Any, welcome: wire.Welcome) -> None:
