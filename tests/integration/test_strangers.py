@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +133,37 @@ def test_a_loosened_policy_is_mended(jobs: Jobs) -> None:
     loose = {"ingress": [{}], "podSelector": {"matchLabels": {"nobody": "has"}}}
     jobs.kube.request("PATCH", path, {"spec": loose}, content_type=MERGE)
     wait_for(lambda: jobs.kube.request("GET", path)["spec"] == before, "it is as it was")
+
+
+def test_failed_pods_that_finalizers_hold_are_replaced(jobs: Jobs, tmp_path: Path) -> None:
+    command = ["sh", "-c", f"until [ -e {tmp_path}/$HOSTNAME ]; do sleep 0.1; done; exit 3"]
+    worker = {"name": "worker", "image": "a/b:1", "command": command}
+    elastic = {"minReplicas": 1, "maxReplicas": 2, "maxRestarts": 5}
+    jobs.create("held", {"replicas": 2, "elasticPolicy": elastic, "template": {"spec": {"containers": [worker]}}})
+    failed: list[str] = []
+
+    def find_running() -> list[str] | None:
+        running = [p["metadata"]["name"] for p in jobs.pods("held") if p.get("status", {}).get("phase") == "Running"]
+        found = [name for name in running if name not in failed]
+        return found if len(found) == 2 else None
+
+    def is_going(name: str) -> bool:
+        path = f"/api/v1/namespaces/{jobs.namespace}/pods/{name}"
+        return "deletionTimestamp" in jobs.kube.request("GET", path)["metadata"]
+
+    try:
+        for _ in range(2):
+            name = max(wait_for(find_running, "two pods run"))
+            failed.append(name)
+            keep_pod(jobs, name, ["example.com/keep"])
+            (tmp_path / name).touch()
+            wait_for(lambda name=name: is_going(name), "the operator deletes it")  # type: ignore[misc]
+        wait_for(find_running, "others take their places", timeout=30)
+    finally:
+        for name in failed:
+            keep_pod(jobs, name, None)
+
+
+def keep_pod(jobs: Jobs, name: str, finalizers: list[str] | None) -> None:
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods/{name}"
+    jobs.kube.request("PATCH", path, {"metadata": {"finalizers": finalizers}}, content_type=MERGE)

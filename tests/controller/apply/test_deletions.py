@@ -41,7 +41,7 @@ class Server:
         if body["preconditions"] != {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}:
             return web.json_response({"reason": "Conflict"}, status=409)
         assert "gracePeriodSeconds" not in body, "the grace period is the pod's own"
-        if not self.grace:
+        if not self.grace and not metadata.get("finalizers"):
             del self.objects[request.path]
         else:
             going = {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": self.grace}
@@ -77,6 +77,15 @@ async def test_a_pod_has_its_grace_period(tmp_path: Path) -> None:
     server, cache = Server((POD, raw_pod()), (POLICY, raw_child()), grace=30), cache_of()
     assert await clear(server, cache, tmp_path, passes=2) == [True, True]
     assert server.asked == ["DELETE digits-worker-0"], "it is asked once, and its policy stays until it has ended"
+    assert cache.pods(KEY)[0].deleting is not None
+
+
+async def test_a_pod_that_a_finalizer_holds_is_there(tmp_path: Path) -> None:
+    """One that has ended, or was never scheduled, has no grace period."""
+    pod = raw_pod(finalizers=["example.com/keep"])
+    server, cache = Server((POD, pod), (POLICY, raw_child()), grace=0), cache_of()
+    assert await clear(server, cache, tmp_path, passes=2) == [True, True]
+    assert server.asked == ["DELETE digits-worker-0"], "it is asked once, and its policy stays until it is gone"
     assert cache.pods(KEY)[0].deleting is not None
 
 
