@@ -13,6 +13,7 @@ from elasticjob_operator.apply.manifests.gangs import Resource
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
+from elasticjob_operator.model import ownership
 from elasticjob_operator.model.ownership import POD, Dependent
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan import children
@@ -69,9 +70,13 @@ async def _delete(api: Api, cache: Cache, served: Served, key: JobKey, one: Depe
 
 
 def take_answer(cache: Cache, uid: str, raw: Mapping[str, Any] | None) -> None:
-    """Enter the answer to a pod's deletion, which shows the pod if it is in its grace period; None: it was gone."""
+    """Enter the answer to a pod's deletion: the pod, which is gone unless its grace period or a finalizer keeps it.
+
+    None: it was gone before.
+    """
     metadata = (raw or {}).get("metadata") or {}
-    lingers = metadata.get("deletionTimestamp") is not None and metadata.get("deletionGracePeriodSeconds") != 0
+    is_going, has_grace = metadata.get("deletionTimestamp") is not None, metadata.get("deletionGracePeriodSeconds") != 0
+    lingers = is_going and (has_grace or ownership.is_held(metadata))
     if raw is None or raw.get("kind") == "Status" or not lingers:
         cache.drop_pod(uid)
     else:

@@ -15,6 +15,7 @@ def overdue_deletions(
     """Pods to delete by force, and when the next one is due (seconds since the epoch).
 
     A deletion is never confirmed on a node that is gone or unresponsive, nor by a pod that ignores its grace period.
+    One that is held only by its finalizers is not deleted again.
     A pod whose agent still responds is alive, whatever the state of its node.
     """
     due: set[str] = set()
@@ -31,7 +32,7 @@ def overdue_deletions(
 
 
 def _force_at(pod: Pod, node: Node | None, timeout: float) -> float | None:
-    if not pod.node or (pod.terminal and not pod.lingers):
+    if not pod.node or pod.is_held or (pod.terminal and not pod.lingers):
         return None
     if node is None:  # gone, or so new that its watch event has not arrived
         return (pod.scheduled or pod.created) + (NEW_NODE_SECONDS if pod.started else timeout)

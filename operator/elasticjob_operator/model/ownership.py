@@ -49,6 +49,12 @@ def is_shared(metadata: Raw) -> bool:
     return len(metadata.get("ownerReferences") or ()) > 1
 
 
+def is_held(metadata: Raw) -> bool:
+    """Whether only finalizers keep this deleted object: its grace period is over, or it had none."""
+    has_grace = metadata.get("deletionGracePeriodSeconds") != 0
+    return metadata.get("deletionTimestamp") is not None and not has_grace and bool(metadata.get("finalizers"))
+
+
 def why_no_worker(metadata: Raw) -> str:
     """Why a pod with the operator's label is not a worker; "" if it is one."""
     job, uid = owner_of(metadata)
