@@ -318,3 +318,15 @@ def test_a_worker_sees_the_same_but_for_its_channel_to_the_agent(
     assert seen["threads"] == [["MainThread", "elasticjob-control"], 2]
     set_by_launcher = seen["environ"].keys() - given.keys() - of_python.keys()
     assert {name for name in set_by_launcher if not name.startswith(("TORCH", "ELASTICJOB_"))} <= SET_BY_TORCHRUN
+
+
+@pytest.mark.parametrize("launcher", ["torch.distributed.run", "torch.distributed.launch"])
+def test_what_argparse_says_is_told_whatever_module_is_the_launcher(tmp_path: Path, launcher: str) -> None:
+    """The older launcher passes an argument that most scripts refuse."""
+    script = tmp_path / "train.py"
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    arguments = () if launcher == "torch.distributed.launch" else ("--local-rank=0",)
+    with FakeHub(size=1) as hub, Pods(tmp_path, hub.url, warm=False) as pods:
+        pods.start("pod-0", "-m", launcher, str(script), *arguments, launcher="python")
+        hub.wait_for(hub.failures, what="the failure of the script")
+    assert hub.failures()[0]["message"] == "train.py: error: unrecognized arguments: --local-rank=0"
