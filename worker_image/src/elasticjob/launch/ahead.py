@@ -126,7 +126,9 @@ def _find_script(arguments: Sequence[str]) -> preload.Script | None:
 
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            args = torchrun.get_args_parser().parse_args(list(arguments))
+            parser = torchrun.get_args_parser()
+            parser.add_argument("--use-env", "--use_env", action="store_true")  # of torch.distributed.launch
+            args = parser.parse_args(list(arguments))
         argv = [str(args.training_script), *map(str, args.training_script_args)]
         return preload.find_script(argv, is_module=bool(args.module), cwd=Path.cwd())
     except (SystemExit, OSError, ValueError):  # it says so itself

@@ -15,6 +15,7 @@ from elasticjob.torchcompat import probe
 from elasticjob.torchcompat.probe import Probe
 
 _TORCHRUN = str(Path("torch", "distributed", "run.py"))
+_OLDER = str(Path("torch", "distributed", "launch.py"))  # `python -m torch.distributed.launch`
 _API = "torch.distributed.elastic.agent.server.api"
 _AGENT = f"{_API}.SimpleElasticAgent"
 _LOCAL_AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
@@ -35,11 +36,11 @@ def find_agent() -> SimpleElasticAgent | None:
 
 
 def is_forkable_torchrun() -> bool:
-    """Whether this process is a `torchrun` without threads, and not another program that uses torch's launcher."""
+    """Whether this is a `torchrun` or its predecessor without threads, not another program with torch's launcher."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "main" and code.co_filename.endswith(_TORCHRUN):
+        if code.co_name == "main" and code.co_filename.endswith((_TORCHRUN, _OLDER)):
             return threading.active_count() == 1
         frame = frame.f_back
     return False
