@@ -169,6 +169,9 @@ def test_certificates_from_elsewhere_are_waited_for_and_addressed_by_their_name(
         pytest.param({"leaderElection": {"enabled": False}}, "leaderElection.enabled", id="two without a leader"),
         pytest.param({"serviceAccount": {"create": False}}, "serviceAccount.name", id="no account"),
         pytest.param({"images": {"operator": {"digest": "abc"}}}, "/images/operator/digest", id="no digest"),
+        pytest.param({"terminationGracePeriodSeconds": 10**6}, "/terminationGracePeriodSeconds", id="twelve days"),
+        pytest.param({"operator": {"stableSeconds": 1e308}}, "/operator/stableSeconds", id="for ever"),
+        pytest.param({"tls": {"checkSeconds": 1e308}}, "/tls/checkSeconds", id="never"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: Object, says: str) -> None:
