@@ -13,7 +13,6 @@ from elasticjob_operator.apply.manifests.gangs import Resource
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
-from elasticjob_operator.model import ownership
 from elasticjob_operator.model.ownership import POD, Dependent
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan import children
@@ -75,8 +74,8 @@ def take_answer(cache: Cache, uid: str, raw: Mapping[str, Any] | None) -> None:
     None: it was gone before.
     """
     metadata = (raw or {}).get("metadata") or {}
-    is_going, has_grace = metadata.get("deletionTimestamp") is not None, metadata.get("deletionGracePeriodSeconds") != 0
-    lingers = is_going and (has_grace or ownership.is_held(metadata))
+    is_kept = metadata.get("deletionGracePeriodSeconds") != 0 or bool(metadata.get("finalizers"))
+    lingers = metadata.get("deletionTimestamp") is not None and is_kept
     if raw is None or raw.get("kind") == "Status" or not lingers:
         cache.drop_pod(uid)
     else:

@@ -128,7 +128,7 @@ def refuse(seen: Seen, reason: str, message: str) -> Plan:
     status = seen.job.status
     if status.start_time is None:
         return end(seen, status, api.Phase.FAILED, reason, message)
-    conditions = reporting.with_condition(status.conditions, "Degraded", True, reason, message[:4096], seen.now)
+    conditions = reporting.with_condition(status.conditions, "Degraded", True, reason, message, seen.now)
     after = revise(status, conditions=conditions, observed_generation=seen.job.generation)
     return Plan(after, reason, events=reporting.describe_changes(status, after, None, seen.now))
 
@@ -142,9 +142,7 @@ def take_template(seen: Seen, awaited: taking.Awaited) -> Plan:
         return Plan(status, "waits for its template")
     found = seen.template if isinstance(seen.template, taking.Refusal) else taking.take(awaited, seen.template)
     if isinstance(found, taking.Refusal):
-        conditions = reporting.with_condition(
-            status.conditions, "Degraded", True, found.reason, found.message[:4096], now
-        )
+        conditions = reporting.with_condition(status.conditions, "Degraded", True, found.reason, found.message, now)
         after = revise(status, phase=api.Phase.PENDING, conditions=conditions, observed_generation=seen.job.generation)
         since = parse_time(next(c.last_transition_time for c in conditions if c.type == "Degraded")) or now
         events = reporting.describe_changes(status, after, None, now)
@@ -185,7 +183,7 @@ def end(seen: Seen, status: api.Status, phase: api.Phase, reason: str, message: 
     now = seen.now
     type = "Complete" if phase is api.Phase.COMPLETE else "Failed"
     conditions = reporting.with_condition(status.conditions, "Running", False, reason, "", now)
-    conditions = reporting.with_condition(conditions, type, True, reason, message[:4096], now)
+    conditions = reporting.with_condition(conditions, type, True, reason, message, now)
     if status.condition("Degraded"):  # it lacks nothing any more
         conditions = reporting.with_condition(conditions, "Degraded", False, reason, "", now)
     formed = status.rendezvous.generation

@@ -102,7 +102,7 @@ def _report_quota(seen: Seen, made: Plan) -> Plan:
         return made
     before = made.status.condition("Admitted")
     conditions = reporting.with_condition(
-        made.status.conditions, "Admitted", quota.is_admitted, quota.reason, quota.message[:4096], seen.now
+        made.status.conditions, "Admitted", quota.is_admitted, quota.reason, quota.message, seen.now
     )
     is_new = before is None or before.reason != quota.reason
     warns = quota.reason not in ("Admitted", "Pending", "Evicted")

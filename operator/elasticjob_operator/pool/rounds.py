@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from elasticjob_operator import api
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.model.observe import Agent, Job
 from elasticjob_operator.pool.allocate import allocate
@@ -23,7 +23,6 @@ PROBE_SECONDS: Final = 60.0  # that a job without reports keeps its size, so tha
 DEFAULT_CHANGE_SECONDS: Final = 0.2
 MOST_SIZES: Final = 200  # that are compared of one job
 WIDEST: Final = 0.08  # of a size: how far the next one may be away, where there are more
-MOST_STORED: Final = 2.0**53
 MAX_CHANGE_SECONDS: Final = 120.0  # an outage was longer than a change takes
 
 
@@ -271,5 +270,5 @@ def keep_cost(cost: api.CostStatus) -> api.CostStatus:
 
 def _short(value: float) -> float:
     """Four digits: more would be noise that changes all the time. At most what a status can hold."""
-    value = min(value, MOST_STORED)
+    value = min(value, float(numerals.MOST))
     return round(value, max(0, 3 - math.floor(math.log10(value)))) if value > 0 else 0.0

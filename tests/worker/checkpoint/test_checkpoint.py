@@ -121,7 +121,7 @@ def test_a_save_that_a_lost_world_has_cut_off_is_made_up_for_in_the_next_one(his
 def test_the_last_save_is_not_lost_in_silence(history: list[Member]) -> None:
     message = history[0].results["lost at the end told"]
     assert "step 200" in message
-    assert "the world was lost while it was saved" in message
+    assert "its world ended before the save was complete" in message
     assert history[0].results["lost at the end steps"] == [100]
 
 

@@ -217,9 +217,9 @@ class Checkpointer:
         step, self._owed = self._owed, None
         if step is not None and not any(saved >= step for saved in self.steps()):
             raise CheckpointFailedError(
-                f"step {step} is not saved in {self.directory}: the world was lost while it was saved. Save again where"
-                " should_save() is true, which it is until then, or end with this error: the next start repeats the"
-                " steps since the last checkpoint."
+                f"step {step} is not saved in {self.directory}: its world ended before the save was complete. Save"
+                " again where should_save() is true, which it is until then, or end with this error: the next start"
+                " repeats the steps since the last checkpoint."
             )
 
     def finish(self, seconds: float | None = None) -> None:

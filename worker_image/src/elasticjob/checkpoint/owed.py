@@ -1,4 +1,4 @@
-"""Saves that were cut off because their world was lost, in a process that goes on in the next world.
+"""Saves that were not complete when their world ended, in a process that goes on in the next one.
 
 A session keeps the step and does not repeat what the script did after it. So the `Checkpointer` of the next world asks
 for the save again, and does not let the script end as if it had been made.

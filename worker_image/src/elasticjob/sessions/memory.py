@@ -70,11 +70,9 @@ class Memory:
     def note_applying(self, optimizer: Any) -> None:
         """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back."""
         self._is_applying = True
-        missing = dict(self._usual)
-        for name, calls in self._calls.items():
-            missing[name] -= calls
-        missing[self._find_name(optimizer)] -= 1
-        follows = any(count > 0 for count in missing.values())
+        calls = dict(self._calls)
+        calls[self._find_name(optimizer)] += 1
+        follows = any(calls[name] < usual for name, usual in self._usual.items())
         is_replicated = isinstance(self.model_state, ReplicatedModelState)
         if follows and is_replicated and self._can_go_back and not self._together:
             self._undo.keep(optimizer)
