@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,28 @@ from elasticjob.env import Settings
 from elasticjob.protocol import directives, wire
 
 
-def reconnect(tmp_path: Path, spread: float, code: int | None) -> float:
-    """Seconds from the end of an agent's first connection, by this close code or broken, to its second hello."""
+@contextlib.asynccontextmanager
+async def hub_at(
+    tmp_path: Path,
+    meet: Callable[[ServerConnection], Awaitable[None]],
+    on_view: Callable[[HubView], None] = lambda view: None,
+) -> AsyncIterator[Hub]:
+    """An agent's client whose hub is `meet`."""
     token = tmp_path / "token"
     token.write_text("a-token")
+    async with serve(meet, "127.0.0.1", 0, close_timeout=0.2) as listening:
+        port = next(iter(listening.sockets)).getsockname()[1]
+        settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
+        hub = Hub(settings, {}, wire.AgentState(), on_view)
+        hub.start()
+        try:
+            yield hub
+        finally:
+            await asyncio.to_thread(hub.close)
+
+
+def reconnect(tmp_path: Path, spread: float, code: int | None) -> float:
+    """Seconds from the end of an agent's first connection, by this close code or broken, to its second hello."""
     ended: list[float] = []
     came_back: list[float] = []
 
@@ -45,16 +64,9 @@ def reconnect(tmp_path: Path, spread: float, code: int | None) -> float:
             await server.close(code)
 
     async def run() -> None:
-        async with serve(meet, "127.0.0.1", 0, close_timeout=0.2) as listening:
-            port = next(iter(listening.sockets)).getsockname()[1]
-            settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
-            back = threading.Event()
-            hub = Hub(settings, {}, wire.AgentState(), lambda view: back.set() if came_back else None)
-            hub.start()
-            try:
-                assert await asyncio.to_thread(back.wait, 30), "the agent did not come back"
-            finally:
-                await asyncio.to_thread(hub.close)
+        back = threading.Event()
+        async with hub_at(tmp_path, meet, lambda view: back.set() if came_back else None):
+            assert await asyncio.to_thread(back.wait, 30), "the agent did not come back"
 
     asyncio.run(run())
     return came_back[0] - ended[0]
@@ -75,8 +87,6 @@ def test_an_agent_that_was_paused_comes_back_while_its_workers_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reports wake the task that sends them: it must end with its connection, also if both come at once."""
-    token = tmp_path / "token"
-    token.write_text("a-token")
     monkeypatch.setattr(directives, "was_paused", lambda *_: True)
     monkeypatch.setattr(directives, "backoff", lambda *_, **__: 0.0)
     came_back = threading.Semaphore(0)
@@ -90,11 +100,7 @@ def test_an_agent_that_was_paused_comes_back_while_its_workers_report(
             continue  # it says nothing, and does not hang up
 
     async def run() -> None:
-        async with serve(meet, "127.0.0.1", 0, close_timeout=0.2) as listening:
-            port = next(iter(listening.sockets)).getsockname()[1]
-            settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
-            hub = Hub(settings, {}, wire.AgentState(), lambda view: None)
-            hub.start()
+        async with hub_at(tmp_path, meet) as hub:
             ended = threading.Event()
             reports = threading.Thread(target=report, args=(hub, ended))
             reports.start()
@@ -104,7 +110,6 @@ def test_an_agent_that_was_paused_comes_back_while_its_workers_report(
             finally:
                 ended.set()
                 await asyncio.to_thread(reports.join)
-                await asyncio.to_thread(hub.close)
 
     def report(hub: Hub, ended: threading.Event) -> None:
         while not ended.wait(0.0001):
@@ -209,8 +214,6 @@ def test_what_is_refused_again_and_again_is_not_said_any_more(tmp_path: Path) ->
 
 def test_the_last_progress_is_told_before_the_end(tmp_path: Path) -> None:
     """Progress is told once a second at most, and a script may end sooner after its last step."""
-    token = tmp_path / "token"
-    token.write_text("a-token")
     received: list[dict[str, Any]] = []
     first, over = threading.Event(), threading.Event()
 
@@ -226,19 +229,13 @@ def test_the_last_progress_is_told_before_the_end(tmp_path: Path) -> None:
         over.set()
 
     async def run() -> None:
-        async with serve(meet, "127.0.0.1", 0, close_timeout=0.2) as listening:
-            port = next(iter(listening.sockets)).getsockname()[1]
-            settings = Settings(hub_url=f"ws://127.0.0.1:{port}", token_file=token, pod_ip="127.0.0.1")
-            hub = Hub(settings, {}, wire.AgentState(), lambda view: None)
-            hub.start()
-            try:
-                hub.report(wire.Progress(1, step=1))
-                assert await asyncio.to_thread(first.wait, 30)
-                hub.report(wire.Progress(1, step=2))
-                hub.publish(wire.AgentState(phase=wire.SUCCEEDED))
-                assert await asyncio.to_thread(hub.flush, 30)
-            finally:
-                await asyncio.to_thread(hub.close)
+        async with hub_at(tmp_path, meet) as hub:
+            hub.report(wire.Progress(1, step=1))
+            assert await asyncio.to_thread(first.wait, 30)
+            hub.report(wire.Progress(1, step=2))
+            hub.publish(wire.AgentState(phase=wire.SUCCEEDED))
+            assert await asyncio.to_thread(hub.flush, 30)
+            await asyncio.to_thread(hub.close)
             assert await asyncio.to_thread(over.wait, 30)
 
     asyncio.run(run())
