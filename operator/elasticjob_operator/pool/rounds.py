@@ -270,5 +270,5 @@ def keep_cost(cost: api.CostStatus) -> api.CostStatus:
 
 def _short(value: float) -> float:
     """Four digits: more would be noise that changes all the time. At most what a status can hold."""
-    value = min(value, float(numerals.MOST))
+    value = min(value, numerals.MOST)
     return round(value, max(0, 3 - math.floor(math.log10(value)))) if value > 0 else 0.0
