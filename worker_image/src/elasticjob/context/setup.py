@@ -113,7 +113,10 @@ def init(
             from elasticjob.collectives.checked import set_torch_checks
 
             set_torch_checks()
+        from elasticjob.torchcompat import groups
+
         _join(here, choice.backend, timeout)
+        groups.keep_gloo()
         atexit.register(_destroy)
     return World(
         rank=dist.get_rank(),

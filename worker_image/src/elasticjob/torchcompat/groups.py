@@ -23,6 +23,8 @@ _RECORDER = "torch._C._distributed_c10d._dump_fr_trace_json"
 _STORE = "torch.distributed.distributed_c10d._get_default_store"
 _BACKEND = "torch._C._distributed_c10d.ProcessGroup._get_backend"
 
+_kept: list[Any] = []
+
 
 def name_groups_anew() -> None:
     """Restart the numbering of process groups, as on new ranks. There must be no group.
@@ -58,6 +60,15 @@ def destroy_groups() -> None:
     backends = [_find_gloo(group) for group in find_groups()]
     dist.destroy_process_group()
     backends.clear()
+
+
+def keep_gloo() -> None:
+    """Keep the backends of gloo for longer than the groups of this world: until the next one, or the process ends.
+
+    A script may destroy its groups before its model. DistributedDataParallel is then the last that holds a group, and
+    frees it with the GIL held, in any version of torch: the deadlock of `destroy_groups`, at the end of the script.
+    """
+    _kept[:] = [_find_gloo(group) for group in find_groups()]
 
 
 def forget_groups() -> list[Any]:
