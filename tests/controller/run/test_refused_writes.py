@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
+from elasticjob_operator.apply import manifests
+from elasticjob_operator.plan.values import NewPod
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
 
@@ -34,27 +38,104 @@ def make_job(replicas: int) -> dict[str, Any]:
     }
 
 
+KEY: Final = ("t", "j")
+MOST_IN_A_MINUTE: Final = 10
+
+
+class Refusing:
+    """An API server that refuses every object that is created for a job, or the deletion of its pods."""
+
+    def __init__(self, refusal: dict[str, Any], replicas: int, method: str = "POST") -> None:
+        self.refusal, self.method = refusal, method
+        self.stored = make_job(replicas)
+        self.tries: list[float] = []
+        self.told = ""
+        self._pod = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/events"):
+            return web.json_response(await request.json())
+        if request.method == self.method:
+            self.tries.append(time.monotonic())
+            return web.json_response(self.refusal, status=self.refusal["code"])
+        if "/elasticjobs/" not in request.path:
+            return web.Response(status=404)
+        if request.method == "PATCH":
+            status = (await request.json()).get("status") or {}
+            self._store(status={**self.stored.get("status", {}), **status})
+            conditions = status.get("conditions") or ()
+            degraded = [c["message"] for c in conditions if (c["type"], c["status"]) == ("Degraded", "True")]
+            self.told = degraded[0] if degraded else self.told
+        return web.json_response(self.stored)
+
+    def _store(self, **fields: Any) -> None:
+        metadata = self.stored["metadata"]
+        self.stored = {**self.stored, "metadata": {**metadata, "resourceVersion": f"{self.version + 1}"}, **fields}
+
+    @property
+    def version(self) -> int:
+        return int(self.stored["metadata"]["resourceVersion"])
+
+    @contextlib.asynccontextmanager
+    async def running(self, directory: Path) -> AsyncIterator[Operator]:
+        async with answering(self.answer, directory) as api:
+            operator = Operator(Options(), api)
+            operator.cache.put_job(self.stored)
+            api.leadership.lend(math.inf)
+            operator.controller.start()
+            try:
+                yield operator
+            finally:
+                await operator.controller.stop()
+
+    # What may come in between.
+
+    def scale(self, operator: Operator) -> None:
+        """As an autoscaler does."""
+        spec, metadata = self.stored["spec"], self.stored["metadata"]
+        self._store(spec={**spec, "replicas": 1 + spec["replicas"] % spec["elasticPolicy"]["maxReplicas"]})
+        self.stored["metadata"]["generation"] = metadata["generation"] + 1
+        operator.cache.put_job(self.stored)
+
+    def report(self, operator: Operator) -> None:
+        """As an agent does at each step."""
+        operator.controller.wake(KEY)
+
+    def move_pods(self, operator: Operator) -> None:
+        """Another pod in place of the last one."""
+        if self._pod:
+            operator.cache.drop_pod(self._pod)
+        self._pod = f"pod-{time.monotonic()}"
+        job, _ = operator.cache.jobs[KEY]
+        assert job.spec is not None
+        raw = manifests.build_pod(job, job.spec, NewPod(0), manifests.Settings(hub_url="ws://hub:1"))
+        raw["metadata"] |= {"uid": self._pod, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        operator.cache.put_pod(raw)
+
+
 @pytest.mark.parametrize("refusal", [pytest.param(QUOTA, id="quota"), pytest.param(HOOK, id="webhook")])
 @pytest.mark.parametrize("replicas", [1, 3, 64])
 async def test_few_pods_are_refused(tmp_path: Path, refusal: dict[str, Any], replicas: int) -> None:
-    tries: list[float] = []
-    stored = make_job(replicas)
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        if request.path.endswith("/pods") and request.method == "POST":
-            tries.append(time.monotonic())
-            return web.json_response(refusal, status=refusal["code"])
-        if "/elasticjobs/" in request.path and request.method == "PATCH":
-            stored.update({k: v for k, v in (await request.json()).items() if k == "status"})
-        return web.json_response(stored) if "/elasticjobs/" in request.path else web.Response(status=404)
-
-    async with answering(answer, tmp_path) as api:
-        operator = Operator(Options(), api)
-        operator.cache.put_job(stored)
-        api.leadership.lend(math.inf)
-        operator.controller.start()
-        while not tries or tries[-1] < tries[0] + SECONDS:  # noqa: ASYNC110 - nobody sets an event
+    server = Refusing(refusal, replicas)
+    async with server.running(tmp_path):
+        while not server.tries or server.tries[-1] < server.tries[0] + SECONDS:  # noqa: ASYNC110 - nobody sets an event
             await asyncio.sleep(0.01)
-        await operator.controller.stop()
-    quick = [at for at in tries if at < tries[0] + SECONDS]
+    quick = [at for at in server.tries if at < server.tries[0] + SECONDS]
     assert len(quick) <= 8
+
+
+@pytest.mark.parametrize("disturb", [Refusing.scale, Refusing.report, Refusing.move_pods])
+@pytest.mark.parametrize("refusal", [pytest.param(QUOTA, id="quota"), pytest.param(HOOK, id="webhook")])
+async def test_whatever_happens_no_more_are_refused_in_a_minute(
+    tmp_path: Path, refusal: dict[str, Any], disturb: Callable[[Refusing, Operator], None]
+) -> None:
+    """Each of these is a reason to try again at once; there may be many of them."""
+    server = Refusing(refusal, 3)
+    async with server.running(tmp_path) as operator:
+        started = time.monotonic()
+        while time.monotonic() < started + SECONDS:
+            disturb(server, operator)
+            await asyncio.sleep(0.05)
+    assert 1 < len(server.tries) <= MOST_IN_A_MINUTE
+    if refusal is QUOTA:
+        assert server.told == QUOTA["message"], "it says why all the time"
