@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import batches, deletions, manifests, refusals, resizing
 from elasticjob_operator.apply.events import EventRecorder
+from elasticjob_operator.apply.refused_writes import RefusedWrites
 from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
@@ -78,6 +80,7 @@ class Applier:
         self.settings = settings
         self.recorder = EventRecorder(api, reporter)
         self.served = Served()
+        self.refused = RefusedWrites()
         self._held: set[JobKey] = set()
         self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_UNWRITABLE)  # of statuses, by the job's UID
         self._refused: Recent[str, _Refused] = Recent(MOST_UNWRITABLE)  # of what decides, by the job's UID
@@ -102,6 +105,14 @@ class Applier:
         is_held = job.key in self._held
         self._held.discard(job.key)
         return Outcome(problem, refusals.is_blocking(refused), is_held, unresized)
+
+    def wait_until(self, job: Job, plan: Plan, now: float) -> float:
+        """When the API server may be asked for what this plan creates; `now` (monotonic) if it may be at once."""
+        writes = len(plan.ensure) + min(batches.FIRST, len(plan.create)) + (plan.set_replicas is not None)
+        return self.refused.wait_until(job.uid, writes, now)
+
+    def _note_refused_write(self, job: Job, error: ApiError) -> None:
+        self.refused.note(job.uid, error, time.monotonic())
 
     async def _write(self, job: Job, version: str, plan: Plan, now: float) -> list[ApiError]:
         """Write the objects and the job concurrently; return the rejected writes once all have completed."""
@@ -141,6 +152,7 @@ class Applier:
         try:
             metadata = await self._set_replicas(job, version, plan)
         except ApiError as error:
+            self._note_refused_write(job, error)
             if not refusals.is_refusal(error):
                 raise
             logger.warning("%s/%s: cannot set the default of spec.replicas: %s", job.namespace, job.name, error)
@@ -242,6 +254,7 @@ class Applier:
             made = await self._api.request("POST", path, body, accept=METADATA_ONLY, job=job.name)
             self._cache.put_pod({**body, "metadata": made["metadata"]})
         except ApiError as error:
+            self._note_refused_write(job, error)
             if error.status != 409:
                 raise refusals.name_pod(error, body) from error
             await self._look_at(job, body["metadata"]["name"])
@@ -279,6 +292,7 @@ class Applier:
         try:
             raw = await self._write_child(job, child, body)
         except ApiError as error:
+            self._note_refused_write(job, error)
             raise refusals.name_child(child.kind, error) from error
         self._cache.put_child(child.kind.value, raw, is_sound=True)
 

@@ -147,6 +147,11 @@ class Plan:
         held = replace(self, ensure=(), wake_at=first(self.wake_at, until))
         return replace(held, create=(), confirm=False) if pods else held
 
+    def without_extras(self, until: float) -> Plan:
+        """The same plan without what a job can do without, before `until`."""
+        ensure = tuple(child for child in self.ensure if child.kind is not Kind.AUTOSCALER)
+        return replace(self, ensure=ensure, wake_at=first(self.wake_at, until))
+
 
 def first(*times: float | None) -> float | None:
     """The earliest of these times."""

@@ -64,6 +64,7 @@ class _Loop:
     problem_generation: int = 0
     refused_on: object = None  # the state for which the API server rejected a write ...
     again_at: float = 0.0  # ... and when it is retried (monotonic)
+    is_held: bool = False  # the last pass did not write what was refused before
     tries_one: bool = False  # the last new pods were refused: next time, one tries for all
     reason: str = ""
     pods: set[str] = field(default_factory=set)
@@ -71,7 +72,8 @@ class _Loop:
     unresized: tuple[str, str] = ("", "")  # see `Seen`
     quiet: QuietPods = field(default_factory=QuietPods)
     troubled_since: float | None = None  # since when every pass has ended with an error (monotonic) ...
-    trouble: tuple[str, str] | None = None  # ... and what is told of it
+    last_trouble: tuple[str, str] | None = None  # ... what would be told of it ...
+    trouble: tuple[str, str] | None = None  # ... and what is told
     last_error: ApiError | None = None
     look_at: float = 0.0  # the next check of overdue pods (monotonic)
     sizes: contests.History = ()  # that spec.replicas has had
@@ -188,11 +190,12 @@ class Controller:
             logger.exception("%s/%s: reconciling failed; this is a bug", *key)
             self._wake_later(key, loop, self._backoff(loop))
         else:
-            loop.troubled_since = None
-            if loop.trouble is not None:
-                loop.trouble, loop.dirty, loop.woken = None, True, time.monotonic()
-            if loop.problem is None:  # otherwise the API server keeps rejecting a write, which is retried with back-off
-                loop.failures = 0
+            if not loop.is_held:
+                loop.troubled_since = loop.last_trouble = None
+                if loop.trouble is not None:
+                    loop.trouble, loop.dirty, loop.woken = None, True, time.monotonic()
+                if loop.problem is None:  # otherwise the API server keeps rejecting a write, which is retried
+                    loop.failures = 0
             if wake_at is not None:
                 self._wake_later(key, loop, max(0.0, wake_at - self._clock()))
 
@@ -213,10 +216,12 @@ class Controller:
             self._on_forget(key)
             return None
         job, version = known
-        if loop.problem_generation != job.generation:
-            loop.problem, loop.problem_generation = None, job.generation
         started = time.monotonic()
         now = self._clock()
+        often_until = self._applier.refused.wait_for_extras(job.uid, started)
+        if loop.problem_generation != job.generation and often_until <= started:
+            loop.problem, loop.problem_generation = None, job.generation
+        told_in = self._note_trouble(loop)
         contested_until = self._watch_size(loop, job, now)
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
         self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
@@ -241,12 +246,9 @@ class Controller:
             contested_until=contested_until,
         )
         made = await self._plan(seen)
-        # Agents may wake a job every second; a rejected write must not be retried more often because of that.
-        refused_on = self._find_basis(job)
-        if is_held := loop.problem is not None and loop.refused_on == refused_on and loop.again_at > time.monotonic():
-            made = made.held_back(now + loop.again_at - time.monotonic(), pods=loop.is_blocked)
         if is_try := loop.tries_one and len(made.create) > 1:
             made = replace(made, create=made.create[:1])
+        made = self._hold_back(loop, job, made, now, started)
         loop.planning = time.monotonic() - started
         if made.reason != loop.reason:
             logger.info("%s/%s: %s", *key, made.reason)
@@ -256,7 +258,7 @@ class Controller:
         self.observer(key, made, time.monotonic() - started)
         if outcome.unresized[1]:
             loop.unresized, loop.dirty, loop.woken = outcome.unresized, True, time.monotonic()
-        if outcome.problem is not None or (not is_held and (made.create or made.ensure)):
+        if outcome.problem is not None or (not loop.is_held and (made.create or made.ensure)):
             again_at = self._note_refusal(loop, job, outcome, made, is_try=is_try)
             if again_at is not None:
                 return again_at
@@ -264,13 +266,29 @@ class Controller:
         is_news, look_at = await loop.quiet.look(self._api, job, pods, now)
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
-        return first(made.wake_at, settled, held_until, look_at, await self._look_for_overdue(job, loop, pods, now))
+        overdue_at = await self._look_for_overdue(job, loop, pods, now)
+        return first(made.wake_at, settled, held_until, look_at, overdue_at, now + told_in if told_in else None)
 
     async def _plan(self, seen: Seen) -> Plan:
         """The plan; of a large job from a thread, to which frozen values go, and from which a frozen value comes."""
         if len(seen.pods) + len(seen.job.status.rendezvous.members) <= MOST_IN_LOOP:
             return plan(seen, self.config)
         return await asyncio.to_thread(plan, seen, self.config)
+
+    def _hold_back(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
+        """The plan without what the API server has refused, until that is tried again."""
+        # Agents may wake a job every second; a rejected write must not be retried more often because of that.
+        is_same = loop.problem is not None and loop.refused_on == self._find_basis(job)
+        loop.is_held = is_same and loop.again_at > started
+        if loop.is_held:
+            made = made.held_back(now + loop.again_at - started, pods=loop.is_blocked)
+        # What has changed is tried at once, but not without a bound.
+        refused = self._applier.refused
+        if (wait := refused.wait_for_extras(job.uid, started) - started) > 0:
+            made = made.without_extras(now + wait)
+        if (wait := self._applier.wait_until(job, made, started) - started) > 0:
+            made, loop.is_held = replace(made.held_back(now + wait, pods=True), set_replicas=None), True
+        return made
 
     def _note_refusal(self, loop: _Loop, job: Job, outcome: Outcome, made: Plan, *, is_try: bool) -> float | None:
         """Note whether the API server has rejected a write; return when that is tried again."""
@@ -335,12 +353,22 @@ class Controller:
             is_known, loop.last_error = error is loop.last_error, error  # one that the applier holds back is told once
             logger.log(logging.DEBUG if is_known else logging.WARNING, "%s/%s: %s", *key, error)
             loop.tries_one = True
-        now, trouble = time.monotonic(), refusals.explain_trouble(error)
-        loop.troubled_since = now if loop.troubled_since is None else loop.troubled_since
-        if now - loop.troubled_since >= TROUBLE_SECONDS:
-            loop.trouble = trouble or loop.trouble
+        trouble = refusals.explain_trouble(error)
+        loop.last_trouble = trouble or loop.last_trouble
+        loop.troubled_since = time.monotonic() if loop.troubled_since is None else loop.troubled_since
+        self._note_trouble(loop)
         first_pause = REFUSED_SECONDS if trouble and error.status not in (404, 409) else SHORTEST_PAUSE
         self._wake_later(key, loop, error.retry_after or self._backoff(loop, first_pause))
+
+    def _note_trouble(self, loop: _Loop) -> float | None:
+        """Tell of an error that has lasted for a while; else return in how many seconds that is so."""
+        if loop.last_trouble is None or loop.troubled_since is None or loop.trouble == loop.last_trouble:
+            return None
+        left = loop.troubled_since + TROUBLE_SECONDS - time.monotonic()
+        if left > 0:
+            return left
+        loop.trouble = loop.last_trouble
+        return None
 
     async def _look_again(self, key: JobKey) -> None:
         path = path_of(names.API_VERSION, names.PLURAL, *key)
