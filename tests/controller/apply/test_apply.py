@@ -183,25 +183,30 @@ async def test_a_status_that_decides_is_tried_rarely_and_told(tmp_path: Path) ->
 
 
 async def test_the_operators_shared_memory_gives_way_to_that_of_a_webhook(tmp_path: Path) -> None:
-    """The webhook mounts it after the operator, so that only the answer tells."""
-    sent: list[dict[str, Any]] = []
+    """The webhook mounts it after the operator, so that only the answer tells: once, and not for each pod."""
+    sent, refused = list[dict[str, Any]](), 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal refused
         body = await request.json()
         if not request.path.endswith("/pods"):
             return web.json_response(body)
         mounts = [m["mountPath"] for c in body["spec"]["containers"] for m in c.get("volumeMounts") or ()]
         if "/dev/shm" in mounts:
+            refused += 1
             why = 'spec.containers[0].volumeMounts[2].mountPath: Invalid value: "/dev/shm": must be unique'
             return web.json_response({"reason": "Invalid", "message": f"Pod is invalid: {why}"}, status=422)
         sent.append(body)
-        return web.json_response({**body, "metadata": {**body["metadata"], "uid": "u", "resourceVersion": "2"}})
+        metadata = {"uid": f"u{len(sent)}", "resourceVersion": "2"}
+        return web.json_response({**body, "metadata": {**body["metadata"], **metadata}})
 
     job, made = start(0)
     async with answering(answer, tmp_path) as connected:
         connected.leadership.lend(math.inf)
         applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
-        outcome = await applier.apply(job, "1", replace(made, set_replicas=None, status=job.status), 0.0)
+        for _ in range(3):
+            outcome = await applier.apply(job, "1", replace(made, set_replicas=None, status=job.status), 0.0)
+            assert outcome.problem is None
         await applier.recorder.close()
-    assert outcome.problem is None
-    assert [v["name"] for v in sent[0]["spec"]["volumes"]] == [names.VOLUME_TOKEN]
+    assert [[v["name"] for v in body["spec"]["volumes"]] for body in sent] == 3 * [[names.VOLUME_TOKEN]]
+    assert refused == 1
