@@ -37,8 +37,9 @@ from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
 logger = logging.getLogger(__name__)
 
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
-MOST_UNWRITABLE = 1000  # jobs
+MOST_REMEMBERED = 1000  # jobs of which something is known
 REFUSED_SECONDS, MOST_REFUSED_SECONDS = 1.0, 300.0  # before a status that decides is sent again
+SHM_SECONDS = 300.0  # during which pods get no /dev/shm where a webhook mounts it: it may be removed
 # No pod starts before its network policy and its certificate are there. A group keeps nobody out.
 _GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP)
 _FIRST = (*_GUARDS, Kind.POD_GROUP)
@@ -81,9 +82,10 @@ class Applier:
         self.recorder = EventRecorder(api, reporter)
         self.served = Served()
         self.refused = RefusedWrites()
+        self._without_shm: Recent[str, float] = Recent(MOST_REMEMBERED)  # until when, by the job's UID
         self._held: set[JobKey] = set()
-        self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_UNWRITABLE)  # of statuses, by the job's UID
-        self._refused: Recent[str, _Refused] = Recent(MOST_UNWRITABLE)  # of what decides, by the job's UID
+        self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_REMEMBERED)  # of statuses, by the job's UID
+        self._refused: Recent[str, _Refused] = Recent(MOST_REMEMBERED)  # of what decides, by the job's UID
 
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
         """Carry out the plan. Raises ApiError if it has to be retried."""
@@ -240,12 +242,16 @@ class Applier:
     async def _create_pod(self, job: Job, new: NewPod) -> None:
         assert job.spec is not None, "pods are planned for valid jobs only"
         body = manifests.build_pod(job, job.spec, new, self.settings)
+        plain = manifests.without_shm(body)
+        if plain is not None and time.monotonic() < self._without_shm.get(job.uid, 0.0):
+            await self._send_pod(job, plain)
+            return
         try:
             await self._send_pod(job, body)
         except ApiError as error:
-            plain = manifests.without_shm(body) if refusals.is_shm_taken(error) else None
-            if plain is None:
+            if plain is None or not refusals.is_shm_taken(error):
                 raise
+            self._without_shm[job.uid] = time.monotonic() + SHM_SECONDS
             await self._send_pod(job, plain)
 
     async def _send_pod(self, job: Job, body: dict[str, Any]) -> None:
