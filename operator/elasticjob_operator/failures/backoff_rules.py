@@ -173,10 +173,11 @@ def forget(backoff: api.BackoffStatus | None, now: float) -> api.BackoffStatus |
 
 
 def describe(status: api.Status) -> tuple[str, str] | None:
-    """(reason, message) of a condition; None unless there were several consecutive failures."""
+    """(reason, message) of a condition; None unless several failures in a row, or one before any world, are known."""
     backoff = status.restarts.backoff
-    if backoff is None or (backoff.repeats < 2 and backoff.until is None):
+    if backoff is None or (backoff.repeats < 2 and backoff.until is None and status.rendezvous.generation > 0):
         return None
     last = f"; last: {status.last_failure.message}" if status.last_failure else ""
     again = f"; next attempt at {backoff.until}" if backoff.until else ""
-    return backoff.reason, f"{backoff.repeats} consecutive failures without progress{again}{last}"[:4096]
+    many = f"{backoff.repeats} consecutive failures" if backoff.repeats > 1 else "a failure"
+    return backoff.reason, f"{many} without progress{again}{last}"[:4096]

@@ -62,14 +62,14 @@ def failure_of_pod(pod: Pod, node: Node | None, rank: int | None = None, probe: 
     if reason == POD_DEADLINE:
         said = replace(said, message=_AT_DEADLINE)
     elif probe and blame is Blame.USER and code in _KILLED:
-        said = replace(said, message=f"{said.message}: {_tell_probe(probe)}")
+        said = replace(said, message=f"{said.message or 'it was killed'}: {_tell_probe(probe)}")
     return Failure(
         pod=pod.name,
         pod_uid=pod.uid,
         node=pod.node,
         exit_code=code,
         reason=reason,
-        message=said.message or reason,
+        message=said.message or reason or _tell_removal(pod, node),
         log_tail=said.log_tail,
         traceback=said.traceback,
         init_container=pod.exit.init_container if pod.exit else "",
@@ -78,6 +78,13 @@ def failure_of_pod(pod: Pod, node: Node | None, rank: int | None = None, probe: 
         conditions=pod.conditions,
         fatal=reason in _NEVER_MENDS,
     )
+
+
+def _tell_removal(pod: Pod, node: Node | None) -> str:
+    """Why a pod has ended of which its containers tell nothing."""
+    if pod.node and node is None:
+        return f"its node {pod.node} is gone"
+    return f"it was removed ({pod.disruption})" if pod.disruption else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,11 @@ def test_a_job_that_has_no_legal_size_says_so() -> None:
 def test_a_job_that_has_never_trained_says_what_became_of_its_pods() -> None:
     """While it tries again, too: else it would be silent for most of the time."""
     failed = make_pod(0, "Failed", node="rack-9", exit=None, reason="", disruption="DeletionByPodGC")
-    first = plan(see(make_job(make_spec(1, 2), started()), (failed, make_pod(1, "Pending")), nodes={}))
+    new = make_pod(1, "Pending", created=NOW - 2, scheduled=NOW - 2)
+    first = plan(see(make_job(make_spec(1, 2), started()), (failed, new), nodes={}))
     assert first.status.last_failure is not None
     assert "its node rack-9 is gone" in first.status.last_failure.message
-    again = plan(see(make_job(make_spec(1, 2), first.status), (make_pod(1, "Pending"),)))
+    again = plan(see(make_job(make_spec(1, 2), first.status), (new,)))
     for made in (first, again):
         for kind in ("Running", "Degraded"):
             _, reason, message = condition(made, kind)
