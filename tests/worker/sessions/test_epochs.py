@@ -113,6 +113,26 @@ def test_who_is_left_behind_in_an_epoch_begins_again(tmp_path: Path) -> None:
     assert not list(find_mistakes(story.steps.read()))
 
 
+def test_who_waited_while_a_smaller_world_went_on_begins_again_and_is_not_blamed(tmp_path: Path) -> None:
+    """Not every size is legal: it waits with its memory, and the others come to the end of an epoch."""
+    with FakeHub(size=1, max_size=3) as hub, Pods(tmp_path, hub.url) as pods:
+        hub.reconnect_grace = 0.5
+        story = Story(hub, pods, Steps(tmp_path / "out"), "--interruptible", "--epoch-steps=3")
+        for name in "abc":
+            story.start(name)
+        world = story.wait_for_epochs(3)
+        hub.max_size = 1
+        next(pod for pod in pods.pods.values() if pod.name == world.pods[2]).kill()
+        world = story.wait_for_epochs(1, world)
+        hub.max_size = 2
+        story.wait_for_epochs(2, world)
+        (waited,) = [pod for pod in pods.pods.values() if "Other ranks had gone on from epoch" in pod.log]
+        assert waited.name not in world.pods
+        assert hub.restarts == 0
+        assert {failure.get("kind") for failure in hub.failures()} == {"restart"}
+    assert not list(find_mistakes(story.steps.read()))
+
+
 def test_a_loader_that_the_session_does_not_follow_is_refused(tmp_path: Path) -> None:
     """Its batches are those of the world in which it was begun, and the sampler does not move on."""
     with FakeHub(size=1, max_size=1) as hub, Pods(tmp_path, hub.url) as pods:
