@@ -208,6 +208,14 @@ class SimAgent:
         self.say(STOPPING)
         self.later(self.cluster.pace.stop, "become_ready")
 
+    def begin_again(self) -> None:
+        """The session of its worker cannot use what it has in memory."""
+        text = "other ranks had gone on from epoch 3 to 4 when the world broke: beginning again, with their state"
+        self.failure = wire.Failure(generation=self.generation, message=text, kind=wire.RESTART)
+        self.cluster.break_world(self)
+        self.say(STOPPING)
+        self.later(self.cluster.pace.stop, "become_ready")
+
     def become_corrupt(self) -> None:
         """Its replica differs from the others: it gives up."""
         text = "corrupt state: after step 40, its parameters differ"

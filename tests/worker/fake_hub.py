@@ -68,7 +68,7 @@ class FakeHub:
         self.form_grace = 0.3  # the world is broken anyway, and a living agent is back at once
         self.port = port
         self.generation = 0
-        self.restarts = 0
+        self._charged: set[int] = set()  # generations in which a worker failed
         self.in_process: bool | None = None  # what to tell newcomers; None: what the others say of themselves
         self.probe: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what to tell a pod in its preflight
         self.agents: dict[str, Agent] = {}
@@ -192,6 +192,12 @@ class FakeHub:
         return [
             message["state"]["phase"] for _, who, message in list(self.history) if who == pod and "state" in message
         ]
+
+    @property
+    def restarts(self) -> int:
+        """Worlds that a worker's failure ended; those in which a session had to begin again are free."""
+        free = {failure["generation"] for failure in self.failures() if failure.get("kind") == "restart"}
+        return len(self._charged - free)
 
     def failures(self) -> list[dict[str, Any]]:
         return [
@@ -385,7 +391,7 @@ class FakeHub:
                     agent.lost_at -= 60  # judged: it need not be waited for
             return self._regroup("member lost", checkpoint=False)
         if failed:
-            self.restarts += 1
+            self._charged.add(world.generation)
             return self._regroup("worker failed", checkpoint=False)
         if members[0] is not None and members[0].phase == "ready" and members[0].state["store"] != world.store:
             return self._regroup("store gone", checkpoint=False)  # it was announced from what rank 0 said before

@@ -15,7 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 PATH: Final = "/v1/agent"
-HANG: Final = "hang"  # a kind of failure
+HANG: Final = "hang"  # kinds of failures
+RESTART: Final = "restart"
 HUNG: Final = "hung"  # the reason of a regroup before which every agent reports the stacks of its workers
 
 
@@ -85,7 +86,7 @@ class Failure(_Wire):
     signal: Short | None = None
     message: Text | None = None
     traceback: Annotated[str, Field(max_length=16384)] | None = None
-    kind: Short | None = None  # HANG if no process failed, but no step is completed
+    kind: Short | None = None  # HANG: no process failed, but no step is completed; RESTART: a session began again
     waits: bool | None = None  # in a hang: whether this rank is blocked in a collective
     stalled_seconds: float | None = Field(default=None, ge=0, le=2**31)  # in a hang: since the last step
     collectives: Count | None = None  # in a hang: that this rank has entered

@@ -168,6 +168,14 @@ def blame_of_pod(pod: Pod, node: Node | None, *, may_be_probed: bool = False) ->
 
 def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) -> Failure:
     """The failure of a worker process that an agent reported."""
+    if failure.kind == wire.RESTART:
+        return Failure(
+            pod=agent.pod,
+            reason=SESSION_RESTARTED,
+            message=first_line(failure.message or ""),
+            rank=failure.rank if failure.rank is not None else rank,
+            blame=Blame.INFRASTRUCTURE,  # of no node: it is what a loss or a change of the world has left behind
+        )
     code = failure.exit_code
     if code is not None and code < 0:
         code = 128 - code
@@ -249,6 +257,7 @@ EARLY = "EndedEarly"
 PREFLIGHT = "PreflightFailed"
 CORRUPT = "CorruptState"
 NOT_SAVED = "NotSaved"
+SESSION_RESTARTED = "SessionRestarted"
 # How an agent's last message begins if its node is at fault, with the reason of that failure.
 _OF_NODES = {"preflight: ": PREFLIGHT, "corrupt state: ": CORRUPT}
 

@@ -124,12 +124,12 @@ def test_who_waited_while_a_smaller_world_went_on_begins_again_and_is_not_blamed
         hub.max_size = 1
         next(pod for pod in pods.pods.values() if pod.name == world.pods[2]).kill()
         world = story.wait_for_epochs(1, world)
-        hub.max_size = 2
+        before, hub.max_size = hub.restarts, 2
         story.wait_for_epochs(2, world)
         (waited,) = [pod for pod in pods.pods.values() if "Other ranks had gone on from epoch" in pod.log]
         assert waited.name not in world.pods
-        assert hub.restarts == 0
-        assert {failure.get("kind") for failure in hub.failures()} == {"restart"}
+        assert hub.restarts == before
+        assert "restart" in {failure.get("kind") for failure in hub.failures()}
     assert not list(find_mistakes(story.steps.read()))
 
 

@@ -243,7 +243,9 @@ class Executor:
 
     def _find_failure(self) -> wire.Failure | None:
         agent = self.agent
-        return None if agent is None else torch_agent.find_failure(agent, *self.find_place(), self.workers.killed)
+        if agent is None:
+            return None
+        return torch_agent.find_failure(agent, *self.find_place(), self.workers.killed, self.workers.restarts)
 
     # Workers.
 

@@ -52,6 +52,7 @@ class LocalWorkers:
         self._stillness = stillness.Stillness()
         self._blocked: dict[int, str] = {}  # stacks of workers (pids) that were found blocked while they were stopped
         self.killed: set[int] = set()  # workers (pids) that this agent killed, which is not their failure
+        self.restarts: dict[int, str] = {}  # workers (pids) whose sessions had to begin again, and why
         self.waiting: set[int] = set()  # workers (pids) that were found blocked in a collective
         self.find_workers: Callable[[], dict[int, int]] = self._find_peers  # pids by local rank
         self._server = control.Server(self._on_control_message)
@@ -89,6 +90,8 @@ class LocalWorkers:
             self._progress(peer, message)
         elif kind == control.LOOK:
             self._looks.answer(peer.pid, message)
+        elif kind == control.RESTART:
+            self.restarts[peer.pid] = str(message.get("message"))
         self._on_message(peer, message)
 
     def _progress(self, peer: control.Peer, message: control.Message) -> None:

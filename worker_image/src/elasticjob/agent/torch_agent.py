@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,17 @@ def _find_running(agent: SimpleElasticAgent | None) -> list[Any]:
 
 
 def find_failure(
-    agent: SimpleElasticAgent, generation: int, first_rank: int, killed: Collection[int] = ()
+    agent: SimpleElasticAgent,
+    generation: int,
+    first_rank: int,
+    killed: Collection[int] = (),
+    restarts: Mapping[int, str] | None = None,
 ) -> wire.Failure | None:
     """The first failure among the agent's latest workers, whether torch has noted it yet or not; None if none failed.
 
     `first_rank`: the global rank of local rank 0 in this generation; torch knows only the one that a worker had when it
-    was started. Workers in `killed` (pids), which this agent ended, do not count.
+    was started. Workers in `killed` (pids), which this agent ended, do not count. `restarts`: those that have ended to
+    be started again, and why.
     """
     failures = elastic_agent.find_noted_failures(agent) or _find_dead(agent)
     failures = [failure for failure in failures if failure.pid not in killed]
@@ -79,6 +84,10 @@ def find_failure(
         return None
     # torch sends SIGTERM to the rest when one has failed.
     first = min(failures, key=lambda f: (find_code(f) == -signal.SIGTERM, getattr(f, "timestamp", 0)))
+    why = (restarts or {}).get(first.pid)
+    if why is not None:
+        local_rank = int(first.local_rank)
+        return wire.Failure(generation, first_rank + local_rank, local_rank, message=why, kind=wire.RESTART)
     return describe(first, generation, first_rank)
 
 

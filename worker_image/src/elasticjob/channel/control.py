@@ -35,6 +35,7 @@ STACKS: Final = "stacks"  # dumps its stacks on SIGUSR2
 LOOK: Final = "look"  # says which collectives it has entered
 DEVICE: Final = "device"  # says how far its step has come on a device
 CORRUPT: Final = "corrupt"  # a message: the state of this session has become wrong
+RESTART: Final = "restart"  # a message: this session has to begin again, which is no failure of its script
 SESSION: Final = "session"  # keeps its memory over a regroup
 
 _PREFIX: Final = "elasticjob-agent-"

@@ -32,7 +32,9 @@ LEAVING: Final = "leaving"
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 
-HANG: Final = "hang"  # a kind of failure
+# Kinds of failures.
+HANG: Final = "hang"
+RESTART: Final = "restart"
 HUNG: Final = "hung"  # the reason of a regroup before which all agents send their stacks
 
 WireError = fields.WireError
@@ -102,7 +104,7 @@ class Failure:
     signal: str | None = None
     message: str | None = None
     traceback: str | None = None
-    kind: str | None = None  # HANG if no process failed but no step is made
+    kind: str | None = None  # HANG: no process failed but no step is made; RESTART: its session had to begin again
     waits: bool | None = None  # in a hang: whether this rank waits for other ranks
     stalled_seconds: float | None = None  # in a hang: since the last step
     collectives: int | None = None  # in a hang: that this rank has entered

@@ -129,6 +129,13 @@ class Worlds:
         self.groups.leave(broken=True)  # what the script does while it exits reaches no other rank
         raise SystemExit(1)
 
+    def _begin_again(self, reason: str) -> NoReturn:
+        """Exit: the agent starts this process again, and nobody is blamed for it."""
+        logger.warning("%s.", reason[0].upper() + reason[1:])
+        if self._client is not None:
+            self._client.send({"type": control.RESTART, "message": reason})
+        raise SystemExit(1)
+
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step."""
         try:
@@ -230,7 +237,8 @@ class Worlds:
                 raise
             self.break_off(error)
         if not self._memory.model_state.keep(self._memory.committed, self.state.generation):
-            _give_up(f"the world broke ({self.state.error}), and a lost rank takes its shards with it")
+            lost = f"the world broke ({self.state.error}), and a lost rank takes its shards with it"
+            self._begin_again(f"{lost}: going back to the last checkpoint")
 
     def _await_call(self) -> Place:
         assert self._client is not None
@@ -259,10 +267,9 @@ class Worlds:
                 self._on_world()
             self.hold()
         except StateLostError as lost:
-            _give_up(lost)
+            self._begin_again(f"{lost}: going back to the last checkpoint")
         except LeftBehindError as behind:
-            logger.warning("%s: beginning again, with their state.", str(behind).capitalize())
-            raise SystemExit(1) from None
+            self._begin_again(f"{behind}: beginning again, with their state")
         except Exception as error:
             if not self.is_failure(error):
                 raise
@@ -280,9 +287,3 @@ class Worlds:
             raise WorldLostError("a member was lost while the process group was created")
         self._memory.enter_sampler(called.rank, called.world_size)
         model_state.bind(called.generation)
-
-
-def _give_up(reason: object) -> NoReturn:
-    """Exit like a process that was killed: the agent restarts it."""
-    logger.warning("%s: going back to the last checkpoint.", reason)
-    raise SystemExit(1)
