@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticjob import ElasticDistributedSampler, Session
@@ -20,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--linger", type=Path, required=True, help="two ranks linger in that step until this exists")
+    parser.add_argument("--reduce", action="store_true", help="and then use a collective, still inside of the block")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -49,6 +51,8 @@ def main() -> None:
                 note(lingers=True)
                 while not args.linger.exists():
                     time.sleep(0.02)
+                if args.reduce:
+                    dist.all_reduce(torch.ones(1))
             optimizer.zero_grad()
         note(schedule=scheduler.last_epoch, scale=scaler.get_scale())
         time.sleep(0.02)

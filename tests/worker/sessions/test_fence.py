@@ -107,6 +107,31 @@ def test_collectives_between_two_optimizers_need_a_permission_of_their_own() -> 
         world.fence.commit(is_applied=True)
 
 
+def test_a_scaler_has_the_permission_to_skip_a_step() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.skip()
+    world.lost = True
+    world.fence.commit(is_applied=False)
+    assert world.asked == ["hold"], "nobody has to be met"
+    world.fence.begin()
+    with pytest.raises(WorldLostError):
+        world.fence.skip()
+    with pytest.raises(WorldLostError):  # though the script has caught the error
+        world.fence.commit(is_applied=False)
+
+
+def test_a_scaler_may_skip_one_optimizer_with_the_permission_of_another() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    world.lost = True
+    world.fence.skip()
+    world.fence.commit(is_applied=False)
+    assert world.asked == ["hold", "agree"]
+
+
 class Group:
     """A communicator whose abort needs that of another one to have begun."""
 

@@ -14,13 +14,14 @@ pytestmark = pytest.mark.timeout(300)
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_skipped.py")
 
 
-def test_a_skipped_step_is_not_repeated_after_a_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--reduce"]], ids=["at-its-end", "inside"])
+def test_a_skipped_step_is_not_repeated_after_a_loss(options: list[str], tmp_path: Path) -> None:
     """All gradients were there: the scale and the schedule have changed, and nobody takes that back."""
     told, steps = tmp_path / "told", Steps(tmp_path / "out")
     with FakeHub(size=2, max_size=2) as hub, Pods(tmp_path, hub.url) as pods:
         hub.reconnect_grace = 0.5
         for name in "ab":
-            pods.start(name, PROGRAM, f"--out={steps.folder}", f"--linger={told}", launcher="elasticjob-run")
+            pods.start(name, PROGRAM, f"--out={steps.folder}", f"--linger={told}", *options, launcher="elasticjob-run")
         steps.wait(lambda lines: sum("lingers" in line for line in lines) == 2, timeout=120)
         assert hub.world is not None
         hub.set_size(1)

@@ -37,6 +37,7 @@ class Fence:
         self._before: int | None = None
         self._permitted: int | None = None  # the collectives of which all are right
         self._has_stepped = False
+        self.is_skipped = False  # optimizers that have not stepped were not meant to, on any rank
         self._failure: Exception | None = None
 
     def begin(self) -> None:
@@ -71,6 +72,18 @@ class Fence:
             self._asking(self.hold)
         self._permitted, self._has_stepped = after, True
 
+    def skip(self) -> None:
+        """A GradScaler is about to learn from the gradients whether optimizers had to skip the step. Raises
+        WorldLostError if it must not: it scales less from then on, and nobody takes that back.
+
+        So the step counts as soon as it may. Who finds out about a loss before that gets it from the others.
+        """
+        if not self._has_stepped:
+            self._asking(self.hold)
+        elif self._permitted is None or self._count() != self._permitted:
+            return  # more was reduced than the optimizer had the permission for: all ranks meet at the end
+        self.is_skipped = self._failure is None
+
     def _asking(self, *questions: Callable[[], None]) -> None:
         try:
             for ask in questions:
@@ -83,10 +96,15 @@ class Fence:
         """The script's block has ended. Raises WorldLostError if the step does not count. `is_applied`: each optimizer
         has stepped, on all ranks or on none.
 
-        Each call of an optimizer had the permission of the fence. If one is missing, either all ranks have skipped it,
-        like a GradScaler, or this script has caught the error of a collective, and the others will not come.
+        Each call of an optimizer had the permission of the fence, and so has a GradScaler that skipped one. If one is
+        missing otherwise, either all ranks have left it out, or this script has caught the error of a collective, and
+        the others will not come.
         """
-        if not is_applied or self._failure is not None:
+        if not (is_applied or self.is_skipped) or self._failure is not None:
             self.hold()
             self._meet()
-        self.is_open = False
+        self.close()
+
+    def close(self) -> None:
+        """The step is over, or broken off."""
+        self.is_open = self.is_skipped = False

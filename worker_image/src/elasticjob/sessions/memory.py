@@ -138,13 +138,14 @@ class Memory:
         """
         return all(self._calls[name] >= usual for name, usual in self._usual.items())
 
-    def take_back(self, generation: int, was_last_batch: bool, was_ready: bool) -> None:
-        """The world was lost during a step: keep the step if it was applied, otherwise roll it back.
+    def take_back(self, generation: int, was_last_batch: bool, was_ready: bool, was_skipped: bool = False) -> None:
+        """The world was lost during a step: keep the step if it was applied, or skipped on purpose (`was_skipped`);
+        otherwise roll it back.
 
         `was_ready`: all gradients were present on this rank, but perhaps not on all. Another rank may have applied the
         step, so the state before the step and the state after it are both kept.
         """
-        if self._is_whole and was_last_batch and not self._is_applying:
+        if (self._is_whole or was_skipped) and was_last_batch and not self._is_applying:
             self.commit()
         elif self._undo.is_needed:
             # One of several optimizer calls may be missing, or a part of one.

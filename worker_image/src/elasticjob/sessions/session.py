@@ -367,14 +367,12 @@ class Session:
         self._memory.note_applied(optimizer)
 
     def _guard(self, scaler: torch.amp.GradScaler) -> None:
-        """A scaler that has skipped a step scales less from then on, and a broken step does not take that back. So it
-        learns only from gradients that were reduced. If an optimizer has stepped, they were.
-        """
+        """Ask the fence before a scaler learns from the gradients of a step."""
         update = scaler.update
 
         def update_if_reduced(*given: Any, **more: Any) -> None:
-            if self._fence.is_open and not self._memory.applied:
-                self._fence.hold()
+            if self._fence.is_open:
+                self._fence.skip()
             update(*given, **more)
 
         scaler.update = update_if_reduced  # type: ignore[method-assign]
@@ -383,11 +381,12 @@ class Session:
         """The world was lost during a step: roll the step back."""
         logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
         self._worlds.break_off(error)
-        self._fence.is_open = False
+        was_skipped = self._fence.is_skipped
+        self._fence.close()
         completion.steps.drop()
         was_ready, self._ready = self._ready, False
         before = self.committed
-        self._memory.take_back(self.generation, self.ends_step, was_ready)
+        self._memory.take_back(self.generation, self.ends_step, was_ready, was_skipped)
         if self.committed > before:
             self._buffers.forget()
         self._buffers.take_back()
