@@ -107,12 +107,17 @@ class Refusing:
         """Another pod in place of the last one."""
         if self._pod:
             operator.cache.drop_pod(self._pod)
-        self._pod = f"pod-{time.monotonic()}"
+        self._pod = self.put_pod(operator, 0)
+
+    def put_pod(self, operator: Operator, index: int) -> str:
+        """The UID of a new pod of the job."""
         job, _ = operator.cache.jobs[KEY]
         assert job.spec is not None
-        raw = manifests.build_pod(job, job.spec, NewPod(0), manifests.Settings(hub_url="ws://hub:1"))
-        raw["metadata"] |= {"uid": self._pod, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        raw = manifests.build_pod(job, job.spec, NewPod(index), manifests.Settings(hub_url="ws://hub:1"))
+        uid = f"pod-{index}-{time.monotonic()}"
+        raw["metadata"] |= {"uid": uid, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
         operator.cache.put_pod(raw)
+        return uid
 
 
 Disturb = Callable[[Refusing, Operator], None]
@@ -144,3 +149,21 @@ async def test_whatever_happens_no_more_are_refused_in_a_minute(
             await asyncio.sleep(0.05)
     assert 1 < len(server.tries) <= MOST_IN_A_MINUTE
     assert refusal["message"] in server.told, "it says why all the time"
+
+
+@pytest.mark.parametrize("refusal", [pytest.param(QUOTA, id="policy"), pytest.param(HOOK, id="webhook")])
+async def test_deletions_that_are_refused_are_few_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: dict[str, Any]
+) -> None:
+    """Policies that guard pods against deletion do not know who deletes them."""
+    monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
+    server = Refusing(refusal, 1, method="DELETE")
+    async with server.running(tmp_path) as operator:
+        for index in range(16):
+            server.put_pod(operator, index)
+        started = time.monotonic()
+        while time.monotonic() < started + DISTURBED_SECONDS:
+            server.report(operator)
+            await asyncio.sleep(0.05)
+    assert 1 < len(server.tries) <= 15 + MOST_IN_A_MINUTE, "all at once, and then a few"
+    assert refusal["message"] in server.told
