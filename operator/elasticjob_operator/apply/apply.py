@@ -59,6 +59,7 @@ class Outcome:
     is_blocking: bool = True  # the problem is one of pods, or of what they need
     is_held: bool = False  # a pod's name is taken by a terminating pod, or was a moment ago
     unresized: tuple[str, str] = ("", "")  # the template that the API server does not resize a pod to, and why
+    undeleted: tuple[str, str] | None = None  # (reason, message) if it does not delete what the job no longer needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Applier:
         self.settings = settings
         self.recorder = EventRecorder(api, reporter)
         self.served = Served()
-        self.refused = RefusedWrites()
+        self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
         self._without_shm: Recent[str, float] = Recent(MOST_REMEMBERED)  # until when, by the job's UID
         self._held: set[JobKey] = set()
         self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_REMEMBERED)  # of statuses, by the job's UID
@@ -95,18 +96,18 @@ class Applier:
         if plan.confirm:
             await self._confirm(job)
         refused = await self._write(job, version, plan, now)
-        problem = refusals.find_problem(refused)
         if plan.announces:
             self._hub.direct(job.key, plan.directives)
         gone = [self._delete_pod(job, d) for d in plan.delete] + [self._remove(job, c) for c in plan.remove]
-        await _gather(gone)
+        undeleted = await _gather(gone)
         unresized = await resizing.resize_all(self._api, self._cache, job, plan.resize)
         self.recorder.record(job, plan.events, now)
         if plan.delete_job:
             await self._delete_job(job)
         is_held = job.key in self._held
         self._held.discard(job.key)
-        return Outcome(problem, refusals.is_blocking(refused), is_held, unresized)
+        problem, blocks = refusals.find_problem(refused), refusals.is_blocking(refused)
+        return Outcome(problem, blocks, is_held, unresized, refusals.find_undeleted(undeleted))
 
     def wait_until(self, job: Job, plan: Plan, now: float) -> float:
         """When the API server may be asked for what this plan creates; `now` (monotonic) if it may be at once."""
@@ -235,7 +236,7 @@ class Applier:
     async def _delete_job(self, job: Job) -> None:
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
         body = {"preconditions": {"uid": job.uid}, "propagationPolicy": "Background"}
-        await self._unless_gone(self._api.request("DELETE", path, body))
+        await self._unless_gone(job, self._api.request("DELETE", path, body))
 
     # Pods.
 
@@ -288,7 +289,7 @@ class Applier:
         if deletion.force:
             body["gracePeriodSeconds"] = 0
         logger.info("%s/%s: deleting %s: %s", job.namespace, job.name, deletion.name, deletion.why)
-        raw = await self._unless_gone(self._api.request("DELETE", path, body, urgency=Urgency.NOW, job=job.name))
+        raw = await self._unless_gone(job, self._api.request("DELETE", path, body, urgency=Urgency.NOW, job=job.name))
         deletions.take_answer(self._cache, deletion.uid, raw)
 
     # Everything else.
@@ -334,16 +335,17 @@ class Applier:
         resource = manifests.resource_of(child, self.served)
         path = path_of(resource.group_version, resource.plural, job.namespace, child.name)
         uid = self._cache.child_uid(job, child.kind.value, child.name)
-        await self._unless_gone(self._api.request("DELETE", path, {"preconditions": {"uid": uid}}))
+        await self._unless_gone(job, self._api.request("DELETE", path, {"preconditions": {"uid": uid}}))
         self._cache.drop_child(child.kind.value, job.namespace, job.name, child.name)
 
-    async def _unless_gone(self, call: Awaitable[Any]) -> Any:
+    async def _unless_gone(self, job: Job, call: Awaitable[Any]) -> Any:
         """Treat 404 (already deleted) and 409 (another UID, so the object was replaced) as success."""
         try:
             return await call
         except ApiError as error:
             if error.status in (404, 409):
                 return None
+            self.undeleted.note(job.uid, error, time.monotonic())
             raise
 
 

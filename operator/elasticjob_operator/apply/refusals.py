@@ -200,3 +200,10 @@ def find_problem(refused: Sequence[ApiError]) -> tuple[str, str] | None:
         first = min(refused, key=lambda error: error.reason == _NO_AUTOSCALER)
         return first.reason if first.reason in _TOLD_BY_REASON else "CreateForbidden", first.message
     return None
+
+
+def find_undeleted(refused: Sequence[ApiError]) -> tuple[str, str] | None:
+    """The same for what the API server does not delete."""
+    if not refused:
+        return None
+    return "DeleteForbidden", f"the API server does not delete what the job no longer needs: {refused[0].message}"

@@ -36,6 +36,9 @@ class RefusedWrites:
         excess = len(recent) + min(writes, MOST) - MOST
         return recent[excess - 1] + SECONDS if excess > 0 else now
 
+    def has_any(self, uid: str, now: float) -> bool:
+        return self.wait_until(uid, MOST, now) > now
+
     def wait_for_extras(self, uid: str, now: float) -> float:
         """The same for what a job can do without."""
         return self.wait_until(uid, MOST - OFTEN + 1, now)

@@ -147,6 +147,12 @@ class Plan:
         held = replace(self, ensure=(), wake_at=first(self.wake_at, until))
         return replace(held, create=(), confirm=False) if pods else held
 
+    def deleting_less(self, until: float | None) -> Plan:
+        """The same plan with one deletion for all, or with none before `until`: deletions have been refused."""
+        if until is None:
+            return replace(self, delete=self.delete[:1], remove=() if self.delete else self.remove[:1])
+        return replace(self, delete=(), remove=(), wake_at=first(self.wake_at, until))
+
     def without_extras(self, until: float) -> Plan:
         """The same plan without what a job can do without, before `until`."""
         ensure = tuple(child for child in self.ensure if child.kind is not Kind.AUTOSCALER)

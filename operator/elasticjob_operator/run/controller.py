@@ -65,6 +65,8 @@ class _Loop:
     refused_on: object = None  # the state for which the API server rejected a write ...
     again_at: float = 0.0  # ... and when it is retried (monotonic)
     is_held: bool = False  # the last pass did not write what was refused before
+    undeleted: tuple[str, str] | None = None  # what is told of deletions that the API server refuses
+    keeps: bool = False  # the last pass did not try them
     tries_one: bool = False  # the last new pods were refused: next time, one tries for all
     reason: str = ""
     pods: set[str] = field(default_factory=set)
@@ -190,7 +192,7 @@ class Controller:
             logger.exception("%s/%s: reconciling failed; this is a bug", *key)
             self._wake_later(key, loop, self._backoff(loop))
         else:
-            if not loop.is_held:
+            if not loop.is_held and not loop.keeps:
                 loop.troubled_since = loop.last_trouble = None
                 if loop.trouble is not None:
                     loop.trouble, loop.dirty, loop.woken = None, True, time.monotonic()
@@ -240,7 +242,7 @@ class Controller:
             suspected_nodes=faulty.suspected,
             pool=self._find_pool_decision(key),
             template=await self._find_template(job) if job.awaited and self._find_template else None,
-            problem=loop.problem or loop.trouble,
+            problem=loop.problem or loop.trouble or loop.undeleted,
             said=loop.quiet.said,
             unresized=loop.unresized,
             contested_until=contested_until,
@@ -248,7 +250,7 @@ class Controller:
         made = await self._plan(seen)
         if is_try := loop.tries_one and len(made.create) > 1:
             made = replace(made, create=made.create[:1])
-        made = self._hold_back(loop, job, made, now, started)
+        made = self._hold_back(loop, job, self._delete_less(loop, job, made, now, started), now, started)
         loop.planning = time.monotonic() - started
         if made.reason != loop.reason:
             logger.info("%s/%s: %s", *key, made.reason)
@@ -256,6 +258,8 @@ class Controller:
         outcome = await self._applier.apply(job, version, made, now)
         settled = await self._queue.settle(job, self._cache.pods(key), made, now) if self._queue is not None else None
         self.observer(key, made, time.monotonic() - started)
+        if not loop.keeps and outcome.undeleted != loop.undeleted:
+            loop.undeleted, loop.dirty, loop.woken = outcome.undeleted, True, time.monotonic()
         if outcome.unresized[1]:
             loop.unresized, loop.dirty, loop.woken = outcome.unresized, True, time.monotonic()
         if outcome.problem is not None or (not loop.is_held and (made.create or made.ensure)):
@@ -289,6 +293,15 @@ class Controller:
         if (wait := self._applier.wait_until(job, made, started) - started) > 0:
             made, loop.is_held = replace(made.held_back(now + wait, pods=True), set_replicas=None), True
         return made
+
+    def _delete_less(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
+        """The plan with one deletion for all if some were refused, and without any if many were."""
+        undeleted = self._applier.undeleted
+        wait = undeleted.wait_until(job.uid, 1, started) - started
+        loop.keeps = wait > 0 and bool(made.delete or made.remove)
+        if loop.keeps:
+            return made.deleting_less(now + wait)
+        return made.deleting_less(None) if undeleted.has_any(job.uid, started) else made
 
     def _note_refusal(self, loop: _Loop, job: Job, outcome: Outcome, made: Plan, *, is_try: bool) -> float | None:
         """Note whether the API server has rejected a write; return when that is tried again."""
