@@ -272,6 +272,18 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             id="restart-policy",
         ),
         pytest.param(
+            {
+                "template": {
+                    "metadata": {"annotations": {"elasticjob.dev/trainer-container": "b"}},
+                    "spec": {"containers": [{"name": "a", "restartPolicy": "Always"},
+                                            {"name": "b", "restartPolicy": "OnFailure"}]},
+                }
+            },
+            "spec.template",
+            "spec.containers[1].restartPolicy must be Never or left out, not OnFailure: the operator replaces pods",
+            id="restart-policy-of-the-trainer",
+        ),
+        pytest.param(
             {"template": {"spec": {"containers": [{"name": "a", "args": ["--epochs", 3]}]}}},
             "spec.template",
             "spec.containers[0].args must be a list of texts: quote numbers, true and false",
