@@ -40,14 +40,22 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     for kind in ("containers", "initContainers"):
         if kind in spec:
             spec[kind] = [_container(c, f"spec.{kind}[{i}]") for i, c in enumerate(spec[kind])]
-    if spec.get("restartPolicy", "Never") != "Never":
-        raise ValueError(
-            f"spec.restartPolicy must be Never or left out, not {spec['restartPolicy']}: the operator replaces pods"
-        )
+    _check_restarts(spec, "spec")
     _check_texts(spec.get("nodeSelector") or {}, "spec.nodeSelector[{}]")
     _check_system(spec)
     _check_metadata(template, [c["name"] for c in containers])
+    trainer = trainer_container(template)
+    for i, container in enumerate(spec["containers"]):
+        if container["name"] == trainer:  # others may serve it for as long as they like
+            _check_restarts(container, f"spec.containers[{i}]")
     return {**template, "spec": spec}
+
+
+def _check_restarts(where: Mapping[str, Any], path: str) -> None:
+    """A trainer that the kubelet restarts would begin again after its end, too."""
+    policy = where.get("restartPolicy") or "Never"
+    if policy != "Never":
+        raise ValueError(f"{path}.restartPolicy must be Never or left out, not {policy}: the operator replaces pods")
 
 
 def _check_texts(values: Mapping[Any, Any], field: str) -> None:

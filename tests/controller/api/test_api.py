@@ -275,8 +275,12 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             {
                 "template": {
                     "metadata": {"annotations": {"elasticjob.dev/trainer-container": "b"}},
-                    "spec": {"containers": [{"name": "a", "restartPolicy": "Always"},
-                                            {"name": "b", "restartPolicy": "OnFailure"}]},
+                    "spec": {
+                        "containers": [
+                            {"name": "a", "restartPolicy": "Always"},
+                            {"name": "b", "restartPolicy": "OnFailure"},
+                        ]
+                    },
                 }
             },
             "spec.template",
