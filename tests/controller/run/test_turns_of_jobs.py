@@ -17,9 +17,11 @@ from aiohttp import web
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
 from elasticjob_operator.apply.apply import Outcome
+from elasticjob_operator.apply.refused_writes import RefusedWrites
 from elasticjob_operator.history import faulty_nodes
+from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.served import Served
-from elasticjob_operator.plan.plan import plan
+from elasticjob_operator.plan.plan import Plan, plan
 from elasticjob_operator.pool import capacity
 from elasticjob_operator.run import controller as controllers
 from elasticjob_operator.run.controller import Controller
@@ -45,6 +47,10 @@ class Nothing:
 
     def __init__(self, recorder: Any) -> None:
         self.served, self.recorder = Served(), recorder
+        self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
+
+    def wait_until(self, job: Job, made: Plan, now: float) -> float:
+        return now
 
     async def apply(self, *plan: object) -> Outcome:
         return Outcome()
