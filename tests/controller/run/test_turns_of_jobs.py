@@ -183,3 +183,24 @@ async def test_a_large_job_is_planned_in_a_thread(
         await controller.stop()
     assert bool(slow.in_loop) == in_loop
     assert bool(slow.in_threads) == (not in_loop)
+
+
+async def test_others_have_the_loop_while_all_jobs_are_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are woken when the operator begins to lead, and when the certificate of the hub is renewed."""
+    slow = Slow(Controller.wake)
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        for number in range(20):
+            parts.cache.put_job(job_of(number))
+        api.leadership.lend(math.inf)
+        applier: Any = Nothing(parts.applier.recorder)
+        controller = Controller(api, parts.cache, parts.hub, applier, parts.controller.config)
+        monkeypatch.setattr(controller, "wake", lambda key: slow(controller, key))
+        watch = asyncio.create_task(slow.watch())
+        controller.start()
+        async with asyncio.timeout(50):
+            while slow.in_loop < 20:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.001)
+        watch.cancel()
+        await controller.stop()
+    assert slow.pieces > 15, "others have their turns in between"
