@@ -32,7 +32,7 @@ def overdue_deletions(
 
 
 def _force_at(pod: Pod, node: Node | None, timeout: float) -> float | None:
-    if not pod.node or pod.is_held or (pod.terminal and not pod.lingers):
+    if not pod.node or pod.held_by or (pod.terminal and not pod.lingers):
         return None
     if node is None:  # gone, or so new that its watch event has not arrived
         return (pod.scheduled or pod.created) + (NEW_NODE_SECONDS if pod.started else timeout)

@@ -37,7 +37,7 @@ class Pod:
     unschedulable: float | None = None  # since when the scheduler reports it
     unschedulable_message: str = ""
     deleting: float | None = None  # when its grace period ends
-    is_held: bool = False  # by finalizers alone: else the API server would have removed it
+    held_by: tuple[str, ...] = ()  # finalizers, and nothing else: the API server would have removed it
     started: bool = False  # the trainer is running
     began: float | None = None  # when the trainer started
     lingers: bool = False  # the trainer has terminated, but other containers are running
@@ -221,7 +221,7 @@ def observe_pod(raw: Raw) -> Pod | None:
         unschedulable=(scheduled_time or created) if unschedulable else None,
         unschedulable_message=scheduled.get("message", "") if unschedulable else "",
         deleting=parse_time(metadata.get("deletionTimestamp")),
-        is_held=ownership.is_held(metadata),
+        held_by=ownership.find_keepers(metadata),
         started=found.runs,
         began=parse_time(found.began),
         lingers=found.lingers,

@@ -11,6 +11,7 @@ from elasticjob_operator.api import names
 
 Raw = Mapping[str, Any]
 POD = "Pod"
+MOST_KEEPERS = 3  # of an object that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,11 @@ def is_shared(metadata: Raw) -> bool:
     return len(metadata.get("ownerReferences") or ()) > 1
 
 
-def is_held(metadata: Raw) -> bool:
-    """Whether only finalizers keep this deleted object: its grace period is over, or it had none."""
-    has_grace = metadata.get("deletionGracePeriodSeconds") != 0
-    return metadata.get("deletionTimestamp") is not None and not has_grace and bool(metadata.get("finalizers"))
+def find_keepers(metadata: Raw) -> tuple[str, ...]:
+    """The first finalizers of a deleted object that only they keep: its grace period is over, or it had none."""
+    if metadata.get("deletionTimestamp") is None or metadata.get("deletionGracePeriodSeconds") != 0:
+        return ()
+    return tuple(str(finalizer) for finalizer in (metadata.get("finalizers") or ())[:MOST_KEEPERS])
 
 
 def why_no_worker(metadata: Raw) -> str:

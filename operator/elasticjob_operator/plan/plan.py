@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.failures import backoff_rules, budget, silence, stragglers
+from elasticjob_operator.failures import backoff_rules, budget, held_pods, silence, stragglers
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.membership import decide, directives, probing
 from elasticjob_operator.membership.decide import Decision, State
@@ -84,7 +84,9 @@ def _plan(seen: Seen, config: Config) -> Plan:
 
 def _warn(seen: Seen, made: Plan) -> Plan:
     """Set the condition `Warning` while there are warnings that do not stop the job."""
-    before, notices = made.status.condition("Warning"), seen.job.notices
+    held, held_at = held_pods.find_held(seen.pods, seen.now)
+    made = replace(made, wake_at=first(made.wake_at, held_at))
+    before, notices = made.status.condition("Warning"), (*seen.job.notices, *held)
     if not notices and (before is None or before.status == "False"):
         return made
     reason = notices[0].reason if notices else "NothingToTell"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.api import names
@@ -24,13 +24,14 @@ from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Slots
 from elasticjob_operator.membership import directives
 from elasticjob_operator.model import contests
-from elasticjob_operator.model.observe import Job, Pod
+from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.node_memory import NodeMemory
+from elasticjob_operator.run.overdue_pods import OverduePods
 from elasticjob_operator.run.quiet_pods import QuietPods
 from elasticjob_operator.sizing.values import PoolDecision
 from elasticjob_operator.templates import taking
@@ -38,8 +39,7 @@ from elasticjob_operator.turn import Turn
 
 logger = logging.getLogger(__name__)
 
-OVERDUE_SECONDS = 2.0  # time beyond its grace period before an overdue pod is read from the API server
-LOOK_SECONDS = 5.0
+HELD_SECONDS = 5.0  # until the next try where a pod's name was taken by one that goes
 CONTEST_SECONDS = 600.0  # between two events about writers who fight about the size of a job
 TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
@@ -77,7 +77,7 @@ class _Loop:
     last_trouble: tuple[str, str] | None = None  # ... what would be told of it ...
     trouble: tuple[str, str] | None = None  # ... and what is told
     last_error: ApiError | None = None
-    look_at: float = 0.0  # the next check of overdue pods (monotonic)
+    overdue: OverduePods = field(default_factory=OverduePods)
     sizes: contests.History = ()  # that spec.replicas has had
     contest_at: float = 0.0  # when writers who fight about them are told again (monotonic)
 
@@ -266,11 +266,11 @@ class Controller:
             again_at = self._note_refusal(loop, job, outcome, made, is_try=is_try)
             if again_at is not None:
                 return again_at
-        held_until = now + LOOK_SECONDS if outcome.is_held else None
+        held_until = now + HELD_SECONDS if outcome.is_held else None
         is_news, look_at = await loop.quiet.look(self._api, job, pods, now)
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
-        overdue_at = await self._look_for_overdue(job, loop, pods, now)
+        overdue_at = await loop.overdue.look(self._api, self._cache, pods, job.namespace, now)
         return first(made.wake_at, settled, held_until, look_at, overdue_at, now + told_in if told_in else None)
 
     async def _plan(self, seen: Seen) -> Plan:
@@ -333,18 +333,6 @@ class Controller:
         """What a refusal may depend on: if this changes, the next try is made at once."""
         pods = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(job.key))
         return pods, self._cache.children(job)
-
-    async def _look_for_overdue(self, job: Job, loop: _Loop, pods: Sequence[Pod], now: float) -> float | None:
-        """Read overdue pods whose deletion the watch may have missed; return when to do so next."""
-        going = [(p.deleting + OVERDUE_SECONDS, p) for p in pods if p.deleting is not None]
-        if not going:
-            return None
-        overdue = [p for due, p in going if due <= now]
-        if overdue and loop.look_at <= now:
-            loop.look_at = now + LOOK_SECONDS
-            looks = (deletions.look_again(self._api, self._cache, job.namespace, p.name, p.uid) for p in overdue)
-            await asyncio.gather(*looks)
-        return max(min(due for due, _ in going), loop.look_at)
 
     def _forget_pods(self, key: JobKey, loop: _Loop, present: set[str]) -> None:
         for uid in loop.pods - present:

@@ -438,7 +438,9 @@ def test_refund(step: int | None, user: int) -> None:
         pytest.param(make_pod(0, deleting=NOW - 10), make_node(), set(), set(), NOW + 20, id="deletion-overdue"),
         pytest.param(make_pod(0, deleting=NOW - 30), make_node(), set(), {"u0"}, None, id="deletion-ignored"),
         pytest.param(make_pod(0, "Failed"), None, set(), set(), None, id="ended"),
-        pytest.param(make_pod(0, deleting=NOW - 90, is_held=True), None, set(), set(), None, id="held-by-a-finalizer"),
+        pytest.param(
+            make_pod(0, deleting=NOW - 90, held_by=("x/y",)), None, set(), set(), None, id="held-by-a-finalizer"
+        ),
     ],
 )
 def test_forced_deletions(pod: Pod, node: Node | None, answering: set[str], due: set[str], later: float | None) -> None:
