@@ -113,6 +113,8 @@ class Controller:
         self._loops: dict[JobKey, _Loop] = {}
         self._order, self._turn = asyncio.Lock(), Turn()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asleep: dict[JobKey, None] = {}  # those that `wake_all` has still to wake, in order
+        self._waking: asyncio.Task[None] | None = None
         self._active = False
         self.observer = observer
         self._find_pool_decision = find_pool_decision
@@ -132,11 +134,24 @@ class Controller:
 
     def wake_all(self) -> None:
         """Reconcile every job, and those that are gone and may hold quota still."""
-        for key in {*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ())}:
+        self._asleep.update(
+            dict.fromkeys((*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ())))
+        )
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.create_task(self._wake_asleep())
+
+    async def _wake_asleep(self) -> None:
+        """Ten thousand jobs are ten thousand tasks: others have the loop in between."""
+        turn = Turn()
+        while self._asleep:
+            key = next(iter(self._asleep))
+            del self._asleep[key]
             self.wake(key)
+            await turn.pause()
 
     async def stop(self) -> None:
         self._active = False
+        self._asleep.clear()
         for loop in self._loops.values():
             if loop.timer is not None:
                 loop.timer.cancel()

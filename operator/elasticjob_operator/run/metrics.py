@@ -7,7 +7,6 @@ job. Counters count the records between two statuses; what happened before this 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
@@ -16,7 +15,7 @@ import prometheus_client
 from prometheus_client import core, registry
 
 from elasticjob_operator import api
-from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.api.names import Cause, JobKey
 from elasticjob_operator.history import moments
 from elasticjob_operator.history.moments import Moment
 from elasticjob_operator.history.records import Kind, Record
@@ -29,12 +28,12 @@ _PAGE_JOBS: Final = 200
 # Names of a script's metrics that become labels, for each job and life of the operator: one that reports new names in
 # each step must not fill the Prometheus of everybody.
 _MOST_NAMES, _MOST_NAME = 8, 64
-_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
+_CAUSES: Final = frozenset(Cause)
 
 
 def _label(text: str | None) -> str:
     """The label for a cause. Unknown values must not create new labels."""
-    return text if text and _LABEL.fullmatch(text) else "other"
+    return text if text in _CAUSES else "other"
 
 
 _Read = Callable[[Moment, float, float], float | None]  # of a status, the seconds trained and the seconds lost

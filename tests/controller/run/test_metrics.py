@@ -125,7 +125,7 @@ def test_goodput_includes_the_present_stretch(given: api.Status, now: float, exp
     assert moments.read(given).seconds_until(now) == expected
 
 
-@pytest.mark.parametrize("reason", ["digits-worker-3 has exited: code 137", "x" * 41, "", None, 'a"b'])
+@pytest.mark.parametrize("reason", ["digits-worker-3 has exited: code 137", "x" * 41, "", None, 'a"b', "like-a-cause"])
 def test_free_text_does_not_become_a_label(reason: str | None) -> None:
     counted = metrics.Metrics()
     counted.update_job(("default", "digits"), status())
