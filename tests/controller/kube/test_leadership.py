@@ -128,9 +128,10 @@ async def test_nothing_is_written_without_the_right(method: str, path: str, tmp_
 
 
 @pytest.mark.parametrize("connected", [False, True])
-async def test_the_right_that_ends_while_a_connection_is_got_is_over(connected: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("looks", [1, 2], ids=["gets its connection", "writes to it"])
+async def test_the_right_that_ends_before_it_is_used_is_over(looks: int, connected: bool, tmp_path: Path) -> None:
     """The process was stopped in between: it was asked in time, and is no longer in time when it could send."""
-    server, moments = Server(), iter((0.0,))
+    server, moments = Server(), iter((0.0,) * looks)
     async with answering(server.answer, tmp_path) as api:
         if connected:
             await api.request("GET", "/api/v1/pods")
