@@ -5,9 +5,10 @@ Rejection is the default: code that forgets to check cannot write.
 
 The guarantee: no write request is handed to a connection after the time until which leadership was granted. That time
 is before the one at which another replica may take the Lease. A request that was handed over earlier may still be
-executed after it, because a request cannot be revoked. This is bounded by the end of the process, which closes its
-connections, and harmless: updates have the resourceVersion or UID that they were decided on, and created objects have
-unique names.
+executed after it, because a request cannot be revoked; neither can one between the last look at the clock and the
+system call that follows it, if the process is stopped there. This is bounded by the end of the process, which closes
+its connections, and harmless: updates have the resourceVersion or UID that they were decided on, and created objects
+have unique names.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from kubernetes.aio import client
 from yarl import URL
 
@@ -65,6 +66,26 @@ class _GuardedConnector(aiohttp.TCPConnector):
         return connection
 
 
+class _GuardedBody(aiohttp.BytesPayload):
+    """Calls `check` at the last moment: on Python 3.11, a request is written in a later turn of the event loop.
+
+    Its headers wait for the body, so nothing of it has been sent by then.
+    """
+
+    def __init__(self, value: bytes, check: Callable[[], object]) -> None:
+        super().__init__(value)
+        self._check = check
+        self.refusal: Exception | None = None  # aiohttp hides it in one of its own
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        try:
+            self._check()
+        except Exception as error:
+            self.refusal = error
+            raise
+        await super().write_with_length(writer, content_length)
+
+
 class Transport:
     """One session with one API server. Raises OSError if the certificates of the configuration cannot be used."""
 
@@ -109,14 +130,24 @@ class Transport:
 
     async def send(self, request: Prepared, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         """Send; return the response once its headers have arrived, whatever the status. Raises one of `NO_ANSWER`."""
-        return await self._session.request(
-            request.method,
-            request.url,
-            data=request.data,
-            headers=request.headers,
-            timeout=timeout,
-            server_hostname=self.configuration.tls_server_name or None,
-        )
+
+        def check() -> None:
+            self._connector.guard(request.method, request.url.path)
+
+        body = None if request.data is None else _GuardedBody(request.data, check)
+        try:
+            return await self._session.request(
+                request.method,
+                request.url,
+                data=body,
+                headers=request.headers,
+                timeout=timeout,
+                server_hostname=self.configuration.tls_server_name or None,
+            )
+        except aiohttp.ClientConnectionError:
+            if body is not None and body.refusal is not None:
+                raise body.refusal from None
+            raise
 
     async def _encode(self, body: Mapping[str, Any]) -> bytes:
         """Encode at most one large body per loop iteration: many pods with a large template must not block
