@@ -51,7 +51,7 @@ def build_slice(service: Mapping[str, Any], version: str, address: str, port: in
 
 
 async def point_service(api: Api, service: Mapping[str, Any], address: str, port: int) -> None:
-    """Write the slice, overwriting any content; retry until it succeeds. No read is needed before."""
+    """Write the slice, overwriting any content that was there before; retry until it succeeds."""
     while True:
         for version in VERSIONS:
             try:
@@ -66,11 +66,15 @@ async def point_service(api: Api, service: Mapping[str, Any], address: str, port
 
 
 async def _write(api: Api, body: dict[str, Any]) -> None:
+    """Write over what is read now, and nothing later: a former leader's write may arrive after the next one's."""
     metadata = body["metadata"]
     path = path_of(body["apiVersion"], "endpointslices", metadata["namespace"])
     try:
-        await api.request("PUT", f"{path}/{metadata['name']}", body)
+        found = await api.request("GET", f"{path}/{metadata['name']}")
     except ApiError as error:
         if error.status != 404:
             raise
         await api.request("POST", path, body)
+        return
+    version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+    await api.request("PUT", f"{path}/{metadata['name']}", {**body, "metadata": {**metadata, **version}})

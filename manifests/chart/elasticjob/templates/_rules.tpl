@@ -122,7 +122,7 @@ operator under these rules and fails when one is missing or unused.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   resourceNames: [{{ include "elasticjob.hubService" . }}]
-  verbs: [update]
+  verbs: [get, update]
 {{- end }}
 {{- if eq .Values.tls.mode "selfManaged" }}
 - apiGroups: [""]
