@@ -20,7 +20,7 @@ from elasticjob_operator.apply.apply import Applier
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
-from elasticjob_operator.plan.values import Child, Kind, NewPod, Plan
+from elasticjob_operator.plan.values import Child, Deletion, Kind, NewPod, Plan
 from elasticjob_operator.rest.errors import ApiError
 
 pytestmark = pytest.mark.timeout(60)
@@ -77,6 +77,28 @@ async def test_a_job_with_a_world_does_not_wait_for_those_that_start(tmp_path: P
     statuses = [index for index, line in enumerate(server.asked) if line.startswith(f"{patched} starting")]
     assert len(pods) == STARTING and len(statuses) == 2 * STARTING
     assert max(pods) < statuses[STARTING]
+
+
+async def test_thousands_of_deletions_are_begun_as_their_turns_come(tmp_path: Path) -> None:
+    """All at once, they would occupy the event loop of everybody before the first one is sent."""
+    server, begun = Server(), list[int]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        begun.append(len(asyncio.all_tasks()))
+        if len(begun) == 1:
+            return web.json_response({"kind": "Status", "reason": "Forbidden", "code": 403}, status=403)
+        return await server.answer(request) if request.method == "PATCH" else web.json_response({"kind": "Status"})
+
+    deletions = tuple(
+        Deletion(f"digits-worker-{number}", f"u{number}", "the job is suspended") for number in range(500)
+    )
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        await applier.apply(TRAINS, "1", Plan(TRAINS.status, delete=deletions), 0.0)
+        await applier.recorder.close()
+    assert len(begun) == 500, "one that is refused does not keep the others"
+    assert max(begun) < 250
 
 
 REFUSALS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid", 500: "InternalError"}
