@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
 MOST_REMEMBERED = 1000  # jobs of which something is known
+MOST_MEMBERS_IN_LOOP = 1000  # before and after, of a status whose patch is built in the event loop
 REFUSED_SECONDS, MOST_REFUSED_SECONDS = 1.0, 300.0  # before a status that decides is sent again
 SHM_SECONDS = 300.0  # during which pods get no /dev/shm where a webhook mounts it: it may be removed
 # No pod starts before its network policy and its certificate are there. A group keeps nobody out.
@@ -98,8 +99,7 @@ class Applier:
         refused = await self._write(job, version, plan, now)
         if plan.announces:
             self._hub.direct(job.key, plan.directives)
-        gone = [self._delete_pod(job, d) for d in plan.delete] + [self._remove(job, c) for c in plan.remove]
-        undeleted = await _gather(gone)
+        undeleted = await self._delete_all(job, plan)
         unresized = await resizing.resize_all(self._api, self._cache, job, plan.resize)
         self.recorder.record(job, plan.events, now)
         if plan.delete_job:
@@ -132,6 +132,12 @@ class Applier:
         assert isinstance(made, list)
         assert isinstance(failed, list)
         return _refused(made) + _refused(failed)
+
+    async def _delete_all(self, job: Job, plan: Plan) -> list[ApiError]:
+        """Delete what the plan says; return what was refused. Raises ApiError if it has to be retried."""
+        gone = [functools.partial(self._delete_pod, job, deletion) for deletion in plan.delete]
+        gone += [functools.partial(self._remove, job, child) for child in plan.remove]
+        return _refused(await batches.run_all(gone, first=batches.MOST, goes_on=True))
 
     async def _create_guarded_pods(self, job: Job, plan: Plan) -> list[BaseException]:
         """Create the pods, once all that guards them is there; otherwise none. Returns the errors."""
@@ -184,7 +190,9 @@ class Applier:
         if refused is not None and refused.version == version and now < refused.until:
             raise refused.error
         unwritable = self._unwritable.get(job.uid, {})
-        patch = manifests.status_patch(job, status, plan.keep)
+        is_large = len(status.rendezvous.members) + len(job.status.rendezvous.members) > MOST_MEMBERS_IN_LOOP
+        build = functools.partial(manifests.status_patch, job, status, plan.keep)  # of frozen values
+        patch = await asyncio.to_thread(build) if is_large else build()
         patch = {name: value for name, value in patch.items() if name not in unwritable or unwritable[name] != value}
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
         while patch:
@@ -347,11 +355,6 @@ class Applier:
                 return None
             self.undeleted.note(job.uid, error, time.monotonic())
             raise
-
-
-async def _gather(calls: Sequence[Awaitable[None]]) -> list[ApiError]:
-    """Run all calls concurrently. Raises the first retryable error after all have completed."""
-    return _refused(await asyncio.gather(*calls, return_exceptions=True))
 
 
 def _refused(results: Sequence[BaseException | None]) -> list[ApiError]:
