@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elasticjob.channel import progress
+from elasticjob.collectives import layout
 from elasticjob.peers import transport
 from elasticjob_operator.api import bounds, podtemplate, wire
+from elasticjob_operator.apply import events
+from elasticjob_operator.dashboard import streams
 from elasticjob_operator.history import faulty_nodes, rank_failures, worlds
+from elasticjob_operator.integrations.kueue import asking
 from elasticjob_operator.kube import json_stream
 from elasticjob_operator.launch import bundle, function
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.pool import rounds
-from elasticjob_operator.run import quiet_pods
+from elasticjob_operator.run import metrics, overdue_pods, quiet_pods
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs/operations.md"
 LIMITS = {
@@ -33,6 +38,14 @@ LIMITS = {
     "nodes in `status.nodeFaults`": faulty_nodes.MOST_OF_A_STATUS,
     "nodes that new pods avoid because of faults": faulty_nodes.MOST_NODES,
     "events of a waiting pod that are read": quiet_pods.MOST_EVENTS,
+    "pods of a job that should be gone and are read at a time": overdue_pods.MOST_AT_ONCE,
+    "events that wait to be written": events.MAX_WAITING,
+    "metrics in a report of a script": progress.MAX_METRICS,
+    "metrics of a job that become series of Prometheus": metrics.MOST_NAMES,
+    "increments in which a queued job asks for quota": asking.MOST_INCREMENTS,
+    "dimensions of a tensor that `elasticjob.collectives` send": layout.MOST_DIMENSIONS,
+    "streams of a dashboard": streams.MOST_STREAMS,
+    "streams of one viewer of a dashboard": streams.MOST_OF_ONE,
     "files of a code folder": bundle.MOST_FILES,
     "bytes of a code folder": bundle.MOST_BYTES,
     "bytes of the result of a launched function": function.MOST_RESULT_BYTES,

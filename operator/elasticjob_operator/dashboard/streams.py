@@ -23,8 +23,8 @@ from elasticjob_operator.view import words
 
 _PAUSE: Final = 0.5  # between two messages of a stream
 _BEAT: Final = 10.0  # a stream says something at least as often
-_MOST_STREAMS: Final = 64
-_MOST_OF_ONE: Final = 16  # streams of one viewer, so that nobody takes the page from all others
+MOST_STREAMS: Final = 64
+MOST_OF_ONE: Final = 16  # streams of one viewer, so that nobody takes the page from all others
 _LOG_TAIL: Final = 1000
 _LOG_WIDTH: Final = 4000
 _LOG_BATCH: Final = 200
@@ -49,7 +49,7 @@ class Streams:
     @contextlib.asynccontextmanager
     async def _stream(self, request: web.Request) -> AsyncIterator[web.StreamResponse]:
         who = viewer(request)
-        if self._open[who] >= _MOST_OF_ONE or self._open.total() >= _MOST_STREAMS:
+        if self._open[who] >= MOST_OF_ONE or self._open.total() >= MOST_STREAMS:
             raise web.HTTPServiceUnavailable(text="Too many pages are open. Close some.")
         self._open[who] += 1
         try:

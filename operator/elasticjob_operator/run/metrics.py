@@ -27,7 +27,7 @@ _BUSY_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.06, 0.075, 0.
 _PAGE_JOBS: Final = 200
 # Names of a script's metrics that become labels, for each job and life of the operator: one that reports new names in
 # each step must not fill the Prometheus of everybody.
-_MOST_NAMES, _MOST_NAME = 8, 64
+MOST_NAMES, _MOST_NAME = 8, 64
 _CAUSES: Final = frozenset(Cause)
 
 
@@ -167,7 +167,7 @@ class Metrics:
     @staticmethod
     def _name_metrics(names: dict[str, str], labels: str, seen: Moment) -> None:
         for name, _ in seen.metrics:
-            if len(names) < _MOST_NAMES and name not in names and len(name) <= _MOST_NAME and name.isprintable():
+            if len(names) < MOST_NAMES and name not in names and len(name) <= _MOST_NAME and name.isprintable():
                 names[name] = f'{labels},metric="{_escaped(name)}"}}'
 
     def _count(self, record: Record) -> None:
