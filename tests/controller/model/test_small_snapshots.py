@@ -1,0 +1,107 @@
+"""What is kept of a pod, or of another object of a job, is small, whatever its author writes into it.
+
+The operator keeps one for each of tens of thousands of objects, and its memory is that of all tenants.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.api import names
+from elasticjob_operator.model import child_objects, observe, ownership
+
+LONG = "x" * 250_000
+MOST_BYTES = 32 * 1024
+
+
+def measure(value: Any) -> int:
+    """Bytes of a value with all that it refers to."""
+    size = sys.getsizeof(value)
+    if is_dataclass(value):
+        return size + sum(measure(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Mapping):
+        return size + sum(measure(one) for pair in value.items() for one in pair)
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return size + sum(map(measure, value))
+    return size
+
+
+def make_metadata(**more: Any) -> dict[str, Any]:
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "j", "uid": "u", "controller": True}
+    labels = {names.LABEL_JOB: "j", names.LABEL_JOB_UID: "u", names.LABEL_INDEX: "0"}
+    return {
+        "name": names.pod_name("j", 0),
+        "namespace": "t",
+        "uid": "p",
+        "resourceVersion": "7",
+        "labels": labels,
+        "ownerReferences": [owner],
+        **more,
+    }
+
+
+def make_pod(status: Mapping[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    spec = {"nodeName": "n", "containers": [{"name": "w"}]}
+    return {"metadata": make_metadata(**metadata), "spec": spec, "status": status or {}}
+
+
+def wait(**waiting: str) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "w", "state": {"waiting": waiting}}]}
+
+
+def end(**ended: Any) -> dict[str, Any]:
+    return {"phase": "Failed", "containerStatuses": [{"name": "w", "state": {"terminated": {"exitCode": 1, **ended}}}]}
+
+
+GONE = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
+PODS: Mapping[str, dict[str, Any]] = {
+    "hash": make_pod(annotations={names.ANNOTATION_TEMPLATE_HASH: LONG}),
+    "shape": make_pod(annotations={names.ANNOTATION_TEMPLATE_SHAPE: LONG}),
+    "trainer": make_pod(annotations={names.ANNOTATION_TRAINER: LONG}),
+    "other annotations": make_pod(annotations={f"{names.GROUP}/x": LONG}),
+    "finalizers": make_pod(finalizers=[f"{LONG}/{number}" for number in range(5)], **GONE),
+    "reason": make_pod({"phase": "Failed", "reason": LONG}),
+    "message": make_pod({"phase": "Failed", "message": LONG}),
+    "waits because of": make_pod(wait(reason=LONG)),
+    "waits with a message": make_pod(wait(reason="ImagePullBackOff", message=LONG)),
+    "ended because of": make_pod(end(reason=LONG)),
+    "ended with a message": make_pod(end(message=LONG)),
+    "unscheduled": make_pod(
+        {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": LONG}]}
+    ),
+    "gated": make_pod({"conditions": [{"type": "PodScheduled", "status": "False", "reason": LONG, "message": LONG}]}),
+    "disrupted": make_pod({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": LONG}]}),
+    "conditions": make_pod({"conditions": [{"type": f"{LONG}{n}", "status": LONG} for n in range(4)]}),
+    "resized": make_pod({"conditions": [{"type": "PodResizePending", "status": "True", "message": LONG}]}),
+}
+
+
+@pytest.mark.parametrize("raw", PODS.values(), ids=PODS.keys())
+def test_the_snapshot_of_a_pod_is_small(raw: dict[str, Any]) -> None:
+    pod = observe.observe_pod(raw)
+    assert pod is not None
+    assert measure(pod) < MOST_BYTES
+
+
+OWNERS: Mapping[str, dict[str, Any]] = {"name": {"name": LONG}, "uid": {"uid": LONG}}
+
+
+@pytest.mark.parametrize("field", OWNERS.values(), ids=OWNERS.keys())
+def test_no_object_is_the_child_of_a_job_that_cannot_exist(field: dict[str, Any]) -> None:
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "j", "uid": "u", "controller": True, **field}
+    job = owner["name"]
+    labels = {names.LABEL_JOB: names.label(job), names.LABEL_JOB_UID: owner["uid"], names.LABEL_INDEX: "0"}
+    pod = make_metadata(name=names.pod_name(job, 0), ownerReferences=[owner], labels=labels)
+    assert ownership.why_no_worker(pod)
+    policy = make_metadata(name=names.network_policy_name(job), ownerReferences=[owner])
+    assert child_objects.why_no_child("NetworkPolicy", policy)
+
+
+def test_the_record_of_a_child_is_small() -> None:
+    metadata = make_metadata(annotations={names.ANNOTATION_DIGEST: LONG}, generation=1)
+    assert measure(child_objects.observe_child(metadata, None, is_sound=True)) < MOST_BYTES
