@@ -9,6 +9,8 @@ from typing import Any, Final
 from elasticjob_operator.api import names
 from elasticjob_operator.model import ownership
 
+LONGEST_DIGEST: Final = 64  # ours are shorter; others may write anything there
+
 
 @dataclass(frozen=True, slots=True)
 class ChildObject:
@@ -49,7 +51,7 @@ def observe_child(metadata: Mapping[str, Any], known: ChildObject | None, *, is_
         sound = mark
     else:
         sound = known.sound if known is not None and known.uid == uid else ""
-    digest = str((metadata.get("annotations") or {}).get(names.ANNOTATION_DIGEST, ""))
+    digest = str((metadata.get("annotations") or {}).get(names.ANNOTATION_DIGEST, ""))[:LONGEST_DIGEST]
     return ChildObject(
         owner=ownership.owner_of(metadata)[1],
         digest=digest if mark == sound else "",

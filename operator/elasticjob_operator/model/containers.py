@@ -17,6 +17,9 @@ from elasticjob_operator import numerals
 Raw = Mapping[str, Any]
 # What the agent writes for an operator that is away when its workers succeed.
 _SUCCESS = re.compile(r"^elasticjob: succeeded in generation (\d{1,15})\s*\Z", re.MULTILINE | re.ASCII)
+# Characters that are kept of what a pod says: the operator has thousands of pods in its memory.
+LONGEST_REASON, LONGEST_MESSAGE = 320, 2048  # a condition's type has up to 316
+LONGEST_TERMINATION = 4096  # the kubelet keeps as much of the end of a log
 UNSAID = "its agent did not say that its workers succeeded"  # what exit code 0 does not tell
 
 
@@ -80,7 +83,8 @@ def find_trainer(spec: Raw, status: Raw, name: str) -> Trainer:
         return Trainer(PodPhase.RUNNING if phase is PodPhase.PENDING else phase, began, runs=True)
     failed, held = _look_at_init_containers(spec, status)
     waiting = {} if failed else held or state.get("waiting") or {}
-    return Trainer(phase, waiting=waiting.get("reason", ""), waiting_message=waiting.get("message", ""), exit=failed)
+    reason, message = waiting.get("reason", "")[:LONGEST_REASON], waiting.get("message", "")[:LONGEST_MESSAGE]
+    return Trainer(phase, waiting=reason, waiting_message=message, exit=failed)
 
 
 def _phase_of_ended(phase: PodPhase, found: Exit, status: Raw) -> PodPhase:
@@ -136,4 +140,5 @@ def _exit(ended: Raw, init_container: str = "") -> Exit:
     if not code:
         number = numerals.read_count(ended.get("signal"), 2**31)
         code = 128 + number if number else 0
-    return Exit(code, ended.get("reason", ""), ended.get("message", ""), init_container)
+    reason, message = ended.get("reason", "")[:LONGEST_REASON], ended.get("message", "")[-LONGEST_TERMINATION:]
+    return Exit(code, reason, message, init_container)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from elasticjob_operator import api, numerals
 from elasticjob_operator.api import bounds, names, podtemplate, wire
 from elasticjob_operator.model import containers, contests, notices, ownership, reading, topology
-from elasticjob_operator.model.containers import Exit, PodPhase
+from elasticjob_operator.model.containers import LONGEST_MESSAGE, LONGEST_REASON, Exit, PodPhase
 from elasticjob_operator.model.topology import Place
 from elasticjob_operator.templates import taking
 from elasticjob_operator.times import parse_time
@@ -153,6 +153,7 @@ class Job:
 
 
 MOST_INDEX: Final = 10**9 - 1
+MOST_CONDITIONS: Final = 64  # of a pod
 _KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # prefixes of a job's annotations
 
 
@@ -181,7 +182,7 @@ def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
 def _find_resize_problem(condition: Raw) -> str:
     if condition.get("status") != "True":
         return ""
-    return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+    return f"{condition.get('reason', '')}: {condition.get('message', '')}"[:LONGEST_MESSAGE]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -200,13 +201,15 @@ def observe_pod(raw: Raw) -> Pod | None:
     conditions = {c.get("type", ""): c for c in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     scheduled_time = parse_time(scheduled.get("lastTransitionTime"))
-    unscheduled = str(scheduled.get("reason") or "") if scheduled.get("status") == "False" else ""
+    unscheduled = str(scheduled.get("reason") or "")[:LONGEST_REASON] if scheduled.get("status") == "False" else ""
+    unscheduled_message = str(scheduled.get("message") or "")[:LONGEST_MESSAGE] if unscheduled else ""
     unschedulable = unscheduled == "Unschedulable"
     disruption = conditions.get("DisruptionTarget") or {}
     annotations = metadata.get("annotations") or {}
     trainer = annotations.get(names.ANNOTATION_TRAINER) or (spec.get("containers") or [{"name": ""}])[0]["name"]
     found = containers.find_trainer(spec, status, trainer)
     created = parse_time(metadata.get("creationTimestamp")) or 0.0
+    some = list(conditions.items())[:MOST_CONDITIONS]
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -219,23 +222,23 @@ def observe_pod(raw: Raw) -> Pod | None:
         created=created,
         scheduled=scheduled_time if scheduled.get("status") == "True" else None,
         unschedulable=(scheduled_time or created) if unschedulable else None,
-        unschedulable_message=scheduled.get("message", "") if unschedulable else "",
+        unschedulable_message=unscheduled_message if unschedulable else "",
         deleting=parse_time(metadata.get("deletionTimestamp")),
         held_by=ownership.find_keepers(metadata),
         started=found.runs,
         began=parse_time(found.began),
         lingers=found.lingers,
         waiting=unscheduled if unscheduled and not unschedulable else found.waiting,
-        waiting_message=scheduled.get("message") or "" if unscheduled and not unschedulable else found.waiting_message,
+        waiting_message=unscheduled_message if unscheduled and not unschedulable else found.waiting_message,
         exit=found.exit,
-        disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
+        disruption=disruption.get("reason", "")[:LONGEST_REASON] if disruption.get("status") == "True" else "",
         dead_sidecar=containers.find_dead_sidecar(status, trainer) if found.runs else "",
         sick_device=containers.find_sick_device(status),
-        reason=status.get("reason") or "",
-        message=status.get("message") or "",
-        conditions=tuple(sorted((t, c.get("status", "")) for t, c in conditions.items())),
-        template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
-        template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, ""),
+        reason=(status.get("reason") or "")[:LONGEST_REASON],
+        message=(status.get("message") or "")[:LONGEST_MESSAGE],
+        conditions=tuple(sorted((t[:LONGEST_REASON], c.get("status", "")[:LONGEST_REASON]) for t, c in some)),
+        template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")[:LONGEST_REASON],
+        template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, "")[:LONGEST_REASON],
         sizes=_share(podtemplate.find_sizes(spec.get("containers") or ())),
         resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),

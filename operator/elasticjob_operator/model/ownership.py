@@ -12,6 +12,7 @@ from elasticjob_operator.api import names
 Raw = Mapping[str, Any]
 POD = "Pod"
 MOST_KEEPERS = 3  # of an object that are named
+LONGEST_NAME = 253  # of any object; also more than any UID has
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,12 @@ class Dependent:
 
 
 def owner_of(metadata: Raw) -> tuple[str, str]:
-    """(name, UID) of the ElasticJob that controls this object; empty strings if none does."""
+    """(name, UID) of the ElasticJob that controls this object; empty strings if none does, or none that can exist."""
     for reference in metadata.get("ownerReferences") or ():
         group = str(reference.get("apiVersion", "")).partition("/")[0]
         if reference.get("controller") and reference.get("kind") == names.KIND and group == names.GROUP:
-            return str(reference.get("name", "")), str(reference.get("uid", ""))
+            name, uid = str(reference.get("name", "")), str(reference.get("uid", ""))
+            return (name, uid) if len(name) <= LONGEST_NAME and len(uid) <= LONGEST_NAME else ("", "")
     return "", ""
 
 
@@ -54,7 +56,7 @@ def find_keepers(metadata: Raw) -> tuple[str, ...]:
     """The first finalizers of a deleted object that only they keep: its grace period is over, or it had none."""
     if metadata.get("deletionTimestamp") is None or metadata.get("deletionGracePeriodSeconds") != 0:
         return ()
-    return tuple(str(finalizer) for finalizer in (metadata.get("finalizers") or ())[:MOST_KEEPERS])
+    return tuple(str(finalizer)[:LONGEST_NAME] for finalizer in (metadata.get("finalizers") or ())[:MOST_KEEPERS])
 
 
 def why_no_worker(metadata: Raw) -> str:

@@ -16,7 +16,7 @@ from elasticjob_operator.api import names
 from elasticjob_operator.model import child_objects, observe, ownership
 
 LONG = "x" * 250_000
-MOST_BYTES = 32 * 1024
+MOST_BYTES = 96 * 1024
 
 
 def measure(value: Any) -> int:
@@ -76,7 +76,7 @@ PODS: Mapping[str, dict[str, Any]] = {
     ),
     "gated": make_pod({"conditions": [{"type": "PodScheduled", "status": "False", "reason": LONG, "message": LONG}]}),
     "disrupted": make_pod({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": LONG}]}),
-    "conditions": make_pod({"conditions": [{"type": f"{LONG}{n}", "status": LONG} for n in range(4)]}),
+    "conditions": make_pod({"conditions": [{"type": f"{n}{LONG[:9000]}", "status": LONG[:9000]} for n in range(500)]}),
     "resized": make_pod({"conditions": [{"type": "PodResizePending", "status": "True", "message": LONG}]}),
 }
 
