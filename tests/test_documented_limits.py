@@ -38,6 +38,7 @@ LIMITS = {
     "nodes in `status.nodeFaults`": faulty_nodes.MOST_OF_A_STATUS,
     "nodes that new pods avoid because of faults": faulty_nodes.MOST_NODES,
     "events of a waiting pod that are read": quiet_pods.MOST_EVENTS,
+    "bytes of the events of a waiting pod": quiet_pods.MOST_BYTES,
     "pods of a job that should be gone and are read at a time": overdue_pods.MOST_AT_ONCE,
     "events that wait to be written": events.MAX_WAITING,
     "metrics in a report of a script": progress.MAX_METRICS,

@@ -91,15 +91,16 @@ class Api:
         urgency: Urgency = Urgency.NORMAL,
         accept: str = JSON,
         job: str = "",
+        most_bytes: int = LARGEST_BYTES,
     ) -> Any:
         """Send a request and decode the response. `job` is the owner of the request for fair queueing.
 
         Raises ApiError for an error response, or if there is none within `timeout` seconds.
-        Raises UnreadableError if the response is too large or not JSON.
+        Raises UnreadableError if the response is larger than `most_bytes` or not JSON.
         Raises NotLeadingError, without sending anything, for a write while this replica does not lead.
         """
         request = Request(method, path, query=query, body=body, content_type=content_type, accept=accept)
-        data = await self._ask(request, urgency, job, timeout)
+        data = await self._ask(request, urgency, job, timeout, most_bytes)
         return await decode_body(data, request.title) if data else {}
 
     async def fetch(self, path: str, query: Query, accept: str) -> bytes:
@@ -107,7 +108,12 @@ class Api:
         return await self._ask(Request("GET", path, query=query, accept=accept))
 
     async def _ask(
-        self, request: Request, urgency: Urgency = Urgency.NORMAL, job: str = "", timeout: float | None = None
+        self,
+        request: Request,
+        urgency: Urgency = Urgency.NORMAL,
+        job: str = "",
+        timeout: float | None = None,
+        most_bytes: int = LARGEST_BYTES,
     ) -> bytes:
         """The body of the response."""
         method, path = request.method, request.path
@@ -119,7 +125,7 @@ class Api:
                 limit = aiohttp.ClientTimeout(total=timeout or self._timeout, sock_connect=CONNECT_SECONDS)
                 response = await self._send(request, limit)
                 status = response.status
-                data = await _read(response, request.title)
+                data = await _read(response, request.title, most_bytes)
             except NO_ANSWER as error:
                 raise no_reply(request.title, error) from error
             finally:
@@ -194,14 +200,14 @@ class Api:
             self.observer(method, resource_name(path), status, seconds)
 
 
-async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
+async def _read(response: aiohttp.ClientResponse, what: str, most_bytes: int = LARGEST_BYTES) -> bytes:
     parts, size = [], 0
     async for part in response.content.iter_any():
         parts.append(part)
         size += len(part)
-        if size > LARGEST_BYTES:
+        if size > most_bytes:
             response.close()
-            raise UnreadableError(what, f"the response is larger than {LARGEST_BYTES} bytes")
+            raise UnreadableError(what, f"the response is larger than {most_bytes} bytes")
     return b"".join(parts)
 
 

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
 _REFUSED_SECONDS = 600.0  # an operator whose role does not let it list events trains jobs all the same
-MOST_EVENTS = 50  # events of one pod
+MOST_EVENTS = 50  # events of one pod ...
+MOST_BYTES = 256 * 1024  # ... which whoever may write events there makes as large as he likes
 
 
 @dataclass(slots=True)
@@ -46,7 +47,11 @@ class QuietPods:
         query = (("fieldSelector", f"involvedObject.uid={pod.uid}"), ("limit", str(MOST_EVENTS)))
         try:
             found = await api.request(
-                "GET", path_of("v1", "events", job.namespace), query=query, urgency=Urgency.LATER, job=job.name
+                *("GET", path_of("v1", "events", job.namespace)),
+                query=query,
+                urgency=Urgency.LATER,
+                job=job.name,
+                most_bytes=MOST_BYTES,
             )
         except ApiError as error:
             logger.info("%s/%s: cannot read the events of %s: %s", job.namespace, job.name, pod.name, error)
