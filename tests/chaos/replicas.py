@@ -20,12 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chaos import stretches
 from chaos.hub_relay import HubRelay
 from chaos.soak import measure
 from chaos.tenants_judge import Exit, Sample
 from chart_fixture import container, render
 from elasticjob_devcluster import Cluster, KubeError
 from elasticjob_devcluster.system.addresses import free_port
+from operator_fixture import ROOT
 
 SYSTEM, NAME = "elasticjob-system", "elasticjob"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{NAME}"
@@ -75,16 +77,18 @@ class Replica:
         self.name = name
         self.hub_port, self.http_port = free_port(), free_port()
         self.log_file = directory / f"{name}.log"
+        self.stretches_file = directory / f"{name}-stretches.jsonl"
         self.asked = False  # whether its end is the suite's doing
         self.paused = False
         self.starts = 0
         self.process: subprocess.Popen[bytes] | None = None
         self._argv = [
-            *(sys.executable, "-m", "elasticjob_operator", *arguments),
+            *(sys.executable, "-m", stretches.__name__, str(self.stretches_file), *arguments),
             *("--hub-host", "127.0.0.1", "--hub-port", str(self.hub_port)),
             *("--http-host", "127.0.0.1", "--http-port", str(self.http_port), "--log-format", "human"),
         ]
-        self._env = os.environ | {"POD_NAMESPACE": SYSTEM, "POD_NAME": name, "POD_IP": "10.9.8.7"}
+        path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
+        self._env = os.environ | {"POD_NAMESPACE": SYSTEM, "POD_NAME": name, "POD_IP": "10.9.8.7", "PYTHONPATH": path}
 
     @property
     def log(self) -> str:

@@ -3,8 +3,8 @@
     python -m chaos.stretches FILE run …
 
 runs `elasticjob-operator run …`. Another thread looks at the stack of the event loop's thread a few hundred times a
-second, while `loop_lag.Pulse` says where one stretch ends and the next one begins. The longest stretches go to FILE, one
-JSON line each, with the place that was seen most often in them.
+second, while `loop_lag.Pulse` says where one stretch ends and the next one begins. Long stretches go to FILE, one JSON
+line each, with the places that were seen most often in them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class Stretch:
     seconds: float  # CPU time of the event loop's thread
     places: tuple[tuple[str, int], ...]  # where it was seen, and how often; the most frequent first
     at: float = 0.0  # since 1970
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.3f} s in {self.places[0][0] if self.places else 'a place that was not seen'}"
 
 
 def name_place(frames: Sequence[tuple[str, str, int]]) -> str:

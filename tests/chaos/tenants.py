@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos import auditlog, hostile, hostile_agent, replicas
+from chaos import auditlog, hostile, hostile_agent, replicas, stretches
 from chaos.goodjobs import MEMBERS, NAMESPACE, PATIENCE, GoodJobs
 from chaos.hostile import Hostile, Prey
 from chaos.lag import LagWatch, ServerWatch
@@ -35,6 +35,7 @@ LEASE_SECONDS = 10.0
 NAMED_SECONDS = 30.0  # for a warning or a condition about an object
 GREEDY = "greedy"
 QUOTA = {"pods": "80"}
+MOST_STRETCHES = 5  # of computing that are told, with their places
 NOT_TAKEN = KubeError, TimeoutError  # a deep object may occupy the API server of a busy machine for long
 FLAGS = ("--lease-seconds", str(LEASE_SECONDS), "--stable-seconds", "1", "--certificate-check-seconds", "1")
 
@@ -101,6 +102,8 @@ class Run:
         record.steps = {job: self.good.read_steps(job) for job in MEMBERS}
         record.delays = self.server.delays
         record.lag, record.busy = self.lag.longest, self.lag.busiest
+        found = [one for member in self.replicas.members for one in stretches.read(member.stretches_file)]
+        record.stretches = [str(one) for one in sorted(found, key=lambda one: -one.seconds)[:MOST_STRETCHES]]
         record.unfinished += self.good.wrong
         record.logs = {member.name: member.log for member in self.replicas.members}
         return record
@@ -263,6 +266,7 @@ def summarize(record: Record, wrong: dict[str, list[str]]) -> dict[str, Any]:
         "serverSeconds": round(max((seconds for _, seconds in record.delays), default=0.0), 2),
         "lagSeconds": record.lag,
         "busySeconds": record.busy,
+        "stretches": record.stretches,
         "pauses": {job: _spread(record, steps) for job, steps in record.steps.items()},
         "memoryMiB": [round(min(rss)), round(max(rss))] if rss else [],
     }

@@ -65,6 +65,7 @@ class Record:
         default_factory=dict
     )  # "quiet", "hostile": the longest; "machine": of a process that only sleeps
     busy: dict[str, float] = field(default_factory=dict)  # "quiet", "hostile": the longest stretch of computing
+    stretches: list[str] = field(default_factory=list)  # the longest ones, also at the start, with their places
     made: list[Hostile] = field(default_factory=list)  # what the API server took
     unnamed: list[Hostile] = field(default_factory=list)
     refused: int = 0

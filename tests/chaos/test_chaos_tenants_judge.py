@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from chaos import hostile, lag
+from chaos import hostile, lag, stretches
 from chaos.auditlog import find_foreign_deletions
 from chaos.tenants_judge import (
     Exit,
@@ -118,6 +119,20 @@ def test_the_lag_is_read_from_the_metric() -> None:
     assert lag.find_slowdown([0.001, 0.002, 0.0015]) == 2.0
     assert lag.find_slowdown([]) == 1.0
     assert lag.parse_most('elasticjob_event_loop_max_seconds{clock="busy"} 0.0123\n') == {"busy": 0.0123}
+
+
+def test_the_place_of_a_stretch_is_told(tmp_path: Path) -> None:
+    ours, theirs = "/x/elasticjob_operator/plan/plan.py", "/lib/json/decoder.py"
+    frames = [(theirs, "raw_decode", 353), (ours, "plan", 47), (theirs, "run", 1), (ours, "_work", 9)]
+    assert stretches.name_place(frames) == "raw_decode:353 < plan/plan.py:plan:47 < plan/plan.py:_work:9"
+    assert stretches.name_place(frames[1:2]) == "plan/plan.py:plan:47"
+    file = tmp_path / "stretches"
+    assert stretches.read(file) == []
+    looker = stretches.Looker(file)
+    for seconds in (0.001, 0.03, 0.07):
+        looker.end_stretch(seconds)
+    assert [one.seconds for one in stretches.read(file)] == [0.07, 0.03], "the short one is not worth a line"
+    assert str(stretches.Stretch(0.07, (("a", 3), ("b", 1)))) == "0.070 s in a"
 
 
 def test_lines_that_no_operator_may_write_are_seen() -> None:
