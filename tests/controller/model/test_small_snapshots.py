@@ -58,7 +58,7 @@ def end(**ended: Any) -> dict[str, Any]:
     return {"phase": "Failed", "containerStatuses": [{"name": "w", "state": {"terminated": {"exitCode": 1, **ended}}}]}
 
 
-GONE = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
+GONE: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
 PODS: Mapping[str, dict[str, Any]] = {
     "hash": make_pod(annotations={names.ANNOTATION_TEMPLATE_HASH: LONG}),
     "shape": make_pod(annotations={names.ANNOTATION_TEMPLATE_SHAPE: LONG}),
