@@ -139,6 +139,8 @@ class Controller:
         )
         if self._waking is None or self._waking.done():
             self._waking = asyncio.create_task(self._wake_asleep())
+            self._tasks.add(self._waking)
+            self._waking.add_done_callback(self._tasks.discard)
 
     async def _wake_asleep(self) -> None:
         """Ten thousand jobs are ten thousand tasks: others have the loop in between."""
