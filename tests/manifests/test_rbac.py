@@ -299,6 +299,7 @@ def test_every_rule_is_used_and_none_is_missing(audited: Cluster, work: str, mod
             operator.stop()
             operator.start("127.0.0.2")  # another address: the certificate has to name it
             operator.await_request("secrets", "update")
+            operator.await_request("endpointslices", "update")  # that the first one has created
         finally:
             operator.stop()
             grants = read_grants(audited, operator.user)
