@@ -52,9 +52,6 @@ class Nothing:
     def wait_until(self, job: Job, made: Plan, now: float) -> float:
         return now
 
-    def wait_until(self, *plan: object) -> float:
-        return 0.0
-
     async def apply(self, *plan: object) -> Outcome:
         return Outcome()
 
