@@ -46,6 +46,8 @@ class SimAgent:
     connected: bool = False
     wants_out: bool = False
     waits: bool = False  # its workers wait for a peer
+    quiet: int = 0  # the generation in which no main thread of them goes on
+    beside: int = 0  # ... but something beside them does
     deaf: bool = False  # connected, and does not do what it is told
     world: wire.World | None = None
     check: wire.Preflight | None = None
@@ -64,6 +66,8 @@ class SimAgent:
             failure=self.failure,
             unsaved=self.unsaved,
             blocked=self.waits and self.phase is RUNNING,
+            quiet=self.quiet,
+            beside=self.beside,
             preflight=self.check,
         )
 
@@ -230,6 +234,11 @@ class SimAgent:
     def feel_loss(self, generation: int) -> None:
         if self.alive and not self.paused and self.phase in (RUNNING, LEAVING) and self.generation == generation:
             self.fail(secondary=True)
+
+    def rest(self, quiet: int = 0, beside: int = 0) -> None:
+        """No main thread of its workers goes on in this generation."""
+        self.quiet, self.beside = quiet, beside
+        self.cluster.hear(self)
 
     def succeed(self) -> None:
         if self.alive and self.phase is RUNNING:

@@ -327,6 +327,27 @@ def test_a_command_without_an_agent_is_told_after_a_minute() -> None:
     assert "NoAgent" in cluster.told_events()
 
 
+def test_a_hang_that_something_hides_is_told_in_a_condition() -> None:
+    """It may be work, so the world is not ended for it."""
+    cluster = started()
+    generation = cluster.generation
+    agents = [pod.agent for pod in cluster.pods.values() if pod.agent is not None]
+    agents[0].rest(beside=generation)
+    cluster.run(1)
+    assert cluster.status.condition("NoProgress") is None, "the others train"
+    for agent in agents[1:]:
+        agent.rest(quiet=generation)
+    cluster.run(1)
+    assert cluster.condition("NoProgress") == ("Unknown", "MaybeHung")
+    found = cluster.status.condition("NoProgress")
+    assert found is not None
+    assert "digits-worker-0" in found.message and "digits-worker-1" not in found.message
+    agents[0].rest()
+    cluster.run(1)
+    assert cluster.condition("NoProgress")[0] == "False"
+    assert cluster.generation == generation
+
+
 def test_a_world_without_a_step_is_told_after_ten_minutes() -> None:
     """Whether it is stuck is only known of a script that has reported steps before."""
     cluster = started()

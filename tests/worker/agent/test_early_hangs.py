@@ -35,5 +35,8 @@ def test_what_goes_on_beside_a_hang_does_not_hide_it(hub: FakeHub, pods: Pods, a
     hub.wait_for_world(2)
     hub.wait_for(lambda: len(hub.messages("diagnosis")) >= 2, what="both agents tell where their workers are")
     assert not quiet_pods(hub), "what goes on may be work"
+    hub.wait_for(
+        lambda: sum("beside" in agent.state for agent in hub.agents.values()) == 2, what="the operator is told"
+    )
     assert "ej_hang.py" in str(hub.messages("diagnosis"))
     hub.wait_for(lambda: len(quiet_pods(hub)) == 2, timeout=120, what="it is a hang after all")
