@@ -132,6 +132,7 @@ class AgentState(_Wire):
     unsaved: Failure | None = None  # a worker of `generation` that ended with an error while it was asked to save
     blocked: bool = False  # all its workers wait (`running`), or are blocked in a collective (`stopping`)
     quiet: Count = 0  # the generation in which its workers neither compute nor communicate, for longer than ever
+    beside: Count = 0  # the generation in which, for as long, nothing goes on but something beside their main threads
     checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints
     preflight: Preflight | None = None  # of a job with health.preflight: Network
     # With `ready`: the shards of a model that its workers have in memory, if other members lack them.

@@ -5,11 +5,11 @@ Both may be training normally, so the messages state only what is known and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from elasticjob_operator import api
-from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.times import parse_time
 
 AGENT_SECONDS = 60.0  # time for the agent to connect after its trainer container has started
@@ -43,6 +43,22 @@ def find_agentless(
         f" If it is training, each pod trains alone. {advise()}"
     )
     return Finding("NoAgent", message, min((at for at in due.values() if at > now), default=None))
+
+
+def find_masked_hang(world: api.RendezvousStatus, agents: Mapping[str, Agent]) -> Finding:
+    """A world of which no main thread goes on, while something beside them does: that may hide a hang, or be work."""
+    said = [agents[member.uid].state for member in world.members if member.uid in agents]
+    going = [m.pod for m in world.members if m.uid in agents and agents[m.uid].state.beside == world.generation]
+    still = all(world.generation in (state.quiet, state.beside) for state in said)
+    if not going or not still or len(said) < len(world.members):
+        return Finding()
+    names = ", ".join(going[:5]) + (f" and {len(going) - 5} more" if len(going) > 5 else "")
+    return Finding(
+        "MaybeHung",
+        f"no main thread of generation {world.generation} goes on, only something beside them in {names} (a thread, a"
+        " child, a log, or a disk that does not answer): it may be an upload, or hide a hang, which is ended only after"
+        " five times the timeout, or half an hour. kubectl elasticjob diagnose shows where the workers are",
+    )
 
 
 def find_no_progress(status: api.Status, now: float) -> Finding:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from elasticjob_operator import api
 from elasticjob_operator.failures import backoff_rules, copies, lost_members, silence, waiting
 from elasticjob_operator.history import goodput, worlds
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
 from elasticjob_operator.model import contradictions
+from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.selection import PodSelection
@@ -80,7 +83,7 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
     copied = copies.find_copies(status.condition("CheckpointCopied"), told, spec.checkpoints)
     if copied is not None:
         conditions = reporting.with_condition(conditions, "CheckpointCopied", *copied, now)
-    conditions = _note_progress(revise(status, conditions=conditions), now)
+    conditions = _note_progress(revise(status, conditions=conditions), seen.agents if training else {}, now)
     return revise(
         status,
         scaling=written.build_status(seen.job, spec, pods.size, seen.pool, reported=progress != status.progress),
@@ -93,9 +96,12 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
     )
 
 
-def _note_progress(status: api.Status, now: float) -> list[api.Condition]:
-    """The conditions, with NoProgress set to True, or to Unknown if the script reports no steps."""
-    found = silence.find_no_progress(status, now)
+def _note_progress(status: api.Status, agents: Mapping[str, Agent], now: float) -> list[api.Condition]:
+    """The conditions, with NoProgress set to True, or to Unknown if nobody knows: the script reports no steps, or a
+    hang may be hidden.
+    """
+    masked = silence.find_masked_hang(status.rendezvous, agents)
+    found = masked if masked.reason else silence.find_no_progress(status, now)
     if found.reason:
         truth = True if found.reason == "NoStep" else None
         return reporting.with_condition(status.conditions, "NoProgress", truth, found.reason, found.message, now)

@@ -15,6 +15,7 @@ from elasticjob import env
 from elasticjob.agent.hub_client import Hub
 from elasticjob.agent.local_workers import LocalWorkers
 from elasticjob.channel import control
+from elasticjob.protocol import wire
 from worker.fake_hub import FakeHub
 from worker.fake_pods import Pods, Steps
 from worker.gang_helper import clean_environment
@@ -71,7 +72,7 @@ def test_a_rank_waits_if_the_device_does_not_complete_what_it_has_queued(workers
         waits, quiet = False, False
         while not (waits and quiet) and time.monotonic() < deadline:
             waits = waits or workers.are_waiting()
-            quiet = quiet or workers.find_hang(0) is not None
+            quiet = quiet or workers.find_hang(wire.AgentState()) is not None
             if kind == "computes" and worker.poll() is None and workers.server.peers(control.DEVICE):
                 deadline = min(deadline, time.monotonic() + 8)
             time.sleep(0.05)

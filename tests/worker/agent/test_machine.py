@@ -256,8 +256,10 @@ def test_workers_that_do_nothing_are_told_and_nothing_ends() -> None:
     """One rank may compute while the others wait for it: only the operator sees all of them."""
     state, done = play(make_state(Stage.RUNNING), events.Hung(quiet=True))
     assert (state.stage, state.published.quiet, kinds(done)) == (Stage.RUNNING, state.generation, [wire.RUNNING])
+    state, done = play(state, events.Hung(quiet=False, beside=True))
+    assert (state.published.quiet, state.published.beside) == (0, state.generation)
     state, done = play(state, events.Hung(quiet=False))
-    assert (state.published.quiet, kinds(done)) == (0, [wire.RUNNING])
+    assert (state.published.quiet, state.published.beside, kinds(done)) == (0, 0, [wire.RUNNING])
     assert play(make_state(Stage.READY), events.Hung(quiet=True))[1] == []
 
 

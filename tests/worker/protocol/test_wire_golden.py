@@ -46,6 +46,7 @@ STATE = wire.AgentState(
     unsaved=FAILURE,
     blocked=True,
     quiet=6,
+    beside=5,
     checkpoint=wire.Checkpoint(number=4, copies=2, restoring=True),
     preflight=Preflight(
         port=30100,

@@ -103,9 +103,12 @@ class Parked(Event):
 
 @dataclass(frozen=True)
 class Hung(Event):
-    """The workers reported no step within the hang timeout; or, if `quiet` is not None, whether they do nothing."""
+    """The workers reported no step within the hang timeout. Or, if `quiet` is not None: whether they do nothing, or
+    nothing goes on but something `beside` their main threads.
+    """
 
     quiet: bool | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Executor:
     def is_to_stop(self) -> bool:
         """Whether torch must restart its workers. While they are being stopped, block until they have exited."""
         state = self.state
-        if (found := self.workers.find_hang(state.published.quiet)) is not None:
+        if (found := self.workers.find_hang(state.published)) is not None:
             self.post(found)
         if state.stage is Stage.RUNNING and self.workers.are_waiting() is not state.published.blocked:
             self.post(events.Blocked(not state.published.blocked, is_stopping=False))

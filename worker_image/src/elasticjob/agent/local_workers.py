@@ -216,11 +216,11 @@ class LocalWorkers:
 
     # Hangs.
 
-    def find_hang(self, told: int) -> events.Hung | None:
+    def find_hang(self, told: wire.AgentState) -> events.Hung | None:
         """What has to be said about the workers of this world, while they were not examined yet.
 
         They may have reported no step within the hang timeout. Those that report no steps at all may do nothing; `told`
-        is the generation in which that was said already.
+        is what was said of them already.
         """
         with self._lock:
             if self._evidence is not None:
@@ -228,12 +228,14 @@ class LocalWorkers:
             if hang.find_limit(self._watch) is not None:
                 return events.Hung() if hang.is_hung(self._watch, time.monotonic()) else None
         is_quiet = self._looks.are_quiet(self._server, self.find_workers().values())
-        if not is_quiet and self._looks.are_suspicious() is not self._is_told:
-            self._is_told = not self._is_told
+        is_beside = not is_quiet and self._looks.are_suspicious()
+        if not is_quiet and is_beside is not self._is_told:
+            self._is_told = is_beside
             if self._is_told:
                 threading.Thread(target=self._tell, name="elasticjob-tell", daemon=True).start()
-        is_told = bool(told) and told == self._find_place()[0]
-        return events.Hung(is_quiet) if is_quiet is not is_told else None
+        generation = self._find_place()[0]
+        said = (0 < told.quiet == generation, 0 < told.beside == generation)
+        return events.Hung(is_quiet, is_beside) if (is_quiet, is_beside) != said else None
 
     def examine(self) -> wire.Failure:
         """Collect the stacks of the local ranks, log them and send them to the hub. Cached until `begin`."""

@@ -137,9 +137,9 @@ def _parked(state: State, event: events.Parked, now: float) -> Result:
 
 def _hung(state: State, event: events.Hung, now: float) -> Result:
     if event.quiet is not None:  # a hang only if all agents say so: one rank may compute while the others wait for it
-        return (
-            stages.publish(state, quiet=state.generation * event.quiet) if state.stage is Stage.RUNNING else (state, ())
-        )
+        if state.stage is not Stage.RUNNING:
+            return state, ()
+        return stages.publish(state, quiet=state.generation * event.quiet, beside=state.generation * event.beside)
     return state, (events.Examine(),) if state.stage is Stage.RUNNING and state.evidence is None else ()
 
 

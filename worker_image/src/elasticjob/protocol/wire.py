@@ -149,6 +149,7 @@ class AgentState:
     unsaved: Failure | None = None  # a worker that ended with an error while it was asked to save
     blocked: bool = False  # all workers wait (`running`), or are blocked in a collective (`stopping`)
     quiet: int = 0  # the generation in which its workers neither compute nor communicate
+    beside: int = 0  # the generation in which nothing goes on but something beside their main threads
     checkpoint: Checkpoint | None = None  # of a job with `spec.checkpoints`
     preflight: Preflight | None = None  # of a job with `health.preflight: Network`
     shards: tuple[int, ...] = ()  # with `ready`: of a model that its workers have in memory, if others lack them
@@ -166,6 +167,7 @@ class AgentState:
             unsaved=None if self.unsaved is None else self.unsaved.dump(),
             blocked=self.blocked or None,
             quiet=self.quiet or None,
+            beside=self.beside or None,
             checkpoint=None if self.checkpoint is None else asdict(self.checkpoint),
             preflight=None if self.preflight is None else self.preflight.dump(),
             shards=list(self.shards[:MAX_SHARDS]) or None,
