@@ -1,10 +1,12 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
-Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, virtual, groups, connection, evaluate, fsdp, hsdp,
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, twice, virtual, groups, connection, evaluate, fsdp, hsdp,
 copies), LAST (step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point",
-with commas between several: forward, micro, backward, applied, halfway, between, or entering, with the number of a
-message instead of a step), SWALLOW (an `except Exception` for each batch), MOMENTUM, REST (seconds after the first
-optimizer has stepped, in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
+with commas between several: forward, micro, backward, applied, halfway, between, message, or entering, with the number
+of a message instead of a step), SENDS (how the last rank sends a large message in each step: broadcast, send or
+all_to_all), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass), MOMENTUM, REST
+(seconds after the first optimizer has stepped, in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a
+device).
 """
 
 from __future__ import annotations
@@ -28,19 +30,42 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.sessions.session import Session
 from worker import fake_nccl
+from worker.programs.sending import die_after
 
 SAMPLES, BATCH = 960, 48
 BACKEND = os.environ.get("BACKEND", fake_nccl.NAME)
 KIND = os.environ.get("KIND", "plain")
 LAST = int(os.environ.get("LAST", "40"))
 SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
+SENDS = os.environ.get("SENDS", "")
+SWALLOW = os.environ.get("SWALLOW", "")
 KILLS = [one if one.count(":") == 3 else f"{one}:1:forward" for one in os.environ.get("KILL", "").split(",")]
+
+
+def swallowing(what: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.suppress(Exception) if what == SWALLOW else contextlib.nullcontext()
 
 
 def die_here(step: int, rank: int, generation: int, point: str) -> None:
     """Be killed at this point of the script, if a test wants that."""
     if f"{step}:{rank}:{generation}:{point}" in KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def send_large(step: int, rank: int, generation: int) -> None:
+    """A message of the script's own from the last rank, which dies in the middle of it, if a test wants that."""
+    size, large = dist.get_world_size(), torch.ones(16_000_000)
+    if f"{step}:{rank}:{generation}:message" in KILLS:
+        die_after(2e6)
+    if SENDS == "broadcast":
+        dist.broadcast(large, src=size - 1)
+    elif SENDS == "all_to_all":
+        large = large[: large.numel() // size * size]
+        dist.all_to_all_single(torch.empty_like(large), large)
+    elif rank == size - 1:
+        dist.send(large, 0)
+    elif rank == 0:
+        dist.recv(large, size - 1)
 
 
 class Script:
@@ -99,8 +124,7 @@ class Script:
             for inputs, targets in self.session.batches(loader):
                 fake_nccl.synchronize()  # as inputs.to(device) does
                 before = self.session.committed
-                swallowed = (Exception,) if "SWALLOW" in os.environ else ()
-                with self.session.step(), contextlib.suppress(*swallowed):
+                with self.session.step(), swallowing("batch"):
                     self.step(inputs, targets)
                 if self.session.committed > before:
                     self.write()
@@ -114,12 +138,18 @@ class Script:
         if KIND == "gan":
             self.step_in_turn(inputs, targets)
             return
+        if KIND == "twice":
+            self.step_twice(inputs, targets)
+            return
         loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
         here = (session.committed + 1, session.rank, session.generation)
         die_here(*here, "forward" if session.ends_step else "micro")
         if KIND == "groups" and self.group is not None:
             dist.all_reduce(loss.detach().clone(), group=self.group)
-        session.backward(self.scaler.scale(loss) if KIND == "scaler" else loss)
+        if SENDS and session.world_size > 1:
+            send_large(*here)
+        with swallowing("backward"):
+            session.backward(self.scaler.scale(loss) if KIND == "scaler" else loss)
         if not session.ends_step:
             return
         die_here(*here, "backward")
@@ -149,6 +179,18 @@ class Script:
             die_here(*here, point)
             torch.autograd.backward(loss * session.scale)
             optimizer.step()
+
+    def step_twice(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Two passes and two calls of one optimizer in each step."""
+        session = self.session
+        here = (session.committed + 1, session.rank, session.generation)
+        for point in ("forward", "halfway"):
+            self.optimizers[0].zero_grad()
+            loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
+            die_here(*here, point)
+            with swallowing("backward"):
+                (loss * session.scale).backward()  # type: ignore[no-untyped-call]
+            self.optimizers[0].step()
 
     def evaluate(self) -> None:
         """Between two steps, with a collective of the script's own."""

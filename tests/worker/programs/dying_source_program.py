@@ -14,8 +14,6 @@ import faulthandler
 import json
 import os
 import signal
-import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -27,8 +25,9 @@ import torch.distributed as dist
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.process_groups import ProcessGroups
-from elasticjob.torchcompat import groups, sockets
+from elasticjob.torchcompat import groups
 from worker import fake_nccl
+from worker.programs.sending import die_after
 
 KIND, POINTS = sys.argv[1], sys.argv[2].split(",")
 BACKEND = fake_nccl.NAME if KIND == "device" else "gloo"
@@ -36,7 +35,6 @@ OPERATIONS = ("broadcast", "isend", "irecv", "all_gather", "barrier")
 STEP = 40
 NUMBERS, TENSORS = 1_500_000, 3
 BYTES = 4 * NUMBERS * TENSORS // 2  # that the dying rank sends at least: another one has the state too
-_BYTES_ACKED = 120  # the offset in Linux's tcp_info
 
 
 def make_memory(trained: bool) -> tuple[Memory, list[torch.Tensor]]:
@@ -69,27 +67,6 @@ def die_at(point: int) -> None:
 
     for name in OPERATIONS:
         setattr(dist, name, counting(getattr(dist, name)))
-
-
-def die_after(part: float) -> None:
-    """End this process when it has sent this part of its bytes."""
-    before = count_sent()
-
-    def look() -> None:
-        while count_sent() - before < part * BYTES:
-            pass
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=look, daemon=True).start()
-
-
-def count_sent() -> int:
-    """The bytes of this process that have arrived."""
-    total = 0
-    for _, one in sockets._sockets():
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
-        total += struct.unpack_from("=Q", info, _BYTES_ACKED)[0]
-    return total
 
 
 def enter(process_groups: ProcessGroups, point: str, rank: int, size: int) -> Any:
@@ -132,7 +109,7 @@ def take_part(rank: int, point: str, pipe: int) -> None:
     try:
         dist.barrier(group=flags)
         if rank == 0 and not lives:
-            die_after(float(point)) if "." in point else die_at(int(point))
+            die_after(float(point) * BYTES) if "." in point else die_at(int(point))
         memory.agree(flags)
         if rank == 0 and not lives:
             print(json.dumps({"check": f"{point} past the end", "result": True}), flush=True)

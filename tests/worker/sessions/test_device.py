@@ -82,9 +82,38 @@ def test_a_script_that_swallows_the_error_has_not_done_the_step(tmp_path: Path, 
     """`except Exception` around a batch: the step was not applied, so it does not count. With gloo a collective
     raises; the agent's word comes later.
     """
-    agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, BACKEND="gloo", SWALLOW="1")
+    agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, BACKEND="gloo", SWALLOW="batch")
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed(kind))
+
+
+@pytest.mark.parametrize(("kind", "point"), [("plain", "forward"), ("twice", "forward"), ("twice", "halfway")])
+def test_a_script_that_swallows_the_error_of_a_backward_pass_has_not_done_the_step(
+    tmp_path: Path, undisturbed: Any, kind: str, point: str
+) -> None:
+    """It goes on, and its optimizer steps with gradients that were not reduced."""
+    agent, norms = train(tmp_path, KIND=kind, KILL=f"12:2:1:{point}", BACKEND="gloo", SWALLOW="backward")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed(kind))
+
+
+@pytest.mark.parametrize("point", ["0:2:1:halfway", "12:2:1:halfway", "13:1:2:halfway"])
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+def test_a_step_with_one_call_of_two_of_an_optimizer_is_no_step(
+    tmp_path: Path, undisturbed: Any, backend: str, point: str
+) -> None:
+    """Nor the first one of a job, in which nobody knows yet how many calls there are."""
+    agent, norms = train(tmp_path, KIND="twice", KILL=f"{KILLED},{point}", BACKEND=backend, FAKE_NCCL="leaves=garbage")
+    check(norms, undisturbed("twice"))
+
+
+@pytest.mark.parametrize("sends", ["broadcast", "send", "all_to_all"])
+def test_a_message_that_has_arrived_in_part_keeps_nobody(tmp_path: Path, undisturbed: Any, sends: str) -> None:
+    """gloo waits for the rest of it, whose sender is gone, until the timeout of its group."""
+    variables = {"SENDS": sends, "KILL": "12:2:1:message", "BACKEND": "gloo"}
+    agent, norms = train(tmp_path, **variables)
+    assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
+    check(norms, undisturbed("plain"))
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
@@ -102,7 +131,7 @@ def test_a_step_of_which_one_optimizer_has_applied_its_part_is_taken_back(
     tmp_path: Path, undisturbed: Any, backend: str, swallows: bool
 ) -> None:
     """In a GAN, the other one has a backward pass of its own, which the loss breaks."""
-    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage"} | ({"SWALLOW": "1"} if swallows else {})
+    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage"} | ({"SWALLOW": "batch"} if swallows else {})
     agent, norms = train(tmp_path, KIND="gan", KILL="12:2:1:halfway", **variables)
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed("gan"))
