@@ -77,6 +77,10 @@ def test_a_failed_backward_pass_that_the_script_has_caught_is_not_applied() -> N
     world.fence.note_failure(RuntimeError("Connection closed by peer"))
     with pytest.raises(WorldLostError):
         world.fence.begin_applying(world.noting("agree"))
+    world.fence.begin()  # of a further micro-batch
+    with pytest.raises(WorldLostError):
+        world.fence.begin_applying(world.noting("agree"))
+    world.fence.is_open = False  # the step is broken off
     world.fence.begin()
     world.fence.begin_applying(world.noting("agree"))
 

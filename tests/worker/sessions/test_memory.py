@@ -94,7 +94,8 @@ def test_a_broken_step_draws_its_random_numbers_again() -> None:
     ("before", "broken", "step"),
     [
         pytest.param([], "", 0, id="nothing was applied"),
-        pytest.param([], "dg", 1, id="the first step, by both"),
+        pytest.param([], "dg", None, id="the first step, by both, or more was to come"),
+        pytest.param(["dg"], "dg", 2, id="the second step, by both"),
         pytest.param([], "d", None, id="the first step, by one of two"),
         pytest.param(["dg", "dg"], "g", None, id="a later one, by the session's own only"),
         pytest.param(["d", "d"], "d", None, id="the other one never steps, or was to come"),

@@ -44,19 +44,18 @@ class Fence:
         """A step begins; with several micro-batches, each of them."""
         if not self.is_open:
             self.is_divided = self._has_stepped = False
-            self._permitted = None
-        self.is_open, self._failure = True, None
+            self._permitted = self._failure = None
+        self.is_open = True
 
     def note_failure(self, error: Exception) -> None:
-        """A backward pass has failed. The script may catch the error and go on; its gradients are not reduced."""
+        """The world has failed in this step. The script may catch the error, and go on without reduced gradients."""
         self._failure = error
 
     def begin_applying(self, agree: Callable[[], None]) -> None:
         """An optimizer is about to apply its part of the step, once all ranks `agree`. Raises WorldLostError if it must
         not.
         """
-        if self._failure is not None:
-            raise WorldLostError("the backward pass has failed") from self._failure
+        self._check()
         self._before = self._count()  # while the device still works
         if self._permitted is not None and self._before == self._permitted:
             return
@@ -78,11 +77,16 @@ class Fence:
 
         So the step counts as soon as it may. Who finds out about a loss before that gets it from the others.
         """
+        self._check()
         if not self._has_stepped:
             self._asking(self.hold)
         elif self._permitted is None or self._count() != self._permitted:
             return  # more was reduced than the optimizer had the permission for: all ranks meet at the end
-        self.is_skipped = self._failure is None
+        self.is_skipped = True
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise WorldLostError("a collective of this step has failed") from self._failure
 
     def _asking(self, *questions: Callable[[], None]) -> None:
         try:

@@ -47,6 +47,7 @@ class Memory:
         # By name, "" for the session's own: calls in the current step, and the most in a complete one.
         self._calls = dict.fromkeys(["", *(name for name, one in extras.items() if _is_optimizer(one))], 0)
         self._usual = dict.fromkeys(self._calls, 1)
+        self._knows_usual = False  # there was a complete step in this process
         self._clean = True  # no step is partially applied
         self._undo = Undo(one for one in extras.values() if not _is_optimizer(one))
         self._together: bool | None = None  # all optimizers have always stepped with one permission; None: no step yet
@@ -95,6 +96,7 @@ class Memory:
             self._together = self._together is not False and self._is_whole and not is_divided
         self._undo.forget()
         self._usual = {name: max(usual, self._calls[name]) for name, usual in self._usual.items()}
+        self._knows_usual = True
         self.begin()
         if self.virtual is not None:
             self.virtual.commit()
@@ -142,10 +144,13 @@ class Memory:
         """The world was lost during a step: keep the step if it was applied, or skipped on purpose (`was_skipped`);
         otherwise roll it back.
 
+        Nobody knows in the first step of a process whether a further call of an optimizer was to come.
+
         `was_ready`: all gradients were present on this rank, but perhaps not on all. Another rank may have applied the
         step, so the state before the step and the state after it are both kept.
         """
-        if (self._is_whole or was_skipped) and was_last_batch and not self._is_applying:
+        is_applied = was_skipped or (self._knows_usual and self._is_whole)
+        if is_applied and was_last_batch and not self._is_applying:
             self.commit()
         elif self._undo.is_needed:
             # One of several optimizer calls may be missing, or a part of one.

@@ -17,7 +17,7 @@ from elasticjob.channel.place import Place
 from elasticjob.errors import CollectiveFailedError, WorldLostError
 from elasticjob.protocol import store, wire
 from elasticjob.sessions.endings import Endings
-from elasticjob.torchcompat import devices, failures, groups, nccl, sockets, threads
+from elasticjob.torchcompat import devices, failures, groups, nccl, sockets, threads, waits
 
 _FORM_SECONDS = 30.0
 _WORD_SECONDS = 5.0
@@ -42,6 +42,7 @@ class ProcessGroups:
         self._connections: frozenset[int] = frozenset()  # connections that belong to the groups
         self._kept: dict[int, int] = {}  # descriptors of those of the last world, which other ranks may not have left
         self._keeping = threading.Lock()
+        self._world = waits.World()
         threads.free_at_end(self.shut_down)
 
     def enter(self, place: Place, is_lost: Callable[[], bool], connect: Callable[[], None] = lambda: None) -> None:
@@ -51,6 +52,8 @@ class ProcessGroups:
         """
         self._forget_last()  # all ranks have left it, or there would be no next one
         self._pairs = place.world_size
+        self._world = waits.World()
+        waits.wait_for(None if self.is_queued else self._world)
         with self.owning():
             self._make(place, is_lost)
             connect()
@@ -164,7 +167,10 @@ class ProcessGroups:
 
     def _end(self, broken: bool) -> None:
         if not self.is_queued:
-            groups.destroy_groups()
+            if self._world.is_stuck:
+                waits.keep_for_ever(groups.forget_groups())
+            else:
+                groups.destroy_groups()
             return
         gloo = [group for group in groups.find_groups() if groups.is_gloo(group)]
         others = [group for group in groups.forget_groups() if group not in gloo]
@@ -175,6 +181,7 @@ class ProcessGroups:
         """Free the main thread from a blocked collective or group creation. Thread-safe; returns at once."""
         if self.is_queued:  # gloo has no abort
             self._endings.abort(group for group in groups.find_groups() if not groups.is_gloo(group))
+        self._world.is_over.set()
         self.shut_down()
 
     def shut_down(self) -> None:

@@ -39,6 +39,7 @@ from elasticjob.sessions.replicas import Replicas, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
+from elasticjob.torchcompat import waits
 
 logger = logging.getLogger("elasticjob")
 
@@ -133,6 +134,8 @@ class Session:
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         self._adviser = Adviser(extras, self._memory.knows, lambda: self.rank == 0)
         self._went_back = False  # to a step before the last one, in the same world
+        if client is not None:
+            waits.tell(self._note)
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)
 
@@ -195,15 +198,11 @@ class Session:
 
         It is `(loss * session.scale).backward()` otherwise.
         """
-        try:
-            if self._memory.virtual is None:
-                scale = self.scale
-                torch.autograd.backward(loss if scale == 1 else loss * scale)
-            else:
-                self._memory.virtual.backward(loss)
-        except Exception as error:
-            self._fence.note_failure(error)
-            raise
+        if self._memory.virtual is None:
+            scale = self.scale
+            torch.autograd.backward(loss if scale == 1 else loss * scale)
+        else:
+            self._memory.virtual.backward(loss)
         if self.ends_step:
             # All gradients are here. What follows changes objects that a broken step does not take back, in no time.
             self._worlds.interrupter.allowed = False
@@ -390,6 +389,11 @@ class Session:
         if self.committed > before:
             self._buffers.forget()
         self._buffers.take_back()
+
+    def _note(self, error: Exception) -> None:
+        """A backward pass or a collective of a step has failed; the script may catch the error."""
+        if self._fence.is_open and self._worlds.is_failure(error):
+            self._fence.note_failure(error)
 
     def _make_fence(self, groups: ProcessGroups) -> Fence:
         if not self._worlds.can_change:  # nobody could repeat a step

@@ -3,23 +3,48 @@
 A GAN is an example: the discriminator has stepped, and the loss breaks the backward pass of the generator. All ranks
 are there at the same time, so none would have the state of a complete step. What the script has done to other objects
 of the session since then, such as a scheduler, is taken back with it.
+
+The copies use the same memory in each step: new memory costs several times what the copying does.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from elasticjob.collectives import skeletons
 
-@dataclass
+
 class _Before:
-    optimizer: torch.optim.Optimizer
-    parameters: list[torch.Tensor]
-    state: dict[str, Any]
+    """The parameters and the state of an optimizer, as they were."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._skeleton: Any = None
+        self._tensors: list[torch.Tensor] = []
+
+    def keep(self) -> None:
+        tensors: list[torch.Tensor] = []
+        skeleton = skeletons.split([self._parameters, self.optimizer.state_dict()], tensors)
+        if list(skeletons.find_slots(self._skeleton)) == list(skeletons.find_slots(skeleton)):
+            for kept, tensor in zip(self._tensors, tensors, strict=True):
+                kept.copy_(tensor)
+        else:
+            self._tensors = [tensor.clone() for tensor in tensors]
+        self._skeleton = copy.deepcopy(skeleton)
+
+    def take_back(self) -> None:
+        parameters, state = skeletons.join(self._skeleton, self._tensors)
+        for parameter, before in zip(self._parameters, parameters, strict=True):
+            parameter.copy_(before)
+        self.optimizer.load_state_dict(copy.deepcopy(state))  # which may use the tensors that it gets
+
+    @property
+    def _parameters(self) -> list[torch.Tensor]:
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
 
 
 class Undo:
@@ -28,7 +53,8 @@ class Undo:
     def __init__(self, others: Iterable[Any] = ()) -> None:
         """`others`: further objects with `state_dict` and `load_state_dict`."""
         self._others = list(others)
-        self._before: list[_Before] = []
+        self._copies: list[_Before] = []  # of the last step, whose memory is used again
+        self._before: list[_Before] = []  # of this step
         self._states: list[Any] = []  # of the others
         self._is_complete = True
 
@@ -42,31 +68,30 @@ class Undo:
         """This one is about to step."""
         if not self._before:
             self._states = [copy.deepcopy(one.state_dict()) for one in self._others]
-        if not any(one.optimizer is optimizer for one in self._before):
-            parameters = [one.detach().clone() for one in _read_parameters(optimizer)]
-            self._before.append(_Before(optimizer, parameters, copy.deepcopy(optimizer.state_dict())))
+        if not self._has(optimizer):
+            before = next((one for one in self._copies if one.optimizer is optimizer), None)
+            before = before or _Before(optimizer)
+            before.keep()
+            self._before.append(before)
 
     def skip(self, optimizer: torch.optim.Optimizer) -> None:
         """This one steps. Unless it was kept, the step cannot be taken back."""
-        self._is_complete &= any(one.optimizer is optimizer for one in self._before)
+        self._is_complete &= self._has(optimizer)
 
     def forget(self) -> None:
         """The step is over."""
-        self._before, self._states, self._is_complete = [], [], True
+        self._copies, self._before, self._states, self._is_complete = self._before, [], [], True
 
     @torch.no_grad()
     def take_back(self) -> bool:
         """Whether all is as it was before the step."""
         is_complete = self._is_complete
         for one in self._before if is_complete else ():
-            for parameter, before in zip(_read_parameters(one.optimizer), one.parameters, strict=True):
-                parameter.copy_(before)
-            one.optimizer.load_state_dict(one.state)
+            one.take_back()
         for other, state in zip(self._others, self._states, strict=True) if is_complete and self._before else ():
             other.load_state_dict(state)
         self.forget()
         return is_complete
 
-
-def _read_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    def _has(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(one.optimizer is optimizer for one in self._before)

@@ -12,6 +12,7 @@ from elasticjob.torchcompat import (
     nccl,
     sharding,
     versions,
+    waits,
     workers,
     wrappers,
 )
@@ -29,6 +30,7 @@ PROBES: tuple[Probe, ...] = (
     *forking.PROBES,
     *versions.PROBES,
     *wrappers.PROBES,
+    *waits.PROBES,
 )
 
 

@@ -5,7 +5,7 @@ side of its connections makes the collective raise. Only the read side: gloo que
 when it then reads the end of the connection; a thread that waits for that send waits for the group's timeout. For the
 same reason the connections stay open after gloo has closed its side, or the peer's writes would fail: each rank ends
 its own waiting. A peer that dies while a send to it is queued, or when a part of its message has arrived, causes this
-wait too: no call of this process ends it, so the agent ends the process. `collectives.deliveries` avoids it.
+wait too: no call of this process ends it. `waits` lets go of it, and `collectives.deliveries` avoids it.
 
 While a group is created, one of two ranks waits for the other one to connect, and there is no connection yet to shut
 down. `knock` connects instead: gloo expects the number of the pair, and the pair ends when that connection does.

@@ -1,0 +1,158 @@
+"""Two functions of torch's in which a script waits for other ranks, as a session wants them.
+
+gloo has no abort. Shutting down the connections of a group ends its collectives, but not one that has received a part
+of a message: gloo forgets that somebody waits for the rest, until the timeout of the group. So the thread that waits is
+let go instead, and the group stays as it is, with the thread of gloo's that is stuck in it.
+
+The error of a backward pass or of a collective may be caught by the script, which then goes on without what the others
+would have sent. So the session hears of it here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from elasticjob.errors import WorldLostError
+from elasticjob.torchcompat import probe
+from elasticjob.torchcompat.probe import Probe
+
+_CLASS = "torch._C._distributed_c10d.Work"
+_WAIT = f"{_CLASS}.wait"
+_KIND = f"{_CLASS}._get_op_type"
+_WHOLE = ("BROADCAST", "ALLREDUCE", "REDUCE", "ALLGATHER", "GATHER", "SCATTER", "ALLTOALL_BASE", "BARRIER")
+_LOOK_SECONDS = 0.5
+_PATIENCE_SECONDS = 1.0  # most collectives end by themselves when their connections do, and with a better message
+
+Note = Callable[[Exception], None]
+
+
+class World:
+    """The groups of gloo that end together."""
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()  # nobody waits in them any more
+        self.is_stuck = False  # a thread of gloo's waits in one of them
+
+
+_world: World | None = None
+_note: weakref.WeakMethod[Note] | None = None
+_is_installed = False
+
+
+def wait_for(world: World | None) -> None:
+    """From now on, whoever waits for a collective does so until this world is over."""
+    global _world  # noqa: PLW0603 - torch's functions are those of the process
+    _install()
+    _world = world
+
+
+def tell(note: Note) -> None:
+    """From now on, call this method with each error of a backward pass or of a collective of gloo's."""
+    global _note  # noqa: PLW0603
+    _install()
+    _note = weakref.WeakMethod(note)
+
+
+def keep_for_ever(groups: list[Any]) -> None:
+    """Never free these groups: that would wait for the thread that is stuck in one of them."""
+    for group in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _install() -> None:
+    global _is_installed  # noqa: PLW0603
+    if _is_installed:
+        return
+    _is_installed = True
+    torch.autograd.backward = _telling(torch.autograd.backward)
+    if (work := probe.find(_CLASS)) is not None and WAITS.holds():
+        work.wait = _telling(_giving_up(work.wait))
+
+
+def _telling(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*given: Any, **more: Any) -> Any:
+        try:
+            return function(*given, **more)
+        except Exception as error:
+            if _note is not None and (note := _note()) is not None:
+                note(error)
+            raise
+
+    return call
+
+
+def _giving_up(function: Callable[..., Any]) -> Callable[..., Any]:
+    kinds = probe.find("torch._C._distributed_c10d.OpType")
+    whole = {int(getattr(kinds, name)) for name in _WHOLE if hasattr(kinds, name)}
+
+    @functools.wraps(function)
+    def wait(work: Any, *given: Any, **more: Any) -> Any:
+        world = _world
+        if world is None or given or more or work.is_completed():
+            return function(work, *given, **more)
+        is_whole = int(work._get_op_type()) in whole
+        return (_wait_in_parts if is_whole else _wait_beside)(lambda *seconds: function(work, *seconds), work, world)
+
+    return wait
+
+
+def _wait_in_parts(wait: Callable[..., Any], work: Any, world: World) -> Any:
+    """In this thread, for a collective that a thread of gloo's does: a limit of the wait changes nothing in it."""
+    while True:
+        was_over = world.is_over.is_set()
+        try:
+            return wait(datetime.timedelta(seconds=_PATIENCE_SECONDS if was_over else _LOOK_SECONDS))
+        except RuntimeError:
+            if work.is_completed():
+                return wait()  # how it has ended
+            if was_over:
+                _give_up(world)
+
+
+def _wait_beside(wait: Callable[..., Any], _: Any, world: World) -> Any:
+    """In another thread, for a message from one rank to another: gloo ends the group at the limit of such a wait."""
+    found: list[Any] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(wait())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="elasticjob-message", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            was_over = world.is_over.is_set()
+            thread.join(_PATIENCE_SECONDS if was_over else _LOOK_SECONDS)
+            if was_over and thread.is_alive():
+                _give_up(world)
+    finally:  # a signal may end this, too
+        world.is_stuck |= thread.is_alive()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def _give_up(world: World) -> NoReturn:
+    world.is_stuck = True
+    raise WorldLostError("a member was lost in the middle of a message")
+
+
+WAITS = Probe(
+    "a rank is freed that has received a part of a message when its sender was lost",
+    (_WAIT, _KIND),
+    "it keeps waiting, and its agent ends it after the grace period",
+    probe.has_all(_WAIT, _KIND),
+)
+PROBES = (WAITS,)
