@@ -27,7 +27,8 @@ from elasticjob.torchcompat.probe import Probe
 _CLASS = "torch._C._distributed_c10d.Work"
 _WAIT = f"{_CLASS}.wait"
 _KIND = f"{_CLASS}._get_op_type"
-_WHOLE = ("BROADCAST", "ALLREDUCE", "REDUCE", "ALLGATHER", "GATHER", "SCATTER", "ALLTOALL_BASE", "BARRIER")
+_COLLECTIVES = ("BROADCAST", "ALLREDUCE", "REDUCE", "ALLGATHER", "GATHER", "SCATTER", "ALLTOALL", "BARRIER")
+_MESSAGES = ("SEND", "RECV", "RECVANYSOURCE")
 _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS = 1.0  # most collectives end by themselves when their connections do, and with a better message
 
@@ -92,15 +93,22 @@ def _telling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _giving_up(function: Callable[..., Any]) -> Callable[..., Any]:
     kinds = probe.find("torch._C._distributed_c10d.OpType")
-    whole = {int(getattr(kinds, name)) for name in _WHOLE if hasattr(kinds, name)}
+    ways: dict[int, Callable[..., Any]] = {
+        int(getattr(kinds, name)): way
+        for names, way in ((_COLLECTIVES, _wait_in_parts), (_MESSAGES, _wait_beside))
+        for name in names
+        if hasattr(kinds, name)
+    }
 
     @functools.wraps(function)
     def wait(work: Any, *given: Any, **more: Any) -> Any:
         world = _world
         if world is None or given or more or work.is_completed():
             return function(work, *given, **more)
-        is_whole = int(work._get_op_type()) in whole
-        return (_wait_in_parts if is_whole else _wait_beside)(lambda *seconds: function(work, *seconds), work, world)
+        way = ways.get(int(work._get_op_type()))  # what torch composes of several calls is waited for as ever
+        if way is None:
+            return function(work)
+        return way(lambda *seconds: function(work, *seconds), work, world)
 
     return wait
 
