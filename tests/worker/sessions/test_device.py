@@ -114,7 +114,9 @@ def test_nor_is_the_first_step_in_which_nobody_knows_how_many_calls_there_are(tm
     assert not norms
 
 
-@pytest.mark.parametrize("sends", ["broadcast", "send", "all_to_all"])
+@pytest.mark.parametrize(
+    "sends", ["broadcast", *(pytest.param(one, marks=pytest.mark.long) for one in ("send", "all_to_all"))]
+)
 def test_a_message_that_has_arrived_in_part_keeps_nobody(tmp_path: Path, undisturbed: Any, sends: str) -> None:
     """gloo waits for the rest of it, whose sender is gone, until the timeout of its group."""
     variables = {"SENDS": sends, "KILL": "12:2:1:message", "BACKEND": "gloo"}
