@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from elasticjob_operator import numerals, quantity
@@ -22,6 +24,7 @@ _POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topol
 _CONTAINER_SHAPES = {"resources": "an object", "lifecycle": "an object", "image": "a text"}
 _CONTAINER_SHAPES |= dict.fromkeys(("env", "envFrom", "volumeMounts", "ports"), _OBJECTS)
 _CONTAINER_SHAPES |= dict.fromkeys(("command", "args"), _TEXTS)
+_ENTRY_SHAPES = ("name", "mountPath")  # texts, where an object of a list has them
 _OS_LABEL: Final = "kubernetes.io/os"
 _RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
 
@@ -112,9 +115,19 @@ def _shaped(what: dict[str, Any], shapes: dict[str, str], path: str) -> dict[str
             inner = dict if shape == _OBJECTS else str
             if not isinstance(value, list) or not all(isinstance(v, inner) for v in value):
                 raise ValueError(f"{path}.{name} must be {shape}")
+            if inner is dict:
+                _check_entries(value, f"{path}.{name}")
         elif not isinstance(value, str if shape == "a text" else dict):
             raise ValueError(f"{path}.{name} must be {shape}")
     return shaped
+
+
+def _check_entries(entries: Sequence[Mapping[str, Any]], path: str) -> None:
+    for name in _ENTRY_SHAPES:
+        given = list(map(operator.methodcaller("get", name), entries))  # there may be thousands
+        if not set(map(type, given)) <= {str, NoneType}:
+            i = next(i for i, value in enumerate(given) if not isinstance(value, str | None))
+            raise ValueError(f"{path}[{i}].{name} must be a text: {_QUOTE}")
 
 
 def _check_metadata(template: dict[str, Any], containers: list[str]) -> None:

@@ -180,7 +180,7 @@ def _mount(body: Object, trainer: Object, volume: Object, mount: Object) -> str:
 
 def _add_shm(body: Object, trainer: Object) -> None:
     """Data loaders pass tensors through /dev/shm; the runtime's default of 64 MiB is too small for them."""
-    if any(m.get("mountPath", "").rstrip("/") == "/dev/shm" for m in trainer.get("volumeMounts") or ()):  # noqa: S108
+    if any((m.get("mountPath") or "").rstrip("/") == "/dev/shm" for m in trainer.get("volumeMounts") or ()):  # noqa: S108
         return
     volume = {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}}
     _mount(body, trainer, volume, {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"})  # noqa: S108
@@ -189,16 +189,17 @@ def _add_shm(body: Object, trainer: Object) -> None:
 def without_shm(pod: Object) -> Object | None:
     """The same pod without the operator's /dev/shm, for a webhook that mounts one; None if there is none."""
     body = pod["spec"]
-    ours = next((v["name"] for v in body.get("volumes") or () if v["name"].startswith(names.VOLUME_SHM)), None)
-    mounted = [m for c in body["containers"] for m in c.get("volumeMounts") or () if m["name"] == ours]
-    if ours is None or [m["mountPath"] for m in mounted] != ["/dev/shm"]:  # noqa: S108
+    volumes = [str(v.get("name")) for v in body.get("volumes") or ()]
+    ours = next((name for name in volumes if name.startswith(names.VOLUME_SHM)), None)
+    mounts = [m for c in body["containers"] for m in c.get("volumeMounts") or () if m.get("name") == ours]
+    if ours is None or [m.get("mountPath") for m in mounts] != ["/dev/shm"]:  # noqa: S108
         return None
     containers = [
-        {**c, "volumeMounts": [m for m in c["volumeMounts"] if m["name"] != ours]} if c.get("volumeMounts") else c
+        {**c, "volumeMounts": [m for m in c["volumeMounts"] if m.get("name") != ours]} if c.get("volumeMounts") else c
         for c in body["containers"]
     ]
-    volumes = [v for v in body["volumes"] if v["name"] != ours]
-    return {**pod, "spec": {**body, "containers": containers, "volumes": volumes}}
+    others = [v for v in body["volumes"] if v.get("name") != ours]
+    return {**pod, "spec": {**body, "containers": containers, "volumes": others}}
 
 
 def _add_checkpoints(body: Object, trainer: Object, checkpoints: api.Checkpoints) -> None:
