@@ -72,7 +72,24 @@ TEMPLATE: dict[str, Any] = {
         "os": {"name": "linux"},
     },
 }
-ANYTHING: tuple[Any, ...] = (None, True, -1, 1.5, 2**70, "", "text", [], ["text"], [1], [None], [{}], [[]], {}, {"a": 1}, {"name": []})
+ANYTHING: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1.5,
+    2**70,
+    "",
+    "text",
+    [],
+    ["text"],
+    [1],
+    [None],
+    [{}],
+    [[]],
+    {},
+    {"a": 1},
+    {"name": []},
+)
 
 
 def find_places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
