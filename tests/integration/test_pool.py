@@ -72,6 +72,20 @@ def test_one_job_has_the_pool_and_two_share_it(jobs: Jobs, operator: OperatorPro
     assert 1 in speeds, "what was measured is not forgotten with the operator"
 
 
+def test_a_template_that_asks_for_more_takes_nothing_before_pods_have_it(jobs: Jobs) -> None:
+    """Its pods are not replaced by that, and hold what they were created with."""
+    other = light_spec("--step-seconds", "0.2", replicas=1)
+    jobs.create("other", other)
+    jobs.await_world("other", 1, timeout=120)
+    jobs.create("good", pooled(0.98))
+    jobs.await_world("good", 6, timeout=120)
+    other["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1000000"}}
+    jobs.patch("other", {"template": other["template"]})
+    jobs.create("second", pooled(0.3))
+    wait_for(lambda: size(jobs, "second") >= 1, "they share", 90)
+    wait_for(lambda: size(jobs, "good") + size(jobs, "second") == 6, "all devices are used", 30)
+
+
 def test_a_user_who_scales_pins_the_job_until_it_is_released(jobs: Jobs) -> None:
     jobs.create("mine", pooled())
     jobs.await_world("mine", 6, timeout=150)

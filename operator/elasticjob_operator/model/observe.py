@@ -7,11 +7,11 @@ Times are in seconds since the epoch. This module makes no decisions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from elasticjob_operator import api, numerals
+from elasticjob_operator import api, numerals, quantity
 from elasticjob_operator.api import bounds, names, podtemplate, wire
 from elasticjob_operator.model import containers, contests, notices, ownership, reading, topology
 from elasticjob_operator.model.containers import LONGEST_MESSAGE, LONGEST_REASON, Exit, PodPhase
@@ -20,6 +20,7 @@ from elasticjob_operator.templates import taking
 from elasticjob_operator.times import parse_time
 
 Raw = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Pod:
     template_hash: str = ""
     template_shape: str = ""
     sizes: tuple[podtemplate.Size, ...] = ()  # CPU and memory that its spec asks for
+    requests: tuple[tuple[str, str], ...] = ()  # resources of its containers, as written
     resize_problem: str = ""  # why the node has not given it these
     resource_version: str = ""
     is_shared: bool = False  # the job is not its only owner
@@ -186,9 +188,14 @@ def _find_resize_problem(condition: Raw) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _share(sizes: tuple[podtemplate.Size, ...]) -> tuple[podtemplate.Size, ...]:
+def _share(value: T) -> T:
     """One value for all pods of a job."""
-    return sizes
+    return value
+
+
+def _find_requests(containers: Sequence[Raw]) -> tuple[tuple[str, str], ...]:
+    found = (request for container in containers for request in quantity.find_requests(container).items())
+    return tuple((name, str(amount)) for name, amount in found)
 
 
 def observe_pod(raw: Raw) -> Pod | None:
@@ -240,6 +247,7 @@ def observe_pod(raw: Raw) -> Pod | None:
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")[:LONGEST_REASON],
         template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, "")[:LONGEST_REASON],
         sizes=_share(podtemplate.find_sizes(spec.get("containers") or ())),
+        requests=_share(_find_requests(spec.get("containers") or ())),
         resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),
         is_shared=ownership.is_shared(metadata),

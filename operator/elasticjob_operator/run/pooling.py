@@ -208,7 +208,8 @@ class PoolLoop:
 
     def _observe(self, job: Job, spec: api.Spec, pool: Pool, memory: _Memory) -> rounds.PooledJob:
         pods = [pod for pod in self._cache.pods(job.key) if pod.job_uid == job.uid and pod.node and pod.live]
-        devices = max(1, capacity.count_devices(spec.template.get("spec") or {}, pool.resource))
+        wanted = capacity.count_devices(spec.template.get("spec") or {}, pool.resource)
+        devices = max(1, *(capacity.count_held(pod, pool.resource) for pod in pods)) if pods else max(1, wanted)
         rates = [self._cache.nodes[pod.node].share.device_rate for pod in pods if pod.node in self._cache.nodes]
         return rounds.PooledJob(
             job,
@@ -225,13 +226,10 @@ class PoolLoop:
     async def _count_held(self, pool: Pool, sharing: set[JobKey]) -> dict[str, int]:
         """Devices by node that pods of jobs outside of the pool, and pods of no job, hold."""
         held, turn = dict(self._held.get(pool.name, {})), Turn()
-        for key, (job, _) in list(self._cache.jobs.items()):
-            placed = [] if key in sharing else [p for p in self._cache.pods(key) if p.node and not p.terminal]
-            if not placed or job.spec is None:
-                continue
-            devices = capacity.count_devices(job.spec.template.get("spec") or {}, pool.resource)
-            for pod in placed if devices else ():
-                held[pod.node] = held.get(pod.node, 0) + devices
+        for key in list(self._cache.jobs):
+            for pod in () if key in sharing else self._cache.pods(key):
+                if pod.node and not pod.terminal and (devices := capacity.count_held(pod, pool.resource)):
+                    held[pod.node] = held.get(pod.node, 0) + devices
             await turn.pause()
         return held
 
