@@ -6,6 +6,7 @@ would do between events (retries, progress, peering). The reasons are in docs/ad
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -16,7 +17,10 @@ import kopf
 from elasticjob_operator.api import names
 from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.garbage import Garbage
 from elasticjob_operator.kube.intake import Intake
+
+_LET_GO_SECONDS = 0.1  # by then kopf is through with an event
 
 Credentials = Callable[[], Awaitable[kopf.ConnectionInfo]]
 
@@ -29,6 +33,7 @@ def build_registry(
     `on_listed` is called for each job that kopf reports from a list, and not from a watch.
     """
     registry = kopf.OperatorRegistry()
+    garbage = Garbage()
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
@@ -40,6 +45,7 @@ def build_registry(
         if event.get("type") is None:
             on_listed()
         intake.take(names.PLURAL, raw, lambda: cache.apply_job(event.get("type"), raw))
+        asyncio.get_running_loop().call_later(_LET_GO_SECONDS, garbage.look)
 
     return registry
 

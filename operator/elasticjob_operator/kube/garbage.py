@@ -1,0 +1,45 @@
+"""Objects of events that Python's collector would not look for in time.
+
+kopf ties the object of each event into a cycle, so it stays in memory until the collector runs. The collector counts
+containers and not the texts in them: a few tenants who change large jobs could fill the memory before it does.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+STEP: Final = 16 * 2**20  # bytes
+_YOUNG: Final = 1  # what has lived long is not looked at: that takes long, and has hardly a cycle
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_STATM: Final = Path("/proc/self/statm")
+
+
+def read_resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+class Garbage:
+    """Collects whenever the process has grown by a STEP."""
+
+    def __init__(
+        self, resident: Callable[[], int] = read_resident, collect: Callable[[int], object] = gc.collect
+    ) -> None:
+        self._resident = resident
+        self._collect = collect
+        self._before = resident()
+
+    def look(self) -> None:
+        now = self._resident()
+        if now >= self._before + STEP:
+            self._collect(_YOUNG)
+            now = self._resident()
+            self._before = now
+        self._before = min(self._before, now)
