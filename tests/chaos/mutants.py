@@ -129,7 +129,7 @@ MUTANTS = (
            CACHE),
     Mutant("pods of any name are workers", "model/ownership.py",
            ' or metadata.get("name") != names.pod_name(job, index)', "", CACHE),
-    Mutant("what is refused is tried a thousand times", "apply/batches.py", "and not errors and", "and",
+    Mutant("what is refused is tried a thousand times", "apply/batches.py", "(goes_on or not errors) and ", "",
            ("tests/controller/apply/test_batches.py",), quick=True),
     Mutant("a spec may be of any depth", "api/bounds.py", "MOST_DEPTH = 64", "MOST_DEPTH = 64_000",
            ("tests/controller/model/test_reading.py",), quick=True),
