@@ -85,7 +85,7 @@ MUTANTS = (
            "    state = worker.agent.state\n    if worker.agent.connected:\n        return True\n", TABLE),
     Mutant("announce is forgotten", "plan/plan.py", "announces=decision.world is not None", "announces=False"),
     Mutant("the right is not asked for again", "rest/transport.py", "            self.guard(req.method, req.url.path)\n",
-           "            pass\n", ("tests/controller/kube/test_leadership.py", "-k", "connection_is_got"), quick=True),
+           "            pass\n", ("tests/controller/kube/test_leadership.py", "-k", "before_it_is_used"), quick=True),
     Mutant("whoever asks may write", "kube/client.py", "        if left <= 0:\n", "        if False:\n", LEADERSHIP,
            quick=True),
     Mutant("in doubt go on writing", "kube/lease.py", "self._leadership.end()  # another candidate may hold it by now", "pass",
