@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+from controller.counted_work import count_lines
 from elasticjob_operator.membership.links import Measure, find_bad, find_guilty
 
 MEGABYTE = float(1 << 20)
@@ -77,3 +78,13 @@ def test_what_was_measured_is_said() -> None:
     }
     lone = spoil(measured("abcd"), pairs=("ab",), problem="no connection to 10.0.0.1: timed out")
     assert find_bad(lone) == {frozenset("ab"): "no connection to 10.0.0.1: timed out between a and b"}
+
+
+def test_twice_the_nodes_cost_twice_the_steps() -> None:
+    few, many = (count_lines(lambda count=count: find_guilty(make_ring(count))) for count in (200, 400))
+    assert many <= 2.4 * few
+
+
+def make_ring(count: int) -> list[Measure]:
+    """Each node with the next one; between no two of them there is a connection."""
+    return [Measure(f"n{index}", f"n{(index + 1) % count}", problem="no connection") for index in range(count)]

@@ -62,3 +62,9 @@ def test_a_foreign_launcher_is_named_with_the_remedy(command: list[str], instead
 )
 def test_arguments_that_choose_another_rendezvous(command: list[str], found: tuple[str, ...]) -> None:
     assert find_overriding(command) == found
+
+
+@pytest.mark.timeout(20)  # a copy of what is left for each of the words takes minutes
+def test_many_words_in_front_of_a_command_are_passed_over_once() -> None:
+    assert find_foreign(["A=b"] * 200_000) is None
+    assert find_foreign([*["A=b"] * 200_000, "deepspeed", "t.py"]) is not None

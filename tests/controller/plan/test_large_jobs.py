@@ -80,6 +80,12 @@ def fail_by(message: str, **fields: Any) -> dict[str, Any]:
     return {"exit": Exit(1, "Error", message), **fields}
 
 
+def finish(seen: Seen) -> Seen:
+    failed = api.Condition(type="Failed", status="True", reason="x", last_transition_time=format_time(NOW - 1))
+    ended = {"phase": api.Phase.FAILED, "conditions": [failed], "completion_time": format_time(NOW - 1)}
+    return replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update=ended)))
+
+
 def report(index: int) -> wire.Progress:
     return wire.Progress(
         v=1, type="progress", generation=1, rank=index, step=5, total_steps=99, step_seconds=1.0, own_seconds=1.0
@@ -98,6 +104,7 @@ CASES: Mapping[str, Callable[[Large], Seen]] = {
     "all pods succeeded": lambda job: job.see(job.pods("Succeeded")),
     "all agents succeeded": lambda job: job.see(job.pods(), job.agents("succeeded")),
     "all gone": lambda job: job.see(),
+    "just finished": lambda job: finish(job.see(job.pods(), job.agents())),
     "half gone": lambda job: job.see(job.pods(first=job.half), job.agents(first=job.half)),
     "joiners": lambda job: job.see(job.pods(), job.agents() | job.agents("ready", 0, job.half), members=job.half),
     "joiners without room": lambda job: job.see(
