@@ -6,6 +6,7 @@ that is common to the bad ones. Whoever has a good measurement is innocent, and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,8 @@ def find_guilty(measures: Sequence[Measure]) -> dict[str, str]:
     bad = find_bad(measures)
     nodes = {node for one in measures for node in one.nodes}
     innocent = {node for one in measures if one.nodes not in bad for node in one.nodes}
-    accused = {node: sorted(_find_accusers(node, bad) & innocent) for node in nodes - innocent}
+    accusers_of = _find_accusers(bad)
+    accused = {node: sorted(accusers_of[node] & innocent) for node in nodes - innocent}
     guilty = {node: accusers for node, accusers in accused.items() if len(accusers) >= ACCUSERS}
     if 2 * len(guilty) >= len(nodes):
         return {}
@@ -70,8 +72,13 @@ def find_bad(measures: Sequence[Measure]) -> dict[frozenset[str], str]:
     return {pair: why for pair, why in found.items() if pair not in good}
 
 
-def _find_accusers(node: str, bad: Iterable[frozenset[str]]) -> set[str]:
-    return {other for pair in bad if node in pair for other in pair - {node}}
+def _find_accusers(bad: Iterable[frozenset[str]]) -> defaultdict[str, set[str]]:
+    """For each node the others with which it has a bad measurement."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for pair in bad:
+        for node in pair:
+            found[node] |= pair - {node}
+    return found
 
 
 def _find_usual(ordered: Sequence[float], count: int) -> float | None:

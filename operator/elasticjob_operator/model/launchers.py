@@ -5,6 +5,7 @@ The launchers of the frameworks start processes too, but they know nothing of an
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Sequence
 
@@ -27,8 +28,7 @@ def find_foreign(command: Sequence[str]) -> str | None:
     if starts_agent(command):
         return None
     words = _split(command)
-    while words and (_program_of(words[0]) in _WRAPPERS or "=" in words[0]):
-        words = words[1:]
+    words = list(itertools.dropwhile(_is_wrapping, words))
     if not words:
         return None
     name = _program_of(words[0])
@@ -39,6 +39,10 @@ def find_foreign(command: Sequence[str]) -> str | None:
     if name in _LAUNCHERS:
         return f"{name} starts processes of its own, which do not join the job: write `{instead}`"
     return None
+
+
+def _is_wrapping(word: str) -> bool:
+    return "=" in word or _program_of(word) in _WRAPPERS
 
 
 def starts_agent(command: Sequence[str]) -> bool:

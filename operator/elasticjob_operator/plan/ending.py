@@ -231,11 +231,11 @@ def after_end(seen: Seen) -> Plan:
     complete = status.is_true("Complete")
     present = [p for p in seen.pods if p.deleting is None]
     linger = ended + LINGER_SECONDS
-    ending = [p for p in present if now < linger and _ends_by_itself(p, seen)]
-    running = [p for p in present if p.holds_resources and p not in ending]
+    ending = {p.uid for p in present if now < linger and _ends_by_itself(p, seen)}
+    running = [p for p in present if p.holds_resources and p.uid not in ending]
     doomed: list[Pod] = []
     if clean is api.CleanPodPolicy.ALL:
-        doomed = [p for p in present if p not in ending]
+        doomed = [p for p in present if p.uid not in ending]
     elif clean is api.CleanPodPolicy.RUNNING:
         doomed = running
     forced, force_at = _force(seen, spec) if spec else ((), None)
