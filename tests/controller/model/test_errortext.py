@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller.builders import make_node, make_pod
+from controller.counted_work import count_calls
 from elasticjob_operator.failures import classify
 from elasticjob_operator.model import errortext
 from elasticjob_operator.model.containers import Exit
@@ -139,3 +140,8 @@ def test_what_is_told_of_a_container(code: int, reason: str, log: str, message: 
     told, traceback, _ = _told(code, log, reason)
     assert told.endswith(f"failed with {message}")
     assert traceback == ""
+
+
+def test_a_text_of_line_ends_alone_costs_few_steps() -> None:
+    text = "\n" * 16_384
+    assert count_calls(lambda: errortext.shorten(errortext.clean(text))) < 500
