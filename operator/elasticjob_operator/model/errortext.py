@@ -36,8 +36,10 @@ class Split:
 
 def clean(text: str) -> str:
     """The text as a terminal would finally show it: without overwritten progress bars and escape sequences."""
-    lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
-    return "\n".join(_CONTROL.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in lines)
+    text = _ESCAPES.sub("", text).replace("\r\n", "\n")
+    if "\r" in text:
+        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return _CONTROL.sub("", text)  # of all lines at once: a tenant's text may be nothing but line ends
 
 
 def tail(text: str) -> str:
@@ -100,11 +102,11 @@ def exception_of(traceback: str) -> str:
 
 def shorten(traceback: str) -> str:
     """The traceback with at most `LINES` lines; lines in the middle are omitted."""
-    lines = [line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…" for line in traceback.splitlines()]
+    lines = traceback.splitlines()
     if len(lines) > LINES:
         left_out = len(lines) - LINES + 1
         lines = [*lines[:HEAD], f"  … {left_out} lines omitted …", *lines[HEAD + left_out :]]
-    return "\n".join(lines)
+    return "\n".join(line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…" for line in lines)
 
 
 def last_word(log: str) -> str:
