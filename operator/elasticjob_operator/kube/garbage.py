@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from elasticjob_operator import numerals
+
 STEP: Final = 16 * 2**20  # bytes
 _YOUNG: Final = 1  # what has lived long is not looked at: that takes long, and has hardly a cycle
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -21,7 +23,7 @@ _STATM: Final = Path("/proc/self/statm")
 def read_resident() -> int:
     """Bytes of this process in memory; 0 where the system does not tell."""
     try:
-        return int(_STATM.read_text().split()[1]) * _PAGE
+        return (numerals.read_count(_STATM.read_text().split()[1]) or 0) * _PAGE
     except OSError:
         return 0
 
