@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from elasticjob_operator import quantity
+from elasticjob_operator import numerals, quantity
 from elasticjob_operator.model import reading
 from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
 
 _STATUS_FIELD: Final = re.compile(r"\bstatus\.([A-Za-z]{1,64})")
 _DEEPEST: Final = 12  # levels of a pod in which quantities are looked for
+_LONGEST_KEY: Final = 64  # characters of a key of the pod
+_MOST_TOLD: Final = 16
 _NO_AUTOSCALER: Final = "AutoscalerRefused"
 _NO_GROUP: Final = (
     "the cluster does not serve {}, so no PodGroup was created: install the scheduler named in "
@@ -24,7 +27,7 @@ _NO_POLICY: Final = (
 )
 _ALTERED: Final = "PodAltered"
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
-_WRONG_FIELD: Final = re.compile(r"\bspec\.(\w+)[^\s:]*: (?:Invalid|Unsupported|Duplicate) value")
+_WRONG_FIELD: Final = re.compile(r"\bspec\.(\w{1,64}+)[^\s:]{0,256}+: (?:Invalid|Unsupported|Duplicate) value")
 _NO_LIMIT: Final = "Limit must be set for non overcommitable resources"
 # A request above a limit; the limit is of the same container.
 _ABOVE_LIMIT: Final = re.compile(
@@ -56,10 +59,10 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     if error.status not in (400, 422):
         return error
     if "quantities must match" in error.message:
-        wrong = ", ".join(_find_wrong_quantities(pod["spec"], "spec"))
+        wrong = ", ".join(itertools.islice(_find_wrong_quantities(pod["spec"], "spec"), _MOST_TOLD))
         return ApiError(error.status, error.reason, f"{error.message}; no quantities: {wrong}") if wrong else error
     if _NO_LIMIT in error.message:
-        wrong = ", ".join(_find_unlimited(pod["spec"]))
+        wrong = ", ".join(itertools.islice(_find_unlimited(pod["spec"]), _MOST_TOLD))
         return ApiError(error.status, error.reason, f"{error.message}; no limit: {wrong}") if wrong else error
     if limited := _find_added_limit(error, pod["spec"]):
         return ApiError(error.status, _ALTERED, f"{limited}: {error.message}")
@@ -98,22 +101,25 @@ def _find_added_limit(error: ApiError, spec: Mapping[str, Any]) -> str:
     return ""
 
 
-def _find_wrong_quantities(raw: object, path: str) -> Iterator[str]:
-    """`field: value` of each that cannot be read, in a bounded depth."""
-    if path.count(".") + path.count("[") > _DEEPEST:
+def _find_wrong_quantities(raw: object, path: str, depth: int = 0) -> Iterator[str]:
+    """`field: value` of each that cannot be read, in a bounded depth, and with keys that are cut."""
+    if depth > _DEEPEST:
         return
     if isinstance(raw, list):
         for at, one in enumerate(raw):
-            yield from _find_wrong_quantities(one, f"{path}[{at}]")
-    if not isinstance(raw, Mapping):
+            if isinstance(one, dict | list):  # there may be thousands of others
+                yield from _find_wrong_quantities(one, f"{path}[{at}]", depth + 1)
+    if not isinstance(raw, dict):
         return
     for key, value in raw.items():
+        field = f"{path}.{key[:_LONGEST_KEY]}"
         if key not in _QUANTITIES:
-            yield from _find_wrong_quantities(value, f"{path}.{key}")
-        elif isinstance(value, Mapping):
-            yield from (f"{path}.{key}[{name}]: {one!r}" for name, one in value.items() if not _is_quantity(one))
+            yield from _find_wrong_quantities(value, field, depth + 1)
+        elif isinstance(value, dict):
+            wrong = (item for item in value.items() if not _is_quantity(item[1]))
+            yield from (f"{field}[{name[:_LONGEST_KEY]}]: {numerals.shorten(one)!r}" for name, one in wrong)
         elif not _is_quantity(value):
-            yield f"{path}.{key}: {value!r}"
+            yield f"{field}: {numerals.shorten(value)!r}"
 
 
 def _is_quantity(value: object) -> bool:

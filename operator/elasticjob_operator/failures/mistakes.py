@@ -19,6 +19,7 @@ _MISTAKES = re.compile(
 # What argparse and click say before they exit with 2.
 _USAGE = re.compile(r"(\S+: error: \S|Error: (No such |Got unexpected |Missing |Invalid value|Option ))")
 _USAGE_CODE = 2
+_LONGEST = 1024  # characters of a line
 
 
 def mistake_of(failures: Sequence[Failure]) -> str:
@@ -29,7 +30,7 @@ def mistake_of(failures: Sequence[Failure]) -> str:
 
 def _last_mistake(failure: Failure) -> str:
     for text in (failure.traceback, failure.message, failure.log_tail):
-        last = text.strip().rpartition("\n")[2].strip()
+        last = text.strip().rpartition("\n")[2].strip()[:_LONGEST]
         if _MISTAKES.match(last) or (failure.exit_code == _USAGE_CODE and _USAGE.match(last)):
             return last[:256]
     return ""

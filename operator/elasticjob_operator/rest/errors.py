@@ -9,6 +9,8 @@ from typing import Any, Final
 from elasticjob_operator import numerals
 
 MOST_WAIT_SECONDS: Final = 3600
+MOST_MESSAGE: Final = 4096  # characters: the API server repeats what tenants wrote, however long it is
+_MOST_REASON: Final = 256
 
 
 class ApiError(Exception):
@@ -42,10 +44,23 @@ def decode_error(status: int, data: bytes, retry_after: str | None = None) -> Ap
     text = data[:512].decode(errors="replace").strip()
     try:
         said = json.loads(data)
-        reason, message = str(said.get("reason") or ""), str(said.get("message") or text)
+        reason, message = _read(said, text)
     except (ValueError, AttributeError):
         reason, message = "", text
     return ApiError(status, reason, message, read_wait(retry_after))
+
+
+def _read(said: Mapping[str, Any], otherwise: str = "") -> tuple[str, str]:
+    """Reason and message of a metav1.Status, cut."""
+    return str(said.get("reason") or "")[:_MOST_REASON], _cut(str(said.get("message") or otherwise))
+
+
+def _cut(message: str) -> str:
+    """Its beginning and its end: the one says what was refused, the other why."""
+    if len(message) <= MOST_MESSAGE:
+        return message
+    half = MOST_MESSAGE // 2
+    return f"{message[: half - 1]} … {message[2 - half :]}"
 
 
 def read_wait(retry_after: str | None) -> float | None:
@@ -55,6 +70,4 @@ def read_wait(retry_after: str | None) -> float | None:
 
 def decode_watch_error(item: Mapping[str, Any]) -> ApiError:
     """The error in an event of type ERROR, with which the API server ends a watch."""
-    return ApiError(
-        numerals.read_count(item.get("code"), 999) or 500, str(item.get("reason") or ""), str(item.get("message") or "")
-    )
+    return ApiError(numerals.read_count(item.get("code"), 999) or 500, *_read(item))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from elasticjob_operator.apply import refusals
 from elasticjob_operator.plan.values import Kind
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import MOST_MESSAGE, ApiError, decode_error
 
 POD = ApiError(422, "Invalid", "spec.containers[0].image: Required value")
 QUOTA = ApiError(403, "Forbidden", "exceeded quota")
@@ -145,3 +148,22 @@ def test_a_refused_pod_names_the_field_and_its_author(
     assert problem is not None
     assert problem[0] == reason
     assert told in problem[1]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["spec.", "spec.a ", "a", "spec.containers[0].resources.requests: Invalid value: "])
+def test_however_long_the_message_is(text: str) -> None:
+    """The API server repeats the texts of a pod, which may have any length."""
+    said = f'Pod "p" is invalid: spec.{text * (1_000_000 // len(text))}: it is not there'
+    error = decode_error(422, json.dumps({"reason": "Invalid", "message": said}).encode())
+    assert len(error.message) <= MOST_MESSAGE
+    assert error.message.startswith('Pod "p" is invalid') and error.message.endswith("it is not there")
+    refusals.name_pod(error, {"spec": {"containers": []}})
+    refusals.find_unwritable(error, ["phase"])
+
+
+@pytest.mark.timeout(20)
+def test_however_long_a_key_is_above_many_numbers() -> None:
+    spec: Any = {"k" * 130_000: [0] * 60_000, "x": [{"y": {}}] * 10_000, "overhead": {"cpu": "bogus"}}
+    error = ApiError(400, "BadRequest", "quantities must match the regular expression")
+    assert refusals.name_pod(error, {"spec": spec}).message.endswith("; no quantities: spec.overhead[cpu]: 'bogus'")
