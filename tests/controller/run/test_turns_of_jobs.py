@@ -133,7 +133,7 @@ def pod_of(number: int, job: int) -> dict[str, Any]:
 async def test_others_have_the_loop_while_the_pool_counts_what_they_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Slow(capacity.count_devices)
+    slow = Slow(capacity.count_held)
     async with answering(answer_empty, tmp_path) as api:
         parts = Operator(Options(pools=(capacity.Pool("rest", "pods"),)), api)
         for number in range(20):
@@ -143,7 +143,7 @@ async def test_others_have_the_loop_while_the_pool_counts_what_they_hold(
             parts.cache.put_job(raw)
             parts.cache.put_pod(pod_of(0, number))
         assert parts.cache.count_pods() == 20
-        monkeypatch.setattr(capacity, "count_devices", slow)
+        monkeypatch.setattr(capacity, "count_held", slow)
         watch = asyncio.create_task(slow.watch())
         await parts.pool.decide()
         watch.cancel()
