@@ -58,6 +58,19 @@ def test_a_script_that_could_not_save_is_told_and_costs_nothing() -> None:
     assert not cluster.status.node_faults
 
 
+def test_more_ranks_that_cannot_save_than_are_kept_do_not_take_turns() -> None:
+    """Each pass would write another status."""
+    cluster = Cluster(make_spec(1, 40, replicas=40), nodes=40)
+    cluster.run_until(lambda: cluster.size == 40 and cluster.trains)
+    for index in range(40):
+        cluster.agent(index).cannot_save = True
+    cluster.edit(replicas=39)
+    cluster.run_until(lambda: len(cluster.status.failures) == 32)
+    first = [one.rank for one in cluster.status.failures]
+    cluster.run_until(lambda: cluster.generation == 2)
+    assert [one.rank for one in cluster.status.failures] == first
+
+
 def test_a_failed_agent_is_charged_once_though_its_pod_fails_too() -> None:
     cluster = started()
     cluster.give_up(1)
