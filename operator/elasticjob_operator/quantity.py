@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
@@ -49,3 +49,12 @@ def find_requests(container: Mapping[str, Any]) -> dict[str, object]:
     """The resources that a container requests, as written; a limit is the request if none is set."""
     resources = container.get("resources") or {}
     return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+
+
+def add_requests(containers: Iterable[Mapping[str, Any]]) -> dict[str, Decimal]:
+    """What containers request together, by resource. Raises ValueError if one is no quantity."""
+    total: dict[str, Decimal] = {}
+    for container in containers:
+        for name, amount in find_requests(container).items():
+            total[name] = total.get(name, Decimal(0)) + parse(amount)
+    return total

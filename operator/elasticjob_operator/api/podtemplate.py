@@ -24,7 +24,7 @@ _POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topol
 _CONTAINER_SHAPES = {"resources": "an object", "lifecycle": "an object", "image": "a text"}
 _CONTAINER_SHAPES |= dict.fromkeys(("env", "envFrom", "volumeMounts", "ports"), _OBJECTS)
 _CONTAINER_SHAPES |= dict.fromkeys(("command", "args"), _TEXTS)
-_ENTRY_SHAPES = ("name", "mountPath")  # texts, where an object of a list has them
+_ENTRY_TEXTS = ("name", "mountPath")  # of an object in a list
 _OS_LABEL: Final = "kubernetes.io/os"
 _RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
 
@@ -123,7 +123,7 @@ def _shaped(what: dict[str, Any], shapes: dict[str, str], path: str) -> dict[str
 
 
 def _check_entries(entries: Sequence[Mapping[str, Any]], path: str) -> None:
-    for name in _ENTRY_SHAPES:
+    for name in _ENTRY_TEXTS:
         given = list(map(operator.methodcaller("get", name), entries))  # there may be thousands
         if not set(map(type, given)) <= {str, NoneType}:
             i = next(i for i, value in enumerate(given) if not isinstance(value, str | None))

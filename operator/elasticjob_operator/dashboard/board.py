@@ -14,7 +14,7 @@ from elasticjob_operator.client import Change, Job
 from elasticjob_operator.client.samples import Sample, is_news, take_sample
 from elasticjob_operator.dashboard.listpage import Row, View, build_row, select
 
-_MOST_SAMPLES: Final = 60_000  # of all jobs: about 40 MB
+_MOST_SAMPLES: Final = 60_000  # of all jobs: about 40 MB of small ones
 _LEAST_SAMPLES: Final = 60  # of each job
 _ENOUGH_SAMPLES: Final = 1000
 

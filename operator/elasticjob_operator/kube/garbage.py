@@ -42,6 +42,5 @@ class Garbage:
         now = self._resident()
         if now >= self._before + STEP:
             self._collect(_YOUNG)
-            now = self._resident()
-            self._before = now
+            self._before = now = self._resident()
         self._before = min(self._before, now)

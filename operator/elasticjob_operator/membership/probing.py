@@ -74,9 +74,12 @@ def record(before: Sequence[api.PreflightStatus], situation: Situation) -> list[
     """The results by node, for the status: those of the nodes that are checked now, and older ones of others."""
     measures = list_measures(situation.workers)
     guilty = links.find_guilty(measures)
+    sound: dict[str, list[links.Measure]] = {node: [] for one in measures for node in one.nodes}
+    for one in measures:
+        for node in () if one.problem else one.nodes:
+            sound[node].append(one)
     found: dict[str, api.PreflightStatus] = {}
-    for node in sorted({node for one in measures for node in one.nodes}):
-        own = [one for one in measures if node in one.nodes and not one.problem]
+    for node, own in sorted(sound.items()):
         found[node] = api.PreflightStatus(
             node=node,
             passed=node not in guilty,

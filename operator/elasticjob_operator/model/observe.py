@@ -7,8 +7,10 @@ Times are in seconds since the epoch. This module makes no decisions.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 from elasticjob_operator import api, numerals, quantity
@@ -54,7 +56,7 @@ class Pod:
     template_hash: str = ""
     template_shape: str = ""
     sizes: tuple[podtemplate.Size, ...] = ()  # CPU and memory that its spec asks for
-    requests: tuple[tuple[str, str], ...] = ()  # resources of its containers, as written
+    requests: tuple[tuple[str, Decimal], ...] = ()  # of all its containers, by resource
     resize_problem: str = ""  # why the node has not given it these
     resource_version: str = ""
     is_shared: bool = False  # the job is not its only owner
@@ -156,6 +158,7 @@ class Job:
 
 MOST_INDEX: Final = 10**9 - 1
 MOST_CONDITIONS: Final = 64  # of a pod
+MOST_REQUESTS: Final = 128  # resources of a pod; no node has as many
 _KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # prefixes of a job's annotations
 
 
@@ -193,9 +196,11 @@ def _share(value: T) -> T:
     return value
 
 
-def _find_requests(containers: Sequence[Raw]) -> tuple[tuple[str, str], ...]:
-    found = (request for container in containers for request in quantity.find_requests(container).items())
-    return tuple((name, str(amount)) for name, amount in found)
+def _find_requests(containers: Sequence[Raw]) -> tuple[tuple[str, Decimal], ...]:
+    try:
+        return tuple(itertools.islice(quantity.add_requests(containers).items(), MOST_REQUESTS))
+    except ValueError:  # the API server has no such pod
+        return ()
 
 
 def observe_pod(raw: Raw) -> Pod | None:

@@ -96,19 +96,19 @@ def _note_unsaved(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdi
     """
     generation = status.rendezvous.generation
     known = {one.rank for one in status.failures if one.reason == classify.NOT_SAVED and one.generation == generation}
-    records = []
+    records: list[api.FailureStatus] = []
     for j in verdicts:
         agent = j.worker.agent if j.worker else None
         unsaved = agent.state.unsaved if agent else None
         if agent is None or unsaved is None or unsaved.generation != generation:
             continue
+        if len(known) + len(records) >= rank_failures.MOST_FAILURES:
+            break  # further ones would take the place of these, in each pass
         if (j.member.rank if unsaved.rank is None else unsaved.rank) in known:
             continue
         failure = classify.failure_of_agent(agent, j.member.node, unsaved, j.member.rank)
         failure = replace(failure, reason=classify.NOT_SAVED)
         records.append(reporting.failure_status(failure, generation, seen.now))
-        if len(records) == rank_failures.MOST_FAILURES:
-            break  # no more are kept
     if not records:
         return status
     return revise(status, last_failure=records[0], failures=rank_failures.merge(status.failures, records))

@@ -115,7 +115,7 @@ def count_held(pod: Pod, resource: str) -> int:
     """The devices that a pod holds, whatever the template of its job says by now."""
     if resource == "pods":
         return 1
-    return sum(count_units(resource, amount) for name, amount in pod.requests if name == resource)
+    return math.floor(dict(pod.requests).get(resource, 0) * _units_of(resource))
 
 
 def count_units(resource: str, amount: object) -> int:

@@ -16,10 +16,11 @@ _MOST_REASON: Final = 256
 class ApiError(Exception):
     """The API server rejected a request (`status` ≥ 400), or did not respond (`status` 0).
 
-    `reason` is that of the metav1.Status, or empty; `retry_after` is in seconds.
+    `reason` is that of the metav1.Status, or empty; `message` is cut; `retry_after` is in seconds.
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        message = _cut(message)
         super().__init__(f"{status} {reason}: {message}" if status else message)
         self.status = status
         self.reason = reason
@@ -51,8 +52,8 @@ def decode_error(status: int, data: bytes, retry_after: str | None = None) -> Ap
 
 
 def _read(said: Mapping[str, Any], otherwise: str = "") -> tuple[str, str]:
-    """Reason and message of a metav1.Status, cut."""
-    return str(said.get("reason") or "")[:_MOST_REASON], _cut(str(said.get("message") or otherwise))
+    """Reason and message of a metav1.Status."""
+    return str(said.get("reason") or "")[:_MOST_REASON], str(said.get("message") or otherwise)
 
 
 def _cut(message: str) -> str:

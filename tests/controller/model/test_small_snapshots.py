@@ -50,6 +50,11 @@ def make_pod(status: Mapping[str, Any] | None = None, **metadata: Any) -> dict[s
     return {"metadata": make_metadata(**metadata), "spec": spec, "status": status or {}}
 
 
+def with_requests(requests: Mapping[str, str]) -> dict[str, Any]:
+    container = {"name": "w", "resources": {"requests": requests}}
+    return {**make_pod(), "spec": {"nodeName": "n", "containers": [container]}}
+
+
 def wait(**waiting: str) -> dict[str, Any]:
     return {"containerStatuses": [{"name": "w", "state": {"waiting": waiting}}]}
 
@@ -77,6 +82,7 @@ PODS: Mapping[str, dict[str, Any]] = {
     "gated": make_pod({"conditions": [{"type": "PodScheduled", "status": "False", "reason": LONG, "message": LONG}]}),
     "disrupted": make_pod({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": LONG}]}),
     "conditions": make_pod({"conditions": [{"type": f"{n}{LONG[:9000]}", "status": LONG[:9000]} for n in range(500)]}),
+    "requests": with_requests({f"{number:03}.{LONG[:240]}/{LONG[:63]}": "1" for number in range(4000)}),
     "resized": make_pod({"conditions": [{"type": "PodResizePending", "status": "True", "message": LONG}]}),
 }
 

@@ -5,9 +5,7 @@ What names a queue or a class is where each scheduler's own users write it: in t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final
 
 from elasticjob_operator import api, quantity
@@ -79,19 +77,7 @@ def tie(pod: Object, job: Job, spec: api.Spec, new: NewPod) -> None:
 def find_least(spec: api.Spec) -> dict[str, str]:
     """The requests of `minReplicas` pods; empty where a quantity cannot be read: the API server says what is wrong."""
     try:
-        of_pod = _add(_requests(c) for c in spec.template["spec"]["containers"])
+        of_pod = quantity.add_requests(spec.template["spec"]["containers"])
     except ValueError:
         return {}
     return {name: quantity.write(amount * spec.min_replicas) for name, amount in sorted(of_pod.items())}
-
-
-def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
-    return {name: quantity.parse(value) for name, value in quantity.find_requests(container).items()}
-
-
-def _add(parts: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
-    total: dict[str, Decimal] = {}
-    for part in parts:
-        for name, amount in part.items():
-            total[name] = total.get(name, Decimal(0)) + amount
-    return total
