@@ -100,16 +100,18 @@ def test_who_is_left_behind_in_an_epoch_begins_again(tmp_path: Path) -> None:
         story.wait_for_epochs(2)
         story.start("c")
         world = hub.wait_for_world(3)
+        named = {pod.name: pod for pod in pods.pods.values()}
+        behind, ahead, lost = (named[name] for name in world.pods)  # in the order in which they have arrived
         story.steps.wait(lambda lines: any("lingers" in line for line in lines))
         hub.set_size(3)
         before = len(hub.regroups)
-        next(pod for pod in pods.pods.values() if pod.name == "c").kill()
+        lost.kill()
         hub.wait_for(lambda: len(hub.regroups) > before)
         story.start("d")
-        story.steps.wait(lambda _: "After step" in next(pod for pod in pods.pods.values() if pod.name == "b").log)
+        story.steps.wait(lambda _: "After step" in ahead.log)
         told.touch()
         story.wait_for_epochs(3, world)
-        assert "Other ranks had gone on from epoch" in next(pod for pod in pods.pods.values() if pod.name == "a").log
+        assert "Other ranks had gone on from epoch" in behind.log
     assert not list(find_mistakes(story.steps.read()))
 
 
