@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,28 @@ def test_what_is_told_of_a_container(code: int, reason: str, log: str, message: 
 def test_a_text_of_line_ends_alone_costs_few_steps() -> None:
     text = "\n" * 16_384
     assert count_calls(lambda: errortext.shorten(errortext.clean(text))) < 500
+
+
+LINES: Mapping[str, str] = {
+    "line ends": "\n" * 4096,
+    "rules": "-\n" * 2048,
+    "blanks": " \n" * 2048,
+    "words": "a\n" * 2048,
+    "frames that are none": ' File "\n' * 500,
+    "quotation marks": ' File "' + '"' * 4000,
+    "escapes": "\x1b[" * 2048,
+    "overwritten": "\r\n\n" * 1365,
+    "chained": f"{CHAINED[: CHAINED.index('Traceback', 9)]}" * 25,
+}
+
+
+@pytest.mark.parametrize("text", LINES.values(), ids=LINES.keys())
+def test_a_text_costs_as_much_whatever_it_is_made_of(text: str) -> None:
+    """A pod may say 4,096 characters at its end, and all pods of a job may end at once."""
+    calls = count_calls(lambda: _told(1, text))
+    assert calls < 1_500, calls
+
+
+def test_a_chain_of_any_length_is_read() -> None:
+    link = CHAINED[: CHAINED.index("Traceback", 9)]
+    assert errortext.split(link * 2_000 + SHORT).rest == ""

@@ -21,7 +21,7 @@ from elasticjob_operator.apply.refused_writes import RefusedWrites
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.served import Served
-from elasticjob_operator.plan.plan import Plan, plan
+from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.pool import capacity
 from elasticjob_operator.run import controller as controllers
 from elasticjob_operator.run.controller import Controller
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.timeout(60)
 JOBS = 300
 
 
-def job_of(number: int) -> dict[str, Any]:
+def job_of(number: int, namespace: str = "t") -> dict[str, Any]:
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
-        "metadata": {"name": f"j{number}", "namespace": "t", "uid": f"u{number}", "resourceVersion": "5"},
+        "metadata": {"name": f"j{number}", "namespace": namespace, "uid": f"u{number}", "resourceVersion": "5"},
         "spec": {"replicas": 1, "template": {"spec": {"containers": [{"name": "w", "image": "i"}]}}},
     }
 
@@ -117,7 +117,7 @@ async def answer_empty(request: web.Request) -> web.StreamResponse:
     return web.json_response({"items": []})
 
 
-def pod_of(number: int, job: int) -> dict[str, Any]:
+def pod_of(number: int, job: int, namespace: str = "t", says: str = "") -> dict[str, Any]:
     owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": f"j{job}", "uid": f"u{job}"}
     labels = {
         names.LABEL_APP: names.LABEL_APP_VALUE,
@@ -125,9 +125,12 @@ def pod_of(number: int, job: int) -> dict[str, Any]:
         names.LABEL_JOB_UID: f"u{job}",
         names.LABEL_INDEX: str(number),
     }
-    metadata: dict[str, Any] = {"name": names.pod_name(f"j{job}", number), "namespace": "t", "uid": f"p{job}-{number}"}
-    metadata |= {"labels": labels, "ownerReferences": [{**owner, "controller": True}], "resourceVersion": "1"}
-    return {"metadata": metadata, "spec": {"nodeName": "n", "containers": [{"name": "w"}]}, "status": {}}
+    metadata: dict[str, Any] = {"name": names.pod_name(f"j{job}", number), "namespace": namespace}
+    metadata |= {"uid": f"p{job}-{number}", "labels": labels, "resourceVersion": "1"}
+    metadata |= {"ownerReferences": [{**owner, "controller": True}]}
+    ended = {"name": "w", "state": {"terminated": {"exitCode": 1, "message": says}}}
+    status = {"phase": "Failed", "containerStatuses": [ended]} if says else {}
+    return {"metadata": metadata, "spec": {"nodeName": "n", "containers": [{"name": "w"}]}, "status": status}
 
 
 async def test_others_have_the_loop_while_the_pool_counts_what_they_hold(
@@ -162,9 +165,16 @@ async def test_the_faults_of_all_jobs_are_added_up_in_a_thread(tmp_path: Path, m
     assert (slow.in_loop, slow.in_threads) == (0, 1)
 
 
-@pytest.mark.parametrize(("pods", "in_loop"), [(1, True), (600, False)])
+@pytest.mark.parametrize(
+    ("pods", "says", "in_loop"),
+    [
+        pytest.param(1, "", True, id="one pod"),
+        pytest.param(600, "", False, id="many pods"),
+        pytest.param(60, "\n" * 4096, False, id="some pods that end with much to read"),
+    ],
+)
 async def test_a_large_job_is_planned_in_a_thread(
-    pods: int, in_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pods: int, says: str, in_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(plan)
     monkeypatch.setattr(controllers, "plan", slow)
@@ -172,7 +182,7 @@ async def test_a_large_job_is_planned_in_a_thread(
         parts = Operator(Options(), api)
         parts.cache.put_job(job_of(0))
         for number in range(pods):
-            parts.cache.put_pod(pod_of(number, 0))
+            parts.cache.put_pod(pod_of(number, 0, says=says))
         api.leadership.lend(math.inf)
         applier: Any = Nothing(parts.applier.recorder)
         controller = Controller(api, parts.cache, parts.hub, applier, parts.controller.config)
@@ -183,6 +193,41 @@ async def test_a_large_job_is_planned_in_a_thread(
         await controller.stop()
     assert bool(slow.in_loop) == in_loop
     assert bool(slow.in_threads) == (not in_loop)
+
+
+async def test_the_large_jobs_of_one_namespace_leave_a_thread_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every job is a large one here. One tenant has many, and each of their plans takes for ever."""
+    may_end, planned = threading.Event(), threading.Event()
+
+    def compute(seen: Seen, config: Config) -> Plan:
+        if seen.job.namespace == "greedy":
+            may_end.wait(50)
+        else:
+            planned.set()
+        return plan(seen, config)
+
+    monkeypatch.setattr(controllers, "plan", compute)
+    monkeypatch.setattr(controllers, "MOST_IN_LOOP", 0)
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        for number in range(100):
+            parts.cache.put_job(job_of(number, "greedy"))
+            parts.cache.put_pod(pod_of(0, number, "greedy"))
+        parts.cache.put_job(job_of(100, "modest"))
+        parts.cache.put_pod(pod_of(0, 100, "modest"))
+        api.leadership.lend(math.inf)
+        applier: Any = Nothing(parts.applier.recorder)
+        controller = Controller(api, parts.cache, parts.hub, applier, parts.controller.config)
+        controller.start()
+        try:
+            async with asyncio.timeout(20):
+                while not planned.is_set():  # noqa: ASYNC110 - set in a thread
+                    await asyncio.sleep(0.001)
+        finally:
+            may_end.set()
+            await controller.stop()
 
 
 async def test_others_have_the_loop_while_all_jobs_are_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

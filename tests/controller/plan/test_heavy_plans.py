@@ -1,0 +1,88 @@
+"""What is planned in the event loop, and not in a thread, is little: whatever pods and agents have said.
+
+A job of few pods may bring as much to read as one of thousands. The work is counted in calls of functions, which depend
+on nothing but the code: a hundred thousand of them take about a hundredth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from controller.builders import NOW, make_agent, make_job, make_pod, make_spec, make_world
+from controller.counted_work import count_calls
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.model.containers import Exit
+from elasticjob_operator.plan.plan import Seen, plan
+from elasticjob_operator.run.controller import MOST_IN_LOOP
+from elasticjob_operator.times import format_time
+
+MOST_CALLS = 250_000
+TEXTS: Mapping[str, str] = {
+    "line ends": "\n" * 16_384,
+    "words": "a\n" * 8_192,
+    "escapes": "\x1b[" * 8_192,
+    "tracebacks": "Traceback (most recent call last):\nE\n\nDuring handling of the above exception:\n\n" * 200,
+    "groups": "  + Exception Group Traceback\n" + "  | E: x\n" * 1_800,
+}
+
+
+def see(count: int, say: Callable[[int], Mapping[str, object]] | None = None, ended: str = "", phase: str = "") -> Seen:
+    """A job of so many pods, of whose agents each says something, or which have all ended."""
+    spec = make_spec(1, count, replicas=count, health={"preflight": "Network"})
+    running = api.Condition(type="Running", status="True", last_transition_time=format_time(NOW - 300))
+    status = api.Status(
+        template_hash=spec.template_hash,
+        start_time=format_time(NOW - 500),
+        rendezvous=make_world(1, tuple(range(count))) if phase != "starting" else api.RendezvousStatus(),
+        observed_generation=1,
+        conditions=[running],
+    )
+    pods = tuple(
+        make_pod(i, "Failed", exit=Exit(1, "Error", ended[:4096])) if ended else make_pod(i) for i in range(count)
+    )
+    agents = {f"u{i}": make_agent(i, phase, 1, said=say(i)) for i in range(count)} if say else {}
+    return Seen(job=make_job(spec, status), pods=pods, agents=agents, now=NOW, hub_started=NOW - 1000)
+
+
+def list_links(count: int, index: int) -> Mapping[str, object]:
+    others = [(index + step + 1) % count for step in range(64)]
+    links = tuple(wire.Link(uid=f"u{other}", seconds=0.1, bytes_per_second=4e8) for other in others)
+    return {"preflight": wire.Preflight(port=30_000 + index, links=links)}
+
+
+def fail(text: str) -> Mapping[str, object]:
+    return {"failure": wire.Failure(generation=1, rank=0, message=text[:4096], traceback=text[:16_384])}
+
+
+def hold_shards(index: int) -> Mapping[str, object]:
+    return {"shards": tuple(range(2048))}
+
+
+CASES: Mapping[str, Callable[[int], Seen]] = {
+    "nothing": lambda count: see(count),
+    "links": lambda count: see(count, lambda i: list_links(count, i), phase="starting"),
+    "shards": lambda count: see(count, hold_shards, phase="ready"),
+    **{f"pods with {name}": lambda count, text=text: see(count, ended=text) for name, text in TEXTS.items()},
+    **{
+        f"agents with {name}": lambda count, text=text: see(count, lambda i: fail(text), phase="failed")
+        for name, text in TEXTS.items()
+    },
+}
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
+def test_a_plan_that_costs_much_is_made_in_a_thread(make: Callable[[int], Seen]) -> None:
+    count = 8
+    plan(make(count))
+    while make(2 * count).weight <= MOST_IN_LOOP:
+        count *= 2
+    calls = count_calls(lambda: plan(make(count)))
+    made = count_calls(lambda: make(count))
+    assert calls - made <= MOST_CALLS, f"{calls - made} for {count} pods of weight {make(count).weight}"
+
+
+def test_a_job_of_ordinary_size_is_planned_at_once() -> None:
+    assert see(100, lambda i: fail("ValueError: x\n" * 20), phase="failed").weight <= MOST_IN_LOOP
