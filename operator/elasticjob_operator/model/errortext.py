@@ -16,13 +16,15 @@ TAIL_CHARACTERS = 4096
 KUBELET_BYTES = 2048  # of a log that the kubelet stores in a termination message
 
 _HEADING = "Traceback (most recent call last)"
-_FRAME = re.compile(r'\s+File ".*", line \d+')
+_FRAME = re.compile(r'^[^\S\n]+File ".*", line \d+', re.MULTILINE)
+_WORDS = re.compile(r"^.*[^\W_].*$", re.MULTILINE)  # a line with a letter or a digit
 _GROUP = "  + Exception Group Traceback"
 _IN_GROUP = re.compile(r"\s+\| ([A-Za-z_][\w.]*(?:: .*)?)$")  # an exception, not what is indented below a heading
 MEMBERS = 3  # of a group of exceptions that are named
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _LOG_PREFIX = re.compile(r"\[|[EWIF]\d{4} |\d{4}-\d\d-\d\d|elasticjob: ")
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+_OVERWRITTEN = re.compile(r"^.*\r(?=[^\r\n])|\r+$", re.MULTILINE)  # what a progress bar has drawn before
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -36,9 +38,8 @@ class Split:
 
 def clean(text: str) -> str:
     """The text as a terminal would finally show it: without overwritten progress bars and escape sequences."""
-    text = _ESCAPES.sub("", text).replace("\r\n", "\n")
-    if "\r" in text:
-        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    text = _ESCAPES.sub("", text) if "\x1b" in text else text
+    text = _OVERWRITTEN.sub("", text.replace("\r\n", "\n"))
     return _CONTROL.sub("", text)  # of all lines at once: a tenant's text may be nothing but line ends
 
 
@@ -54,25 +55,28 @@ def split(log: str) -> Split:
 
     A truncated log may begin inside the traceback.
     """
-    lines = clean(log).splitlines()
-    start = next((i for i, line in enumerate(lines) if _HEADING in line), None)
-    if start is None:
-        start = next((i for i, line in enumerate(lines) if _FRAME.match(line)), None)
-    if start is None:
-        return Split("\n".join(lines), "")
+    text = clean(log)
+    at = text.find(_HEADING)
+    if at < 0:
+        frame = _FRAME.search(text)
+        at = frame.start() if frame else -1
+    if at < 0:
+        return Split(text.removesuffix("\n"), "")
+    lines, start = text.splitlines(), text.count("\n", 0, at)
     end = _end_of_chain(lines, start)
     return Split("\n".join([*lines[:start], *lines[end:]]).strip("\n"), "\n".join(lines[start:end]))
 
 
 def _end_of_chain(lines: list[str], start: int) -> int:
     """The index after the last traceback that is chained to the one that starts at `start`."""
-    end = _end_of_one(lines, start)
-    following = end
-    while following < len(lines) and (not lines[following].strip() or lines[following].startswith(_CHAINED)):
-        following += 1
-    if following < len(lines) and _HEADING in lines[following] and lines[following - 2].startswith(_CHAINED):
-        return _end_of_chain(lines, following)
-    return end
+    while True:
+        following = end = _end_of_one(lines, start)
+        while following < len(lines) and (not lines[following].strip() or lines[following].startswith(_CHAINED)):
+            following += 1
+        is_chained = following < len(lines) and lines[following - 2].startswith(_CHAINED)
+        if not is_chained or _HEADING not in lines[following]:
+            return end
+        start = following
 
 
 def _end_of_one(lines: list[str], start: int) -> int:
@@ -111,5 +115,5 @@ def shorten(traceback: str) -> str:
 
 def last_word(log: str) -> str:
     """The last line of a log that contains words; a rule of dashes does not count."""
-    lines = [line.strip() for line in clean(log).splitlines()]
-    return next((line for line in reversed(lines) if any(c.isalnum() for c in line)), "")[:LINE_LENGTH]
+    lines = _WORDS.findall(clean(log))
+    return lines[-1].strip()[:LINE_LENGTH] if lines else ""

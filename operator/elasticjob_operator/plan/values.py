@@ -89,6 +89,19 @@ class Seen:
         return why if spec is not None and spec.template_hash == template else ""
 
     @property
+    def weight(self) -> int:
+        """How much there is to plan with, in pods: what pods and agents have said counts, too."""
+        texts = sum(len(pod.exit.message) for pod in self.pods if pod.exit)
+        items = 0
+        for agent in self.agents.values():
+            state = agent.state
+            items += len(state.shards) // 8 + (len(state.preflight.links) if state.preflight else 0)
+            texts += sum(
+                len(one.traceback or "") + len(one.message or "") for one in (state.failure, state.unsaved) if one
+            )
+        return len(self.pods) + len(self.job.status.rendezvous.members) + texts // 256 + items
+
+    @property
     def step(self) -> int | None:
         """The highest step that any rank reported."""
         steps = [a.progress.step for a in self.agents.values() if a.progress and a.progress.step is not None]

@@ -7,6 +7,7 @@ Between passes, only the API server's latest rejection of a write is remembered.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from elasticjob_operator.integrations.queue import Queue
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Slots
+from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.membership import directives
 from elasticjob_operator.model import contests
 from elasticjob_operator.model.observe import Job
@@ -44,7 +46,7 @@ CONTEST_SECONDS = 600.0  # between two events about writers who fight about the 
 TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
 SHORTEST_PAUSE = 0.1  # after an error
-MOST_IN_LOOP = 500  # pods and members of a job that is planned in the event loop
+MOST_IN_LOOP = 500  # the weight of a job that is planned in the event loop
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
 PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
@@ -112,6 +114,7 @@ class Controller:
         self._slots = Slots(parallel, share=(parallel + 1) // 2)
         self._loops: dict[JobKey, _Loop] = {}
         self._order, self._turn = asyncio.Lock(), Turn()
+        self._threads = Threads("plan")
         self._tasks: set[asyncio.Task[None]] = set()
         self._asleep: dict[JobKey, None] = {}  # those that `wake_all` has still to wake, in order
         self._waking: asyncio.Task[None] | None = None
@@ -160,6 +163,7 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.close()
         await self._applier.recorder.close()
 
     def wake(self, key: JobKey) -> None:
@@ -292,9 +296,9 @@ class Controller:
 
     async def _plan(self, seen: Seen) -> Plan:
         """The plan; of a large job from a thread, to which frozen values go, and from which a frozen value comes."""
-        if len(seen.pods) + len(seen.job.status.rendezvous.members) <= MOST_IN_LOOP:
+        if seen.weight <= MOST_IN_LOOP:
             return plan(seen, self.config)
-        return await asyncio.to_thread(plan, seen, self.config)
+        return await self._threads.run(seen.job.key, functools.partial(plan, seen, self.config))
 
     def _hold_back(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
         """The plan without what the API server has refused, until that is tried again."""

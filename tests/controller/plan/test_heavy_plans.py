@@ -62,7 +62,7 @@ def hold_shards(index: int) -> Mapping[str, object]:
 
 
 CASES: Mapping[str, Callable[[int], Seen]] = {
-    "nothing": lambda count: see(count),
+    "nothing": see,
     "links": lambda count: see(count, lambda i: list_links(count, i), phase="starting"),
     "shards": lambda count: see(count, hold_shards, phase="ready"),
     **{f"pods with {name}": lambda count, text=text: see(count, ended=text) for name, text in TEXTS.items()},
