@@ -6,6 +6,7 @@ on nothing but the code: a hundred thousand of them take about a hundredth of a 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -57,6 +58,10 @@ def fail(text: str) -> Mapping[str, object]:
     return {"failure": wire.Failure(generation=1, rank=0, message=text[:4096], traceback=text[:16_384])}
 
 
+def see_failed(text: str, count: int) -> Seen:
+    return see(count, lambda index: fail(text), phase="failed")
+
+
 def hold_shards(index: int) -> Mapping[str, object]:
     return {"shards": tuple(range(2048))}
 
@@ -65,11 +70,8 @@ CASES: Mapping[str, Callable[[int], Seen]] = {
     "nothing": see,
     "links": lambda count: see(count, lambda i: list_links(count, i), phase="starting"),
     "shards": lambda count: see(count, hold_shards, phase="ready"),
-    **{f"pods with {name}": lambda count, text=text: see(count, ended=text) for name, text in TEXTS.items()},
-    **{
-        f"agents with {name}": lambda count, text=text: see(count, lambda i: fail(text), phase="failed")
-        for name, text in TEXTS.items()
-    },
+    **{f"pods with {name}": functools.partial(see, ended=text) for name, text in TEXTS.items()},
+    **{f"agents with {name}": functools.partial(see_failed, text) for name, text in TEXTS.items()},
 }
 
 
