@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -42,6 +43,48 @@ def test_an_autoscaler_that_may_not_be_made_names_the_remedy() -> None:
     named = refusals.name_child(Kind.AUTOSCALER, QUOTA)
     assert refusals.is_refusal(named)
     assert "install the operator's chart with rbac.autoscaling=true" in named.message
+
+
+LONG = "x" * 250_000
+DEVICES = {"requests": {f"{number}/{LONG}": "1" for number in range(16)}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "message"),
+    [
+        pytest.param(
+            {"containers": [{"name": LONG, "resources": {"requests": {f"a/{n}": "1" for n in range(16)}}}]},
+            "Limit must be set for non overcommitable resources",
+            id="a container without limits",
+        ),
+        pytest.param(
+            {"containers": [{"name": "w", "resources": DEVICES}]},
+            "Limit must be set for non overcommitable resources",
+            id="resources without limits",
+        ),
+        pytest.param(
+            {"containers": [{"name": "w", "resources": {"limits": {f"{n}/{LONG}": "x" for n in range(16)}}}]},
+            "quantities must match",
+            id="amounts that are none",
+        ),
+        pytest.param(
+            {"containers": [{"name": LONG}]},
+            "spec.containers[0].resources.requests: Invalid value: 2: must be less than or equal to cpu limit",
+            id="a limit that was added",
+        ),
+    ],
+)
+def test_what_is_told_of_a_pod_is_cut_where_it_is_made(pod: dict[str, Any], message: str) -> None:
+    error = ApiError(422, "Invalid", message)
+    refusals.name_pod(error, {"spec": pod})
+    tracemalloc.start()
+    try:
+        told = refusals.name_pod(error, {"spec": pod}).message
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert told != message
+    assert most < 100_000, f"{most} bytes"
 
 
 @pytest.mark.parametrize(
@@ -167,3 +210,41 @@ def test_however_long_a_key_is_above_many_numbers() -> None:
     spec: Any = {"k" * 130_000: [0] * 600_000, "x": [{"y": {}}] * 10_000, "overhead": {"cpu": "bogus"}}
     error = ApiError(400, "BadRequest", "quantities must match the regular expression")
     assert refusals.name_pod(error, {"spec": spec}).message.endswith("; no quantities: spec.overhead[cpu]: 'bogus'")
+
+
+def invalid(*causes: tuple[str, str], padding: str = "") -> ApiError:
+    """The API server's answer to a pod that is not valid: it repeats what was sent, at any length."""
+    said = [{"reason": "FieldValueInvalid", "field": field, "message": message} for field, message in causes]
+    listed = ", ".join(f"{field}: {message}" for field, message in causes)
+    text = f'Pod "{padding}" is invalid: [{listed}]{padding}'
+    body = {"kind": "Status", "reason": "Invalid", "message": text, "details": {"causes": said}, "code": 422}
+    return decode_error(422, json.dumps(body).encode())
+
+
+SHM = ("spec.containers[0].volumeMounts[2].mountPath", 'Invalid value: "/dev/shm": must be unique')
+
+
+def test_what_the_api_server_refuses_is_read_from_its_list_and_not_from_its_text() -> None:
+    assert refusals.is_shm_taken(invalid(SHM))
+    assert refusals.is_shm_taken(invalid(SHM, padding="x" * 9000)), "the text is cut in the middle"
+    many = [(f"spec.containers[{number}].image", "Required value: " + "x" * 9000) for number in range(50)]
+    assert refusals.is_shm_taken(invalid(*many, SHM))
+    quoted = ("metadata.labels", 'Invalid value: "mountPath: Invalid value: "/dev/shm": must be unique"')
+    assert not refusals.is_shm_taken(invalid(quoted))
+
+
+def test_a_field_that_a_webhook_has_added_is_found_behind_a_long_text() -> None:
+    error = invalid(("spec.priority", "Invalid value: 5: no"), padding="x" * 9000)
+    named = refusals.name_pod(error, {"spec": {"containers": []}})
+    assert named.reason == "PodAltered"
+    assert named.message.startswith("the API server rejects the pod for spec.priority, which is not in spec.template")
+
+
+def test_a_status_is_written_without_the_field_that_is_named_behind_a_long_text() -> None:
+    error = invalid(("status.progress.step", "Invalid value: 1: no"), padding="x" * 9000)
+    assert refusals.find_unwritable(error, ["progress", "goodput"]) == ("progress",)
+
+
+def test_of_a_long_list_so_much_is_kept_as_can_be_looked_through() -> None:
+    error = invalid(*((f"spec.x[{number}]", "y" * 9000) for number in range(2_000)))
+    assert sum(map(len, error.causes)) < 300_000

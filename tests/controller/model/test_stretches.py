@@ -15,7 +15,7 @@ import pytest
 
 from controller.builders import NOW
 from controller.counted_work import count_calls
-from elasticjob_operator.api import names
+from elasticjob_operator.api import names, podtemplate
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.model import reading
 from elasticjob_operator.model.observe import Job, observe_job, observe_pod
@@ -129,6 +129,36 @@ def _models_are_built() -> None:
 def test_a_large_spec_costs_no_long_step(spec: Mapping[str, Any]) -> None:
     steps = list_steps(make_raw(spec))
     assert max(steps.values()) <= MOST_CALLS, steps
+
+
+def test_a_pod_of_many_containers_costs_no_long_step() -> None:
+    """Whoever may create pods makes one that looks like the job's."""
+    amounts = {"cpu": "1m", "memory": "1"}
+    containers = [{"name": f"c{number}", "resources": {"limits": amounts}} for number in range(15_000)]
+    labels = {names.LABEL_JOB: "j", names.LABEL_JOB_UID: "u", names.LABEL_INDEX: "0"}
+    raw = {"metadata": {"name": "j-worker-0", "uid": "p", "labels": labels}, "spec": {"containers": containers}}
+    assert count_calls(lambda: observe_pod(raw)) <= MOST_CALLS
+
+
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_a_pod_has_no_more_containers_than_a_node_runs(kind: str) -> None:
+    spec = with_pod()
+    spec["template"]["spec"][kind] = [
+        {"name": f"c{number}", "image": "x"} for number in range(podtemplate.MOST_CONTAINERS)
+    ]
+    assert not observe_job(json.loads(make_raw(spec))).problems
+    spec["template"]["spec"][kind].append({"name": "more", "image": "x"})
+    (problem,) = observe_job(json.loads(make_raw(spec))).problems
+    assert f"spec.{kind} has 257 entries; the limit is 256" in str(problem)
+
+
+def test_a_pod_names_no_more_amounts_than_a_node_has() -> None:
+    limits = {f"r{number}": "1" for number in range(256)}
+    spec = with_containers(4, resources={"limits": limits})
+    assert not observe_job(json.loads(make_raw(spec))).problems
+    spec["template"]["spec"]["containers"].append({"name": "more", "resources": {"requests": {"cpu": "1"}}})
+    (problem,) = observe_job(json.loads(make_raw(spec))).problems
+    assert "its containers name 1025 amounts of resources; the limit is 1024" in str(problem)
 
 
 @pytest.mark.parametrize("metadata", METADATA.values(), ids=METADATA.keys())

@@ -14,9 +14,10 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from controller.builders import NOW, make_job, make_pod
+from controller.counted_work import count_calls
 from controller.integrations.kueue.test_quota import JOB, SETTINGS, condition, write
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.integrations.kueue import following, names
+from elasticjob_operator.integrations.kueue import following, manifests, names
 from elasticjob_operator.integrations.kueue.integration import Kueue
 from elasticjob_operator.integrations.kueue.store import Store
 from elasticjob_operator.kube.intake import Intake
@@ -203,3 +204,15 @@ async def test_what_was_refused_is_told_until_it_is_not_wanted_any_more(tmp_path
         await kueue.settle(QUEUED, PODS, Plan(QUEUED.status, asks=2), NOW)
         quota = watched.look()
         assert quota is not None and quota.message == "ClusterQueue team has admitted 2 pods"
+
+
+async def test_a_job_has_no_more_workloads_than_it_may_ask_for(tmp_path: Path) -> None:
+    """Whoever may write Workloads makes thousands in the name of one job. They cost little, and most of them go."""
+    async with integrated(Server(), tmp_path) as watched:
+        await watched.wait_for("Pending")
+        for first in range(2_000):
+            raw = write(first, 2)
+            raw["metadata"] |= {"uid": f"w{first}", "name": manifests.workload_name(QUEUED, first)}
+            watched.kueue.store.put_workload(raw)
+        calls = count_calls(lambda: watched.look())
+    assert calls < 50_000, calls

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from controller.builders import make_job, make_spec
+from controller.builders import make_job, make_pod, make_spec
+from controller.counted_work import count_work
 from elasticjob_operator.apply import manifests as objects
 from elasticjob_operator.integrations.kueue import manifests, names
 from elasticjob_operator.integrations.kueue.asking import Create, Set, Wish, decide
@@ -231,20 +232,23 @@ def test_a_workload_stands_for_what_its_pods_need(change: dict[str, Any], is_gen
     raw = write(job=job)
     (container,) = raw["spec"]["podSets"][0]["template"]["spec"]["containers"]
     container |= change
-    assert manifests.is_genuine(see(raw), job) is is_genuine
-    assert manifests.is_genuine(see(raw), make_costly(claims=[])), "another template: of the pods that are there"
+    assert manifests.is_genuine(see(raw), job, manifests.find_needed(job)) is is_genuine
+    other = make_costly(claims=[])
+    assert manifests.is_genuine(see(raw), other, manifests.find_needed(other)), (
+        "another template: of the pods that are there"
+    )
 
 
 def test_a_workload_has_the_name_that_we_give_it() -> None:
     raw = write()
     raw["metadata"]["name"] = "more-of-the-same"
-    assert not manifests.is_genuine(see(raw), JOB)
+    assert not manifests.is_genuine(see(raw), JOB, manifests.find_needed(JOB))
 
 
 def test_no_count_is_counted_out() -> None:
     raw = admit(2, 2**63)
     quota = read(admit(), raw)
-    assert quota.pods == 2**31 + 1
+    assert quota.pods == 100_002
     assert list(quota.open_indices(4)) == [0, 1, 2, 3]
     assert decide(Wish(SPEC, "gpus", 4), [admit(), raw], ()) != ()
 
@@ -275,3 +279,36 @@ def test_a_release_clears_the_admission() -> None:
 )
 def test_workloads_of_others_are_none_of_ours(metadata: dict[str, Any]) -> None:
     assert observe_workload({"metadata": metadata}) is None
+
+
+def test_a_workload_that_was_admitted_in_part_stands_for_that_part() -> None:
+    """Kueue admits fewer pods than asked for where a Workload allows it; ours do not, but others may make one."""
+    partly = admit(0, 4, assignment={"count": 2})
+    quota = read(partly)
+    assert (quota.pods, [quota.covers(i) for i in range(4)]) == (2, [True, True, False, False])
+    asked = [write for write in decide(Wish(SPEC, "gpus", 4), [partly], ()) if isinstance(write, Create)]
+    assert asked == [Create(2, 1), Create(3, 1)], "the rest is asked for"
+    back = admit(0, 4, assignment={"count": 3}, reclaimablePods=[{"name": names.POD_SET, "count": 2}])
+    assert read(back).pods == 2, "what was given back counts from all that was asked for"
+
+
+def test_pods_that_two_workloads_cover_have_quota_once() -> None:
+    quota = read(admit(0, 3), admit(2, 4), admit(1, 2))
+    assert (quota.pods, list(quota.open_indices(9))) == (6, [0, 1, 2, 3, 4, 5])
+    assert [quota.covers(i) for i in (0, 2, 3, 5, 6)] == [True, True, True, True, False]
+
+
+def test_many_workloads_cost_as_much_each_however_many_there_are() -> None:
+    def count(many: int) -> int:
+        workloads = [admit(first, 5) for first in range(many)]
+        pods = [make_pod(index) for index in range(0, many, 2)]
+        wish = Wish(SPEC, "gpus", many)
+
+        def look() -> None:
+            quota = read(*workloads)
+            assert all(quota.covers(pod.index) for pod in pods)
+            decide(wish, workloads, pods)
+
+        return count_work(look)
+
+    assert count(200) < 2.6 * count(100)
