@@ -11,7 +11,7 @@ from elasticjob_operator.api import bounds, podtemplate, wire
 from elasticjob_operator.apply import events
 from elasticjob_operator.dashboard import streams
 from elasticjob_operator.history import faulty_nodes, rank_failures, worlds
-from elasticjob_operator.integrations.kueue import asking
+from elasticjob_operator.integrations.kueue import asking, integration
 from elasticjob_operator.kube import json_stream
 from elasticjob_operator.launch import bundle, function
 from elasticjob_operator.plan import reporting
@@ -26,7 +26,9 @@ LIMITS = {
     "bytes of an ElasticJobTemplate": bounds.MOST_TEMPLATE_BYTES,
     "levels of a spec": bounds.MOST_DEPTH,
     "values in a spec": bounds.MOST_VALUES,
+    "containers of a pod, and init containers": podtemplate.MOST_CONTAINERS,
     "resources that a container names": podtemplate.MOST_RESOURCES,
+    "amounts of resources that a pod names": podtemplate.MOST_AMOUNTS,
     "processes of a pod": podtemplate.MOST_PROCESSES,
     "values in an object of the API server": json_stream.MOST_VALUES,
     "sizes of a job that the pool compares": rounds.MOST_SIZES,
@@ -44,6 +46,7 @@ LIMITS = {
     "metrics in a report of a script": progress.MAX_METRICS,
     "metrics of a job that become series of Prometheus": metrics.MOST_NAMES,
     "increments in which a queued job asks for quota": asking.MOST_INCREMENTS,
+    "Workloads of a queued job": integration.MOST_WORKLOADS,
     "dimensions of a tensor that `elasticjob.collectives` send": layout.MOST_DIMENSIONS,
     "streams of a dashboard": streams.MOST_STREAMS,
     "streams of one viewer of a dashboard": streams.MOST_OF_ONE,

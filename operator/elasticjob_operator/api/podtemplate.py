@@ -40,9 +40,11 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
         raise ValueError("spec.containers[].name is missing: every container needs a name")
     spec = _shaped(spec, _POD_SHAPES, "spec")
-    for kind in ("containers", "initContainers"):
+    _check_number(spec)
+    for kind in _KINDS:
         if kind in spec:
             spec[kind] = [_container(c, f"spec.{kind}[{i}]") for i, c in enumerate(spec[kind])]
+    _check_amounts_of_all(spec)
     _check_restarts(spec, "spec")
     _check_texts(spec.get("nodeSelector") or {}, "spec.nodeSelector[{}]")
     _check_system(spec)
@@ -52,6 +54,29 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
         if container["name"] == trainer:  # others may serve it for as long as they like
             _check_restarts(container, f"spec.containers[{i}]")
     return {**template, "spec": spec}
+
+
+_KINDS: Final = ("containers", "initContainers")
+MOST_CONTAINERS: Final = 256  # of either kind; no node runs as many for one pod
+MOST_RESOURCES: Final = 256  # of a container; no node has as many
+MOST_AMOUNTS: Final = 1024  # requests and limits of a pod
+
+
+def _check_number(spec: Mapping[str, Any]) -> None:
+    """Whoever compares sizes, or asks for quota, looks at each container of each pod."""
+    for kind in _KINDS:
+        if len(found := spec.get(kind) or ()) > MOST_CONTAINERS:
+            raise ValueError(
+                f"spec.{kind} has {len(found)} entries; the limit is {MOST_CONTAINERS}: leave out the others"
+            )
+
+
+def _check_amounts_of_all(spec: Mapping[str, Any]) -> None:
+    resources = [c.get("resources") or {} for kind in _KINDS for c in spec.get(kind) or ()]
+    amounts = sum(len(one.get(kind) or ()) for one in resources for kind in _RESOURCE_SHAPES)
+    if amounts > MOST_AMOUNTS:
+        told = f"its containers name {amounts} amounts of resources; the limit is {MOST_AMOUNTS}: leave out the others"
+        raise ValueError(told)
 
 
 def _check_restarts(where: Mapping[str, Any], path: str) -> None:
@@ -88,9 +113,6 @@ def _container(container: dict[str, Any], path: str) -> dict[str, Any]:
         for kind in _RESOURCE_SHAPES:
             _check_amounts(shaped["resources"].get(kind) or {}, f"{path}.resources.{kind}")
     return shaped
-
-
-MOST_RESOURCES: Final = 256  # of a container; no node has as many
 
 
 def _check_amounts(amounts: Mapping[str, Any], path: str) -> None:

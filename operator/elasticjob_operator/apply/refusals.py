@@ -28,6 +28,7 @@ _NO_POLICY: Final = (
 _ALTERED: Final = "PodAltered"
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
 _WRONG_FIELD: Final = re.compile(r"\bspec\.(\w{1,64}+)[^\s:]{0,256}+: (?:Invalid|Unsupported|Duplicate) value")
+_SHM_TAKEN: Final = re.compile(r'\bspec\.\S{1,256}\.mountPath: Invalid value: "/dev/shm": must be unique')
 _NO_LIMIT: Final = "Limit must be set for non overcommitable resources"
 # A request above a limit; the limit is of the same container.
 _ABOVE_LIMIT: Final = re.compile(
@@ -51,7 +52,7 @@ def explain_trouble(error: ApiError) -> tuple[str, str] | None:
 
 def is_shm_taken(error: ApiError) -> bool:
     """Whether a pod was rejected because something else mounts /dev/shm too: a webhook, after the operator."""
-    return error.status == 422 and 'mountPath: Invalid value: "/dev/shm": must be unique' in error.message
+    return error.status == 422 and any(map(_SHM_TAKEN.search, error.causes))
 
 
 def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
@@ -61,12 +62,12 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     if "quantities must match" in error.message:
         wrong = ", ".join(itertools.islice(_find_wrong_quantities(pod["spec"], "spec"), _MOST_TOLD))
         return ApiError(error.status, error.reason, f"{error.message}; no quantities: {wrong}") if wrong else error
-    if _NO_LIMIT in error.message:
+    if any(_NO_LIMIT in cause for cause in error.causes):
         wrong = ", ".join(itertools.islice(_find_unlimited(pod["spec"]), _MOST_TOLD))
         return ApiError(error.status, error.reason, f"{error.message}; no limit: {wrong}") if wrong else error
     if limited := _find_added_limit(error, pod["spec"]):
         return ApiError(error.status, _ALTERED, f"{limited}: {error.message}")
-    field = _WRONG_FIELD.search(error.message)
+    field = next(filter(None, map(_WRONG_FIELD.search, error.causes)), None)
     if field is None or field[1] in pod["spec"]:
         return error
     return ApiError(
@@ -84,18 +85,19 @@ def _find_unlimited(spec: Mapping[str, Any]) -> Iterator[str]:
             resources = container.get("resources") or {}
             limits = resources.get("limits") or {}
             lacking = [name for name in resources.get("requests") or () if "/" in name and name not in limits]
-            yield from (f"resources.limits[{name}] of container {container.get('name')!r}" for name in lacking)
+            where = _quote(container.get("name"))
+            yield from (f"resources.limits[{_cut(name)}] of container {where}" for name in lacking)
 
 
 def _find_added_limit(error: ApiError, spec: Mapping[str, Any]) -> str:
     """Whose limit is below its request although the pod was sent without it; "" if nobody's is."""
-    for kind, at, resource in _ABOVE_LIMIT.findall(error.message):
+    for kind, at, resource in itertools.chain.from_iterable(map(_ABOVE_LIMIT.findall, error.causes)):
         container: Mapping[str, Any] = next(
             (one for index, one in enumerate(spec.get(kind) or ()) if str(index) == at), {}
         )
         if resource not in ((container.get("resources") or {}).get("limits") or {}):
             return (
-                f"container {container.get('name')!r} has no resources.limits[{resource}] in spec.template: a "
+                f"container {_quote(container.get('name'))} has no resources.limits[{resource}] in spec.template: a "
                 "LimitRange of the namespace or a webhook has set one below what it requests; set it yourself"
             )
     return ""
@@ -112,14 +114,23 @@ def _find_wrong_quantities(raw: object, path: str, depth: int = 0) -> Iterator[s
     if not isinstance(raw, dict):
         return
     for key, value in raw.items():
-        field = f"{path}.{key[:_LONGEST_KEY]}"
+        field = f"{path}.{_cut(key)}"
         if key not in _QUANTITIES:
             yield from _find_wrong_quantities(value, field, depth + 1)
         elif isinstance(value, dict):
             wrong = (item for item in value.items() if not _is_quantity(item[1]))
-            yield from (f"{field}[{name[:_LONGEST_KEY]}]: {numerals.shorten(one)!r}" for name, one in wrong)
+            yield from (f"{field}[{_cut(name)}]: {numerals.shorten(one)!r}" for name, one in wrong)
         elif not _is_quantity(value):
             yield f"{field}: {numerals.shorten(value)!r}"
+
+
+def _cut(name: str) -> str:
+    """A name as it is told: its author may have made it as long as the object."""
+    return name[:_LONGEST_KEY]
+
+
+def _quote(name: object) -> str:
+    return repr(_cut(name) if isinstance(name, str) else None)
 
 
 def _is_quantity(value: object) -> bool:
@@ -143,7 +154,7 @@ def find_unwritable(error: ApiError, patch: Collection[str]) -> tuple[str, ...]:
     if error.status != 422:
         return ()
     informative = set(patch) - reading.DECIDING
-    named = set(_STATUS_FIELD.findall(error.message))
+    named = set(itertools.chain.from_iterable(map(_STATUS_FIELD.findall, error.causes)))
     return tuple(sorted(informative & named or informative))
 
 

@@ -222,6 +222,7 @@ def observe_pod(raw: Raw) -> Pod | None:
     found = containers.find_trainer(spec, status, trainer)
     created = parse_time(metadata.get("creationTimestamp")) or 0.0
     some = list(conditions.items())[:MOST_CONDITIONS]
+    asking = (spec.get("containers") or ())[: podtemplate.MOST_CONTAINERS]
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -251,8 +252,8 @@ def observe_pod(raw: Raw) -> Pod | None:
         conditions=tuple(sorted((t[:LONGEST_REASON], c.get("status", "")[:LONGEST_REASON]) for t, c in some)),
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")[:LONGEST_REASON],
         template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, "")[:LONGEST_REASON],
-        sizes=_share(podtemplate.find_sizes(spec.get("containers") or ())),
-        requests=_share(_find_requests(spec.get("containers") or ())),
+        sizes=_share(podtemplate.find_sizes(asking)),
+        requests=_share(_find_requests(asking)),
         resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),
         is_shared=ownership.is_shared(metadata),

@@ -5,6 +5,7 @@ A job without a queue has no `Quota`. One with a queue runs only pods that a sha
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Quota:
     is_admitted: bool
     reason: str
     message: str
-    shares: tuple[Share, ...] = ()
+    shares: tuple[Share, ...] = ()  # in the order of their indices, of which none is in two
     is_sent_on: bool = False  # once it is admitted, the job runs in another cluster, which says how it is
 
     @property
@@ -50,13 +51,18 @@ class Quota:
         return sum(share.count for share in self.shares)
 
     def covers(self, index: int) -> bool:
-        return any(index in share.indices for share in self.shares)
+        return self._find(index) is not None
 
     def placement(self, index: int) -> Placement | None:
-        return next((share.placement for share in self.shares if index in share.indices), None)
+        share = self._find(index)
+        return share.placement if share is not None else None
+
+    def _find(self, index: int) -> Share | None:
+        at = bisect.bisect_right(self.shares, index, key=lambda share: share.first) - 1
+        return self.shares[at] if at >= 0 and index in self.shares[at].indices else None
 
     def open_indices(self, below: int) -> Iterator[int]:
         """The indices below this one that new pods may have, the lowest first."""
-        for share in sorted(self.shares, key=lambda share: share.first):
+        for share in self.shares:
             if share.placement is not None:
                 yield from range(share.first, min(share.first + share.count, below))

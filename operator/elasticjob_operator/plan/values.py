@@ -92,7 +92,7 @@ class Seen:
     def weight(self) -> int:
         """How much there is to plan with, in pods: what pods and agents have said counts, too."""
         texts = sum(len(pod.exit.message) for pod in self.pods if pod.exit)
-        items = 0
+        items = sum(len(pod.sizes) // 32 for pod in self.pods) + (len(self.quota.shares) // 8 if self.quota else 0)
         for agent in self.agents.values():
             state = agent.state
             items += len(state.shards) // 8 + (len(state.preflight.links) if state.preflight else 0)

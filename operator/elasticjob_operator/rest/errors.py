@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from elasticjob_operator import numerals
 
 MOST_WAIT_SECONDS: Final = 3600
 MOST_MESSAGE: Final = 4096  # characters: the API server repeats what tenants wrote, however long it is
+MOST_CAUSES: Final = 512  # fields of an object that were refused ...
+MOST_CAUSE: Final = 512  # ... with so many characters about each
 _MOST_REASON: Final = 256
 
 
 class ApiError(Exception):
     """The API server rejected a request (`status` ≥ 400), or did not respond (`status` 0).
 
-    `reason` is that of the metav1.Status, or empty; `message` is cut; `retry_after` is in seconds.
+    `reason` is that of the metav1.Status, or empty; `message` is cut; `retry_after` is in seconds. `causes` are the
+    fields that were refused, each as `field: why`; the message where the API server lists none.
     """
 
-    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after: float | None = None,
+        causes: Sequence[str] = (),
+    ) -> None:
         message = _cut(message)
         super().__init__(f"{status} {reason}: {message}" if status else message)
         self.status = status
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+        self.causes = tuple(causes) or (message,)
 
 
 class UnreadableError(ApiError):
@@ -46,9 +57,10 @@ def decode_error(status: int, data: bytes, retry_after: str | None = None) -> Ap
     try:
         said = json.loads(data)
         reason, message = _read(said, text)
-    except (ValueError, AttributeError):
-        reason, message = "", text
-    return ApiError(status, reason, message, read_wait(retry_after))
+        causes = list(_list_causes(said))
+    except (ValueError, AttributeError, TypeError):
+        reason, message, causes = "", text, []
+    return ApiError(status, reason, message, read_wait(retry_after), causes)
 
 
 def _read(said: Mapping[str, Any], otherwise: str = "") -> tuple[str, str]:
@@ -56,11 +68,18 @@ def _read(said: Mapping[str, Any], otherwise: str = "") -> tuple[str, str]:
     return str(said.get("reason") or "")[:_MOST_REASON], str(said.get("message") or otherwise)
 
 
-def _cut(message: str) -> str:
+def _list_causes(said: Mapping[str, Any]) -> Iterator[str]:
+    causes = (said.get("details") or {}).get("causes") or ()
+    for cause in causes[:MOST_CAUSES]:
+        field, why = str(cause.get("field") or ""), str(cause.get("message") or "")
+        yield f"{_cut(field, MOST_CAUSE)}: {_cut(why, MOST_CAUSE)}"
+
+
+def _cut(message: str, most: int = MOST_MESSAGE) -> str:
     """Its beginning and its end: the one says what was refused, the other why."""
-    if len(message) <= MOST_MESSAGE:
+    if len(message) <= most:
         return message
-    half = MOST_MESSAGE // 2
+    half = most // 2
     return f"{message[: half - 1]} … {message[2 - half :]}"
 
 

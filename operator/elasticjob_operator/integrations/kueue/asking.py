@@ -7,8 +7,9 @@ pods that used it are gone, and not before: others may use it at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from elasticjob_operator import api
 from elasticjob_operator.integrations.kueue.quota import find_base
@@ -83,25 +84,34 @@ class Elsewhere:
 class _Scene:
     wish: Wish
     workloads: Sequence[Workload]
-    used: frozenset[int] = field(default_factory=frozenset)  # indices of pods that may use resources
-    started: frozenset[int] = field(default_factory=frozenset)  # of those, or of ended ones, that have begun to train
+    used: Sequence[int] = ()  # indices of pods that may use resources, in order
+    started: Sequence[int] = ()  # of those, or of ended ones, that have begun to train, in order
 
     def uses(self, workload: Workload) -> int:
         """How many pods of it, from its first on, are needed to cover those that exist."""
-        here = [i for i in self.used if i in workload.covered]
-        return max(here) - workload.first + 1 if here else 0
+        at = bisect.bisect_left(self.used, workload.covered.stop)
+        return max(0, self.used[at - 1] - workload.first + 1) if at else 0
+
+    def has_started(self, workload: Workload) -> bool:
+        """Whether all pods that it covers have."""
+        first, end = (bisect.bisect_left(self.started, i) for i in (workload.covered.start, workload.covered.stop))
+        return end - first == len(workload.covered)
 
 
 def decide(wish: Wish, workloads: Sequence[Workload], pods: Sequence[Pod]) -> tuple[Write, ...]:
     """Everything to write now; carried out, the next answer is empty until something changes."""
-    used = frozenset(p.index for p in pods if p.holds_resources)
-    started = frozenset(p.index for p in pods if p.started or p.terminal)
+    used = _order(p.index for p in pods if p.holds_resources)
+    started = _order(p.index for p in pods if p.started or p.terminal)
     scene = _Scene(wish, sorted(workloads, key=lambda w: (w.first, w.name)), used, started)
     if wish.ended is not None:
         return tuple(_end(scene, *wish.ended))
     if wish.asks is None:
         return (*_let_go(scene), *_keep_what_is_used(scene))
     return _decide(scene)
+
+
+def _order(indices: Iterable[int]) -> list[int]:
+    return sorted(set(indices))
 
 
 def _decide(scene: _Scene) -> tuple[Write, ...]:
@@ -120,14 +130,14 @@ def decide_sent_on(
     """
     if wish.ended is not None:
         return tuple(LetGo(w) for w in workloads if w.is_held and (w.is_finished or w.is_deleting))
-    here = frozenset(p.index for p in pods if p.holds_resources)
+    here = _order(p.index for p in pods if p.holds_resources)
     base = find_base(workloads)
     asks = wish.asks
     if asks and base is not None and base.reserves:
         asks = base.count  # what it was sent with
     is_ending = base is not None and base.evicted and asks and elsewhere.has_pods
-    used = here | frozenset(base.covered) if base is not None and is_ending else here
-    scene = _Scene(replace(wish, asks=asks), workloads, used, frozenset(range(elsewhere.ready)))
+    used = _order([*here, *base.covered]) if base is not None and is_ending else here
+    scene = _Scene(replace(wish, asks=asks), workloads, used, range(elsewhere.ready))
     return _decide(scene)
 
 
@@ -218,7 +228,7 @@ def _release(workload: Workload) -> Write:
 
 def _tell_ready(scene: _Scene, workload: Workload) -> Iterator[Write]:
     """PodsReady, written only where it changes."""
-    is_ready = all(index in scene.started for index in workload.covered)
+    is_ready = scene.has_started(workload)
     before = workload.condition("PodsReady")
     if before and (before.get("status") == "True") == is_ready:
         return
@@ -240,16 +250,13 @@ def _ask(scene: _Scene, *, may_run: bool) -> Iterator[Write]:
     if not may_run:
         return
     taken = [range(w.first, w.first + w.count) if w.is_deleting else w.covered for w in scene.workloads]
-    covered = {i for i in range(asks) if any(i in indices for indices in taken)}
     at = 0
-    while at < asks:
-        if at in covered:
-            at += 1
-            continue
-        size = find_next_size(spec, at)
-        last = next((i for i in range(at, min(asks, size)) if i in covered), min(asks, size))
-        yield Create(at, last - at)
-        at = last
+    for start, stop in sorted((*((indices.start, indices.stop) for indices in taken if indices), (asks, asks))):
+        while at < min(start, asks):
+            last = min(find_next_size(spec, at), start, asks)
+            yield Create(at, last - at)
+            at = last
+        at = max(at, stop)
 
 
 def find_next_size(spec: api.Spec, size: int) -> int:

@@ -21,6 +21,7 @@ from elasticjob_operator.model.quota import Quota
 from elasticjob_operator.plan.values import Plan, first
 from elasticjob_operator.times import parse_time
 
+MOST_WORKLOADS = 128  # of a job; it asks for far fewer, and any others are somebody else's
 RETRY_SECONDS = 10.0  # after the API server has refused a Workload
 LEAVING_SECONDS = 60.0  # beyond all grace periods: when pods of another cluster are taken for gone
 
@@ -89,8 +90,10 @@ class Kueue:
         """Those of this job, and those that somebody else has made in its name."""
         genuine: list[Workload] = []
         forged: list[Workload] = []
-        for workload in self.store.workloads(job):
-            (genuine if manifests.is_genuine(workload, job) else forged).append(workload)
+        needed = manifests.find_needed(job)
+        for workload in sorted(self.store.workloads(job), key=lambda w: w.first):
+            is_ours = len(genuine) < MOST_WORKLOADS and manifests.is_genuine(workload, job, needed)
+            (genuine if is_ours else forged).append(workload)
         return genuine, forged
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from elasticjob_operator import api, numerals
@@ -17,6 +18,7 @@ from elasticjob_operator.plan.values import NewPod
 from elasticjob_operator.times import format_time
 
 Object = dict[str, Any]
+Requests = Mapping[str, Mapping[str, Decimal]]
 MOST_TEXT = 32 * 1024  # characters of a condition's message
 _OF_CONTAINERS = ("name", "image", "resources", "restartPolicy", "ports")
 
@@ -65,7 +67,12 @@ def build_adoption(raw: Mapping[str, Any], job: Job) -> Object | None:
     return {"metadata": described}
 
 
-def is_genuine(workload: Workload, job: Job) -> bool:
+def find_needed(job: Job) -> Requests:
+    """What the containers of a pod of this job ask for."""
+    return find_requests(job.spec.template) if job.spec is not None else {}
+
+
+def is_genuine(workload: Workload, job: Job, needed: Requests) -> bool:
     """Whether a Workload is one that we would make: whoever may write Workloads can name any job as the owner.
 
     One of another template may be what the pods that exist were admitted with, so it has no new ones anyway.
@@ -75,7 +82,7 @@ def is_genuine(workload: Workload, job: Job) -> bool:
     spec = job.spec
     if spec is None or workload.template_hash != spec.template_hash:
         return True
-    return is_enough(workload.requests, find_requests(spec.template))
+    return is_enough(workload.requests, needed)
 
 
 def build_workload(

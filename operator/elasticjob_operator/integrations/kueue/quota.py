@@ -6,7 +6,7 @@ be taken back alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.integrations.kueue.values import Flavor, Grant, Workload
@@ -25,13 +25,20 @@ def read_quota(workloads: Iterable[Workload], flavors: Mapping[str, Flavor], tem
     if not base.may_run:
         return Quota(False, *_tell_waiting(base))
     admitted = [w for w in of_job if w.may_run]
-    shares = tuple(
-        Share(
-            w.covered.start, len(w.covered), _find_placement(w, flavors) if w.template_hash == template_hash else None
-        )
-        for w in admitted
-    )
+    shares = tuple(_share(admitted, flavors, template_hash))
     return Quota(True, "Admitted", _tell_admitted(of_job, admitted), shares)
+
+
+def _share(admitted: Iterable[Workload], flavors: Mapping[str, Flavor], template_hash: str) -> Iterator[Share]:
+    """The quota of each; where two cover a pod, it is the first one's."""
+    at = 0
+    for workload in admitted:
+        covered = workload.covered
+        if covered.stop > at:
+            is_current = workload.template_hash == template_hash
+            start, placement = max(at, covered.start), _find_placement(workload, flavors) if is_current else None
+            yield Share(start, covered.stop - start, placement)
+            at = covered.stop
 
 
 def read_dispatch(workloads: Sequence[Workload], queue: str) -> Quota:
@@ -52,7 +59,7 @@ def read_dispatch(workloads: Sequence[Workload], queue: str) -> Quota:
 
 def keep_what_runs(why: str, pods: Iterable[Pod]) -> Quota:
     """The quota of a job while its Workloads cannot be read: the pods that are there stay, and no others are made."""
-    shares = tuple(Share(pod.index, 1) for pod in pods if pod.deleting is None)
+    shares = tuple(Share(index, 1) for index in sorted({pod.index for pod in pods if pod.deleting is None}))
     return Quota(bool(shares), "KueueNotServed", why, shares)
 
 
@@ -78,7 +85,7 @@ def _tell_waiting(base: Workload) -> tuple[str, str]:
 def _tell_admitted(of_job: Sequence[Workload], admitted: Sequence[Workload]) -> str:
     cluster_queue = admitted[0].grant.cluster_queue if admitted[0].grant else ""
     pods = sum(len(w.covered) for w in admitted)
-    waiting = [w for w in of_job if w not in admitted and not (w.is_deleting or w.is_finished)]
+    waiting = [w for w in of_job if not (w.may_run or w.is_deleting or w.is_finished)]
     told = f"ClusterQueue {cluster_queue} has admitted {pods} pods"
     if not waiting:
         return told

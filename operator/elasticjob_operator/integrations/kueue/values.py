@@ -10,11 +10,12 @@ from typing import Any
 
 from elasticjob_operator import numerals, quantity
 from elasticjob_operator.api import names as ours
+from elasticjob_operator.api import podtemplate
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.model import ownership
 
 Raw = Mapping[str, Any]
-MOST_PODS = 2**31 - 1  # of a Workload: Kueue counts them in 32 bits
+MOST_PODS = 100_000  # of a Workload: no job has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Workload:
     priority_class: str = ""
     template_hash: str = ""
     reclaimed: int = 0  # pods, the last ones, whose quota was given back
+    granted: int | None = None  # pods that were admitted, if they may be fewer than it asks for
     reserves: bool = False  # it holds quota
     is_admitted: bool = False  # pods may run
     evicted: str = ""  # why it has to give its quota back: reason
@@ -62,14 +64,15 @@ class Workload:
     is_sent: bool = False  # MultiKueue has made it, from another cluster's
     grant: Grant | None = None
     topology: Raw | None = None  # its request
-    requests: Mapping[str, Raw] = field(default_factory=dict)  # by container: resource → quantity
+    requests: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)  # by container: resource → amount
     generation: int = 0
     conditions: tuple[Raw, ...] = field(default=(), compare=False)
 
     @property
     def covered(self) -> range:
         """The indices that it has quota for, once it is admitted."""
-        return range(self.first, self.first + max(0, self.count - self.reclaimed))
+        count = self.count - self.reclaimed
+        return range(self.first, self.first + max(0, count if self.granted is None else min(self.granted, count)))
 
     @property
     def may_run(self) -> bool:
@@ -87,19 +90,22 @@ class Workload:
         return self.condition(type).get("status") == "True"
 
 
-def find_requests(template: Raw) -> dict[str, Raw]:
-    """What each container of a pod template asks for."""
+def find_requests(template: Raw) -> dict[str, dict[str, Decimal]]:
+    """What each container of a pod template asks for; nothing where that is more than any job does."""
     spec = template.get("spec") or {}
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
-    return {str(container.get("name")): quantity.find_requests(container) for container in containers}
+    written = {str(container.get("name")): quantity.find_requests(container) for container in containers}
+    if sum(map(len, written.values())) > podtemplate.MOST_AMOUNTS:
+        return {}
+    return {name: {resource: _amount(v) for resource, v in amounts.items()} for name, amounts in written.items()}
 
 
-def is_enough(asked: Mapping[str, Raw], needed: Mapping[str, Raw]) -> bool:
+def is_enough(asked: Mapping[str, Mapping[str, Decimal]], needed: Mapping[str, Mapping[str, Decimal]]) -> bool:
     """Whether the containers of a Workload ask for all that those of a job need: it may ask for more."""
     return all(
-        _amount(asked.get(container, {}).get(resource, 0)) >= _amount(value)
+        asked.get(container, {}).get(resource, 0) >= amount
         for container, requests in needed.items()
-        for resource, value in requests.items()
+        for resource, amount in requests.items()
     )
 
 
@@ -150,12 +156,19 @@ def observe_workload(raw: Raw) -> Workload | None:
         message=str((said["Evicted"] if "Evicted" in true else said.get("QuotaReserved", {})).get("message", "")),
         cluster=str(status.get("clusterName") or ""),
         is_sent=ours.LABEL_ORIGIN in (metadata.get("labels") or {}),
+        granted=_count_granted(status),
         grant=_observe_grant(status),
         topology=pod_set.get("topologyRequest"),
         requests=find_requests(pod_set.get("template") or {}),
         generation=numerals.read_count(metadata.get("generation")) or 0,
         conditions=conditions,
     )
+
+
+def _count_granted(status: Raw) -> int | None:
+    """For how many pods there is quota: whoever makes a Workload may let Kueue admit a part of it."""
+    assignments = (status.get("admission") or {}).get("podSetAssignments") or ()
+    return numerals.read_count(assignments[0].get("count")) if assignments else None
 
 
 def _observe_grant(status: Raw) -> Grant | None:

@@ -232,8 +232,8 @@ def test_only_a_workload_of_multikueue_is_taken(metadata: dict[str, Any], is_tak
         return
     taken = see({**raw, "metadata": {**raw["metadata"], **patch["metadata"]}})
     assert (taken.job_uid, taken.is_held) == ("job-uid", True)
-    assert manifests.is_genuine(taken, job)
-    assert not manifests.is_genuine(taken, JOB), "no other job has its name"
+    assert manifests.is_genuine(taken, job, manifests.find_needed(job))
+    assert not manifests.is_genuine(taken, JOB, manifests.find_needed(JOB)), "no other job has its name"
 
 
 def test_pods_say_that_multikueue_has_sent_them() -> None:
