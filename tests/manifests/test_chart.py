@@ -49,6 +49,30 @@ def test_the_operator_understands_its_arguments(values: Object) -> None:
     __main__.run.make_context("run", list(argv[1:]), resilient_parsing=False).close()
 
 
+BOUNDED = {
+    "heartbeatTimeoutSeconds": "--heartbeat-timeout",
+    "stableSeconds": "--stable-seconds",
+    "parallelRequests": "--parallel",
+    "maxReplicasPerJob": "--max-replicas-per-job",
+    "maxTemplateBytes": "--max-template-bytes",
+    "maxPoolWeight": "--max-pool-weight",
+}
+
+
+@pytest.mark.parametrize(("value", "flag"), BOUNDED.items())
+def test_the_operator_refuses_the_numbers_that_the_chart_refuses(value: str, flag: str) -> None:
+    """With `--parallel 0`, for example, it would never send a request, and say nothing."""
+    with helm_python.Chart.load(CHART) as chart:
+        assert chart.schema is not None
+        rules = chart.schema["properties"]["operator"]["properties"][value]
+    for number in (rules["minimum"], rules["maximum"]):
+        __main__.run.make_context("run", [f"{flag}={number}"]).close()
+    for number in (rules["minimum"] - 1, rules["maximum"] + 1):
+        with pytest.raises(click.BadParameter, match="is not in the range") as refused:
+            __main__.run.make_context("run", [f"{flag}={number}"])
+        assert refused.value.param is not None and flag in refused.value.param.opts
+
+
 def test_pools_and_their_prices_are_arguments() -> None:
     argv = container(render(MATRIX["pools"]))["args"]
     assert [text for text in argv if text.startswith(("--pool", "--device-price"))] == [
