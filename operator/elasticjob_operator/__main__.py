@@ -120,23 +120,36 @@ def main() -> None:
 @click.option("--worker-image", default="", help="Worker image with the runtime built in.")
 @click.option("--image-pull-policy", default="IfNotPresent", show_default=True, help="For the runtime image.")
 @click.option(
-    "--heartbeat-timeout", default=5.0, show_default=True, help="Seconds of silence after which an agent is lost."
+    "--heartbeat-timeout",
+    type=click.FloatRange(1, 300),
+    default=5.0,
+    show_default=True,
+    help="Seconds of silence after which an agent is lost.",
 )
 @click.option(
     "--stable-seconds",
+    type=click.FloatRange(0, 86400),
     default=60.0,
     show_default=True,
     help="How long late capacity must stay before a job grows onto it.",
 )
-@click.option("--parallel", default=32, show_default=True, help="Requests to the API server at a time.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 1024),
+    default=32,
+    show_default=True,
+    help="Requests to the API server at a time.",
+)
 @click.option(
     "--max-replicas-per-job",
+    type=click.IntRange(1, 100_000),
     default=bounds.Limits().replicas,
     show_default=True,
     help="Limit of pods for one job, including spares.",
 )
 @click.option(
     "--max-template-bytes",
+    type=click.IntRange(4096, 1_500_000),
     default=bounds.Limits().template_bytes,
     show_default=True,
     help="Size limit of a job's pod template, as compact JSON.",
