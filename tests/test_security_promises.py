@@ -1,12 +1,16 @@
-"""SECURITY.md: each guarantee names the tests that hold it, and these exist; the limits are those of the hub."""
+"""SECURITY.md: each guarantee names the tests that hold it, which exist and notice a mistake; limits are the hub's."""
 
 from __future__ import annotations
 
+import inspect
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from chaos.mutants import MUTANTS
+from elasticjob_operator.hub import auth, registry
 from elasticjob_operator.hub.limits import HubSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,20 +32,31 @@ def test_a_guarantee_names_tests_that_exist(guarantee: str, named: str) -> None:
         assert (ROOT / name).is_file() if "/" in name else len(list((ROOT / "tests").rglob(name))) == 1, name
 
 
+def test_a_deliberate_mistake_is_for_a_test_that_its_guarantee_names() -> None:
+    """`make chaos` shows that these tests notice the mistakes."""
+    rows = dict(read_rows())
+    for mutant in MUTANTS:
+        if mutant.breaks:
+            named = {Path(name).name for name in NAMED.findall(rows[mutant.breaks])}
+            assert Path(mutant.suite[0]).name in named, f"{mutant.name}: {mutant.breaks}"
+
+
 def test_other_sections_name_tests_that_exist() -> None:
     for name in NAMED.findall((ROOT / "SECURITY.md").read_text()):
         assert (ROOT / name).is_file() if "/" in name else list((ROOT / "tests").rglob(name)), name
 
 
 def test_the_limits_are_those_of_the_hub() -> None:
-    one = HubSettings()
+    one, most = HubSettings(), "| namespaces: each nine times as many as are free |"
+    known = {name: found.default for name, found in inspect.signature(auth.TokenAuthenticator).parameters.items()}
     section = (ROOT / "SECURITY.md").read_text().partition("## What the hub allows")[2].partition("\n## ")[0]
     for row in (
         f"| sockets without a complete request | {one.max_pending_sockets:,} and {one.hello_seconds:.0f} s |",
-        f"| tokens under review | {one.max_unauthenticated}, of which 16 at the API server |",
+        f"| tokens under review | {one.max_unauthenticated}, of which {known['parallel']} at the API server |",
         f"| failed tokens | {one.failure_burst:.0f} per address, then one per second (429) |",
-        f"| upgrades without a hello | {one.max_pending} and {one.hello_seconds:.0f} s; one per pod, the newest |",
-        f"| agents | {one.max_connections:,}, one per pod |",
+        f"| tokens of pods that the operator has not seen yet | {known['unseen']} and {known['find_seconds']:.0f} s |",
+        f"| upgrades without a hello | {one.max_pending} and {one.hello_seconds:.0f} s; one per pod, the newest {most}",
+        f"| agents | {one.max_connections:,}, one per pod {most}",
         f"| connections | {one.connect_burst:.0f} per pod, then one per second (429) |",
         f"| messages | {one.max_message_bytes >> 10} KiB each; {one.message_burst:.0f} per pod, then ",
         f" then {one.messages_per_second:.0f} per second; a message counts once more for each ",
@@ -50,3 +65,12 @@ def test_the_limits_are_those_of_the_hub() -> None:
     ):
         assert row in section, row
     assert one.failures_per_second == one.connects_per_second == 1.0
+
+
+def test_one_namespace_alone_gets_nine_tenths() -> None:
+    rooms = registry.AgentRegistry(lambda job: None, time.time, HubSettings())
+    for room in (rooms.pending, rooms.places):
+        taken = 0
+        while room.enter("a"):
+            taken += 1
+        assert taken == pytest.approx(0.9 * room.capacity, abs=1)
