@@ -43,6 +43,12 @@ def test_agents_trust_a_new_bundle_by_name_and_by_address() -> None:
     handshake(bundle, bundle.trust, SANS[1])
 
 
+def test_nothing_older_than_tls_1_2_is_spoken() -> None:
+    """Whether a client can speak it too is up to the OpenSSL of this machine."""
+    context = certificates.server_context(certificates.create(SANS, datetime.now(UTC)))
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
 def test_another_authority_and_another_name_are_refused() -> None:
     bundle = certificates.create(SANS, datetime.now(UTC))
     with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed"):
