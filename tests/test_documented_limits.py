@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from elasticjob.channel import progress
-from elasticjob.collectives import layout
+from elasticjob.collectives import layout, messages
+from elasticjob.launch import leading
 from elasticjob.peers import transport
 from elasticjob_operator.api import bounds, podtemplate, wire
 from elasticjob_operator.apply import events
@@ -13,7 +14,7 @@ from elasticjob_operator.dashboard import streams
 from elasticjob_operator.history import faulty_nodes, rank_failures, worlds
 from elasticjob_operator.integrations.kueue import asking, integration
 from elasticjob_operator.kube import json_stream
-from elasticjob_operator.launch import bundle, function
+from elasticjob_operator.launch import bundle, function, run
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.pool import rounds
 from elasticjob_operator.run import metrics, overdue_pods, quiet_pods
@@ -48,11 +49,14 @@ LIMITS = {
     "increments in which a queued job asks for quota": asking.MOST_INCREMENTS,
     "Workloads of a queued job": integration.MOST_WORKLOADS,
     "dimensions of a tensor that `elasticjob.collectives` send": layout.MOST_DIMENSIONS,
+    "bytes of one rank's part of a message between ranks": messages.MAX_BYTES,
+    "modules of a script whose imports are made before its workers start": leading.MAX_FILES,
     "streams of a dashboard": streams.MOST_STREAMS,
     "streams of one viewer of a dashboard": streams.MOST_OF_ONE,
     "files of a code folder": bundle.MOST_FILES,
     "bytes of a code folder": bundle.MOST_BYTES,
     "bytes of the result of a launched function": function.MOST_RESULT_BYTES,
+    "lines of its pod's log in which the result is looked for": run.MOST_LINES,
     "strangers at the port of an agent's checkpoints": transport.MOST_STRANGERS,
 }
 

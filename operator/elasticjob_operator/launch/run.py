@@ -19,7 +19,7 @@ from elasticjob_operator.html_report import Facts, render
 from elasticjob_operator.launch.function import MARK, read_result
 from elasticjob_operator.launch.local import LocalCluster
 
-_TAIL: Final = 1000  # lines of a pod in which a result is looked for
+MOST_LINES: Final = 1000  # lines of a pod in which a result is looked for
 
 
 class ResultError(ClientError):
@@ -91,12 +91,13 @@ class Run:
         job = self.wait(timeout, progress=False)
         with self._client() as client:
             lines = sorted(
-                client.logs(self.name, rank=0 if job.members else None, tail=_TAIL), key=lambda x: x.time or ""
+                client.logs(self.name, rank=0 if job.members else None, tail=MOST_LINES), key=lambda x: x.time or ""
             )
         found = read_result([line.text for line in lines])
         if found is None:
             raise ResultError(
-                f"{self.name}: no result in its logs: only functions have one, and it is deleted with the pods"
+                f"{self.name}: no result in the last {MOST_LINES} lines of its log: only functions have one, it is "
+                "deleted with the pods, and other ranks of the pod may have said more than that after it"
             )
         if "value" not in found:
             raise ResultError(f"{self.name}: no result: {found.get('error')}")
