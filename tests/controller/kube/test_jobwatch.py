@@ -1,0 +1,127 @@
+"""kopf's watch of the jobs, against a small server: what its connection keeps away from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.jobwatch import JobWatch
+from elasticjob_operator.kube.json_stream import MOST_VALUES
+
+pytestmark = pytest.mark.timeout(60)
+COLLECTION = "/apis/elasticjob.dev/v1alpha1/elasticjobs"
+
+
+def resources(name: str, kind: str, *, namespaced: bool) -> dict[str, Any]:
+    one = {"name": name, "singularName": "", "namespaced": namespaced, "kind": kind, "verbs": ["list", "watch"]}
+    return {"kind": "APIResourceList", "resources": [one]}
+
+
+def group(name: str, version: str) -> dict[str, Any]:
+    served = {"groupVersion": f"{name}/{version}", "version": version}
+    return {"name": name, "versions": [served], "preferredVersion": served}
+
+
+DISCOVERY = {
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/api/v1": resources("namespaces", "Namespace", namespaced=False),
+    "/apis": {"groups": [group("elasticjob.dev", "v1alpha1"), group("apiextensions.k8s.io", "v1")]},
+    "/apis/elasticjob.dev/v1alpha1": resources("elasticjobs", "ElasticJob", namespaced=True),
+    "/apis/apiextensions.k8s.io/v1": resources(
+        "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+    ),
+}
+MANY: list[Any] = [0] * (MOST_VALUES + 1)
+
+
+def job(name: str, version: int, values: list[Any] | None = None) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "t", "uid": f"uid-{name}", "resourceVersion": str(version), "generation": 1}
+    spec = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "template": {"spec": {"x": values or []}}}
+    return {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": metadata, "spec": spec}
+
+
+class Server:
+    """Lists what there is, and sends the given events to the first watch."""
+
+    def __init__(self, listed: list[dict[str, Any]], events: list[tuple[str, dict[str, Any]]]) -> None:
+        self.listed, self.events = listed, events
+        self.lists = self.watches = 0
+        self.skipped: list[tuple[str, str]] = []
+
+    def count(self, kind: str, problem: str) -> None:
+        self.skipped.append((kind, problem))
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path != COLLECTION:
+            return web.json_response(DISCOVERY[request.path])
+        if "watch" not in request.query:
+            self.lists += 1
+            return web.json_response({"items": self.listed, "metadata": {"resourceVersion": "10"}})
+        self.watches += 1
+        out = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await out.prepare(request)
+        for kind, item in self.events if self.watches == 1 else []:
+            await out.write(json.dumps({"type": kind, "object": item}, separators=(",", ":")).encode() + b"\n")
+        await asyncio.sleep(60)
+        return out
+
+
+def follow(directory: Path, server: Server, is_done: Callable[[Cache], bool]) -> Cache:
+    """Run kopf until the cache is as wanted, without the operator's own list before it."""
+
+    async def run() -> Cache:
+        cache, stopped = Cache(lambda key: None), asyncio.Event()
+        async with answering(server.answer, directory) as api:
+            watch = JobWatch(api, cache, "test", (), stopped, Intake(server.count))
+            task = asyncio.create_task(watch.run())
+            try:
+                async with asyncio.timeout(8):
+                    while not is_done(cache):
+                        assert not task.done()
+                        await asyncio.sleep(0.02)
+            finally:
+                stopped.set()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        return cache
+
+    return asyncio.run(run())
+
+
+def test_an_event_of_very_many_values_does_not_reach_kopf(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server([job("good", 3)], [("MODIFIED", job("bad", 11, MANY)), ("MODIFIED", job("good", 12))])
+    cache = follow(tmp_path, server, lambda cache: ("t", "good") in cache.jobs and cache.jobs["t", "good"][1] == "12")
+    assert set(cache.jobs) == {("t", "good")}
+    assert server.skipped == [("elasticjobs", "Unreadable")]
+    assert f"skipping elasticjobs t/bad: more than {MOST_VALUES} values" in caplog.text
+
+
+def test_the_deletion_of_such_a_job_is_seen(tmp_path: Path) -> None:
+    server = Server([job("bad", 3)], [("DELETED", job("bad", 11, MANY)), ("ADDED", job("good", 12))])
+    cache = follow(tmp_path, server, lambda cache: ("t", "good") in cache.jobs)
+    assert set(cache.jobs) == {("t", "good")}
+    assert server.skipped == []
+
+
+def test_a_page_with_such_a_job_has_the_others(tmp_path: Path) -> None:
+    server = Server([job("a", 1), job("bad", 2, MANY), job("z", 3)], [])
+    cache = follow(tmp_path, server, lambda cache: ("t", "z") in cache.jobs)
+    assert set(cache.jobs) == {("t", "a"), ("t", "z")}
+    assert server.skipped == [("elasticjobs", "Unreadable")]
+
+
+def test_a_large_event_of_few_values_is_taken(tmp_path: Path) -> None:
+    large = job("large", 11)
+    large["metadata"]["annotations"] = {"x": "y," * 200_000}
+    cache = follow(tmp_path, Server([], [("ADDED", large)]), lambda cache: ("t", "large") in cache.jobs)
+    assert cache.jobs["t", "large"][1] == "11"
