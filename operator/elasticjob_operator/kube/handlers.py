@@ -22,7 +22,7 @@ from elasticjob_operator.kube.intake import Intake
 
 _LET_GO_SECONDS = 0.1  # by then kopf is through with an event
 
-Credentials = Callable[[], Awaitable[kopf.ConnectionInfo]]
+Credentials = Callable[[], Awaitable[kopf.AiohttpSession]]
 
 
 def build_registry(
@@ -36,7 +36,7 @@ def build_registry(
     garbage = Garbage()
 
     @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
+    async def login(**_: Any) -> kopf.AiohttpSession:
         return await credentials()
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
@@ -91,7 +91,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.scanning.disabled = True
     settings.watching.server_timeout = 240
-    settings.watching.chunk_size = 5  # jobs may be large, and kopf decodes a page at once
+    settings.watching.chunk_size = 5  # jobs may be large, and kopf holds all of a page
     settings.watching.client_timeout = 260
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 0.2

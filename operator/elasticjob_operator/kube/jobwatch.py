@@ -18,10 +18,11 @@ import kopf
 
 from elasticjob_operator.api import names
 from elasticjob_operator.backoff import find_pause, spread
-from elasticjob_operator.kube import handlers
+from elasticjob_operator.kube import handlers, kopf_session
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.json_stream import Unreadable
 from elasticjob_operator.kube.listing import Listing, Raw, Take
 from elasticjob_operator.kube.supervise import insist
 from elasticjob_operator.rest.errors import ApiError
@@ -133,8 +134,11 @@ class JobWatch:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stopped.set)
 
-    async def _credentials(self) -> kopf.ConnectionInfo:
-        """Our credentials for kopf; called again whenever the API server rejects them.
+    def _skip(self, one: Unreadable) -> None:
+        self._intake.skip(names.PLURAL, one.name, "Unreadable", one.why)
+
+    async def _credentials(self) -> kopf.AiohttpSession:
+        """A connection for kopf with our credentials; called again whenever the API server rejects them.
 
         A token may have expired before the next one is available. kopf does not retry the same token and would stop, so
         this waits for a new one; each result differs from the ones before.
@@ -147,7 +151,7 @@ class JobWatch:
         configuration = self._api.client.configuration
         bearer = (await configuration.auth_settings()).get("BearerToken")
         token = str(bearer["value"]).partition(" ")[2] if bearer else None
-        return kopf.ConnectionInfo(
+        info = kopf.ConnectionInfo(
             server=configuration.host,
             ca_path=configuration.ssl_ca_cert,
             insecure=not configuration.verify_ssl,
@@ -155,5 +159,9 @@ class JobWatch:
             private_key_path=configuration.key_file,
             scheme="Bearer" if token else None,
             token=token,
+        )
+        return kopf.AiohttpSession(
+            server=info.server,
             priority=self._logins,
+            aiohttp_session=kopf_session.open_session(info, self._skip),
         )

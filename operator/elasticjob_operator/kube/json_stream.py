@@ -35,16 +35,25 @@ class Unreadable:
 
 
 class Lines:
-    """Splits a stream into lines. A line longer than `longest` bytes is never held in memory completely."""
+    """Splits a stream into lines. A line longer than `longest` bytes is never held in memory completely.
 
-    def __init__(self, longest: int) -> None:
+    A line that begins with `always` is told whatever the number of its values is.
+    """
+
+    def __init__(self, longest: int, always: bytes | None = None) -> None:
         self._longest = longest
+        self._always = always
         self._parts: list[bytes] = []
         self._head = b""
         self._size = 0
 
     def feed(self, chunk: bytes) -> Iterator[Any | Unreadable]:
         """The value of each line that ends in this chunk. An incomplete line at the end of a stream is ignored."""
+        for line in self.split(chunk):
+            yield line if isinstance(line, Unreadable) else _decode_line(line)
+
+    def split(self, chunk: bytes) -> Iterator[bytes | Unreadable]:
+        """The lines that end in this chunk, without those that are too long, or would take long to decode."""
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             self._add(end)
@@ -60,17 +69,22 @@ class Lines:
             self._head = self._head or b"".join((*self._parts, part))[:HEAD_BYTES]
             self._parts.clear()
 
-    def _take(self) -> Any | Unreadable:
+    def _take(self) -> bytes | Unreadable:
         line, size, head = b"".join(self._parts), self._size, self._head
         self._parts, self._size, self._head = [], 0, b""
         if size > self._longest:
             return Unreadable(find_name(head), f"{size} bytes, which is more than {self._longest}")
-        if size > LARGE_BYTES and _has_too_many_values(line.decode(errors="replace")):
+        is_due = self._always is not None and line.startswith(self._always)
+        if size > LARGE_BYTES and not is_due and _has_too_many_values(line.decode(errors="replace")):
             return Unreadable(find_name(line[:HEAD_BYTES]), TOO_MANY)
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError) as error:
-            return Unreadable(find_name(line[:HEAD_BYTES]), f"no JSON that can be read: {type(error).__name__}")
+        return line
+
+
+def _decode_line(line: bytes) -> Any | Unreadable:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Unreadable(find_name(line[:HEAD_BYTES]), f"no JSON that can be read: {type(error).__name__}")
 
 
 def find_name(head: bytes) -> str:
@@ -92,6 +106,14 @@ def _count_values(text: str) -> int:
     return text.count(",") + text.count("{") + text.count("[")
 
 
+class TooManyError(ValueError):
+    """An item of a list has so many values that it is not read further. The reader stands behind it."""
+
+    def __init__(self, head: str) -> None:
+        super().__init__(TOO_MANY)
+        self.name = find_name(head.encode())
+
+
 class _Reader:
     """A JSON text, read value by value."""
 
@@ -106,7 +128,7 @@ class _Reader:
         begin = self._at
         value = self.value()
         if self._at - begin > LARGE_BYTES and _has_too_many_values(self._text[begin : self._at]):
-            raise ValueError(TOO_MANY)
+            raise TooManyError(self._text[begin : begin + HEAD_BYTES])
         return value
 
     def skip(self) -> None:
@@ -147,6 +169,7 @@ class _Reader:
 
 Take = Callable[[Any], Any]
 Head = Callable[[Any], Awaitable[None]]
+Skip = Callable[[Unreadable], object]
 
 
 def keep(item: Any) -> Any:
@@ -157,12 +180,13 @@ async def ignore(metadata: Any) -> None:
     """No use for the metadata of a list."""
 
 
-async def decode(data: bytes, take: Take = keep, head: Head = ignore) -> Any:
+async def decode(data: bytes, take: Take = keep, head: Head = ignore, skip: Skip | None = None) -> Any:
     """The value of a response; yields to the event loop between list items. Raises ValueError or RecursionError.
 
     Each item of a list is replaced by what `take` makes of it, as soon as it is decoded: what `take` does not keep is
     freed. `head` gets the list's metadata, which most lists begin with, before their items are decoded. Both may have
-    been called when the rest of the response turns out to be invalid.
+    been called when the rest of the response turns out to be invalid. With `skip`, an item of too many values is left
+    out, and `skip` gets it.
     """
     reader = _Reader(data.decode()) if len(data) > LARGE_BYTES else None
     if reader is None or not reader.take("{"):
@@ -172,7 +196,7 @@ async def decode(data: bytes, take: Take = keep, head: Head = ignore) -> Any:
         name = reader.value()
         reader.expect(":")
         is_list = name == "items" and reader.take("[")
-        value[name] = await _decode_items(reader, take) if is_list else reader.value()
+        value[name] = await _decode_items(reader, take, skip) if is_list else reader.value()
         if name == "metadata":
             await head(value[name])
     reader.end()
@@ -189,9 +213,14 @@ async def _convert(value: Any, take: Take, head: Head) -> Any:
     return value
 
 
-async def _decode_items(reader: _Reader, take: Take) -> list[Any]:
+async def _decode_items(reader: _Reader, take: Take, skip: Skip | None) -> list[Any]:
     items, turn = [], Turn()
     for _ in reader.members("]"):
-        items.append(take(reader.item()))
+        try:
+            items.append(take(reader.item()))
+        except TooManyError as error:
+            if skip is None:
+                raise
+            skip(Unreadable(error.name, TOO_MANY))
         await turn.pause()
     return items
