@@ -1,8 +1,9 @@
 """kopf's connection to the API server, with the bounds of our own.
 
 kopf decodes a page of a list at once, and each line of a watch, whatever is in it: a megabyte of short values occupies
-the event loop for a tenth of a second, and so does a run of large lines that have all arrived. On this connection, pages
-are decoded item by item, other tasks get their turn between two lines, and an object of too many values is left out.
+the event loop for a tenth of a second, and so does a run of large lines that have all arrived. On this connection,
+pages are decoded item by item, other tasks get their turn between two lines, and an object of too many values is left
+out.
 """
 
 from __future__ import annotations
