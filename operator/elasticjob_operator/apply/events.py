@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from elasticjob_operator import text
 from elasticjob_operator.api import names
@@ -28,10 +27,9 @@ MAX_WAITING = 1000  # events that may wait to be written; further ones are dropp
 class EventRecorder:
     """Records events of jobs."""
 
-    def __init__(self, api: Api, reporter: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, api: Api, reporter: str) -> None:
         self._api = api
         self._reporter = reporter
-        self._clock = clock
         self._filter = event_rate.SpamFilter()
         self._writing: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}  # by the UID of jobs with waiting events
@@ -60,7 +58,7 @@ class EventRecorder:
 
     def _record_held(self, job: Job) -> None:
         del self._timers[job.uid]
-        now = self._clock()
+        now = self._api.clock()
         told = self._filter.release(job.uid, now)
         if told is not None:
             self._write_later(job, told, now)

@@ -14,9 +14,11 @@ from typing import Any
 import aiohttp
 from kubernetes.aio import client, config
 
+from elasticjob_operator.kube.clock import ClusterClock
 from elasticjob_operator.kube.fair_queue import Slots, Urgency
 from elasticjob_operator.kube.json_stream import Head, Lines, Take, Unreadable, decode, ignore, keep
 from elasticjob_operator.kube.leadership import Leadership
+from elasticjob_operator.kube.token_file import TokenFile
 from elasticjob_operator.rest.errors import ApiError, UnreadableError, decode_error, no_reply
 from elasticjob_operator.rest.request import JSON, Query, Request, namespace_of, resource_name
 from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
@@ -46,6 +48,7 @@ class Api:
         self._slots = Slots(parallel, reserved=parallel // 8, share=(parallel + 1) // 2)
         self._timeout = timeout
         self.leadership = Leadership()
+        self.clock = ClusterClock()
         transport.guard(self._seconds_to_send)
         self.observer: Observer | None = None
         self.heard = time.monotonic()  # when the API server answered last, or told an event
@@ -63,7 +66,8 @@ class Api:
         configuration = client.Configuration()
         if kubeconfig is None and context is None:
             try:
-                config.load_incluster_config(configuration)
+                config.load_incluster_config(configuration, try_refresh_token=False)
+                configuration.refresh_api_key_hook = TokenFile().refresh  # type: ignore[assignment]  # no stub has it
             except config.ConfigException:
                 await config.load_kube_config(client_configuration=configuration)
         else:
@@ -172,9 +176,11 @@ class Api:
 
     async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         prepared = await self._transport.prepare(request)
+        sent = time.monotonic()
         # Check permission as late as possible: everything before may have taken time.
         response = await self._transport.send(prepared, self._permit(request, timeout))
         self.heard = time.monotonic()
+        self.clock.note(response.headers.get("Date"), self.heard - sent)
         return response
 
     def _permit(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:

@@ -167,7 +167,7 @@ class Election:
 
     async def _write(self) -> None:
         sent = read_clock()
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        stamp = datetime.fromtimestamp(self._api.clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = self._lease.get("spec") or {}
         took_over = old.get("holderIdentity") != self.identity
         transitions = (numerals.read_count(old.get("leaseTransitions")) or 0) + (1 if took_over and old else 0)

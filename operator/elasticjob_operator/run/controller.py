@@ -95,7 +95,7 @@ class Controller:
         applier: Applier,
         config: Config,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         parallel: int = 64,
         observer: PassObserver = lambda key, plan, seconds: None,
         find_pool_decision: Callable[[JobKey], PoolDecision | None] = lambda key: None,
@@ -110,7 +110,7 @@ class Controller:
         self._hub = hub
         self._applier = applier
         self.config = config
-        self._clock = clock
+        self._clock = clock or api.clock
         self._slots = Slots(parallel, share=(parallel + 1) // 2)
         self._loops: dict[JobKey, _Loop] = {}
         self._order, self._turn = asyncio.Lock(), Turn()

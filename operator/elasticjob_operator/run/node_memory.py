@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,7 +73,7 @@ class NodeTaints:
     async def run(self) -> None:
         """Renew the taints every few seconds. Call it only as the leader."""
         while True:
-            await self.renew(time.time())
+            await self.renew(self._api.clock())
             await asyncio.sleep(_SECONDS)
 
     async def renew(self, now: float) -> None:

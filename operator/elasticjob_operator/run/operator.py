@@ -85,14 +85,15 @@ class Operator:
         wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)
         shares, hub_limits = file_limits.take_all(options.parallel, wanted)
         self.hub = Hub(
-            authenticate=auth.TokenAuthenticator(auth.review_with(api.client), self.cache.find_pod),
+            authenticate=auth.TokenAuthenticator(auth.review_with(api.client), self.cache.find_pod, clock=api.clock),
             wake=self._wake,
+            clock=api.clock,
             settings=hub_limits,
             on_restart=self._count_restart,
             expected=self.cache.count_pods,
         )
         self.metrics.watch_hub(self.hub)
-        self.http = HttpServer(self.metrics, self._why_not_ready, capacity=shares.http)
+        self.http = HttpServer(self.metrics, self._why_not_ready, clock=api.clock, capacity=shares.http)
         # Outputs.
         self.pool = PoolLoop(api, self.cache, self.hub, self.intake, self._wake, options)
         self.applier = Applier(api, self.cache, self.hub, manifests.Settings(hub_url=""), options.identity)
@@ -138,7 +139,7 @@ class Operator:
         """Warn once about an object of others that has the operator's label; it is left alone."""
         self.metrics.foreign_objects.labels(unowned.kind).inc()
         text = f"{unowned.kind} {unowned.name} has the operator's label, but is not managed by it: {unowned.why}"
-        now = time.time()
+        now = self.api.clock()
         warnings = self._warnings.setdefault(unowned.namespace, ratelimit.Bucket(WARNINGS, now))
         if len(self._warnings) > WARNED_NAMESPACES:
             del self._warnings[next(iter(self._warnings))]
@@ -153,7 +154,7 @@ class Operator:
         job = identify_job(raw) if kind == names.PLURAL and self.hub.leader else None
         if job is not None:
             text = f"the operator cannot process this object, and leaves it alone: {why}"
-            self.applier.recorder.record(job, [Event("Skipped", text, warning=True)], time.time())
+            self.applier.recorder.record(job, [Event("Skipped", text, warning=True)], self.api.clock())
 
     def _observe_pass(self, key: JobKey, plan: Plan, seconds: float) -> None:
         self.times.count_pass(key)
@@ -278,7 +279,7 @@ class Operator:
             image_pull_policy=self.options.image_pull_policy,
             pools=self.options.pools,
         )
-        self.hub.started_at = time.time()
+        self.hub.started_at = self.api.clock()
         self.hub.leader = True
         self.metrics.leader.set(1)
         self.times.lead(self.cache.jobs)

@@ -69,12 +69,10 @@ class PoolLoop:
         intake: Intake,
         wake: Callable[[JobKey], None],
         options: Options,
-        *,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._api, self._cache, self._hub, self._intake, self._wake = client, cache, hub, intake, wake
         self._pools, self._objective = options.pools, options.pool_objective
-        self._namespaces, self._clock = options.namespaces, clock
+        self._namespaces = options.namespaces
         self._memories: dict[JobKey, _Memory] = {}
         self._noticed: set[JobKey] = set()
         self._changed = asyncio.Event()
@@ -139,7 +137,7 @@ class PoolLoop:
 
     async def decide(self) -> None:
         """One round over all pools."""
-        now = self._clock()
+        now = self._api.clock()
         sharing = {key: found for key in self._cache.jobs if (found := self._find_sharing(key)) is not None}
         for key in self._memories.keys() - sharing.keys():
             del self._memories[key]

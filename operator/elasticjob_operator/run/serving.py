@@ -61,7 +61,7 @@ class Serving:
         async with self._refreshing:
             try:
                 if self._api.leadership.is_held:
-                    now = datetime.now(UTC)
+                    now = datetime.fromtimestamp(self._api.clock(), UTC)
                     bundle = await certificate_secret.ensure_certificates(self._api, *place, self._sans(), now)
                 else:
                     found = await certificate_secret.read_certificates(self._api, *place)
