@@ -1,0 +1,97 @@
+"""The pool gives out devices that are free, whoever holds the others."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from elasticjob_operator.api import names
+from elasticjob_operator.hub import auth
+from elasticjob_operator.hub.server import Hub
+from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.pool.capacity import Pool, find_share
+from elasticjob_operator.run.options import Options
+from elasticjob_operator.run.pooling import PoolLoop
+
+GPU = "nvidia.com/gpu"
+POOLS = (Pool("default", GPU),)
+KEY = ("team", "digits")
+STARTS, WAITS = "starts with 2 pods", "waits for 2 free devices, which its smallest size needs"
+NODE = {
+    "metadata": {"name": "node0"},
+    "status": {"allocatable": {GPU: "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
+}
+
+
+def raw_job(uid: str = "job-1") -> dict[str, Any]:
+    container = {"name": "worker", "image": "train:1", "resources": {"limits": {GPU: "1"}}}
+    spec = {
+        "scaling": {"mode": "Goodput"},
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 4},
+        "template": {"spec": {"containers": [container]}},
+    }
+    return {"metadata": {"name": KEY[1], "namespace": KEY[0], "uid": uid, "resourceVersion": "1"}, "spec": spec}
+
+
+def raw_pod(namespace: str, job: str, job_uid: str, *, owned: bool = True, gpus: str = "3") -> dict[str, Any]:
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job, "uid": job_uid, "controller": True}
+    labels = {names.LABEL_JOB: job, names.LABEL_JOB_UID: job_uid, names.LABEL_INDEX: "0"}
+    return {
+        "metadata": {
+            "name": names.pod_name(job, 0),
+            "namespace": namespace,
+            "uid": "pod-1",
+            "resourceVersion": "2",
+            "labels": {**labels, names.LABEL_APP: names.LABEL_APP_VALUE},
+            "ownerReferences": [owner] if owned else [],
+        },
+        "spec": {"nodeName": "node0", "containers": [{"name": "worker", "resources": {"limits": {GPU: gpus}}}]},
+        "status": {"phase": "Running"},
+    }
+
+
+async def list_nothing(request: web.Request) -> web.Response:
+    return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
+
+
+async def refuse(token: str) -> auth.Refusal:
+    return auth.Refusal(401, token)
+
+
+async def find_reason(cache: Cache, directory: Path) -> str:
+    async with answering(list_nothing, directory) as api:
+        hub = Hub(authenticate=refuse, wake=lambda key: None)
+        loop = PoolLoop(api, cache, hub, Intake(), lambda key: None, Options(pools=POOLS))
+        await loop.decide()
+    decision = loop.find_decision(KEY)
+    assert decision is not None
+    return decision.reason
+
+
+HOLDERS = [
+    pytest.param(raw_pod("evil", "other", "job-9", owned=False), id="a pod with the labels of a worker"),
+    pytest.param(raw_pod("evil", "other", "job-9"), id="a pod of a job that is gone"),
+    pytest.param(raw_pod(*KEY, "job-0"), id="a pod of a job of this name that is gone"),
+]
+
+
+@pytest.mark.parametrize("pod", HOLDERS)
+async def test_devices_that_a_pod_holds_are_not_given_out(pod: dict[str, Any], tmp_path: Path) -> None:
+    cache = Cache(lambda key: None, find_share=functools.partial(find_share, POOLS))
+    cache.put_node(NODE)
+    cache.put_job(raw_job())
+    assert await find_reason(cache, tmp_path) == STARTS
+    cache.put_pod(pod)
+    assert await find_reason(cache, tmp_path) == WAITS
+    cache.put_pod({**pod, "metadata": {**pod["metadata"], "resourceVersion": "3"}, "status": {"phase": "Succeeded"}})
+    assert await find_reason(cache, tmp_path) == STARTS
+    cache.put_pod({**pod, "metadata": {**pod["metadata"], "resourceVersion": "4"}})
+    assert await find_reason(cache, tmp_path) == WAITS
+    cache.replace_pods([], "5")
+    assert await find_reason(cache, tmp_path) == STARTS
