@@ -218,6 +218,8 @@ MUTANTS = (
            breaks="What a script reports becomes few series of Prometheus"),
     Mutant("every size is compared", "pool/rounds.py", "MOST_SIZES: Final = 200", "MOST_SIZES: Final = 200_000", ROUNDS,
            breaks="No job costs the pool more than others"),
+    Mutant("a label hides a pod from the pool", "run/pooling.py", "for stranger in self._cache.strangers():", "for stranger in ():",
+           ("tests/controller/run/test_pool_loop.py",), breaks="No job costs the pool more than others"),
     Mutant("who weighs most wins", "model/reading.py", "    if spec.scaling.weight <= limits.weight:\n", "    if True:\n",
            ("tests/controller/model/test_reading.py",), breaks="No job costs the pool more than others"),
     Mutant("pods without a policy", "apply/apply.py", "        if errors:\n            return errors\n", "", APPLY,

@@ -15,7 +15,7 @@ from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.model import observe, ownership
 from elasticjob_operator.model.child_objects import ChildObject, observe_child, why_no_child
-from elasticjob_operator.model.observe import Job, Node, Pod
+from elasticjob_operator.model.observe import Job, Node, Pod, Stranger
 from elasticjob_operator.model.ownership import POD, Dependent, UnownedObject
 from elasticjob_operator.recent import Recent
 
@@ -56,6 +56,7 @@ class Cache:
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
+        self._strangers: dict[str, Stranger] = {}  # by UID
         self._gone: Recent[str, None] = Recent(LONGEST_MEMORY)  # deleted UIDs: a late event must not restore them
         self._ended: Recent[JobKey, str] = Recent(LONGEST_MEMORY)  # UIDs of jobs that were deleted
         self.nodes: dict[str, Node] = {}
@@ -119,6 +120,11 @@ class Cache:
         why = ownership.why_no_worker(metadata)
         if why:
             self._put_unowned("Pod", metadata, why)
+        stranger = observe.observe_stranger(raw) if why else None
+        if stranger is None:
+            self._strangers.pop(uid, None)
+        else:
+            self._strangers[uid] = stranger
         pod = None if why else observe.observe_pod(raw)
         key = (metadata["namespace"], pod.job) if pod is not None else None
         if before != key:
@@ -132,6 +138,7 @@ class Cache:
 
     def drop_pod(self, uid: str) -> None:
         self._gone[uid] = None
+        self._strangers.pop(uid, None)
         self._remove_pod(uid)
 
     def _remove_pod(self, uid: str) -> None:
@@ -174,9 +181,21 @@ class Cache:
                 # A pod that we created after the list was taken is not missing, only newer.
                 if uid not in listed and not is_older(version, pod.resource_version):
                     self.drop_pod(uid)
+        for uid, stranger in list(self._strangers.items()):
+            is_missing = uid not in listed and namespace in ("", stranger.namespace)
+            if is_missing and not is_older(version, stranger.resource_version):
+                self.drop_pod(uid)
 
     def pods(self, key: JobKey) -> tuple[Pod, ...]:
         return tuple(self._pods.get(key, {}).values())
+
+    def keys_of_pods(self) -> tuple[JobKey, ...]:
+        """The jobs that have pods, also those that are gone."""
+        return tuple(self._pods)
+
+    def strangers(self) -> tuple[Stranger, ...]:
+        """Pods on nodes that have the operator's label and are no workers."""
+        return tuple(self._strangers.values())
 
     def count_pods(self) -> int:
         return len(self._job_of)

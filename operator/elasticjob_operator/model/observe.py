@@ -86,6 +86,16 @@ class PoolShare:
 
 
 @dataclass(frozen=True, slots=True)
+class Stranger:
+    """A pod with the operator's label that is none of its workers: what it holds of its node."""
+
+    namespace: str
+    node: str
+    requests: tuple[tuple[str, Decimal], ...]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     name: str
     ready: bool = True
@@ -258,6 +268,15 @@ def observe_pod(raw: Raw) -> Pod | None:
         resource_version=metadata.get("resourceVersion", ""),
         is_shared=ownership.is_shared(metadata),
     )
+
+
+def observe_stranger(raw: Raw) -> Stranger | None:
+    """What such a pod holds; None if it has no node, or has ended."""
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    requests = _share(_find_requests(spec.get("containers") or ()))
+    return Stranger(metadata["namespace"], spec["nodeName"], requests, metadata.get("resourceVersion", ""))
 
 
 def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob_operator import numerals, quantity
-from elasticjob_operator.model.observe import Node, Pod, PoolShare
+from elasticjob_operator.model.observe import Node, Pod, PoolShare, Stranger
 
 Raw = Mapping[str, Any]
 Held = dict[str, dict[str, int]]  # devices that the pods of others hold, by pool and node
@@ -111,7 +111,7 @@ def count_devices(pod_spec: Raw, resource: str) -> int:
     return sum(count_units(resource, amount) for amount in amounts if amount is not None)
 
 
-def count_held(pod: Pod, resource: str) -> int:
+def count_held(pod: Pod | Stranger, resource: str) -> int:
     """The devices that a pod holds, whatever the template of its job says by now."""
     if resource == "pods":
         return 1

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -164,7 +165,7 @@ class PoolLoop:
                 await self._share(pool, groups[pool.name], seconds, now)
 
     async def _share(self, pool: Pool, jobs: Sequence[rounds.PooledJob], seconds: float, now: float) -> None:
-        held = await self._count_held(pool, {one.job.key for one in jobs})
+        held = await self._count_held(pool, {one.job.key: one.job.uid for one in jobs})
         devices = capacity.count_capacity(pool, self._cache.nodes.values(), held)
         # In a thread: frozen values in, frozen values out. How long it takes depends on what tenants write.
         verdicts = await asyncio.to_thread(rounds.share, jobs, devices, self._objective, seconds=seconds, now=now)
@@ -221,13 +222,19 @@ class PoolLoop:
             spent=memory.spent,
         )
 
-    async def _count_held(self, pool: Pool, sharing: set[JobKey]) -> dict[str, int]:
-        """Devices by node that pods of jobs outside of the pool, and pods of no job, hold."""
-        held, turn = dict(self._held.get(pool.name, {})), Turn()
-        for key in list(self._cache.jobs):
-            for pod in () if key in sharing else self._cache.pods(key):
-                if pod.node and not pod.terminal and (devices := capacity.count_held(pod, pool.resource)):
-                    held[pod.node] = held.get(pod.node, 0) + devices
+    async def _count_held(self, pool: Pool, sharing: Mapping[JobKey, str]) -> dict[str, int]:
+        """Devices by node that others hold: pods of jobs outside of the pool or that are gone, and pods of no job.
+
+        `sharing`: the UIDs of the jobs that share the pool.
+        """
+        held, turn = Counter(self._held.get(pool.name, {})), Turn()
+        for key in self._cache.keys_of_pods():
+            for pod in self._cache.pods(key):
+                if pod.node and not pod.terminal and pod.job_uid != sharing.get(key):
+                    held[pod.node] += capacity.count_held(pod, pool.resource)
+            await turn.pause()
+        for stranger in self._cache.strangers():
+            held[stranger.node] += capacity.count_held(stranger, pool.resource)
             await turn.pause()
         return held
 
