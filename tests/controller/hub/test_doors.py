@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -185,3 +186,15 @@ async def test_a_connection_that_has_ended_leaves_nothing_in_memory(is_dropped: 
                         await peer.say({"v": 1, "type": "nonsense"})
                         await peer.closed()
                 await eventually(lambda: count_sockets() == before)
+
+
+async def test_whoever_has_said_nothing_yet_is_sent_away_when_the_hub_stops() -> None:
+    """Otherwise its handshake goes on beside the end of the process, and the connection has nobody who serves it."""
+    async with running_hub(context=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        await eventually(lambda: running.hub.pending_sockets == 1)
+        await running.hub.stop()
+        assert running.hub.pending_sockets == 0
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
