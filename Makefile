@@ -33,8 +33,8 @@ test: setup ## Run the tests; the summary says what was skipped and why. WORKERS
 	@$(PY) -m pytest -n $(WORKERS) $(FILES) -m "not chaos and not container" \
 	  --ignore tests/frameworks/test_frameworks.py $(PYTEST_ARGS)
 
-test-long: setup ## Run what `make test` leaves out for its time: further cases of the slowest tests.
-	@$(PY) -m pytest -n $(WORKERS) $(FILES) --long -m "long and not container" $(PYTEST_ARGS)
+test-long: setup ## Run what `make test` leaves out for its time: further cases of the slowest tests, more examples.
+	@$(PY) -m pytest -n $(WORKERS) $(FILES) --long -m "(long or hypothesis) and not container" $(PYTEST_ARGS)
 
 test-unit: setup ## Run only the tests that need no cluster and start no training processes.
 	@$(PY) -m pytest tests/controller tests/test_layout.py -m "not cluster" $(PYTEST_ARGS)

@@ -12,19 +12,26 @@ import celpy
 import pytest
 import yaml
 from celpy.adapter import json_to_cel
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.api.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, BAD_HANDOVERS, BAD_TEMPLATES, GOOD_CHANGES
 from controller.builders import TEMPLATE
 from elasticjob_operator import api
 from elasticjob_operator.api import crd
+from examples import tries
 from operator_fixture import ROOT
 
 CRD = yaml.safe_load((ROOT / "crds/elasticjob.dev_elasticjobs.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 OF_TEMPLATE = crd.build_template_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def recursion_limit() -> None:
+    """The engine raises it when it is first used: not between two examples, of which Hypothesis would complain."""
+    celpy.Environment()
 
 
 @cache
@@ -142,7 +149,7 @@ specs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@tries(few=100, many=300)
 @given(specs)
 def test_rules_and_validators_agree(spec: dict[str, Any]) -> None:
     """What the rules refuse the validators refuse for the same reasons."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.pool_jobs import learn_request, make_request
@@ -13,12 +13,7 @@ from elasticjob_operator.pool.allocate import allocate
 from elasticjob_operator.pool.prices import next_lags
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Objective, Request
-
-
-def tries(examples: int) -> settings:
-    """So many examples, or those of the profile if it wants more: `--hypothesis-profile=long` tries 10,000."""
-    return settings(max_examples=max(examples, settings().max_examples), deadline=None)
-
+from examples import tries
 
 nonsense = st.floats(allow_nan=True, allow_infinity=True)
 legal = st.one_of(
@@ -64,7 +59,7 @@ def devices_of(requests: list[Request], found: dict[object, int]) -> int:
     return sum(found[one.key] * one.curve.devices for one in requests)
 
 
-@tries(400)
+@tries(few=100, many=400)
 @given(pools(), st.integers(0, 200), st.sampled_from(Objective))
 def test_no_size_is_outside_its_bounds_and_no_device_is_given_twice(
     requests: list[Request], capacity: int, objective: Objective
@@ -76,7 +71,7 @@ def test_no_size_is_outside_its_bounds_and_no_device_is_given_twice(
     assert devices_of(requests, found) <= max(capacity, mins)
 
 
-@tries(200)
+@tries(few=60, many=200)
 @given(pools(), st.integers(0, 200), st.sampled_from(Objective))
 def test_what_is_decided_stays(requests: list[Request], capacity: int, objective: Objective) -> None:
     """The same pool again, with the sizes that were given: it comes to rest, and does not swing."""
@@ -97,7 +92,7 @@ four = [
 ]
 
 
-@tries(200)
+@tries(few=60, many=200)
 @given(pools(), st.integers(0, 20), st.sampled_from([Objective.GOODPUT, Objective.COMPLETION]))
 @example(four, 0, Objective.GOODPUT)
 def test_nobody_shrinks_for_devices_that_nobody_takes(requests: list[Request], free: int, objective: Objective) -> None:
@@ -113,7 +108,7 @@ def test_nobody_shrinks_for_devices_that_nobody_takes(requests: list[Request], f
             assert (more[0] - found[one.key]) * one.curve.devices > left
 
 
-@tries(100)
+@tries(few=40, many=100)
 @given(
     st.lists(st.tuples(st.floats(0.2, 0.99), st.floats(0.1, 10)), min_size=2, max_size=6),
     st.lists(st.integers(2, 24), min_size=10, max_size=10),
@@ -133,7 +128,7 @@ def test_capacity_that_flaps_starves_nobody(
         assert not waiting or min(waiting) > max((one.order for one in requests if one.size), default=-1.0)
 
 
-@tries(60)
+@tries(few=30, many=60)
 @given(st.lists(st.floats(0.5, 0.999), min_size=1, max_size=5), st.sampled_from(list(Objective)))
 def test_no_job_lacks_its_share_for_ever(shares: list[float], objective: Objective) -> None:
     """A job that hardly scales, among jobs that do: the longer it lacks its share, the more its devices count."""

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.builders import NOW, make_spec
@@ -24,6 +24,7 @@ from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.sizing import compose, written
 from elasticjob_operator.sizing.values import PoolDecision, View
 from elasticjob_operator.times import format_time
+from examples import tries
 
 ROUND_SECONDS = 30.0
 HOUR = 120  # rounds
@@ -250,7 +251,7 @@ def disturb(pool: Pool, event: str, number: int) -> None:
                 pool.pass_round()
 
 
-@settings(max_examples=max(40, settings().max_examples), deadline=None)
+@tries(few=8, many=40)
 @given(
     st.lists(trainees, min_size=2, max_size=4),
     st.lists(events, max_size=10),

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from controller.builders import make_spec
 from controller.simulated_agent import SimAgent
 from controller.simulated_cluster import Cluster, SimPod
+from examples import tries
 
 seconds = st.sampled_from([0.05, 0.3, 1.0, 3.0, 7.0, 20.0, 45.0, 100.0])
 pick = st.integers(min_value=0, max_value=30)
@@ -226,5 +227,5 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(suppress_health_check=list(HealthCheck), deadline=None)
+TestHistories.settings = settings(tries(few=20, many=40), suppress_health_check=list(HealthCheck))
 pytestmark = pytest.mark.timeout(0)
