@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster, Kube, KubeError
 from elasticjob_operator.times import format_time
 from manifests.test_chart_release import await_no_crds, remove_crds
-from operator_fixture import MERGE, Jobs, light_spec, stop_process, wait_for
+from operator_fixture import MERGE, Jobs, Process, light_spec, start_operator, stop_process, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -68,20 +65,34 @@ class Request:
     allowed: bool
 
 
-def read_audit(cluster: Cluster, user: str) -> set[Request]:
+class Audit:
     """What this user asked for; what belongs to no resource (discovery) is everybody's."""
-    found = set()
-    for line in (cluster.directory / "audit.log").read_text().split("\n")[:-1]:
-        event = json.loads(line)
+
+    def __init__(self, cluster: Cluster, user: str) -> None:
+        self._path = cluster.directory / "audit.log"
+        self._user = user
+        self._offset = 0  # the log is of megabytes, and tests look again and again
+        self._found: set[Request] = set()
+
+    def read(self) -> set[Request]:
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(end)
+        for line in whole.split(b"\n"):
+            if self._user.encode() in line:
+                self._take(json.loads(line))
+        return set(self._found)
+
+    def _take(self, event: dict[str, Any]) -> None:
         target = event.get("objectRef")
-        if event["user"]["username"] != user or target is None:
-            continue
+        if event["user"]["username"] != self._user or target is None:
+            return
         resource = "/".join(part for part in (target.get("resource", ""), target.get("subresource", "")) if part)
         allowed = event["annotations"].get("authorization.k8s.io/decision") == "allow"
         name = target.get("name", "") if event["verb"] != "create" else ""
         place = target.get("namespace", "")
-        found.add(Request(place, target.get("apiGroup", ""), resource, event["verb"], name, allowed))
-    return found
+        self._found.add(Request(place, target.get("apiGroup", ""), resource, event["verb"], name, allowed))
 
 
 def read_grants(cluster: Cluster, user: str) -> list[Grant]:
@@ -114,9 +125,10 @@ class ChartOperator:
         self.cluster = cluster
         self.namespace = namespace
         self.user = f"system:serviceaccount:{namespace}:{ACCOUNT}"
+        self.requests = Audit(cluster, self.user).read
         self.directory = directory
         self.arguments: list[str] = container(render(values, namespace=namespace))["args"]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
 
@@ -132,26 +144,18 @@ class ChartOperator:
         return target
 
     def start(self, address: str) -> None:
-        log = (self.directory / "operator.log").open("ab")
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "elasticjob_operator", *self.arguments),
-                *("--kubeconfig", str(self._kubeconfig()), "--http-host", "127.0.0.1", "--http-port", "0"),
-                *("--hub-port", str(self.port), "--hub-url", f"wss://{address}:{self.port}"),
-                *("--stable-seconds", "1", "--log-format", "human"),
-            ],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "POD_NAMESPACE": self.namespace, "POD_NAME": "by-hand", "POD_IP": "10.9.8.7"},
-        )
-        log.close()
+        arguments = [
+            *(*self.arguments, "--kubeconfig", str(self._kubeconfig()), "--http-host", "127.0.0.1", "--http-port", "0"),
+            *("--hub-port", str(self.port), "--hub-url", f"wss://{address}:{self.port}"),
+            *("--stable-seconds", "1", "--log-format", "human"),
+        ]
+        variables = {"POD_NAMESPACE": self.namespace, "POD_NAME": "by-hand", "POD_IP": "10.9.8.7"}
+        with (self.directory / "operator.log").open("ab") as log:
+            self.process = start_operator(arguments, log, **variables)
 
     def stop(self) -> None:
         if self.process is not None:
             stop_process(self.process)
-
-    def requests(self) -> set[Request]:
-        return read_audit(self.cluster, self.user)
 
     def await_request(self, resource: str, verb: str, act: Callable[[], object] = lambda: None) -> None:
         """Acts again and again until the operator has made such a request."""

@@ -21,7 +21,7 @@ from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.cli.root import COMMANDS, run
 from manifests.test_chart_release import remove_crds
-from manifests.test_rbac import RBAC, Request, find_unused, read_audit, read_grants
+from manifests.test_rbac import RBAC, Audit, find_unused, read_grants
 from operator_fixture import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -100,6 +100,7 @@ class User:
     def __init__(self, cluster: Cluster, space: str, name: str, rights: list[Right], directory: Path) -> None:
         self.cluster = cluster
         self.name = f"system:serviceaccount:{space}:{name}"
+        self.requests = Audit(cluster, self.name).read
         kube, metadata = cluster.kube, {"name": name}
         accounts = f"/api/v1/namespaces/{space}/serviceaccounts"
         kube.request("POST", accounts, {"metadata": metadata})
@@ -121,9 +122,6 @@ class User:
         spec = {"user": self.name, "resourceAttributes": {**wanted, "verb": verb}}
         path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
         return bool(self.cluster.kube.request("POST", path, {"spec": spec})["status"]["allowed"])
-
-    def requests(self) -> set[Request]:
-        return read_audit(self.cluster, self.name)
 
 
 def is_watched(cluster: Cluster) -> bool:

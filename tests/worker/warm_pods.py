@@ -1,8 +1,8 @@
-"""Starts the agents of local pods, and the ranks of small worlds, from a process that has imported what they import.
+"""Starts agents of local pods, ranks of small worlds and operators from a process that has imported what they import.
 
-A new interpreter takes two to three seconds of processor time to import torch, and most tests start several. They are
-forked instead: each as a session of its own, with its own files, folder, arguments and environment, as if it was
-executed. Pods with variables that are read by an import start a new interpreter.
+A new interpreter takes two to three seconds of processor time to import torch, one to two to import the operator, and
+most tests start several. They are forked instead: each as a session of its own, with its own files, folder, arguments
+and environment, as if it was executed. Processes with variables that are read by an import start a new interpreter.
 
 Run as a program, this module is that process. It ends when its channel is closed, and its processes with it: nothing
 outlives the tests, even if they are killed.
@@ -22,9 +22,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
+
+Imports = Literal["agent", "operator"]
 
 _READ_BY_IMPORTS = ("TORCH", "PYTHON", "LOG", "OMP_", "MKL_", "CUDA", "LD_", "PATH")
 _MAX_ORDER = 1024 * 1024
@@ -52,6 +54,9 @@ class WarmProcess:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
@@ -64,11 +69,11 @@ class WarmProcess:
 
 
 class WarmStart:
-    """The process from which pods are forked; there is one for all tests of a process of pytest."""
+    """A process that forks others; there is one of each kind for all tests of a process of pytest."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: Imports) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, str(Path(__file__)), str(theirs.fileno())]
+        command = [sys.executable, str(Path(__file__)), str(theirs.fileno()), imports]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTICJOB_"))}
         with theirs:
             self._process = subprocess.Popen(
@@ -99,23 +104,34 @@ def is_possible(env: Mapping[str, str | None]) -> bool:
     return "COVERAGE_PROCESS_START" not in os.environ and not any(name.startswith(_READ_BY_IMPORTS) for name in env)
 
 
-_shared: list[WarmStart] = []
+_shared: dict[Imports, WarmStart] = {}
 
 
-def shared() -> WarmStart:
+def shared(imports: Imports = "agent") -> WarmStart:
     """The one of this process."""
-    if not _shared:
-        _shared.append(WarmStart())
-    return _shared[0]
+    if imports not in _shared:
+        _shared[imports] = WarmStart(imports)
+    return _shared[imports]
+
+
+def import_agent() -> None:
+    from elasticjob import launcher  # noqa: F401 - what an agent imports
+    from elasticjob.torchcompat import forking
+
+    forking.import_compiler()  # as its standby does
+
+
+def import_operator() -> None:
+    import elasticjob_operator.__main__  # noqa: F401 - what it is
+
+
+IMPORTS: dict[str, Callable[[], None]] = {"agent": import_agent, "operator": import_operator}
 
 
 def serve(channel: socket.socket) -> None:
     """Fork a process for each order until the channel is closed. In each of them, the script takes over."""
-    from elasticjob import launcher  # noqa: F401 - what an agent imports
     from elasticjob.launch.process import die_with_parent
-    from elasticjob.torchcompat import forking
 
-    forking.import_compiler()  # as its standby does
     gc.collect()
     gc.freeze()
     running: dict[int, tuple[int, socket.socket]] = {}  # by the file that becomes readable when the process ends
@@ -175,4 +191,5 @@ def _become(order: dict[str, object], output: int, errors: int) -> None:
 
 
 if __name__ == "__main__":
+    IMPORTS[sys.argv[2]]()
     serve(socket.socket(fileno=int(sys.argv[1])))
