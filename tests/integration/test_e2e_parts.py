@@ -14,7 +14,7 @@ from elasticjob_devcluster import NodeSpec
 from elasticjob_devcluster.containerd import files, network
 from elasticjob_devcluster.containerd.devices import declared_devices
 from elasticjob_devcluster.containerd.pause import write_pause_image
-from integration.test_e2e import images
+from integration.e2e_platform import images
 
 
 def node(number: int = 0, version: tuple[int, int] = (1, 31)) -> files.NodeFiles:

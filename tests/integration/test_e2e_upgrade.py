@@ -19,9 +19,8 @@ import yaml
 
 from chart_fixture import CHART, ROOT
 from elasticjob_devcluster import KubeError
-from integration.test_e2e import JOBS, PODS, SYSTEM, Platform, plain_job, platform, ready_operators, submit
+from integration.e2e_platform import JOBS, PODS, SYSTEM, Platform, plain_job, ready_operators, submit
 
-__all__ = ["platform"]  # a fixture
 pytestmark = [pytest.mark.container, pytest.mark.timeout(1800)]
 
 Object = dict[str, Any]
