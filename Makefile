@@ -14,7 +14,7 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e bench first-minutes gpu torch-matrix frameworks frameworks-short clean
+.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e e2e-images bench first-minutes gpu torch-matrix frameworks frameworks-short frameworks-env clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -111,6 +111,9 @@ mutants: setup ## Random small mistakes in the source: do the tests notice? SEED
 chaos: setup ## Fault injection, all of it: hours. CHAOS_ARGS="--seed N --only crash" repeats a part.
 	@PYTHONPATH=tests:. $(PY) -m chaos $(CHAOS_ARGS)
 
+e2e-images: setup ## Build the images of `make e2e`, and install what builds them.
+	@scripts/e2e.sh images
+
 e2e: setup ## Build the images and prove the install on a container node (root, Debian).
 	@scripts/e2e.sh $(PYTEST_ARGS)
 
@@ -136,6 +139,8 @@ $(FRAMEWORKS)/.made: tests/frameworks/requirements.txt tests/frameworks/constrai
 	  -r tests/frameworks/requirements.txt -c tests/frameworks/constraints.txt
 	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --no-deps -e worker_image
 	@touch $@
+
+frameworks-env: $(FRAMEWORKS)/.made ## Make the environment of `make frameworks`.
 
 frameworks: setup $(FRAMEWORKS)/.made ## Training stacks through every change: transformers, Lightning, DeepSpeed, JAX and others.
 	@$(PY) -m pytest tests/frameworks -q -rA $(PYTEST_ARGS)
