@@ -148,6 +148,7 @@ def test_a_session_holds_two_copies_of_a_sharded_model(play: Play) -> None:
     assert all(facts["lastLoss"] < facts["firstLoss"] / 2 for facts in done)
 
 
+@pytest.mark.long  # in tests/manifests/test_transcript.py it learns; that of FSDP above continues at another size
 def test_the_language_model_learns_and_continues_at_another_size(play: Play) -> None:
     before = by_rank(play("language-model", Run(2, ("--steps=30", "--batch-size=12"))))[0]
     after = by_rank(play("language-model", Run(3, ("--steps=40", "--batch-size=12"))))[0]
@@ -156,6 +157,7 @@ def test_the_language_model_learns_and_continues_at_another_size(play: Play) -> 
     assert after["step"] == 40
 
 
+@pytest.mark.long  # tests/worker/test_examples.py has the accuracy, and `make e2e` runs the manifest
 def test_digits_reaches_its_accuracy(play: Play) -> None:
     said = play("digits", Run(2, ("--epochs=6",)))
     done = [facts for facts in said if facts["event"] == "done"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,7 @@ def test_the_transcript_is_what_happens(shell: Shell) -> None:
     assert [transcript.mask(c.output) for c in played[:2]] == [transcript.mask(c.output) for c in recorded[:2]], hint
     assert transcript.collect_news(played[2].output) == transcript.collect_news(recorded[2].output), hint
     assert "Complete" in played[2].output.splitlines()[-1]
+    assert float(re.findall(r"loss ([\d.]+)", played[2].output)[-1]) < 4, "it learned: it begins at 4.6"
 
 
 def test_what_differs_from_run_to_run_is_masked() -> None:
