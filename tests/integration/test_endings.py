@@ -28,7 +28,7 @@ def endings_spec(mode: str, *, max_restarts: int = 0, **changes: Any) -> dict[st
     container = {"name": "trainer", "image": "a/b:1", "command": command}
     return {
         "replicas": 2,
-        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2, "maxRestarts": max_restarts},
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 2, "maxRestarts": max_restarts},  # pod 0 has rank 0
         "template": {"spec": {"containers": [container]}},
         **changes,
     }
