@@ -1,12 +1,12 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
-Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, twice, virtual, groups, connection, evaluate, fsdp, hsdp,
-copies), LAST (step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point",
-with commas between several: forward, micro, backward, applied, halfway, between, message, or entering, with the number
-of a message instead of a step), SENDS (how the last rank sends a large message in each step: broadcast, send or
-all_to_all), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass), MOMENTUM, REST
-(seconds after the first optimizer has stepped, in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a
-device).
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection,
+evaluate, fsdp, hsdp, copies), LAST (step), KILL ("step:rank" in the first world, in the middle of the step; or
+"step:rank:generation:point", with commas between several: forward, micro, backward, applied, halfway, between,
+message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends a large message
+in each step: broadcast, send or all_to_all), SWALLOW (an `except Exception` for each batch, or with "backward" for
+each backward pass), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), DIE_PACKING (a rank),
+DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ BACKEND = os.environ.get("BACKEND", fake_nccl.NAME)
 KIND = os.environ.get("KIND", "plain")
 LAST = int(os.environ.get("LAST", "40"))
 SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
+IN_TURN = ("gan", "gan-scalers")  # each optimizer has a backward pass of its own
 SENDS = os.environ.get("SENDS", "")
 SWALLOW = os.environ.get("SWALLOW", "")
 KILLS = [one if one.count(":") == 3 else f"{one}:1:forward" for one in os.environ.get("KILL", "").split(",")]
@@ -79,14 +80,17 @@ class Script:
         body, head = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh()), torch.nn.Linear(32, 1)
         self.model: Any = torch.nn.Sequential(body, head)
         momentum = float(os.environ.get("MOMENTUM", "0.9"))
-        parts = [body, head] if KIND in ("two", "gan") else [self.model]
+        parts = [body, head] if KIND in ("two", *IN_TURN) else [self.model]
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
         options: dict[str, Any] = {"virtual": {"virtual_ranks": 6}, "accumulate": {"micro_batch_size": 4}}.get(KIND, {})
         self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
         extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
-        if KIND in ("two", "gan"):
+        if KIND in ("two", *IN_TURN):
             extras["head"] = self.optimizers[1]
+        if KIND == "gan-scalers":
+            self.scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=7) for _ in parts]
+            extras |= {"scaler": self.scalers[0], "scaler_of_head": self.scalers[1]}
         given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[0]}
         if KIND in SHARDED:
             given = {"build": self.build, **SHARDED[KIND]}
@@ -135,7 +139,7 @@ class Script:
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         session = self.session
-        if KIND == "gan":
+        if KIND in IN_TURN:
             self.step_in_turn(inputs, targets)
             return
         if KIND == "twice":
@@ -172,13 +176,21 @@ class Script:
         """Each optimizer has a backward pass of its own, as in a GAN."""
         session = self.session
         here = (session.committed + 1, session.rank, session.generation)
-        for optimizer, point in zip(self.optimizers, ("forward", "halfway"), strict=True):
+        for index, (optimizer, point) in enumerate(zip(self.optimizers, ("forward", "halfway"), strict=True)):
             for one in self.optimizers:
                 one.zero_grad()
             loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
             die_here(*here, point)
-            torch.autograd.backward(loss * session.scale)
-            optimizer.step()
+            if KIND == "gan":
+                torch.autograd.backward(loss * session.scale)
+                optimizer.step()
+                continue
+            scaler = self.scalers[index]
+            torch.autograd.backward(scaler.scale(loss * session.scale))
+            if session.committed % 6 == 5 and point == "forward":  # a step of this optimizer that all ranks skip
+                next(iter(optimizer.param_groups[0]["params"])).grad.fill_(float("inf"))
+            scaler.step(optimizer)
+            scaler.update()
 
     def step_twice(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Two passes and two calls of one optimizer in each step."""

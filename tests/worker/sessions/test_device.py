@@ -147,6 +147,18 @@ def test_a_step_of_which_one_optimizer_has_applied_its_part_is_taken_back(
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@pytest.mark.parametrize("step", [pytest.param(6, id="the-first-one-skips"), pytest.param(12, id="both-step")])
+def test_an_optimizer_with_a_scaler_of_its_own_that_was_still_to_come_has_not_skipped(
+    tmp_path: Path, undisturbed: Any, backend: str, step: int
+) -> None:
+    """The scaler of the first one has been updated, which says nothing of the second one."""
+    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, KIND="gan-scalers", KILL=f"{step}:2:1:halfway", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("gan-scalers"))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
 def test_what_is_computed_between_two_steps_is_right_or_known_to_be_wrong(
     tmp_path: Path, undisturbed: Any, backend: str
 ) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
+import torch
 
 from elasticjob.channel.place import Place
+from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.errors import WorldLostError
+from elasticjob.sessions.session import Session
 from elasticjob.sessions.worlds import Worlds
 
 pytestmark = pytest.mark.timeout(60)
@@ -47,3 +50,20 @@ def test_the_device_is_waited_for_before_the_world_is_judged() -> None:
     groups.wait_for_device.side_effect = lambda: hear[0]({"type": "regroup", "generation": 3, "announced": False})
     with pytest.raises(WorldLostError):
         worlds.hold()
+
+
+def test_a_loss_after_a_checkpoint_was_loaded_leaves_the_position_in_the_data_with_the_step() -> None:
+    """Both go to a joiner of the next world, in which nothing is loaded any more."""
+    model, sampler = torch.nn.Linear(2, 1), ElasticDistributedSampler(96, global_batch_size=8, rank=0, world_size=1)
+    session = Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), sampler=sampler)
+
+    def load(_: Session) -> None:
+        sampler.advance(56)
+        session.committed = 6
+        raise WorldLostError("a member was lost")  # in a barrier of the script's, for example
+
+    session._on_world = load
+    with pytest.raises(WorldLostError):
+        session._enter_world()
+    assert session.committed == 6
+    assert session._memory._others()["position"] == sampler.state_dict()
