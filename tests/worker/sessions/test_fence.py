@@ -115,8 +115,9 @@ def test_a_scaler_has_the_permission_to_skip_a_step() -> None:
     world = World()
     world.fence.begin()
     world.fence.skip()
+    assert world.fence.is_skipped
     world.lost = True
-    world.fence.commit(is_applied=False)
+    world.fence.commit(is_applied=True)
     assert world.asked == ["hold"], "nobody has to be met"
     world.fence.begin()
     with pytest.raises(WorldLostError):
@@ -132,8 +133,21 @@ def test_a_scaler_may_skip_one_optimizer_with_the_permission_of_another() -> Non
     world.fence.end_applying()
     world.lost = True
     world.fence.skip()
-    world.fence.commit(is_applied=False)
+    assert world.fence.is_skipped
+    world.fence.commit(is_applied=True)
     assert world.asked == ["hold", "agree"]
+
+
+def test_a_scaler_needs_a_permission_of_its_own_for_what_was_reduced_since_the_last_one() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    world.fence.skip()
+    world.queued += 1
+    world.lost = True
+    with pytest.raises(WorldLostError):
+        world.fence.skip()
 
 
 class Group:

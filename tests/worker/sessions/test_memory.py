@@ -230,3 +230,47 @@ def test_optimizers_that_step_together_are_not_copied(monkeypatch: pytest.Monkey
             memory.note_applied(one)
         memory.commit(is_divided=False)
     assert kept == [optimizers[0]], "in the first step nobody knows"
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_an_optimizer_that_no_scaler_has_skipped_was_still_to_come(skips: bool) -> None:
+    """The scaler of the first one of two has been updated, and the loss breaks the backward pass of the second one."""
+    model = torch.nn.Linear(2, 1)
+    first, second = (torch.optim.SGD([one], lr=0.5) for one in (model.weight, model.bias))
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in range(2)]
+    extras = {"second": second, "scaler": scalers[0], "scaler_of_second": scalers[1]}
+    memory = Memory(ReplicatedModelState(model, first, (ignore, ignore)), None, extras)
+
+    def apply(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, skips: bool = False) -> None:
+        """What a session does when the script calls `step` and `update` of a scaler."""
+        torch.autograd.backward(scaler.scale(model(torch.ones(1, 2)).sum()))
+        if skips:
+            model.weight.grad.fill_(float("inf"))  # type: ignore[union-attr]
+        else:
+            memory.note_applying(optimizer)
+        scaler.step(optimizer)
+        if not skips:
+            memory.note_applied(optimizer)
+        memory.note_passed(optimizer)
+        memory.note_learning()
+        scaler.update()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        memory.begin()
+        apply(first, scalers[0])
+        apply(second, scalers[1])
+        memory.commit(is_divided=True)
+    before = [one.clone() for one in model.parameters()], [one.state_dict() for one in scalers]
+    memory.begin()
+    apply(first, scalers[0], skips)
+    memory.take_back(1, True, False, was_skipped=True)
+    assert memory.committed == 1
+    assert memory._clean
+    assert [torch.equal(one, was) for one, was in zip(model.parameters(), before[0], strict=True)] == [True] * 2
+    assert [one.state_dict() for one in scalers] == before[1]
+    memory.begin()
+    apply(first, scalers[0], skips)
+    apply(second, scalers[1])
+    memory.take_back(1, True, False, was_skipped=True)
+    assert memory.committed == 2, "both have stepped, or were skipped"

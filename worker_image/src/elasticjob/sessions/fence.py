@@ -37,7 +37,7 @@ class Fence:
         self._before: int | None = None
         self._permitted: int | None = None  # the collectives of which all are right
         self._has_stepped = False
-        self.is_skipped = False  # optimizers that have not stepped were not meant to, on any rank
+        self.is_skipped = False  # optimizers that a GradScaler has skipped were not meant to step, on any rank
         self._failure: Exception | None = None
 
     def begin(self) -> None:
@@ -75,13 +75,12 @@ class Fence:
         """A GradScaler is about to learn from the gradients whether optimizers had to skip the step. Raises
         WorldLostError if it must not: it scales less from then on, and nobody takes that back.
 
-        So the step counts as soon as it may. Who finds out about a loss before that gets it from the others.
+        So the step counts as soon as it may. Who finds out about a loss before that gets it from the others. An
+        optimizer with a scaler of its own may still be to come, and asks again.
         """
         self._check()
-        if not self._has_stepped:
+        if self._permitted is None or self._count() != self._permitted:  # more was reduced than is known to be right
             self._asking(self.hold)
-        elif self._permitted is None or self._count() != self._permitted:
-            return  # more was reduced than the optimizer had the permission for: all ranks meet at the end
         self.is_skipped = True
 
     def _check(self) -> None:
@@ -98,13 +97,13 @@ class Fence:
 
     def commit(self, is_applied: bool) -> None:
         """The script's block has ended. Raises WorldLostError if the step does not count. `is_applied`: each optimizer
-        has stepped, on all ranks or on none.
+        has stepped, on all ranks or on none; or was skipped, if `is_skipped`.
 
         Each call of an optimizer had the permission of the fence, and so has a GradScaler that skipped one. If one is
         missing otherwise, either all ranks have left it out, or this script has caught the error of a collective, and
         the others will not come.
         """
-        if not (is_applied or self.is_skipped) or self._failure is not None:
+        if not is_applied or self._failure is not None:
             self.hold()
             self._meet()
         self.close()

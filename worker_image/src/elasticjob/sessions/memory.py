@@ -46,6 +46,7 @@ class Memory:
         self._is_applying = False  # the optimizer has begun, and not ended
         # By name, "" for the session's own: calls in the current step, and the most in a complete one.
         self._calls = dict.fromkeys(["", *(name for name, one in extras.items() if _is_optimizer(one))], 0)
+        self._passed = dict.fromkeys(self._calls, 0)  # how often a GradScaler let it step, or skipped its step
         self._usual = dict.fromkeys(self._calls, 1)
         self._knows_usual = False  # there was a complete step in this process
         self._clean = True  # no step is partially applied
@@ -67,24 +68,39 @@ class Memory:
     def begin(self) -> None:
         self._is_applying = False
         self._calls = dict.fromkeys(self._calls, 0)
+        self._passed = dict.fromkeys(self._calls, 0)
 
     def note_applying(self, optimizer: Any) -> None:
         """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back."""
         self._is_applying = True
-        calls = dict(self._calls)
+        calls = self._count_calls(with_skipped=True)
         calls[self._find_name(optimizer)] += 1
-        follows = any(calls[name] < usual for name, usual in self._usual.items())
-        is_replicated = isinstance(self.model_state, ReplicatedModelState)
-        if follows and is_replicated and self._can_go_back and not self._together:
+        if self._may_be_torn(calls):
             self._undo.keep(optimizer)
         else:
             self._undo.skip(optimizer)
+
+    def _may_be_torn(self, calls: dict[str, int]) -> bool:
+        """Whether a further optimizer is to step after these calls, and may fail to."""
+        follows = any(calls[name] < usual for name, usual in self._usual.items())
+        is_replicated = isinstance(self.model_state, ReplicatedModelState)
+        return follows and is_replicated and self._can_go_back and not self._together
 
     def note_applied(self, optimizer: Any) -> None:
         """Record that an optimizer has stepped: one of the extras, or else the session's own."""
         self._is_applying = False
         self._undo.skip(optimizer)
         self._calls[self._find_name(optimizer)] += 1
+
+    def note_passed(self, optimizer: Any) -> None:
+        """Record that a GradScaler has let an optimizer step, or has skipped its step."""
+        if self.knows(optimizer):
+            self._passed[self._find_name(optimizer)] += 1
+
+    def note_learning(self) -> None:
+        """A GradScaler is about to learn from the gradients. If an optimizer may fail to follow, that is taken back."""
+        if self._may_be_torn(self._count_calls(with_skipped=True)):
+            self._undo.keep_others()
 
     def _find_name(self, optimizer: Any) -> str:
         return next((name for name, one in self._extras.items() if one is optimizer), "")
@@ -93,10 +109,11 @@ class Memory:
         """Record that the step is applied on this rank. `is_divided`: its optimizers did not have one permission."""
         self.committed += 1
         if is_divided is not None:
-            self._together = self._together is not False and self._is_whole and not is_divided
+            self._together = self._together is not False and self._is_whole() and not is_divided
         self._undo.forget()
-        self._usual = {name: max(usual, self._calls[name]) for name, usual in self._usual.items()}
-        self._knows_usual = True
+        made = self._count_calls(with_skipped=True)
+        self._usual = {name: max(usual, made[name]) for name, usual in self._usual.items()}
+        self._knows_usual = self._knows_usual or all(made.values())
         self.begin()
         if self.virtual is not None:
             self.virtual.commit()
@@ -128,28 +145,35 @@ class Memory:
         self._position = None if self.sampler is None else self.sampler.state_dict()
         self._random = generators.read() if self._can_go_back else None
 
-    @property
-    def have_all_stepped(self) -> bool:
-        """Whether each optimizer has stepped in this step: all ranks say the same, also one that has just joined."""
-        return all(self._calls.values())
+    def have_all_stepped(self, with_skipped: bool) -> bool:
+        """Whether each optimizer has stepped in this step: all ranks say the same, also one that has just joined.
 
-    @property
-    def _is_whole(self) -> bool:
+        `with_skipped`: or its GradScaler has skipped it.
+        """
+        return all(self._count_calls(with_skipped).values())
+
+    def _is_whole(self, with_skipped: bool = False) -> bool:
         """Whether each optimizer has stepped as often as it ever does. With several of them, and blocks in which not
         all step, nobody knows whether one was still to come.
         """
-        return all(self._calls[name] >= usual for name, usual in self._usual.items())
+        made = self._count_calls(with_skipped)
+        return all(made[name] >= usual for name, usual in self._usual.items())
+
+    def _count_calls(self, with_skipped: bool) -> dict[str, int]:
+        """By the name of the optimizer, in this step."""
+        return {name: max(made, self._passed[name] * with_skipped) for name, made in self._calls.items()}
 
     def take_back(self, generation: int, was_last_batch: bool, was_ready: bool, was_skipped: bool = False) -> None:
-        """The world was lost during a step: keep the step if it was applied, or skipped on purpose (`was_skipped`);
-        otherwise roll it back.
+        """The world was lost during a step: keep the step if it was applied; otherwise roll it back.
+
+        `was_skipped`: a GradScaler had the permission to skip what it has skipped of the step.
 
         Nobody knows in the first step of a process whether a further call of an optimizer was to come.
 
         `was_ready`: all gradients were present on this rank, but perhaps not on all. Another rank may have applied the
         step, so the state before the step and the state after it are both kept.
         """
-        is_applied = was_skipped or (self._knows_usual and self._is_whole)
+        is_applied = self._is_whole(with_skipped=True) if was_skipped else self._knows_usual and self._is_whole()
         if is_applied and was_last_batch and not self._is_applying:
             self.commit()
         elif self._undo.is_needed:

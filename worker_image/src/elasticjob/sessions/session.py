@@ -289,7 +289,7 @@ class Session:
             if virtual is not None:
                 virtual.finish()
             if self.ends_step:
-                self._fence.commit(self._memory.have_all_stepped)
+                self._fence.commit(self._memory.have_all_stepped(self._fence.is_skipped))
                 self._memory.commit(self._fence.is_divided)
                 self._buffers.forget()
                 self._memory.note_committed()
@@ -366,14 +366,21 @@ class Session:
         self._memory.note_applied(optimizer)
 
     def _guard(self, scaler: torch.amp.GradScaler) -> None:
-        """Ask the fence before a scaler learns from the gradients of a step."""
-        update = scaler.update
+        """Note which optimizers a scaler skips, and ask the fence before it learns from the gradients of a step."""
+        step, update = scaler.step, scaler.update
+
+        def step_and_note(optimizer: torch.optim.Optimizer, *given: Any, **more: Any) -> Any:
+            found = step(optimizer, *given, **more)
+            self._memory.note_passed(optimizer)
+            return found
 
         def update_if_reduced(*given: Any, **more: Any) -> None:
             if self._fence.is_open:
                 self._fence.skip()
+                self._memory.note_learning()
             update(*given, **more)
 
+        scaler.step = step_and_note  # type: ignore[method-assign]
         scaler.update = update_if_reduced  # type: ignore[method-assign]
 
     def _break(self, error: Exception) -> None:
@@ -412,10 +419,12 @@ class Session:
         elif self._is_replicated:
             self._buffers = StepBuffers(self.model)
         before = self.committed
-        if self._on_world is not None:
-            self._on_world(self)
-        if self.committed != before:
-            self._memory.keep_place()
+        try:
+            if self._on_world is not None:
+                self._on_world(self)
+        finally:  # a loss may end it after it has loaded a checkpoint
+            if self.committed != before:
+                self._memory.keep_place()
         self._replicas.enter()
 
 

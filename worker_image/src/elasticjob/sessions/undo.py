@@ -55,24 +55,28 @@ class Undo:
         self._others = list(others)
         self._copies: list[_Before] = []  # of the last step, whose memory is used again
         self._before: list[_Before] = []  # of this step
-        self._states: list[Any] = []  # of the others
+        self._states: list[Any] | None = None  # of the others, if they are kept
         self._is_complete = True
 
     @property
     def is_needed(self) -> bool:
-        """Whether an optimizer has stepped, or begun to."""
-        return bool(self._before) or not self._is_complete
+        """Whether an optimizer has stepped, or begun to, or one of the others may have changed."""
+        return self._states is not None or not self._is_complete
 
     @torch.no_grad()
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
         """This one is about to step."""
-        if not self._before:
-            self._states = [copy.deepcopy(one.state_dict()) for one in self._others]
+        self.keep_others()
         if not self._has(optimizer):
             before = next((one for one in self._copies if one.optimizer is optimizer), None)
             before = before or _Before(optimizer)
             before.keep()
             self._before.append(before)
+
+    def keep_others(self) -> None:
+        """One of the others is about to change, unless that has been kept in this step."""
+        if self._states is None:
+            self._states = [copy.deepcopy(one.state_dict()) for one in self._others]
 
     def skip(self, optimizer: torch.optim.Optimizer) -> None:
         """This one steps. Unless it was kept, the step cannot be taken back."""
@@ -80,7 +84,7 @@ class Undo:
 
     def forget(self) -> None:
         """The step is over."""
-        self._copies, self._before, self._states, self._is_complete = self._before, [], [], True
+        self._copies, self._before, self._states, self._is_complete = self._before, [], None, True
 
     @torch.no_grad()
     def take_back(self) -> bool:
@@ -88,8 +92,9 @@ class Undo:
         is_complete = self._is_complete
         for one in self._before if is_complete else ():
             one.take_back()
-        for other, state in zip(self._others, self._states, strict=True) if is_complete and self._before else ():
-            other.load_state_dict(state)
+        if is_complete and self._states is not None:
+            for other, state in zip(self._others, self._states, strict=True):
+                other.load_state_dict(state)
         self.forget()
         return is_complete
 
