@@ -249,6 +249,12 @@ class HandshakeListener:
                 return
             self._drop(visitor)
 
+    def close(self) -> None:
+        """Send everybody away who has no complete request yet. The caller accepts no further sockets."""
+        for visitor in list(self._visitors.values()):
+            self.gone(visitor)
+            visitor.abort()
+
     def _drop(self, visitor: Visitor) -> None:
         self.gone(visitor)
         visitor.abort()

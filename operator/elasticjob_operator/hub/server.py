@@ -144,6 +144,8 @@ class Hub:
         self._leader = False
         if self._server is not None:
             self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         self._registry.dismiss_all(connection.CloseReason("stop", connection.CLOSE_GOING_AWAY))
         for task in self._tasks:
             task.cancel()
