@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,32 @@ def test_thinning_keeps_the_changes_of_the_world() -> None:
         assert {start - 1, start, start + 1} <= {int(s.time) for s in kept}
     changing = [Sample(float(i), "Running", i, 2) for i in range(100)]
     assert thin(changing, 10) == changing[-10:]
+
+
+def size_of(value: object) -> int:
+    """Bytes of samples with all that they hold."""
+    size = sys.getsizeof(value)
+    if isinstance(value, Sample):
+        return size + size_of(vars(value))
+    if isinstance(value, dict):
+        return size + sum(size_of(one) for pair in value.items() for one in pair)
+    return size + (sum(map(size_of, value)) if isinstance(value, list | tuple) else 0)
+
+
+@pytest.mark.parametrize(("jobs", "changes", "members"), [(300, 12, 2), (10, 60, 64)])
+def test_what_is_kept_of_many_jobs_has_a_budget(jobs: int, changes: int, members: int) -> None:
+    """Each job of a tenant may change all the time, and each new world has a list of members."""
+    board = Board(most=900)
+    raw = job()
+    listed = [{"pod": f"digits-worker-{n}", "uid": f"u{n}", "node": f"node-{n}", "rank": n} for n in range(members)]
+    for turn in range(1, changes + 1):
+        raw["status"]["rendezvous"] |= {"generation": turn, "worldSize": members, "members": listed}
+        for number in range(jobs):
+            seen = board.known[str(number)] = Job.parse(with_uid(raw, str(number)))
+            board.apply(Change("MODIFIED", seen), NOW + turn)
+    kept = [board.samples(str(number)) for number in range(jobs)]
+    assert all(samples[-1].generation == changes for samples in kept), "the latest of each is there"
+    assert sum(map(size_of, kept)) < 900 * 4_000
 
 
 def test_the_regions_of_a_job() -> None:

@@ -17,6 +17,7 @@ from controller.api_fixture import answering
 from elasticjob_operator.kube import client, watch
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.watch import Watch, count_failures
+from elasticjob_operator.rest.errors import MOST_MESSAGE, decode_watch_error
 
 pytestmark = pytest.mark.timeout(60)
 PATH = "/api/v1/pods"
@@ -178,3 +179,13 @@ def test_a_silent_watch_is_made_again_at_once(
 )
 def test_failures_in_a_row(before: int, failed: bool, seconds: float, after: int) -> None:
     assert count_failures(before, failed, seconds) == after
+
+
+def test_the_error_that_ends_a_watch_is_cut() -> None:
+    """The API server may repeat what a tenant wrote in it, at any length."""
+    causes = [{"field": "x" * 9_000, "message": "y" * 9_000}] * 2_000
+    said = {"code": 500, "reason": "r" * 9_000, "message": "m" * 1_000_000, "details": {"causes": causes}}
+    error = decode_watch_error(said)
+    assert error.status == 500
+    assert len(error.message) <= MOST_MESSAGE and len(error.reason) <= 256
+    assert len(str(error)) < MOST_MESSAGE + 300 and sum(map(len, error.causes)) <= MOST_MESSAGE

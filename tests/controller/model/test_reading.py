@@ -123,6 +123,23 @@ def test_limits_are_settings() -> None:
     assert read(big, limits=bounds.Limits(template_bytes=2_000_000)).spec is not None
 
 
+@pytest.mark.parametrize("replicas", [0, 1000], ids=["below the bounds", "above the bounds"])
+def test_no_size_carries_a_weight_past_the_cap(replicas: int) -> None:
+    """A job whose size somebody has written out of its bounds goes on with the nearest one."""
+    spec = make_spec(scaling={"mode": "Goodput", "weight": 1000}, elasticPolicy={"maxReplicas": 4}, replicas=replicas)
+    job = read(spec)
+    assert job.spec is not None and job.problems
+    assert job.spec.scaling.weight == 1
+
+
+def test_no_number_of_pods_carries_a_weight_past_the_cap() -> None:
+    """A job that runs goes on with as many pods as a limit allows that came later."""
+    spec = make_spec(scaling={"mode": "Goodput", "weight": 1000}, elasticPolicy={"maxReplicas": 4})
+    job = read(spec, STARTED, bounds.Limits(replicas=3))
+    assert job.spec is not None and job.problems
+    assert job.spec.scaling.weight == 1
+
+
 def test_the_administrator_caps_weights() -> None:
     """Otherwise whoever writes the largest has the pool."""
     spec = make_spec(scaling={"mode": "Goodput", "weight": 1000}, elasticPolicy={"maxReplicas": 4})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import time
 
 import pytest
@@ -42,3 +44,27 @@ def test_the_age_of_the_process() -> None:
     while time.monotonic() - began < 0.05:
         pass
     assert 0 < before < before + (time.monotonic() - began) <= find_age() + 0.01
+
+
+BEFORE_THE_LOOP = """
+from elasticjob_operator import __main__, api
+from elasticjob_operator.api import base, wire
+
+async def look(options):
+    def walk(model):
+        return [model, *(one for inner in model.__subclasses__() for one in walk(inner))]
+    assert api.Spec in walk(base.Model) and wire.Hello in walk(wire.Hello.__mro__[1])
+    print([m.__name__ for root in (base.Model, wire.Hello.__mro__[1]) for m in walk(root) if not m.__pydantic_complete__])
+    print(wire.AGENT_MESSAGE.pydantic_complete, wire.HUB_MESSAGE.pydantic_complete)
+    return 0
+
+__main__._run = look
+__main__.main(["run"])
+"""
+
+
+@pytest.mark.timeout(60)
+def test_nothing_is_left_for_the_first_job_to_build() -> None:
+    """What reads a job is built before the event loop runs: it takes longer than everything that reads."""
+    ran = subprocess.run([sys.executable, "-c", BEFORE_THE_LOOP], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.returncode) == ("[]\nTrue True\n", 0), ran.stderr

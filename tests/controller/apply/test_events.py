@@ -1,0 +1,46 @@
+"""Events that wait to be written: how many there are, and whose."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from controller.api_fixture import answering
+from elasticjob_operator import api as models
+from elasticjob_operator.apply.events import MAX_WAITING, EventRecorder
+from elasticjob_operator.model.observe import Job
+from elasticjob_operator.plan.reporting import Event
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def test_the_events_of_one_namespace_leave_room_for_others(tmp_path: Path) -> None:
+    """One tenant makes a job after the other, and the API server is slow."""
+    may_answer, written = asyncio.Event(), dict[str, int]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        namespace = request.path.split("/")[4]
+        written[namespace] = written.get(namespace, 0) + 1
+        await may_answer.wait()
+        return web.json_response({})
+
+    def tell(recorder: EventRecorder, namespace: str, jobs: int) -> None:
+        for number in range(jobs):
+            job = Job(namespace, f"j{number}", f"{namespace}-{number}", spec=None, status=models.Status())
+            recorder.record(job, [Event("R", f"event {n}") for n in range(20)], 0.0)
+
+    async with answering(answer, tmp_path) as api:
+        api.leadership.lend(math.inf)
+        recorder = EventRecorder(api, "test")
+        tell(recorder, "greedy", MAX_WAITING // 10)
+        tell(recorder, "modest", 1)
+        may_answer.set()
+        async with asyncio.timeout(50):
+            while written.get("modest", 0) < 20:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.01)
+        await recorder.close()
+    assert written["greedy"] <= MAX_WAITING // 2
