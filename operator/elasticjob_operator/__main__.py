@@ -22,6 +22,7 @@ except ModuleNotFoundError:  # it comes with kopf and the others that only the o
 
 from elasticjob_operator import __version__
 from elasticjob_operator.api import bounds, crd
+from elasticjob_operator.api.building import build_models
 from elasticjob_operator.errors import UsageError
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
@@ -219,6 +220,7 @@ def run(log_format: str, log_level: str, **options: Any) -> None:
         options["pools"] = add_rates(options["pools"], options.pop("rates"))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device-price") from None
+    build_models()
     calm_collector()
     sys.setrecursionlimit(DEEPEST_JSON)
     try:

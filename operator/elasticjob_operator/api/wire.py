@@ -20,7 +20,7 @@ RESTART: Final = "restart"
 HUNG: Final = "hung"  # the reason of a regroup before which every agent reports the stacks of its workers
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="ignore",  # a newer peer may send more fields, which must not break an older one
@@ -69,14 +69,14 @@ IN_WORLD: Final = frozenset({AgentPhase.RUNNING, AgentPhase.LEAVING})  # its wor
 BUSY: Final = IN_WORLD | {AgentPhase.STOPPING}  # its workers are training or being stopped
 
 
-class Store(_Wire):
+class Store(Wire):
     """The address at which the TCPStore of a generation listens."""
 
     address: Address
     port: Port
 
 
-class Failure(_Wire):
+class Failure(Wire):
     """The first failure of a worker process in a generation."""
 
     generation: Count = 0
@@ -92,7 +92,7 @@ class Failure(_Wire):
     collectives: Count | None = None  # in a hang: that this rank has entered
 
 
-class Checkpoint(_Wire):
+class Checkpoint(Wire):
     """The last checkpoint of which other pods hold copies, as an agent knows it."""
 
     number: Count = 0  # 0: there is none
@@ -100,7 +100,7 @@ class Checkpoint(_Wire):
     restoring: bool = False  # the agent gets it before it starts its workers in the announced world
 
 
-class Link(_Wire):
+class Link(Wire):
     """What an agent has measured between its pod and another one; without numbers if there is a problem."""
 
     uid: Short  # of the other pod
@@ -110,7 +110,7 @@ class Link(_Wire):
     problem: Annotated[str, Field(max_length=256)] | None = None
 
 
-class Preflight(_Wire):
+class Preflight(Wire):
     """The check of the network before the agent's first world."""
 
     port: Port  # where it answers probes
@@ -118,7 +118,7 @@ class Preflight(_Wire):
     over: bool = False  # it has passed, or its time is up
 
 
-class AgentState(_Wire):
+class AgentState(Wire):
     """The complete state of an agent, sent in `hello` and after every change."""
 
     phase: AgentPhase
@@ -139,7 +139,7 @@ class AgentState(_Wire):
     shards: Annotated[tuple[Count, ...], Field(max_length=2048)] = ()
 
 
-class Hello(_Wire):
+class Hello(Wire):
     v: Literal[1] = 1
     type: Literal["hello"] = "hello"
     agent: Short  # unique per agent process: a restarted container is another agent
@@ -149,13 +149,13 @@ class Hello(_Wire):
     state: AgentState
 
 
-class State(_Wire):
+class State(Wire):
     v: Literal[1] = 1
     type: Literal["state"] = "state"
     state: AgentState
 
 
-class Progress(_Wire):
+class Progress(Wire):
     """The progress that the script reports. The latest message counts; the agent sends at most one a second."""
 
     v: Literal[1] = 1
@@ -177,7 +177,7 @@ class Progress(_Wire):
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
 
 
-class Diagnosis(_Wire):
+class Diagnosis(Wire):
     """A hang report with the stacks of the local ranks. It is logged, never stored in the API."""
 
     v: Literal[1] = 1
@@ -193,14 +193,14 @@ AGENT_MESSAGE: TypeAdapter[Hello | State | Progress | Diagnosis] = TypeAdapter(
 )
 
 
-class Member(_Wire):
+class Member(Wire):
     pod: Short
     rank: Count  # group rank: the position of the pod in the world
     address: Short | None = None
     nproc: int = 1
 
 
-class World(_Wire):
+class World(Wire):
     """The receiver is in generation `generation` with this rank: start the workers, or send the world to the sessions.
 
     An agent needs the number of processes of each rank, not the names of the members. One that supports it gets
@@ -217,7 +217,7 @@ class World(_Wire):
     restarts: Count = 0  # worker-caused restarts so far
 
 
-class Regroup(_Wire):
+class Regroup(Wire):
     """Generation `generation` and all earlier ones are over: stop the workers and become ready.
 
     An agent that is already ready publishes `ready` again with this generation, to confirm that it will not enter it.
@@ -233,7 +233,7 @@ class Regroup(_Wire):
     grace_seconds: float = 30.0
 
 
-class Stop(_Wire):
+class Stop(Wire):
     """Stop the workers and exit. `ok` is false if the job has failed."""
 
     action: Literal["stop"] = "stop"
@@ -243,7 +243,7 @@ class Stop(_Wire):
     grace_seconds: float = 30.0
 
 
-class Peer(_Wire):
+class Peer(Wire):
     """A pod of the job that answers probes."""
 
     uid: Short
@@ -251,7 +251,7 @@ class Peer(_Wire):
     port: Port
 
 
-class Probe(_Wire):
+class Probe(Wire):
     """To an agent in its preflight: measure the links to these pods, each once, and report them.
 
     `passed` is left out while results of this agent or of others are missing. With false, the agent gives up with
@@ -267,7 +267,7 @@ class Probe(_Wire):
 Directive = World | Regroup | Stop | Probe
 
 
-class Welcome(_Wire):
+class Welcome(Wire):
     v: Literal[1] = 1
     type: Literal["welcome"] = "welcome"
     heartbeat_seconds: float  # the agent sends a WebSocket ping this often
@@ -279,13 +279,13 @@ class Welcome(_Wire):
     reconnect_seconds: float = 0.0  # all agents spread their attempts over this time when they have lost the hub
 
 
-class DirectiveMessage(_Wire):
+class DirectiveMessage(Wire):
     v: Literal[1] = 1
     type: Literal["directive"] = "directive"
     directive: Annotated[Directive, Field(discriminator="action")]
 
 
-class Error(_Wire):
+class Error(Wire):
     """Sent once before the hub closes a connection for a reason that a retry does not resolve."""
 
     v: Literal[1] = 1

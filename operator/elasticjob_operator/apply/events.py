@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterable
 
 from elasticjob_operator import text
@@ -21,7 +23,7 @@ from elasticjob_operator.times import format_time
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 1000  # events that may wait to be written; further ones are dropped
+MAX_WAITING = 1000  # events that may wait to be written; further ones are dropped, of a namespace with many at first
 
 
 class EventRecorder:
@@ -32,6 +34,7 @@ class EventRecorder:
         self._reporter = reporter
         self._filter = event_rate.SpamFilter()
         self._writing: set[asyncio.Task[None]] = set()
+        self._waiting: Counter[str] = Counter()  # events that are being written, by namespace
         self._timers: dict[str, asyncio.TimerHandle] = {}  # by the UID of jobs with waiting events
 
     async def close(self) -> None:
@@ -66,10 +69,19 @@ class EventRecorder:
             self._look_later(job)
 
     def _write_later(self, job: Job, told: event_rate.Told, now: float) -> None:
-        if len(self._writing) < MAX_WAITING:
-            task = asyncio.create_task(self._write(job, told, now))
-            self._writing.add(task)
-            task.add_done_callback(self._writing.discard)
+        """A namespace gets as many places as it leaves free: half of them if it is alone, a third if there are two."""
+        if self._waiting[job.namespace] >= MAX_WAITING - len(self._writing):
+            return
+        self._waiting[job.namespace] += 1
+        task = asyncio.create_task(self._write(job, told, now))
+        self._writing.add(task)
+        task.add_done_callback(functools.partial(self._leave, job.namespace))
+
+    def _leave(self, namespace: str, task: asyncio.Task[None]) -> None:
+        self._writing.discard(task)
+        self._waiting[namespace] -= 1
+        if not self._waiting[namespace]:
+            del self._waiting[namespace]
 
     async def _write(self, job: Job, told: event_rate.Told, now: float) -> None:
         """Write one event. A failure is only logged."""

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from elasticjob_operator.client import Change, Job
 from elasticjob_operator.client.samples import Sample, is_news, take_sample
 from elasticjob_operator.dashboard.listpage import Row, View, build_row, select
 
-_MOST_SAMPLES: Final = 60_000  # of all jobs: about 40 MB of small ones
-_LEAST_SAMPLES: Final = 60  # of each job
-_ENOUGH_SAMPLES: Final = 1000
+_MOST: Final = 60_000  # weight of the samples of all jobs: about 40 MB
+_ENOUGH: Final = 1000  # weight of the samples of one job
 
 
 class Board:
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
         self.known: dict[str, Job] = {}  # by UID; the watch keeps it
         self.problem = ""  # why the jobs may be out of date
         self.version = 0
@@ -28,6 +30,8 @@ class Board:
         self._rows: dict[str, Row] = {}  # by UID
         self._order: list[tuple[str, str, str]] = []  # (namespace, name, UID), sorted
         self._samples: dict[str, list[Sample]] = {}
+        self._weights: dict[str, int] = {}  # of the samples of each job
+        self._weight = 0  # of all
         self._changed = asyncio.Event()
 
     def apply(self, change: Change, now: float) -> None:
@@ -37,6 +41,7 @@ class Board:
             self._order.pop(bisect.bisect_left(self._order, before.order))
         if change.type == "DELETED":
             self._samples.pop(job.uid, None)
+            self._weight -= self._weights.pop(job.uid, 0)
         else:
             row = self._rows[job.uid] = build_row(job, now)
             bisect.insort(self._order, row.order)
@@ -87,25 +92,54 @@ class Board:
 
     def _keep_sample(self, job: Job, now: float) -> None:
         kept = self._samples.setdefault(job.uid, [])
-        sample = take_sample(job, now, kept[-1] if kept else None)
-        if is_news(kept[-1] if kept else None, sample):
-            kept.append(sample)
-        limit = min(_ENOUGH_SAMPLES, max(_LEAST_SAMPLES, _MOST_SAMPLES // max(1, len(self._rows))))
-        if len(kept) > limit:
-            self._samples[job.uid] = thin(kept, limit)
+        before = kept[-1] if kept else None
+        sample = take_sample(job, now, before)
+        if not is_news(before, sample):
+            return
+        kept.append(sample)
+        self._count(job.uid, self._weights.get(job.uid, 0) + weigh(sample))
+        share = self._most // max(1, len(self._rows))
+        if self._weights[job.uid] > min(_ENOUGH, share):
+            self._thin(job.uid, min(_ENOUGH, share))
+        if self._weight > max(self._most, 2 * len(self._samples)):  # there are more jobs by now
+            for uid in self._samples:
+                self._thin(uid, share * 3 // 4)
+
+    def _thin(self, uid: str, limit: int) -> None:
+        kept = self._samples[uid] = thin(self._samples[uid], limit)
+        self._count(uid, sum(map(weigh, kept)))
+
+    def _count(self, uid: str, weight: int) -> None:
+        self._weight += weight - self._weights.get(uid, 0)
+        self._weights[uid] = weight
+
+
+def weigh(sample: Sample) -> int:
+    """How much memory a sample takes, in small samples."""
+    return 1 + len(sample.members) // 8 + (len(sample.metrics) + len(sample.lost)) // 8
 
 
 def thin(samples: Sequence[Sample], limit: int) -> list[Sample]:
-    """Drop samples until at most `limit` are left: every second one between changes of the world, then the oldest."""
+    """Drop samples until the rest weighs at most `limit`: every second one between changes of the world, then the
+    oldest. The last one stays, if need be without its members.
+    """
     kept = list(samples)
-    while len(kept) > limit:
+    while sum(map(weigh, kept)) > limit:
         fewer = [
             sample
             for i, sample in enumerate(kept)
             if i % 2 == 0 or i == len(kept) - 1 or _is_turn(kept[i - 1], sample) or _is_turn(sample, kept[i + 1])
         ]
-        kept = fewer if len(fewer) < len(kept) else kept[-limit:]
+        if len(fewer) == len(kept):
+            return _keep_latest(kept, limit)
+        kept = fewer
     return kept
+
+
+def _keep_latest(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    weights = itertools.accumulate(map(weigh, reversed(samples)))
+    count = sum(1 for weight in weights if weight <= limit)
+    return list(samples[-count:]) if count else [replace(samples[-1], members=[])]
 
 
 def _is_turn(before: Sample, after: Sample) -> bool:

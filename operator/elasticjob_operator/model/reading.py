@@ -65,9 +65,10 @@ def read_spec(written: object, limits: bounds.Limits, status: api.Status) -> Spe
     known = api.without(raw, unknown)
     notices = _warn_of_unknown(unknown)
     try:
-        spec = api.parse_spec(known)
+        written_spec = api.parse_spec(known)
     except api.InvalidJobError as error:
         return SpecRead(_with_bounded_replicas(known, limits), error.problems, notices)
+    spec = _cap_weight(written_spec, limits)
     too_many = find_too_many(spec, limits)
     if too_many is not None:
         return SpecRead(
@@ -78,9 +79,9 @@ def read_spec(written: object, limits: bounds.Limits, status: api.Status) -> Spe
         *_find_silent_fallbacks(spec),
         *_find_foreign_launcher(spec),
         *contradicting,
-        *_find_capped(spec, limits),
+        *_find_capped(written_spec, limits),
     )
-    return SpecRead(_cap_weight(spec, limits), (), (*notices, *warnings))
+    return SpecRead(spec, (), (*notices, *warnings))
 
 
 def _find_excess(raw: object, limits: bounds.Limits) -> tuple[api.Problem, ...]:
@@ -123,7 +124,7 @@ def _with_bounded_replicas(raw: Mapping[str, Any], limits: bounds.Limits) -> api
         rest = api.parse_spec({k: v for k, v in raw.items() if k != "replicas"})
     except api.InvalidJobError:
         return None
-    return _bounded(rest, wanted, limits)
+    return _bounded(_cap_weight(rest, limits), wanted, limits)
 
 
 def _bounded(spec: api.Spec, wanted: int, limits: bounds.Limits) -> api.Spec | None:

@@ -54,7 +54,8 @@ async def look(options):
     def walk(model):
         return [model, *(one for inner in model.__subclasses__() for one in walk(inner))]
     assert api.Spec in walk(base.Model) and wire.Hello in walk(wire.Hello.__mro__[1])
-    print([m.__name__ for root in (base.Model, wire.Hello.__mro__[1]) for m in walk(root) if not m.__pydantic_complete__])
+    models = [*walk(base.Model), *walk(wire.Hello.__mro__[1])]
+    print([model.__name__ for model in models if not model.__pydantic_complete__])
     print(wire.AGENT_MESSAGE.pydantic_complete, wire.HUB_MESSAGE.pydantic_complete)
     return 0
 
