@@ -66,7 +66,7 @@ def test_etcd_answers_only_its_cluster(cluster: Cluster) -> None:
     assert ask(ports["clients"], without_a_check(cluster.directory / "pki/etcd/client.crt")) == 200
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("prepared", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_files_are_the_owners_alone(cluster_factory: Callable[..., Cluster], tmp_path: Path, prepared: bool) -> None:
     tmp_path.chmod(0o755)
     directory = tmp_path / "cluster"
