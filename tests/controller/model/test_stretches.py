@@ -18,7 +18,7 @@ from controller.counted_work import count_calls
 from elasticjob_operator.api import names, podtemplate
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.model import reading
-from elasticjob_operator.model.observe import Job, observe_job, observe_pod
+from elasticjob_operator.model.observe import Job, Node, PoolShare, observe_job, observe_pod
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Plan, Seen, plan
 from elasticjob_operator.pool import capacity
@@ -138,6 +138,17 @@ def test_a_pod_of_many_containers_costs_no_long_step() -> None:
     labels = {names.LABEL_JOB: "j", names.LABEL_JOB_UID: "u", names.LABEL_INDEX: "0"}
     raw = {"metadata": {"name": "j-worker-0", "uid": "p", "labels": labels}, "spec": {"containers": containers}}
     assert count_calls(lambda: observe_pod(raw)) <= MOST_CALLS
+
+
+@pytest.mark.parametrize("amount", ["1", "8E", "nonsense"])
+def test_a_pod_of_others_with_many_devices_costs_no_long_step(amount: str) -> None:
+    """Whoever may create pods puts one on a node by itself. It takes the node at most."""
+    resources = {"limits": {"nvidia.com/gpu": amount, "cpu": amount}}
+    spec = {"nodeName": "a", "containers": [{"name": f"c{number}", "resources": resources} for number in range(12_000)]}
+    held: capacity.Held = {}
+    assert count_calls(lambda: capacity.add_held(held, POOLS, spec)) <= MOST_CALLS
+    nodes = [Node(name, share=PoolShare("gpus", 8)) for name in ("a", "b")]
+    assert capacity.count_capacity(POOLS[0], nodes, held["gpus"]) == 8
 
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])

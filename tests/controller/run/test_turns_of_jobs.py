@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,32 @@ async def test_others_have_the_loop_while_all_jobs_are_woken(tmp_path: Path, mon
         watch.cancel()
         await controller.stop()
     assert slow.pieces > 5, "others have their turns in between"
+
+
+async def test_a_job_that_changes_all_the_time_does_not_fill_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever may write a job changes it as often as the API server lets him, and what is logged of it each time."""
+    passes = 0
+
+    def compute(seen: Seen, config: Config) -> Plan:
+        nonlocal passes
+        passes += 1
+        return replace(plan(seen, config), reason=f"reason {passes}\nforged {'x' * 5_000}", wake_at=0.0)
+
+    monkeypatch.setattr(controllers, "plan", compute)
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        parts.cache.put_job(job_of(0))
+        api.leadership.lend(math.inf)
+        applier: Any = Nothing(parts.applier.recorder)
+        controller = Controller(api, parts.cache, parts.hub, applier, parts.controller.config)
+        with caplog.at_level("INFO", controllers.logger.name):
+            controller.start()
+            async with asyncio.timeout(50):
+                while passes < 200:  # noqa: ASYNC110 - nobody sets an event
+                    await asyncio.sleep(0.001)
+            await controller.stop()
+    told = [message for message in caplog.messages if "reason " in message]
+    assert 20 <= len(told) <= 100
+    assert not any("\n" in message or len(message) > 1_100 for message in told)
