@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from elasticjob_operator import numerals, quantity
+from elasticjob_operator.api import podtemplate
 from elasticjob_operator.model.observe import Node, Pod, PoolShare, Stranger
 
 Raw = Mapping[str, Any]
+MOST_DEVICES: Final = 2**31  # more than any node has
 Held = dict[str, dict[str, int]]  # devices that the pods of others hold, by pool and node
 
 
@@ -107,8 +109,11 @@ def count_devices(pod_spec: Raw, resource: str) -> int:
     if resource == "pods":
         return 1
     containers = pod_spec.get("containers") or ()
-    amounts = [quantity.find_request(container, resource) for container in containers]
-    return sum(count_units(resource, amount) for amount in amounts if amount is not None)
+    asked = (quantity.find_request(container, resource) for container in containers)
+    amounts = [amount for amount in asked if amount is not None]
+    if len(amounts) > podtemplate.MOST_CONTAINERS:
+        return MOST_DEVICES  # no job's pod: whoever has made it may have the whole node
+    return sum(count_units(resource, amount) for amount in amounts)
 
 
 def count_held(pod: Pod | Stranger, resource: str) -> int:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from elasticjob_operator import text
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import deletions, refusals
@@ -30,6 +31,7 @@ from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import first
+from elasticjob_operator.ratelimit import Bucket
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.node_memory import NodeMemory
@@ -46,6 +48,7 @@ CONTEST_SECONDS = 600.0  # between two events about writers who fight about the 
 TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
 SHORTEST_PAUSE = 0.1  # after an error
+LINES_AT_ONCE, LINES_PER_SECOND = 50.0, 0.2  # about one job in the log
 MOST_IN_LOOP = 500  # the weight of a job that is planned in the event loop
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
@@ -71,6 +74,7 @@ class _Loop:
     keeps: bool = False  # the last pass did not try them
     tries_one: bool = False  # the last new pods were refused: next time, one tries for all
     reason: str = ""
+    lines: Bucket = field(default_factory=lambda: Bucket(LINES_AT_ONCE, time.monotonic()))  # of the log
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
     unresized: tuple[str, str] = ("", "")  # see `Seen`
@@ -274,7 +278,8 @@ class Controller:
         made = self._hold_back(loop, job, self._delete_less(loop, job, made, now, started), now, started)
         loop.planning = time.monotonic() - started
         if made.reason != loop.reason:
-            logger.info("%s/%s: %s", *key, made.reason)
+            if loop.lines.take(LINES_PER_SECOND, LINES_AT_ONCE, time.monotonic()):
+                logger.info("%s/%s: %s", *key, text.clean(made.reason, 1024))
             loop.reason = made.reason
         outcome = await self._applier.apply(job, version, made, now)
         settled = await self._queue.settle(job, self._cache.pods(key), made, now) if self._queue is not None else None
