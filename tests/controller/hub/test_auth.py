@@ -74,11 +74,12 @@ class ApiServer:
     def __init__(self) -> None:
         self.asked = 0
         self.answer: auth.BoundPod | auth.Refusal = POD
-        self.free = asyncio.Event()
+        self.began, self.free = asyncio.Event(), asyncio.Event()
         self.free.set()
 
     async def review(self, token: str) -> auth.BoundPod | auth.Refusal:
         self.asked += 1
+        self.began.set()
         await self.free.wait()
         return self.answer
 
@@ -94,6 +95,26 @@ class Pods:
 async def test_a_worker_is_who_the_server_says() -> None:
     authenticator = auth.TokenAuthenticator(ApiServer().review, Pods().find)
     assert await authenticator(TOKEN) == auth.Identity("default", "digits-worker-0", "uid-0", "digits")
+
+
+async def test_what_a_token_claims_is_not_believed() -> None:
+    """It says where to look before the review, and anybody can write it."""
+    server, pods = ApiServer(), Pods()
+    server.answer = auth.BoundPod("default", "digits-worker-1", "uid-1")
+    authenticator = auth.TokenAuthenticator(server.review, pods.find)
+    assert await authenticator(TOKEN) == auth.NO_WORKER
+    pods.jobs[("default", "digits-worker-1", "uid-1")] = "digits"
+    assert await authenticator(TOKEN) == auth.Identity("default", "digits-worker-1", "uid-1", "digits")
+
+
+async def test_a_pod_that_is_deleted_during_its_review_is_refused() -> None:
+    server, pods = ApiServer(), Pods()
+    server.free.clear()
+    asking = asyncio.create_task(auth.TokenAuthenticator(server.review, pods.find)(TOKEN))
+    await server.began.wait()
+    pods.jobs.clear()
+    server.free.set()
+    assert await asking == auth.NO_WORKER
 
 
 async def test_a_yes_is_remembered_for_a_moment() -> None:
