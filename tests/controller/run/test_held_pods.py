@@ -133,8 +133,9 @@ async def test_a_held_pod_is_read_less_and_less_often(tmp_path: Path) -> None:
 async def test_many_held_pods_cost_few_requests(tmp_path: Path) -> None:
     """A tenant may keep as many as a job may have; others share the API server with it."""
     async with hold(200, NOW - 60, **SUSPENDED).running(tmp_path) as watched:
-        await watched.step()
-        assert watched.reads.total() <= 50
+        for _ in range(2):  # when the second one is seen, the first one has read all that it reads
+            await watched.step()
+        assert watched.reads.total() <= 100
         for _ in range(10):
             await watched.step()
     assert len(watched.reads) == 200, "each is read once, in turn"
