@@ -37,6 +37,17 @@ async def test_large_events_are_not_read_to_their_end(tmp_path: Path) -> None:
     async with answering(answer, tmp_path) as api:
         api.leadership.lend(math.inf)
         quiet = QuietPods()
-        await quiet.look(api, make_job(), [pod], NOW)
+        await quiet.look(api, make_job(), [pod], ("node0",), NOW)
     assert quiet.said == {pod.uid: (False, "")}, "and the job goes on without them"
     assert sent < EVENTS * len(EVENT) / 2
+
+
+async def test_a_pod_without_a_node_is_looked_at_before_others_remove_it(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"items": []})
+
+    young = {"created": NOW - 1, "scheduled": NOW - 1, "waiting": "ContainerCreating"}
+    for nodes, seconds in (((), 4), (("node0",), 14)):
+        async with answering(answer, tmp_path) as api:
+            _, again = await QuietPods().look(api, make_job(), [make_pod(0, "Pending", **young)], nodes, NOW)
+        assert again == NOW + seconds
