@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from elasticjob_operator.failures.nodes import NEW_NODE_SECONDS
 from elasticjob_operator.model.observe import Pod
 
 QUIET: Final = ("", "ContainerCreating", "PodInitializing")  # why a container waits, as far as its status tells
@@ -26,6 +27,11 @@ def find_quiet(pods: Iterable[Pod], after: float, now: float) -> tuple[Pod | Non
     due = [(max(p.scheduled or 0.0, p.created) + after, p) for p in quiet]
     later = min((at for at, _ in due if at > now), default=None)
     return next((p for at, p in due if at <= now), None), later
+
+
+def find_lost(pods: Iterable[Pod], nodes: Collection[str], now: float) -> tuple[Pod | None, float | None]:
+    """The same for pods whose node is none of these: the cluster removes them before they have waited for long."""
+    return find_quiet((p for p in pods if p.node and p.node not in nodes), NEW_NODE_SECONDS, now)
 
 
 def read_events(items: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
@@ -55,9 +61,10 @@ def find_problem(
 
     `nodes`: those that exist, of the pods'. `claims`: the resource claims that pods need.
     """
-    pod, _ = find_quiet(pods, WARN_SECONDS, now)
-    if pod is not None and pod.node and pod.node not in nodes:
+    pod, _ = find_lost(pods, nodes, now)
+    if pod is not None:
         return "PodNotStarting", f"{pod.name}: there is no node {pod.node} (spec.template.spec.nodeName)"
+    pod, _ = find_quiet(pods, WARN_SECONDS, now)
     is_warning, text = said.get(pod.uid, (False, "")) if pod is not None else (False, "")
     if not is_warning:
         pod, _ = find_quiet(pods, PATIENCE_SECONDS, now)

@@ -243,7 +243,6 @@ def after_end(seen: Seen) -> Plan:
         ttl = None  # whoever has sent the job here copies its end, and deletes it
     expired = ttl is not None and now >= ended + ttl
     live = sum(1 for p in present if not p.terminal)
-    status = reporting.observe(status, job.generation)  # no change of the spec matters any more
     useless = (Kind.DISRUPTION_BUDGET, Kind.AUTOSCALER)  # to a job that runs no more
     return Plan(
         status=revise(

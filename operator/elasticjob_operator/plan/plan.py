@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
@@ -19,6 +20,7 @@ from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, Worker, judge
 from elasticjob_operator.model import reading
 from elasticjob_operator.model.observe import resolve_nproc
+from elasticjob_operator.model.reading import Notice
 from elasticjob_operator.model.revise import StatusFields, revise
 from elasticjob_operator.plan import (
     accounting,
@@ -39,16 +41,21 @@ from elasticjob_operator.times import format_time, parse_time
 
 __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "plan"]
 
+_KEEPS_PODS: Final = ("DeleteForbidden", "WriteFailed")  # reasons for which pods stay that should go
+
 
 def plan(seen: Seen, config: Config = Config()) -> Plan:
     """The actions for one job, including warnings and events."""
     served = () if seen.job.deleting else {p.uid for p in seen.pods}
     released = directives.release({**seen.agents, **seen.leftover}, served)
     made = _plan(seen, config)
-    if made.status is not seen.job.status and not seen.job.status.finished:
+    if made.status is not seen.job.status:
         made = _report_quota(seen, _warn(seen, made))
-        status = revise(made.status, conditions=summary.summarize(made.status, seen.now))
-        made = replace(made, status=reporting.observe(status, status.observed_generation))
+        status, generation = made.status, seen.job.generation
+        if not seen.job.status.finished:  # of one that has, no change of the spec matters any more
+            status = revise(status, conditions=summary.summarize(status, seen.now))
+            generation = status.observed_generation
+        made = replace(made, status=reporting.observe(status, generation))
     return replace(made, directives={**made.directives, **released}) if released else made
 
 
@@ -86,7 +93,7 @@ def _warn(seen: Seen, made: Plan) -> Plan:
     """Set the condition `Warning` while there are warnings that do not stop the job."""
     held, held_at = held_pods.find_held(seen.pods, seen.now)
     made = replace(made, wake_at=first(made.wake_at, held_at))
-    before, notices = made.status.condition("Warning"), (*seen.job.notices, *held)
+    before, notices = made.status.condition("Warning"), (*seen.job.notices, *held, *_find_untold(seen, made.status))
     if not notices and (before is None or before.status == "False"):
         return made
     reason = notices[0].reason if notices else "NothingToTell"
@@ -95,6 +102,15 @@ def _warn(seen: Seen, made: Plan) -> Plan:
     is_new = before is None or before.message != message
     events = [reporting.Event(notice.reason, notice.message, warning=True) for notice in notices] if is_new else []
     return replace(made, status=revise(made.status, conditions=conditions), events=(*made.events, *events))
+
+
+def _find_untold(seen: Seen, status: api.Status) -> tuple[Notice, ...]:
+    """What keeps the pods of a job that runs no more, for which `Degraded` does not tell it."""
+    if seen.problem is None or seen.problem[0] not in _KEEPS_PODS:
+        return ()
+    degraded = status.condition("Degraded")
+    is_told = degraded is not None and degraded.status == "True" and degraded.reason == seen.problem[0]
+    return () if is_told else (Notice(*seen.problem),)
 
 
 def _report_quota(seen: Seen, made: Plan) -> Plan:

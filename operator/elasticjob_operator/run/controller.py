@@ -293,7 +293,7 @@ class Controller:
             if again_at is not None:
                 return again_at
         held_until = now + HELD_SECONDS if outcome.is_held else None
-        is_news, look_at = await loop.quiet.look(self._api, job, pods, now)
+        is_news, look_at = await loop.quiet.look(self._api, job, pods, seen.nodes, now)
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
         overdue_at = await loop.overdue.look(self._api, self._cache, pods, job.namespace, now)

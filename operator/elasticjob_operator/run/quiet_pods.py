@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticjob_operator.failures import waiting
@@ -30,18 +30,21 @@ class QuietPods:
     said: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
     again_at: float = 0.0  # monotonic
 
-    async def look(self, api: Api, job: Job, pods: Sequence[Pod], now: float) -> tuple[bool, float | None]:
-        """Whether something else is known now, and when to look next."""
+    async def look(
+        self, api: Api, job: Job, pods: Sequence[Pod], nodes: Collection[str], now: float
+    ) -> tuple[bool, float | None]:
+        """Whether something else is known now, and when to look next. `nodes`: those that exist, of the pods'."""
+        _, lost = waiting.find_lost(pods, nodes, now)
         pod, due = waiting.find_quiet(pods, waiting.WARN_SECONDS, now)
         _, told = waiting.find_quiet(pods, waiting.PATIENCE_SECONDS, now)
         before = self.said
         if pod is None:
             self.said = {}
-            return before != self.said, due
+            return before != self.said, first(due, lost)
         if self.again_at <= time.monotonic():
             self.again_at = time.monotonic() + LOOK_SECONDS
             self.said = {pod.uid: await self._read(api, job, pod)}
-        return before != self.said, first(due, told, now + max(0.0, self.again_at - time.monotonic()))
+        return before != self.said, first(due, told, lost, now + max(0.0, self.again_at - time.monotonic()))
 
     async def _read(self, api: Api, job: Job, pod: Pod) -> tuple[bool, str]:
         query = (("fieldSelector", f"involvedObject.uid={pod.uid}"), ("limit", str(MOST_EVENTS)))

@@ -53,7 +53,7 @@ def test_what_events_tell(items: list[dict[str, Any]], told: tuple[bool, str]) -
         pytest.param(NOWHERE, (False, ""), "is mine running", id="no node"),
         pytest.param(creating(20, node="gone"), (False, ""), "there is no node gone (spec.template.spec.nodeName)",
                      id="no such node: the cluster deletes it before a minute is over"),
-        pytest.param(creating(6, node="gone"), (False, ""), "there is no node gone", id="others may remove it any moment"),
+        pytest.param(creating(6, node="gone"), (False, ""), "there is no node gone", id="others may remove it soon"),
         pytest.param(creating(4, node="gone"), (False, ""), "", id="a node that is not known yet"),
         pytest.param(make_pod(0, created=NOW - 100), (True, "x"), "", id="runs"),
     ],

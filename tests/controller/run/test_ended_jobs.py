@@ -34,11 +34,13 @@ class Refusing(Watched):
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "PATCH":
             self.stored["status"] = self.stored.get("status", {}) | (await request.json()).get("status", {})
+            metadata = self.stored["metadata"]
+            self.stored["metadata"] = metadata | {"resourceVersion": str(int(metadata["resourceVersion"]) + 1)}
             return web.json_response(self.stored)
         if request.method == "DELETE" and self.status:
             body = {"kind": "Status", "status": "Failure", "reason": "Forbidden", "message": DENIED}
             return web.json_response({**body, "code": self.status}, status=self.status)
-        if request.method == "DELETE":
+        if request.method == "DELETE" or request.path.endswith("/events"):
             return web.json_response({"kind": "Status", "status": "Success"})
         return await super().answer(request)
 
@@ -60,11 +62,13 @@ CASES = pytest.mark.parametrize("is_ended", [True, False], ids=["ended", "suspen
 
 @CASES
 async def test_a_deletion_that_is_refused_is_told(tmp_path: Path, is_ended: bool) -> None:
-    async with watch(make_running(0), is_ended=is_ended).running(tmp_path) as watched:
+    watched = watch(make_running(0), is_ended=is_ended)
+    async with watched.running(tmp_path):
         for _ in range(3):
             await watched.step()
         assert watched.warning["reason"] == "DeleteForbidden"
         assert DENIED in watched.warning["message"]
+        assert watched.warning["observedGeneration"] == 1
         watched.status = 0
         for _ in range(3):
             await watched.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -46,7 +47,7 @@ async def test_a_pod_without_a_node_is_looked_at_before_others_remove_it(tmp_pat
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response({"items": []})
 
-    young = {"created": NOW - 1, "scheduled": NOW - 1, "waiting": "ContainerCreating"}
+    young: dict[str, Any] = {"created": NOW - 1, "scheduled": NOW - 1, "waiting": "ContainerCreating"}
     for nodes, seconds in (((), 4), (("node0",), 14)):
         async with answering(answer, tmp_path) as api:
             _, again = await QuietPods().look(api, make_job(), [make_pod(0, "Pending", **young)], nodes, NOW)
