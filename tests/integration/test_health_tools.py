@@ -42,6 +42,11 @@ RUNNING = condition("Running", "WorldRunning", "generation 1 is training with 2 
 WAITING = condition("Running", "WaitingForPods", status="False")
 BELOW = condition("Degraded", "BelowWanted", "1 of 2 requested pods are training")
 PULL = condition("Degraded", "ImagePullFailed", "no such image")
+HIDDEN = condition("NoProgress", "MaybeHung", "look", status="Unknown")
+STILL = condition("NoProgress", "NoStep", "no step for 600 s")
+MOVES = condition("NoProgress", "NothingToTell", status="False")
+QUEUED = condition("Admitted", "QuotaTooSmall", "raise it", status="False")
+KEPT = condition("Warning", "PodHeld", "by x")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,14 @@ PULL = condition("Degraded", "ImagePullFailed", "no such image")
         pytest.param([RUNNING, BELOW], "Running", 2, "Healthy", "is training", id="trains with fewer pods"),
         pytest.param([RUNNING, PULL], "Running", 2, "Degraded", "ImagePullFailed", id="cannot grow"),
         pytest.param([RUNNING], "Running", 1, "Progressing", "last change", id="has changed"),
+        pytest.param([RUNNING, HIDDEN], "Running", 2, "Healthy", "MaybeHung: look", id="may hang"),
+        pytest.param([RUNNING, STILL], "Running", 2, "Healthy", "NoStep: no step for 600 s", id="makes no step"),
+        pytest.param([RUNNING, MOVES], "Running", 2, "Healthy", "is training", id="makes steps again"),
+        pytest.param([QUEUED], "Suspended", 2, "Suspended", "QuotaTooSmall: raise it", id="waits in a queue"),
+        pytest.param([KEPT], "Suspended", 2, "Suspended", "PodHeld: by x", id="its pods are kept"),
+        pytest.param(
+            [condition("Complete", "Completed", "all"), KEPT], "Complete", 2, "Healthy", "PodHeld: by x", id="or then"
+        ),
         pytest.param([WAITING], "Rescaling", 2, "Progressing", "WaitingForPods", id="is rescaled"),
         pytest.param([condition("Suspended", "Suspended")], "Suspended", 2, "Suspended", "suspended", id="suspended"),
         pytest.param([condition("Complete", "Completed", "all")], "Complete", 2, "Healthy", "all", id="complete"),
