@@ -25,7 +25,7 @@ def test_every_pair_of_the_largest_world_is_ended() -> None:
                 return
             heard.add(number)
 
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+    with socket.create_server(("127.0.0.1", 0), backlog=LARGEST_WORLD) as listener:
         gloo = threading.Thread(target=listen, args=(listener,), daemon=True)
         gloo.start()
         sockets.knock(frozenset({os.fstat(listener.fileno()).st_ino}), LARGEST_WORLD)
