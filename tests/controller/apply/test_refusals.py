@@ -182,6 +182,27 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
         pytest.param(
             "spec.dnsConfig: Required value", {}, "InvalidTemplate", "dnsConfig", id="a field that is missing"
         ),
+        pytest.param(
+            "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'tags' with binding 'team' denied request: no tag",
+            {},
+            "CreateForbidden",
+            "'tags' with binding 'team' denied request: no tag",
+            id="a policy, whose refusals are Invalid unless it says otherwise",
+        ),
+        pytest.param(
+            "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'tags' denied request: no tag",
+            {},
+            "CreateForbidden",
+            "no tag",
+            id="a policy without a binding",
+        ),
+        pytest.param(
+            'admission webhook "tags.example.com" denied the request: spec.nodeSelector: Invalid value: "a": no tag',
+            {"nodeSelector": {}},
+            "CreateForbidden",
+            "tags.example.com",
+            id="a webhook that chooses this code",
+        ),
     ],
 )
 def test_a_refused_pod_names_the_field_and_its_author(
