@@ -35,6 +35,11 @@ _ABOVE_LIMIT: Final = re.compile(
     r"\bspec\.(containers|initContainers)\[(\d{1,4})\]\.resources\.requests: Invalid value: [^:]{1,64}: "
     r"must be less than or equal to (\S{1,256}) limit"
 )
+# A rule of the cluster, whatever code it answers: it may be mended, and the template may be right.
+_DENIED: Final = re.compile(
+    r"""(?:admission webhook "[^"]{1,256}"|AdmissionPolicy '[^']{1,256}'(?: with binding '[^']{1,256}')?)"""
+    r" denied (?:the )?request"
+)
 _QUANTITIES: Final = ("limits", "requests", "overhead", "sizeLimit", "divisor")  # fields with one, or many by name
 
 
@@ -57,7 +62,7 @@ def is_shm_taken(error: ApiError) -> bool:
 
 def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     """The rejection of a pod, with what the API server does not say: which quantity it is, or that others wrote it."""
-    if error.status not in (400, 422):
+    if error.status not in (400, 422) or _DENIED.search(error.message):
         return error
     if "quantities must match" in error.message:
         wrong = ", ".join(itertools.islice(_find_wrong_quantities(pod["spec"], "spec"), _MOST_TOLD))
@@ -211,7 +216,8 @@ def is_blocking(refused: Sequence[ApiError]) -> bool:
 def find_problem(refused: Sequence[ApiError]) -> tuple[str, str] | None:
     """(reason, message) of a condition: an invalid template, or a rejection that may be temporary."""
     for error in refused:
-        if error.status in (400, 413, 422) and error.reason not in _TOLD_BY_REASON:
+        is_denied = _DENIED.search(error.message) is not None
+        if error.status in (400, 413, 422) and error.reason not in _TOLD_BY_REASON and not is_denied:
             return "InvalidTemplate", f"spec.template: the API server rejects the pod: {error.message}"
     if refused:
         first = min(refused, key=lambda error: error.reason == _NO_AUTOSCALER)
