@@ -12,10 +12,11 @@ from chaos.curve import run_worlds
 from chaos.trials import Report
 
 
-def run(seed: int, scripts: int) -> Report:
-    """Scripts of consecutive seeds; repeat one with `--only scripts --scripts 1 --seed N`."""
+def run(seed: int, scripts: int, agents: int = 5) -> Report:
+    """Scripts of consecutive seeds, each fifth with real agents; `--only scripts --scripts 1 --seed N` repeats one."""
     report, began = Report("scripts", seed), time.monotonic()
-    for found in run_worlds("--seed", str(seed), "--scripts", str(scripts), module="chaos.scripts_worlds"):
+    arguments = ("--seed", str(seed), "--scripts", str(scripts), "--agents", str(agents))
+    for found in run_worlds(*arguments, module="chaos.scripts_worlds"):
         wrong = [f"{found['script']}: {one}" for one in found["violations"]]
         report.histories += 1
         report.faults += sum(len(done) for done in found["done"].values())

@@ -38,6 +38,8 @@ class Lines:
     sampler: str = ""  # further arguments of the sampler
     ddp: dict[str, str] = field(default_factory=dict)
     wrap: str = "net"
+    mesh: str = "(world.world_size,)"
+    closure: bool = False  # the optimizer computes the gradients by itself, and several times
     checkpoint: str = "elastic"
     checkpoint_options: str = ""
     guard: bool = False  # exceptions of a batch are caught
@@ -194,7 +196,7 @@ def _plain(
 _REAL = ("complex parameters",)  # what torch's optimizer itself cannot train
 # Its fused SGD wants that all gradients come and go together.
 _ALWAYS = (*_REAL, "late parameters", "alternating parameters", "half precision")
-OPTIMIZERS = (
+OPTIMIZERS: tuple[Feature, ...] = (
     _plain("SGD", "SGD(PARAMS, lr=0.05)"),
     _plain("SGD with momentum", "SGD(PARAMS, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01)"),
     _plain("SGD, fused", "SGD(PARAMS, lr=0.02, momentum=0.9, fused=True)", (DDP, VIRTUAL), without=_ALWAYS),
@@ -235,6 +237,31 @@ def _per(name: str, text: str, call: str = "scheduler.step()") -> Feature:
 
 
 _EPOCH = "if sampler.is_over(): scheduler.step()"
+
+
+def _lbfgs(lines: Lines) -> None:
+    _optimizer("LBFGS(PARAMS, lr=0.05, max_iter=2, history_size=3)")(lines)
+    lines.closure, lines.tolerance = True, 1e-5
+
+
+LBFGS = Feature(
+    "LBFGS",
+    "`step(closure)`, with the mean loss over all ranks; it is in no checkpoint of torch's own functions",
+    _lbfgs,
+    (DDP,),
+    (RESTART,),
+    without=(
+        *_REAL,
+        "accumulated gradients",
+        "two optimizers",
+        "static graph",
+        "late parameters",
+        "alternating parameters",
+        "unused parameters",
+        "updated buffers",
+    ),
+)
+OPTIMIZERS = (*OPTIMIZERS, LBFGS)
 SCHEDULERS = (
     _per("StepLR", "StepLR(optimizer, 7, 0.7)"),
     _per("MultiStepLR", "MultiStepLR(optimizer, [5, 14], 0.5)"),
@@ -268,6 +295,11 @@ def _ema(lines: Lines) -> None:
     lines.after.append("ema.update_parameters(net)")
 
 
+def _streams(lines: Lines) -> None:
+    lines.extras["streams"] = "Streams()"
+    lines.after.append("streams.draw()")
+
+
 def _scaler(lines: Lines) -> None:
     lines.extras["scaler"] = "torch.amp.GradScaler('cpu', init_scale=2.0**10, growth_interval=4)"
     lines.scaler = True
@@ -275,18 +307,24 @@ def _scaler(lines: Lines) -> None:
 
 AROUND = (
     Feature("averaged weights", "AveragedModel, an EMA in each step", _ema, (DDP, VIRTUAL)),
-    Feature("GradScaler", "on the CPU; it skips steps", _scaler, (DDP, VIRTUAL)),
+    Feature("GradScaler", "on the CPU; it skips steps", _scaler, (DDP, VIRTUAL), without=("LBFGS",)),
+    Feature(
+        "random numbers",
+        "of Python, NumPy and a generator of torch, saved as an object of the script's, drawn in each step",
+        _streams,
+    ),
     Feature(
         "clipped norm",
         "`clip_grad_norm_`",
         lambda lines: lines.before.append("nn.utils.clip_grad_norm_(net.parameters(), 0.5)"),
+        without=("LBFGS",),
     ),
     Feature(
         "clipped values",
         "`clip_grad_value_`",
         lambda lines: lines.before.append("nn.utils.clip_grad_value_(net.parameters(), 0.2)"),
         (DDP, VIRTUAL),
-        without=("complex parameters",),
+        without=("complex parameters", "LBFGS"),
     ),
 )
 
@@ -320,7 +358,7 @@ def _ddp(**options: str) -> Callable[[Lines], None]:
     return lambda lines: lines.ddp.update(options)
 
 
-WRAPS = (
+WRAPS: tuple[Feature, ...] = (
     Feature("buffers of each rank", "`broadcast_buffers=False`", _ddp(broadcast_buffers="False"), (DDP,)),
     Feature("gradients in buckets", "`gradient_as_bucket_view=True`", _ddp(gradient_as_bucket_view="True"), (DDP,)),
     Feature("small buckets", "`bucket_cap_mb=1`", _ddp(bucket_cap_mb="1"), (DDP,)),
@@ -338,8 +376,17 @@ def _compile(lines: Lines) -> None:
     lines.wrap = "torch.compile(net, backend='aot_eager')"
 
 
+def _hybrid(lines: Lines) -> None:
+    shape = lines.chance.choice(("{1: (1, 1), 2: (2, 1), 3: (1, 3)}", "{1: (1, 1), 2: (1, 2), 3: (3, 1)}"))
+    lines.mesh = f"{shape}[world.world_size], mesh_dim_names=('replicas', 'shards')"
+
+
 COMPILE = Feature(
     "compiled model", "`torch.compile`", _compile, (DDP,), without=("late parameters", "alternating parameters")
+)
+WRAPS = (
+    *WRAPS,
+    Feature("hybrid sharding", "`fully_shard` with a mesh of two dimensions", _hybrid, (FSDP,), (RESTART,)),
 )
 
 
@@ -352,11 +399,16 @@ def _checkpoint(kind: str, options: str = "") -> Callable[[Lines], None]:
 
 # What torch's own functions for the state of an optimizer cannot restore, or a script has to save by itself.
 _LAZY = (
-    "unused parameters", "late parameters", "alternating parameters", "two optimizers", "Muon"
+    "unused parameters", "late parameters", "alternating parameters", "two optimizers", "Muon", "LBFGS"
 )  # fmt: skip
 CHECKPOINTS = (
-    Feature("Checkpointer", "`elasticjob.Checkpointer`", _checkpoint("elastic")),
-    Feature("Checkpointer that waits", "`asynchronous=False`", _checkpoint("elastic", ", asynchronous=False, keep=2")),
+    Feature("Checkpointer", "`elasticjob.Checkpointer`", _checkpoint("elastic"), without=("LBFGS",)),
+    Feature(
+        "Checkpointer that waits",
+        "`asynchronous=False`",
+        _checkpoint("elastic", ", asynchronous=False, keep=2"),
+        without=("LBFGS",),
+    ),
     Feature("torch.save", "rank 0 writes a file and renames it", _checkpoint("plain"), (DDP, VIRTUAL)),
     Feature(
         "torch's distributed checkpoint",
@@ -378,7 +430,8 @@ def _handler(lines: Lines) -> None:
 
 
 def _subprocess(lines: Lines) -> None:
-    lines.prepare.append("subprocess.Popen(['sleep', '300'])")
+    session = lines.chance.choice(("", ", start_new_session=True"))
+    lines.prepare.append(f"subprocess.Popen(['sleep', '300']{session})")
     lines.epoch.append("subprocess.run(['true'], check=True)")
 
 
@@ -394,9 +447,10 @@ HABITS = (
     ),
     Feature("barriers", "`dist.barrier()` in each step", lambda lines: lines.inside.append("dist.barrier()")),
     Feature("signal handlers", "of SIGTERM and SIGUSR2", _handler),
-    Feature("subprocesses", "one that lives on, and short ones", _subprocess),
+    Feature("subprocesses", "one that lives on, also in a session of its own, and short ones", _subprocess),
     Feature("caught exceptions", "`except` around each batch", _guard),
 )
+
 
 GROUPS = {
     "parameters and buffers": MODELS,

@@ -19,16 +19,17 @@ class Run:
     lines: list[dict[str, Any]] = field(default_factory=list)
     finals: dict[int, Any] = field(default_factory=dict)  # the last world's state, by rank
     files: list[str] = field(default_factory=list)  # below the folder of checkpoints
+    left: list[str] = field(default_factory=list)  # processes and temporary files
     error: str | None = None
 
 
-def read_finals(folder: Path) -> dict[int, Any]:
-    """The states that the ranks of the last world have written."""
+def read_finals(folder: Path, first: bool = False) -> dict[int, Any]:
+    """The states that the ranks of the last world have written, or of the first one that came to the end."""
     found: dict[int, dict[int, Any]] = defaultdict(dict)
     for path in folder.glob("final-*.pt"):
         generation, rank = (int(part) for part in path.stem.split("-")[1:])
         found[generation][rank] = torch.load(path, weights_only=False)
-    return found[max(found)] if found else {}
+    return found[(min if first else max)(found)] if found else {}
 
 
 def compare(run: Run, reference: Run, steps: int, tolerance: float) -> list[str]:
@@ -43,7 +44,7 @@ def compare(run: Run, reference: Run, steps: int, tolerance: float) -> list[str]
     for rank, state in sorted(run.finals.items()):
         differences = list(find_differences(state, expected, tolerance))
         wrong += [f"rank {rank} ends with {one}" for one in differences[:4]]
-    wrong += [f"{name} is left" for name in run.files if ".tmp" in name]
+    wrong += [f"{name} is left" for name in (*run.left, *(name for name in run.files if ".tmp" in name))]
     return wrong
 
 

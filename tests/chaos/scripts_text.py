@@ -18,6 +18,7 @@ HEADER = dedent("""\
     import json, os, random, signal, subprocess, sys, time
     from pathlib import Path
 
+    import numpy as np
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -36,7 +37,7 @@ HEADER = dedent("""\
 
 _COMMON = """\
 OUT, SAVED = Path(sys.argv[1]), Path(sys.argv[2])
-STEPS, EVERY, PAUSE = {steps}, {every}, {pause}
+STEPS, EVERY, PAUSE = {steps}, {every}, float(os.environ.get("PAUSE", "{pause}"))
 SAMPLES, GLOBAL_BATCH = 50, 12
 stopping = []
 torch.set_default_dtype(torch.float64)
@@ -83,7 +84,29 @@ class Log:
         self.file = os.open(OUT / f"{{os.getpid()}}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, **line):
-        os.write(self.file, (json.dumps(line) + "\\n").encode())
+        os.write(self.file, (json.dumps(line | {{"t": time.time(), "pid": os.getpid()}}) + "\\n").encode())
+
+
+class Streams:
+    def __init__(self):
+        random.seed(11)
+        np.random.seed(11)
+        self.generator = torch.Generator().manual_seed(11)
+        self.drawn = []
+
+    def draw(self):
+        self.drawn.append([random.random(), float(np.random.rand()), float(torch.rand(1, generator=self.generator))])
+
+    def state_dict(self):
+        kind, keys, *rest = np.random.get_state()
+        states = {{"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}}
+        return states | {{"torch": self.generator.get_state(), "drawn": [list(one) for one in self.drawn]}}
+
+    def load_state_dict(self, state):
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        self.generator.set_state(state["torch"])
+        self.drawn = [list(one) for one in state["drawn"]]
 
 
 totals = [0.0, 0]
@@ -168,9 +191,7 @@ seen = []
 while step < STEPS and not stopping:
     for micro, (item, x, y) in sampler.steps(loader):
         net.at = step
-        with {turn}:
-            loss = compute(model, x, item, y, micro.samples)
-            {backward}
+{gradients}
         if micro.samples:
             seen += item.tolist()
         if not micro.ends_step:
@@ -191,6 +212,24 @@ while step < STEPS and not stopping:
 end()
 finish(world.rank, world.generation)
 dist.destroy_process_group()
+"""
+
+_TURN = """\
+with {turn}:
+    loss = compute(model, x, item, y, micro.samples)
+    {backward}
+"""
+
+_CLOSURE = """\
+def closure():
+    optimizer.zero_grad()
+    with {turn}:
+        loss = compute(model, x, item, y, micro.samples)
+        {backward}
+    mean = loss.detach() * micro.samples
+    dist.all_reduce(mean)
+    return mean / micro.batch
+
 """
 
 _SESSION = """
@@ -407,7 +446,8 @@ def _write_common(lines: Lines, every: int) -> str:
     for name in lines.optimizers:
         if lines.scaler:
             loops.insert(0, f"scaler.unscale_(optimizers[{name!r}])")
-        step.append(f"scaler.step(optimizers[{name!r}])" if lines.scaler else f"optimizers[{name!r}].step()")
+        closure = "closure" if lines.closure and not name else ""
+        step.append(f"scaler.step(optimizers[{name!r}])" if lines.scaler else f"optimizers[{name!r}].step({closure})")
     if lines.scaler:
         step.append("scaler.update()")
     if "mean_over_ranks" in " ".join(lines.after):
@@ -449,9 +489,13 @@ def _write_restart(lines: Lines) -> str:
     epoch = ["found = evaluate(model)", "log.write(at=step, found=found)"] if lines.epoch else []
     epoch += [one for one in lines.epoch if not one.startswith("evaluate")]
     loss = "scaler.scale(loss)" if lines.scaler else "loss"
+    gradients = (_CLOSURE if lines.closure else _TURN).format(
+        turn="ranks.turn(micro)" if lines.engine == VIRTUAL else "micro.sync(model)",
+        backward=f"ranks.backward({loss})" if lines.engine == VIRTUAL else f"({loss} * micro.scale).backward()",
+    )
     return _RESTART.format(
         prepare=_block(lines.prepare, 0),
-        shard="fully_shard(net, mesh=init_device_mesh('cpu', (world.world_size,)))" if lines.engine == FSDP else "",
+        shard=f"fully_shard(net, mesh=init_device_mesh('cpu', {lines.mesh}))" if lines.engine == FSDP else "",
         objects=_objects(lines),
         model=model,
         data="Careful()" if lines.guard else lines.data,
@@ -459,8 +503,7 @@ def _write_restart(lines: Lines) -> str:
         loader=lines.loader,
         checkpoint=_checkpoint(lines, 0),
         start=_block([*lines.start, ranks], 0),
-        turn="ranks.turn(micro)" if lines.engine == VIRTUAL else "micro.sync(model)",
-        backward=f"ranks.backward({loss})" if lines.engine == VIRTUAL else f"({loss} * micro.scale).backward()",
+        gradients=indent(gradients, "        ").rstrip(),
         inside=_block(lines.inside, 2),
         epoch=_block(epoch, 2),
     )

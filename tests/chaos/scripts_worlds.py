@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos import scripts_judge
+from chaos import scripts_agents, scripts_judge
 from chaos.curve_worlds import act
 from chaos.scripts_features import RESTART
 from chaos.scripts_judge import Run
@@ -74,7 +74,7 @@ def run(server: ForkServer, text: str, folder: Path, size: int, events: Events, 
     return result
 
 
-def check(server: ForkServer, script: Script, folder: Path, changes: int) -> dict[str, object]:
+def check(server: ForkServer, script: Script, folder: Path, changes: int, with_agents: bool) -> dict[str, object]:
     """Run a script in all its forms, and say what was wrong."""
     folder.mkdir(parents=True)
     wrong: list[str] = []
@@ -86,7 +86,11 @@ def check(server: ForkServer, script: Script, folder: Path, changes: int) -> dic
         wrong += [f"undisturbed: {one}" for one in scripts_judge.compare(reference, reference, STEPS, 0.0)]
     for form, text in script.texts.items() if not wrong else ():
         size, events = plan(script.seed, changes)
-        found = run(server, text, folder / form, size, events, done.setdefault(form, []))
+        told = done.setdefault(form, [])
+        if with_agents:
+            found = scripts_agents.run(text, folder / form, size, events, told)
+        else:
+            found = run(server, text, folder / form, size, events, told)
         differences = scripts_judge.compare(found, reference, STEPS, script.tolerance)
         wrong += [f"{form} from {size}, {done[form]}: {one}" for one in differences[:6]]
     return {"seed": script.seed, "script": str(script), "forms": list(script.texts), "done": done, "violations": wrong}
@@ -98,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scripts", type=int, default=500)
     parser.add_argument("--changes", type=int, default=3)
     parser.add_argument("--only", type=int, nargs="*", help="these seeds instead")
+    parser.add_argument("--agents", type=int, default=0, metavar="N", help="every Nth seed under real agents")
     parser.add_argument("--keep", type=Path, help="a folder for the scripts and what they wrote")
     args = parser.parse_args(argv)
     failed, owner, folder = False, os.getpid(), Path(tempfile.mkdtemp(prefix="scripts-"))
@@ -107,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with start_server([str(header)]) as server:
             for seed in args.only or range(args.seed, args.seed + args.scripts):
                 began = time.monotonic()
-                found = check(server, draw(seed), (args.keep or folder) / str(seed), args.changes)
+                agents = args.agents > 0 and seed % args.agents == 0
+                found = check(server, draw(seed), (args.keep or folder) / str(seed), args.changes, agents)
                 failed = failed or bool(found["violations"])
                 sys.stdout.write(json.dumps(found | {"seconds": round(time.monotonic() - began, 1)}) + "\n")
                 sys.stdout.flush()

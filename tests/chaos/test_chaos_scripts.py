@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 def test_a_script_trains_the_same_while_its_world_changes() -> None:
-    assert run(30, 1).violations == []
+    assert run(30, 1, agents=0).violations == []
 
 
 def test_every_feature_is_drawn_and_every_script_is_python() -> None:
@@ -40,11 +40,7 @@ def test_every_optimizer_of_torch_exists_or_is_known_not_to(feature: features.Fe
 
 
 def test_no_optimizer_of_torch_is_forgotten() -> None:
-    undrawn = {
-        "Optimizer",
-        "LBFGS",
-        "SparseAdam",
-    }  # LBFGS calls the model itself; torch's DDP reduces sparse ones wrongly
+    undrawn = {"Optimizer", "SparseAdam"}  # torch's DDP reduces sparse gradients wrongly
     kinds = {name for name, one in vars(torch.optim).items() if isinstance(one, type)} - undrawn
     texts = " ".join(write(1, one.engines[0], [one]).texts[RESTART] for one in FEATURES)
     assert {name for name in kinds if f"torch.optim.{name}(" not in texts} == set()
