@@ -4,9 +4,9 @@ Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twic
 evaluate, fsdp, hsdp, copies), LAST (step), KILL ("step:rank" in the first world, in the middle of the step; or
 "step:rank:generation:point", with commas between several: forward, micro, backward, applied, halfway, between,
 message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends a large message
-in each step: broadcast, send or all_to_all), SWALLOW (an `except Exception` for each batch, or with "backward" for
-each backward pass), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), DIE_PACKING (a rank),
-DEVICE (the state counts as that of a device).
+in each step: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except
+Exception` for each batch, or with "backward" for each backward pass), MOMENTUM, REST (seconds after the first
+optimizer has stepped, in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticjob.data.samplers import ElasticDistributedSampler
@@ -58,7 +60,9 @@ def send_large(step: int, rank: int, generation: int) -> None:
     size, large = dist.get_world_size(), torch.ones(16_000_000)
     if f"{step}:{rank}:{generation}:message" in KILLS:
         die_after(2e6)
-    if SENDS == "broadcast":
+    if SENDS in OTHERS:
+        OTHERS[SENDS](rank, size)
+    elif SENDS == "broadcast":
         dist.broadcast(large, src=size - 1)
     elif SENDS == "all_to_all":
         large = large[: large.numel() // size * size]
@@ -67,6 +71,36 @@ def send_large(step: int, rank: int, generation: int) -> None:
         dist.send(large, 0)
     elif rank == 0:
         dist.recv(large, size - 1)
+
+
+def pass_on(rank: int, size: int) -> None:
+    there, here = torch.ones(600), torch.empty(600)
+    to, source = (rank + 1) % size, (rank - 1) % size
+    for one in dist.batch_isend_irecv([dist.P2POp(dist.isend, there, to), dist.P2POp(dist.irecv, here, source)]):
+        one.wait()
+
+
+def reduce_in_a_group(*_: int) -> None:
+    dist.all_reduce(torch.ones(600), group=dist.new_group(backend="gloo"))
+
+
+def reduce_in_a_thread(*_: int) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(dist.all_reduce, torch.ones(600)).result()
+
+
+def reduce_functionally(*_: int) -> None:
+    world: Any = dist.group.WORLD
+    functional.all_reduce(torch.ones(600), "sum", world).sum().item()
+
+
+OTHERS: dict[str, Callable[[int, int], object]] = {
+    "batch": pass_on,
+    "functional": reduce_functionally,
+    "group": reduce_in_a_group,
+    "objects": lambda rank, size: dist.all_gather_object([None] * size, {"rank": rank}),
+    "thread": reduce_in_a_thread,
+}
 
 
 class Script:

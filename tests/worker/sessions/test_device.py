@@ -125,6 +125,14 @@ def test_a_message_that_has_arrived_in_part_keeps_nobody(tmp_path: Path, undistu
     check(norms, undisturbed("plain"))
 
 
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("fakenccl", marks=pytest.mark.long)])
+@pytest.mark.parametrize("sends", ["batch", "functional", "group", "objects", "thread"])
+def test_a_loss_frees_any_collective_of_a_script(tmp_path: Path, undisturbed: Any, sends: str, backend: str) -> None:
+    agent, norms = train(tmp_path, SENDS=sends, KILL=KILLED, BACKEND=backend, FAKE_NCCL="leaves=garbage")
+    assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
+    check(norms, undisturbed("plain"))
+
+
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
 def test_optimizers_that_step_together_have_one_permission(tmp_path: Path, undisturbed: Any, backend: str) -> None:
     """The loss is known when the first one has stepped, and all gradients of the step were reduced before."""
