@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -255,3 +256,61 @@ def test_a_size_that_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     grown = ElasticDistributedSampler(100, global_batch_size=16)
     grown.global_batch_size = 64
     assert grown.micro_batch_size == 16, "a pass needs no more memory because the batch has grown"
+
+
+def make(**settings: int) -> ElasticDistributedSampler:
+    return ElasticDistributedSampler(8, **{"global_batch_size": 4, "rank": 0, "world_size": 1} | settings)
+
+
+@pytest.mark.parametrize(("epoch", "used"), [(2, 0), (2, 4), (1, 8)])
+def test_a_loop_that_begins_with_epoch_0_after_a_restore_is_refused(epoch: int, used: int) -> None:
+    sampler = make()
+    sampler.load_state_dict({"epoch": epoch, "used": used, "seed": 0, "length": 8})
+    with pytest.raises(ConfigurationError, match=r"range\(sampler\.epoch, epochs\)"):
+        sampler.set_epoch(0)
+    assert sampler.epoch == 2
+    for later in range(sampler.epoch, 4):
+        sampler.set_epoch(later)
+        assert len(list(sampler.steps(list(sampler)))) == (1 if later == 2 and used == 4 else 2)
+    sampler.set_epoch(0)  # another training in the same process
+    assert len(sampler) == 2
+
+
+@pytest.mark.parametrize("read", [lambda s: s.steps(list(s)), iter], ids=["steps", "loader"])
+def test_an_epoch_that_is_over_is_not_begun_again(
+    read: Callable[[ElasticDistributedSampler], Iterator[object]],
+) -> None:
+    sampler = make()
+    assert len(list(sampler.steps(list(sampler)))) == 2
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"epoch 0 is over.*set_epoch"):
+            list(read(sampler))
+        sampler.set_epoch(0)
+    sampler.set_epoch(1)
+    assert len(list(sampler.steps(list(sampler)))) == 2
+
+
+def test_a_loop_with_advance_needs_set_epoch_too() -> None:
+    sampler = make()
+    for _ in sampler:
+        sampler.advance()
+    with pytest.raises(ConfigurationError, match="epoch 0 is over"):
+        list(sampler)
+
+
+def test_an_evaluation_with_the_plan_is_repeated() -> None:
+    sampler = make()
+    assert [len(list(zip(sampler.plan(), sampler, strict=True))) for _ in range(3)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("count", "word"), [(1, "fewer"), (3, "more")])
+def test_a_loader_with_other_batches_is_named_with_the_remedy(count: int, word: str) -> None:
+    with pytest.raises(ValueError, match=rf"{word} batches than the sampler.*batch_sampler=sampler"):
+        list(make().steps([0] * count))
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_another_seed_than_the_saved_one_is_told(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    sampler = make(seed=seed)
+    sampler.load_state_dict({"epoch": 0, "used": 4, "seed": 5, "length": 8})
+    assert ("seed=0" in caplog.text) == (seed == 0)
