@@ -39,6 +39,8 @@ def test_a_sharded_model_with_an_unused_layer_is_restored_at_another_size(gang: 
         ("extra", "it has no b.weight, b.bias"),
         ("groups", "its optimizer has 1 parameter groups, not 2"),
         ("optimizer", "it has no optimizer"),
+        ("SGD", "its optimizer is AdamW, not SGD"),
+        ("Adam", "its optimizer is AdamW, not Adam"),
     ],
 )
 def test_a_checkpoint_of_another_model_stops_with_what_differs(gang: list[Member], case: str, reason: str) -> None:
@@ -47,6 +49,18 @@ def test_a_checkpoint_of_another_model_stops_with_what_differs(gang: list[Member
         assert said.startswith("CheckpointFailedError: step 5 of "), said
         assert reason in said
         assert "another directory" in said
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_what_another_optimizer_refuses_changes_nothing(gang: list[Member], kind: str) -> None:
+    for member in gang:
+        assert member.results[f"{kind} untouched"] == [True, 0.5]
+
+
+def test_a_model_of_another_precision_gets_converted_values_and_a_warning(gang: list[Member]) -> None:
+    for member in gang:
+        assert member.results["half"] == [5, "torch.bfloat16"]
+    assert "are converted from float32 to bfloat16" in gang[0].stderr
 
 
 def test_an_evaluation_needs_no_optimizer(gang: list[Member]) -> None:

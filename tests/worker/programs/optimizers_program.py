@@ -261,6 +261,14 @@ def refuse(root: Path) -> None:
             _try(name, Checkpointer(root / "other", other, torch.optim.AdamW(other.parameters())).restore)
         parts = [{"params": [model["a"].weight]}, {"params": [model["a"].bias]}]
         _try("groups", Checkpointer(root / "other", model, torch.optim.AdamW(parts)).restore)
+        for kind in ("SGD", "Adam"):
+            other = _other()
+            wrong = getattr(torch.optim, kind)(other.parameters(), lr=0.5)
+            before = other["a"].weight.detach().clone()
+            _try(kind, Checkpointer(root / "other", other, wrong).restore)
+            say(f"{kind} untouched", [torch.equal(before, other["a"].weight), wrong.param_groups[0]["lr"]])
+        half = _other().to(torch.bfloat16)
+        say("half", [Checkpointer(root / "other", half).restore(), str(half["a"].weight.dtype)])
         alone = root / "alone"
         Checkpointer(alone, model).save(5, wait=True)
         _try("optimizer", Checkpointer(alone, model, optimizer).restore)
