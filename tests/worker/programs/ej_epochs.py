@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--interruptible", action="store_true", help="put the evaluation into such a block")
     parser.add_argument("--linger", type=Path, help="rank 0 of three lingers in a step until this exists")
     parser.add_argument("--direct", action="store_true", help="read the loader without the session")
+    parser.add_argument("--from-zero", action="store_true", help="begin the loop with epoch 0, wherever the others are")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -47,7 +48,7 @@ def main() -> None:
         count, epochs = both.tolist()
         note(ranks=count, epochs=epochs / count)
 
-    for epoch in range(sampler.epoch, 10_000):
+    for epoch in range(0 if args.from_zero else sampler.epoch, 10_000):
         sampler.set_epoch(epoch)
         made = 0
         for (x,) in loader if args.direct else session.batches(loader):

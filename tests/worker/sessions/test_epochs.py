@@ -144,3 +144,14 @@ def test_a_loader_that_the_session_does_not_follow_is_refused(tmp_path: Path) ->
         (pod,) = pods.pods.values()
         assert "ConfigurationError: step() needs a batch from session.batches(loader)" in pod.log
     assert not story.steps.read()
+
+
+def test_who_comes_later_and_begins_with_epoch_0_is_refused(tmp_path: Path) -> None:
+    """It would train other samples than the others, and leave them waiting at the end."""
+    with FakeHub(size=1, max_size=2) as hub, Pods(tmp_path, hub.url) as pods:
+        story = Story(hub, pods, Steps(tmp_path / "out"), "--from-zero")
+        story.start("a")
+        story.wait_for_epochs(1)
+        story.start("b")
+        joiner = pods.pods["b"] if "b" in pods.pods else list(pods.pods.values())[-1]
+        hub.wait_for(lambda: "ConfigurationError: set_epoch(0) goes back from epoch" in joiner.log, timeout=120)
