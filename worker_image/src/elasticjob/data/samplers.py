@@ -35,6 +35,12 @@ _REPEATS = (
     "this rank's share of a batch is empty, and the loader repeats a sample so that all ranks make as many passes:"
     " leave it out of an evaluation, with `for micro, batch in zip(sampler.plan(), loader):` and micro.samples."
 )
+_LOOP = "`for epoch in range(sampler.epoch, epochs): sampler.set_epoch(epoch)`"
+_ONLY_THIS = (
+    "a loop with sampler.steps(loader) needs DataLoader(dataset, batch_sampler=sampler), whole and without"
+    " sampler= and batch_size=. To end it early, leave it with `break`."
+)
+_END = object()
 
 
 def plan_epoch(
@@ -123,6 +129,8 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         self._drop_last = drop_last
         self.epoch = 0
         self.used = 0
+        self._is_loaded = False  # the position is a saved one, and the script has not said yet where it goes on
+        self._is_read = False  # the script has read this epoch to its end
         self._is_weighted = False
         self._check()
 
@@ -187,10 +195,21 @@ class ElasticDistributedSampler(Sampler[list[int]]):
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. The current epoch keeps its position, so a resumed loop may always call this."""
+        """Go to an epoch. The current epoch keeps its position, so a resumed loop may always call this.
+
+        Raises ConfigurationError if a resumed loop begins before the position that was loaded: it would train again,
+        and in a session the other ranks do not.
+        """
+        if epoch < self.epoch and self._is_loaded:
+            raise ConfigurationError(
+                f"set_epoch({epoch}) goes back from epoch {self.epoch}, where training goes on: begin the loop there,"
+                f" with {_LOOP}."
+            )
+        self._is_loaded = False
         if epoch != self.epoch:
             self.epoch = epoch
             self.used = 0
+            self._is_read = False
 
     def go_on_in(self, epoch: int) -> None:
         """Go to an epoch: to the present position in it, or to its start from an earlier one, or else to its end."""
@@ -199,6 +218,15 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         elif epoch > self.epoch:
             self.used = 0
         self.epoch = epoch
+        self._is_read = False
+
+    def begin_epoch(self) -> None:
+        """The script begins to read this epoch. Raises ConfigurationError if it has read it before."""
+        if self._is_read:
+            raise ConfigurationError(
+                f"epoch {self.epoch} is over, and the loop begins it again, without a batch: call set_epoch before each"
+                f" epoch, as in {_LOOP}. An evaluation reads `zip(sampler.plan(), loader)`, as often as it wants."
+            )
 
     def order(self) -> list[int]:
         """The sample indices of this epoch in order, for the whole world."""
@@ -234,6 +262,7 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         )
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.begin_epoch()
         order = self.order()
         for micro in self._plan():
             # An empty share loads one sample anyway; its scale is 0.
@@ -259,12 +288,21 @@ class ElasticDistributedSampler(Sampler[list[int]]):
     def steps(self, loader: Iterable[T]) -> Iterator[tuple[Micro, T]]:
         """Each micro batch with its data. The position advances with the last micro batch of each step.
 
-        Raises ValueError if the loader yields more or fewer batches than are left: it must use this sampler.
+        Raises ConfigurationError if the loader yields more or fewer batches than are left, as it must use this sampler;
+        and if this epoch was read to its end before: call `set_epoch` for each.
         """
-        for micro, item in zip(self._seeded_plan(), iter(loader), strict=True):
+        self.begin_epoch()
+        items = iter(loader)
+        for micro in self._seeded_plan():
+            item = next(items, _END)
+            if item is _END:
+                raise ConfigurationError(f"the loader has fewer batches than the sampler has left: {_ONLY_THIS}")
             if micro.ends_step:
                 self.advance(micro.batch)
-            yield micro, item
+            yield micro, item  # type: ignore[misc]
+        if next(items, _END) is not _END:
+            raise ConfigurationError(f"the loader has more batches than the sampler has left: {_ONLY_THIS}")
+        self._is_read = True
 
     def _seeded_plan(self) -> Iterator[Micro]:
         """The plan; the random numbers of a virtual rank begin before its batch is loaded."""
@@ -277,6 +315,7 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         """Mark samples as used after the optimizer stepped; by default one global batch."""
         step = self.global_batch_size if samples is None else samples
         self.used = min(self._length, self.used + step)
+        self._is_read = self.is_over()
 
     def state_dict(self) -> dict[str, int]:
         """The position, which does not depend on the world size."""
@@ -285,6 +324,7 @@ class ElasticDistributedSampler(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a position saved in a world of any size. The end of an epoch is the start of the next one.
 
+        The saved seed takes the place of another one, with a warning: the rest of the epoch would be of another order.
         Raises ConfigurationError if the position belongs to a dataset of another length.
         """
         if state["length"] != self._length:
@@ -292,7 +332,12 @@ class ElasticDistributedSampler(Sampler[list[int]]):
                 f"the saved position is in a dataset of {state['length']} samples, this one has {self._length}: "
                 "use the same dataset, or start the epoch again without loading the sampler."
             )
+        if state["seed"] != self._seed:
+            _log.warning(
+                "The saved position is in an order by seed=%s: it replaces seed=%s.", state["seed"], self._seed
+            )
         self.epoch, self.used, self._seed = state["epoch"], state["used"], state["seed"]
+        self._is_loaded, self._is_read = True, False
         if self.is_over():
             self.epoch, self.used = self.epoch + 1, 0
 

@@ -124,7 +124,9 @@ class Memory:
         self._keep_places(self.model_state.after_step(self.committed))
 
     def begin_epoch(self) -> None:
-        """The script begins to read the batches of the sampler's epoch."""
+        """The script begins to read the batches of the sampler's epoch. Raises ConfigurationError if it has read it."""
+        if hasattr(self.sampler, "begin_epoch"):
+            self.sampler.begin_epoch()
         self._epoch = getattr(self.sampler, "epoch", recovery.NOWHERE)
 
     def end_epoch(self) -> None:
@@ -137,7 +139,12 @@ class Memory:
             self.sampler.rank, self.sampler.world_size = rank, world_size
 
     def read_batches(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """The loader's batches, each with its part in a global batch; None where the sampler does not tell it."""
+        """The loader's batches, each with its part in a global batch; None where the sampler does not tell it.
+
+        There may be none left, where the world has ended with the last step of an epoch.
+        """
+        if hasattr(self.sampler, "go_on_in"):
+            self.sampler.go_on_in(self.sampler.epoch)
         return self.sampler.steps(loader) if hasattr(self.sampler, "steps") else ((None, batch) for batch in loader)
 
     def keep_place(self) -> None:
