@@ -60,7 +60,7 @@ def test_what_another_optimizer_refuses_changes_nothing(gang: list[Member], kind
 def test_a_model_of_another_precision_gets_converted_values_and_a_warning(gang: list[Member]) -> None:
     for member in gang:
         assert member.results["half"] == [5, "torch.bfloat16"]
-    assert "are converted from float32 to bfloat16" in gang[0].stderr
+    assert "converted to those of the model: from float32 to bfloat16" in gang[0].stderr
 
 
 def test_an_evaluation_needs_no_optimizer(gang: list[Member]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -258,7 +259,7 @@ def test_a_size_that_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grown.micro_batch_size == 16, "a pass needs no more memory because the batch has grown"
 
 
-def make(**settings: int) -> ElasticDistributedSampler:
+def make(**settings: Any) -> ElasticDistributedSampler:
     return ElasticDistributedSampler(8, **{"global_batch_size": 4, "rank": 0, "world_size": 1} | settings)
 
 

@@ -8,7 +8,8 @@
 
 Tensors are saved with `torch.distributed.checkpoint`: each rank writes its part, and a world of another size reads the
 parts that it needs. Other objects with `state_dict()` and `load_state_dict()` (a sampler, a scheduler) are saved by
-rank 0, so their state must not depend on the rank. All ranks need the same directory: a shared volume.
+rank 0, so their state must not depend on the rank. All ranks need the same directory: a shared volume. Others may read
+it meanwhile, with a `Checkpointer` of their own: only `save` removes what an earlier save has left.
 
 `save` copies the state and returns; a thread writes it. The next `save`, `wait` and the end of the process wait for
 that thread and raise its error on every rank. A failed save leaves the earlier checkpoints unchanged.
@@ -16,7 +17,9 @@ that thread and raise its error on every rank. A failed save leaves the earlier 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import operator
 import os
 import threading
 import uuid
@@ -34,12 +37,27 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from elasticjob.channel import progress, signals
 from elasticjob.checkpoint import distrust, files, memory, owed, shelf
 from elasticjob.checkpoint.causes import find_culprit, find_root_cause
-from elasticjob.checkpoint.state import apply, collect, collect_others, compare_groups, list_names, prepare
+from elasticjob.checkpoint.state import (
+    apply,
+    collect,
+    collect_others,
+    compare_groups,
+    compare_kinds,
+    find_casts,
+    list_names,
+    prepare,
+)
 from elasticjob.collectives import messages
 from elasticjob.context import leaving
 from elasticjob.errors import CheckpointFailedError, ConfigurationError
 
 _log = logging.getLogger("elasticjob.checkpoint.checkpointer")
+_MAKE_ROOM = "Make room on the volume, or check that it can be written."
+_ONE_WRITER = "Give each job that saves a directory of its own."
+_SHARE = (
+    "All ranks need the same directory, on a volume that all pods mount. With spec.checkpoints each pod has its own:"
+    " there let rank 0 write files with torch.save, or all ranks with torch.distributed.checkpoint.save."
+)
 
 
 class Checkpointer:
@@ -99,10 +117,16 @@ class Checkpointer:
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        complete, removed = files.recover(self.directory)
+        try:
+            complete = files.adopt(self.directory)
+        except OSError as error:  # it may only be read
+            _log.warning("a complete save in %s keeps its temporary name: %s", self.directory, error)
+            return
         for step in complete:
             _log.warning("step %d in %s is complete: only its last rename was missing", step, self.directory)
-        for name in removed:
+
+    def _make_room(self, temporary: Path) -> None:
+        for name in files.make_empty(temporary):
             _log.warning(
                 "removed %s/%s: the process or the world ended before that save was complete", self.directory, name
             )
@@ -127,6 +151,7 @@ class Checkpointer:
 
         Equal on all ranks. A snapshot in memory is left out while the one before is still being written.
         """
+        step = _count(step)
         is_periodic = bool(self._every and step and step % self._every == 0)
         wanted = signals.checkpoint_requested() and not self._answering
         busy = self._memory is not None and self._memory.is_busy
@@ -155,10 +180,14 @@ class Checkpointer:
     def save(self, step: int, wait: bool = False) -> None:
         """Save the current state. Returns once it is copied, or once it is written if `wait` or not asynchronous.
 
-        Where `should_save` has asked for a snapshot in memory, that is taken; and no file, unless one is due too.
+        `step` is the number of steps that are made, which `restore` returns: inside a session's block, after the
+        optimizer, `session.committed + 2`. Where `should_save` has asked for a snapshot in memory, that is taken; and
+        no file, unless one is due too.
 
         Raises CheckpointFailedError on every rank: for the save before this one, and for this one if it waits.
+        ConfigurationError if `step` is no whole number from 0.
         """
+        step = _count(step)
         if self._memory is not None and step == self._memory_step:
             self._memory.take(step)
             wants_file, self._wants_file, self._memory_step = self._wants_file or wait, True, -1
@@ -170,11 +199,13 @@ class Checkpointer:
         self._answering, self._is_requested = signals.checkpoint_requested() or self._is_requested, False
         temporary = self.directory / files.temporary_name(step)
         others = b""
+        held = contextlib.ExitStack()
 
         def begin() -> None:
             nonlocal others
             others = collect_others(self._optimizer, self._others)
-            files.make_empty(temporary)
+            self._make_room(temporary)
+            held.enter_context(files.hold(temporary))
 
         self._on_rank_0(f"save step {step}", begin)
         state = collect(self._model, self._optimizer)
@@ -182,7 +213,8 @@ class Checkpointer:
 
         def finish() -> None:
             try:
-                self._finish(step, temporary, future, others)
+                with held:
+                    self._finish(step, temporary, future, others)
                 owed.end(self.directory)
             except BaseException as error:
                 self._failure = error
@@ -252,6 +284,9 @@ class Checkpointer:
             problem = find_culprit(error, self._rank)
         reports = messages.all_gather_json([problem, entries], self._files)
         problem = next((found for found, _ in reports if found), None)
+        remedy = _MAKE_ROOM
+        if self._rank == 0 and problem is None:
+            problem, remedy = _find_missing(temporary, [sealed for _, sealed in reports])
         if self._rank == 0 and problem is None:
             try:
                 manifest: dict[str, Any] = {"version": 1, "step": step, "worldSize": self._size, "files": {}}
@@ -262,12 +297,12 @@ class Checkpointer:
                 files.delete_expired(self.directory, self.steps(), self._keep, step, self._damaged)
             except OSError as error:
                 problem = (0, str(error))
-        problem = messages.broadcast_json(problem, 0, self._files)
+        problem, remedy = messages.broadcast_json([problem, remedy], 0, self._files)
         if problem:
             rank, text = problem
             raise CheckpointFailedError(
                 f"step {step} could not be saved in {self.directory}: rank {rank}: {text}. "
-                "The checkpoints before it are untouched. Make room on the volume, or check that it can be written."
+                f"The checkpoints before it are untouched. {remedy}"
             )
 
     def _own_files(self, temporary: Path, others: bytes) -> list[Path]:
@@ -342,11 +377,16 @@ class Checkpointer:
         problem: str | None = None
         state: dict[str, Any] = {}
         others: Any = None
+        casts = ""
         try:
-            state, differences = prepare(self._model, self._optimizer, FileSystemReader(folder).read_metadata())
+            saved = FileSystemReader(folder).read_metadata()
+            state, differences = prepare(self._model, self._optimizer, saved)
             if not differences:
-                load(state, checkpoint_id=folder, process_group=self._files)
                 others = torch.load(folder / files.STATE, map_location="cpu", weights_only=True)
+                differences = compare_kinds(self._optimizer, others.get("optimizer", ""))
+            if not differences:
+                casts = find_casts(state["model"], saved)
+                load(state, checkpoint_id=folder, process_group=self._files)
                 differences = compare_groups(self._model, self._optimizer, state)
             problem = "; ".join(differences) or None
         except (Exception, CheckpointException) as error:
@@ -354,6 +394,8 @@ class Checkpointer:
         problem = self._first_problem(problem)
         if problem is not None:
             raise CheckpointFailedError(self._explain(f"step {step}", problem))
+        if casts and self._rank == 0:
+            _log.warning("tensors of step %d are converted to those of the model: %s", step, casts)
         missing = apply(self._model, self._optimizer, self._others, state, others)
         if missing and self._rank == 0:
             _log.warning("the checkpoint has no %s: it starts from its initial state", ", ".join(missing))
@@ -383,3 +425,27 @@ class Checkpointer:
 
     def _from_rank_0(self, question: Callable[[], Any]) -> Any:
         return messages.broadcast_json(question() if self._rank == 0 else None, 0, self._deciders)
+
+
+def _count(step: Any) -> int:
+    """A number of steps, also of NumPy or torch, as one of Python."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigurationError(
+            f"the step to save is {step!r}: it is the number of steps that are made, a whole number from 0. In a block"
+            " of session.step() it is session.committed + 2 after the optimizer, and afterwards + 1."
+        )
+    return number
+
+
+def _find_missing(temporary: Path, parts: list[dict[str, Any]]) -> tuple[tuple[int, str] | None, str]:
+    """The first rank whose files are not where this rank's are, and the remedy."""
+    if not temporary.is_dir():
+        return (0, f"another process has removed {temporary.name}"), _ONE_WRITER
+    for rank, sealed in enumerate(parts):
+        if any(not (temporary / name).is_file() for name in sealed):
+            return (rank, "what it has written is not in the directory of rank 0"), _SHARE
+    return None, _MAKE_ROOM

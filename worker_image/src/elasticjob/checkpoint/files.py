@@ -11,13 +11,15 @@ behind, and they are marked. They are restored last and deleted first.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY = ".tmp-"
 _ASIDE = ".old-"  # the checkpoint that another one of its step replaces
 _DELETED = ".deleted-"  # no writer finds it any more
+_LOCK = ".writing"  # locked by the process that fills a temporary folder
 _CHUNK = 1 << 20
 
 
@@ -122,15 +125,27 @@ def publish(temporary: Path, final: Path, manifest: Mapping[str, Any]) -> None:
     path = temporary / MANIFEST
     path.write_text(json.dumps(manifest, indent=1))
     sync_file(path)
+    (temporary / _LOCK).unlink(missing_ok=True)  # from now on, others adopt it
     sync_file(temporary)
-    _reveal(temporary, final)
+    _reveal(temporary, final, dict(manifest))
 
 
-def _reveal(temporary: Path, final: Path) -> None:
+def _reveal(temporary: Path, final: Path, manifest: Mapping[str, Any]) -> None:
+    try:
+        _rename(temporary, final)
+    except FileNotFoundError:
+        # Another process has looked at the folder meanwhile, and done it.
+        with contextlib.suppress(ValueError):
+            if read_manifest(final) == manifest:
+                return
+        raise
+
+
+def _rename(temporary: Path, final: Path) -> None:
     directory = final.parent
     _mark(directory, list_steps([final.name])[0], [path.name for path in _list(directory)])
     aside = directory / f"{_ASIDE}{final.name}"
-    if final.exists():  # a restart repeated a step that was saved before
+    if final.exists() and temporary.exists():  # a restart repeated a step that was saved before
         if aside.exists():
             delete(aside)
         final.replace(aside)
@@ -166,13 +181,38 @@ def find_damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str | None:
     return None
 
 
-def make_empty(temporary: Path) -> None:
-    """The folder of a new save, without the remains of earlier ones."""
-    recover(temporary.parent)
+def make_empty(temporary: Path) -> list[str]:
+    """The folder of a new save, without the remains of earlier ones, whose names it returns."""
+    removed = recover(temporary.parent)[1]
     if temporary.exists():
         delete(temporary)
     (temporary.parent / f"{temporary.name.removeprefix(_TEMPORARY)}.uncertified").unlink(missing_ok=True)
     temporary.mkdir(parents=True)
+    return removed
+
+
+@contextlib.contextmanager
+def hold(temporary: Path) -> Iterator[None]:
+    """While this process fills a temporary folder, others leave it. Where files cannot be locked, it does nothing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context((temporary / _LOCK).open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open too
+        except OSError:
+            pass
+        yield
+
+
+def _is_held(temporary: Path) -> bool:
+    try:
+        with (temporary / _LOCK).open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def delete_expired(
@@ -198,28 +238,33 @@ def delete(folder: Path) -> bool:
     return True
 
 
-def recover(directory: Path) -> tuple[list[int], list[str]]:
-    """Finish or delete what interrupted saves have left. The steps that are there now, and the names of the others."""
+def adopt(directory: Path) -> list[int]:
+    """Make visible what lacks only its rename, and return these steps. It disturbs no writer."""
     adopted: list[int] = []
-    removed: list[str] = []
     for mark in (_TEMPORARY, _ASIDE):  # the newer one first
         for path in _list(directory):
             name = path.name.removeprefix(mark)
-            if name == path.name or not list_steps([name]):
+            if name == path.name or not list_steps([name]) or (directory / name).exists():
                 continue
-            if _is_complete(path) and not (directory / name).exists():
-                _reveal(path, directory / name)
+            with contextlib.suppress(ValueError):
+                _reveal(path, directory / name, read_manifest(path))
                 adopted += list_steps([name])
-            elif delete(path) and mark == _TEMPORARY:
-                removed.append(path.name)
+    return adopted
+
+
+def recover(directory: Path) -> tuple[list[int], list[str]]:
+    """Finish or delete what interrupted saves have left. The steps that are there now, and the names of the others.
+
+    For writers: what a living one fills stays.
+    """
+    adopted = adopt(directory)
+    removed: list[str] = []
+    for path in _list(directory):
+        name = path.name.removeprefix(_TEMPORARY).removeprefix(_ASIDE)
+        if name == path.name or not list_steps([name]) or _is_held(path):
+            continue
+        if delete(path) and path.name.startswith(_TEMPORARY):
+            removed.append(path.name)
     for path in directory.glob(f"{_DELETED}*"):
         shutil.rmtree(path, ignore_errors=True)
     return adopted, removed
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        read_manifest(folder)
-    except ValueError:
-        return False
-    return True

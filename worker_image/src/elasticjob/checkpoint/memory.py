@@ -24,6 +24,7 @@ from elasticjob.checkpoint.copies import Copies
 from elasticjob.checkpoint.lanes import Lane, find_lane
 from elasticjob.checkpoint.shelf import Shelf, SnapshotError, place
 from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
+from elasticjob.checkpoint.state import compare_kinds, name_kind
 from elasticjob.collectives import deliveries, messages, plaindata, skeletons
 from elasticjob.torchcompat.versions import count_changes
 
@@ -218,7 +219,12 @@ class Snapshots:
         """This rank's part of the state, without copies."""
         optimizer = None if self._optimizer is None else self._optimizer.state_dict()
         others = {name: one.state_dict() for name, one in self._others.items()}
-        return {"model": _localize(self._model.state_dict()), "optimizer": _localize(optimizer), "others": others}
+        return {
+            "model": _localize(self._model.state_dict()),
+            "optimizer": _localize(optimizer),
+            "kind": name_kind(self._optimizer),
+            "others": others,
+        }
 
     def _find_steady(self) -> set[int]:
         """The addresses of the tensors that only `optimizer.step()` changes."""
@@ -312,7 +318,7 @@ class Snapshots:
         theirs = [] if state["optimizer"] is None else state["optimizer"]["param_groups"]
         if [len(one["params"]) for one in groups] != [len(one["params"]) for one in theirs]:
             return "the snapshot has another optimizer"
-        return None
+        return next(iter(compare_kinds(self._optimizer, state["kind"])), None)
 
     def _apply(self, state: dict[str, Any]) -> None:
         with torch.no_grad():

@@ -83,6 +83,7 @@ def collect_others(optimizer: torch.optim.Optimizer | None, others: Mapping[str,
         "others": {name: _make_plain(one.state_dict()) for name, one in others.items()},
         # The settings of the parameter groups, including keys unknown to torch, such as a learning-rate factor.
         "groups": [{key: _make_plain(value) for key, value in group.items() if key != "params"} for group in groups],
+        "optimizer": name_kind(optimizer),
     }
     data = _serialise(state)
     if _find_unreadable(data):
@@ -95,6 +96,11 @@ def collect_others(optimizer: torch.optim.Optimizer | None, others: Mapping[str,
             + ". A state_dict() to save consists of tensors, numbers, texts, lists and dicts."
         )
     return data
+
+
+def name_kind(optimizer: torch.optim.Optimizer | None) -> str:
+    """What tells an optimizer from others: they mean other things by the same state and settings."""
+    return "" if optimizer is None else type(optimizer).__name__
 
 
 def _serialise(state: Any) -> bytes:
@@ -161,6 +167,24 @@ def _compare_models(own: Mapping[str, Any], saved: Metadata, paths: Mapping[str,
         value = own.get(name)
         if isinstance(value, torch.Tensor) and isinstance(one, TensorStorageMetadata) and value.shape != one.size:
             yield f"{name} has the shape {list(one.size)}, not {list(value.shape)}"
+
+
+def find_casts(own: Mapping[str, Any], saved: Metadata) -> str:
+    """Which values of the model `load` converts, as torch's own loading does; empty if none."""
+    pairs: set[tuple[str, str]] = set()
+    for name, path in (saved.planner_data or {}).items():
+        there = saved.state_dict_metadata.get(name)
+        value = own.get(path[1]) if path[0] == "model" else None
+        if isinstance(value, torch.Tensor) and isinstance(there, TensorStorageMetadata):
+            pairs.add((str(there.properties.dtype), str(value.dtype)))
+    found = [f"from {one} to {other}" for one, other in sorted(pairs) if one != other]
+    return ", ".join(found).replace("torch.", "")
+
+
+def compare_kinds(optimizer: torch.optim.Optimizer | None, saved: str) -> list[str]:
+    """How the kind of an optimizer differs, if it was noted."""
+    own = name_kind(optimizer)
+    return [f"its optimizer is {saved}, not {own}"] if own and saved and own != saved else []
 
 
 def _list(names: list[str]) -> str:
