@@ -45,7 +45,15 @@ def build_registry(
         if event.get("type") is None:
             on_listed()
         intake.take(names.PLURAL, raw, lambda: cache.apply_job(event.get("type"), raw))
-        asyncio.get_running_loop().call_later(_LET_GO_SECONDS, garbage.look)
+        asyncio.get_running_loop().call_later(_LET_GO_SECONDS, let_go, event["object"])
+
+    def let_go(item: Any) -> None:
+        """Empty the object of an event, which kopf is through with, and still holds for a while or in a cycle."""
+        for name in ("spec", "status"):
+            item.pop(name, None)
+        for name in ("managedFields", "annotations", "labels"):
+            item["metadata"].pop(name, None)
+        garbage.look()
 
     return registry
 
