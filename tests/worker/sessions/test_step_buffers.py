@@ -1,0 +1,41 @@
+"""What a broken step has done to the buffers of a model is taken back."""
+
+from __future__ import annotations
+
+import torch
+
+from elasticjob.sessions.step_buffers import StepBuffers
+
+
+class Counting(torch.nn.Module):
+    assigned: torch.Tensor
+    changed: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("assigned", torch.zeros(1))
+        self.register_buffer("changed", torch.zeros(1))
+
+    def forward(self) -> None:
+        self.assigned = self.assigned + 1
+        self.changed += 1
+
+
+def test_a_buffer_that_the_forward_pass_assigns() -> None:
+    model = Counting()
+    buffers = StepBuffers(model)
+    for _ in range(2):  # two steps are applied
+        buffers.keep()
+        model()
+        buffers.forget()
+    buffers.keep()
+    model()
+    buffers.keep()  # another micro-batch
+    model()
+    buffers.take_back()
+    assert (model.assigned.item(), model.changed.item()) == (2, 2)
+    buffers.keep()
+    model()
+    buffers.forget()
+    buffers.take_back()
+    assert (model.assigned.item(), model.changed.item()) == (3, 3), "no step is open"
