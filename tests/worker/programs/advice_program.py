@@ -35,6 +35,13 @@ for epoch in range(3):
                     scheduler.step()
     if is_wrong:
         scheduler.step()
+        if epoch == 1:
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    with session.step():  # left out
+        session.backward(rest(session.model(torch.ones(1, 2))).mean())
+        if not is_wrong:
+            optimizer.zero_grad()
+            second.zero_grad()
     with session.interruptible():
         pass
     held = ElasticDistributedSampler(data, global_batch_size=4, shuffle=False)  # the last batch has one sample
