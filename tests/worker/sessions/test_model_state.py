@@ -1,0 +1,43 @@
+"""`session.model` is like the script's module, in a world of any size."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from elasticjob.sessions.model_state import ReplicatedModelState
+from elasticjob.torchcompat.wrappers import unwrap
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+        self.norm = torch.nn.BatchNorm1d(1)
+        self.temperature = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.norm(self.linear(x))
+        return found
+
+    def describe(self) -> str:
+        return "a model"
+
+
+def test_it_has_the_attributes_and_the_names_of_the_module() -> None:
+    module = Model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    model = ReplicatedModelState(module, optimizer, (lambda *_: None, lambda *_: None)).model
+    assert model.temperature == 0.5 and model.describe() == "a model" and model.linear is module.linear
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = model.nothing
+    for name in ("state_dict", "named_parameters", "named_buffers", "named_modules"):
+        assert list(dict(getattr(model, name)())) == list(dict(getattr(module, name)())), name
+    assert all(one is other for one, other in zip(model.parameters(), module.parameters(), strict=True))
+    assert not model.load_state_dict(module.state_dict()).missing_keys
+    assert unwrap(model) is module, "what a Checkpointer saves"
+    model.eval()
+    assert not module.norm.training
+    assert isinstance(copy.deepcopy(model), Model), "a copy belongs to no session"
