@@ -18,12 +18,19 @@ from elasticjob.torchcompat import versions
 
 SMALL = 1 << 16  # elements; torch does not count the changes that batch norm makes
 
+Slot = tuple[torch.nn.Module, str]  # where a buffer is; a forward pass may assign another tensor
+
+
+def find_slots(model: torch.nn.Module) -> list[Slot]:
+    """The places of a model's buffers."""
+    return [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
+
 
 class SharedBuffers:
     """The buffers of one model. `begin` and `keep` surround a pass; `commit` or `take_back` end a step."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._slots = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
+        self._slots = find_slots(model)
         self._tensors = [self._read(index) for index in range(len(self._slots))]
         self._before = [tensor.detach().clone() for tensor in self._tensors]
         self._counts = [versions.count_changes(tensor) for tensor in self._tensors]

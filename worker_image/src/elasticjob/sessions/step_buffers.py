@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import torch
 
+from elasticjob.data.buffers import Slot, find_slots
+
 
 class StepBuffers:
     """Copies of the buffers of one model. A model without buffers costs nothing."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
-        self._present: list[torch.Tensor] = [] if model is None else list(model.buffers())
-        self._before: list[torch.Tensor] | None = None
+        self._slots: list[Slot] = [] if model is None else find_slots(model)
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # each, and what it was
 
     @torch.no_grad()
     def keep(self) -> None:
         """A step begins, with its first micro-batch or with a later one."""
         if self._before is None:
-            self._before = [one.clone() for one in self._present]
+            present: list[torch.Tensor] = [getattr(module, name) for module, name in self._slots]
+            self._before = [(one, one.clone()) for one in present]
 
     def forget(self) -> None:
         """The step is applied."""
@@ -28,7 +31,8 @@ class StepBuffers:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        if self._before:
-            for present, before in zip(self._present, self._before, strict=True):
-                present.copy_(before)
+        for (module, name), (present, before) in zip(self._slots, self._before or (), strict=False):
+            present.copy_(before)
+            if getattr(module, name) is not present:  # the forward pass has assigned another one
+                setattr(module, name, present)
         self._before = None
