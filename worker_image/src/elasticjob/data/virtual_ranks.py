@@ -59,7 +59,8 @@ class VirtualRanks:
             raise ConfigurationError("VirtualRanks takes the plain model, not a DistributedDataParallel.")
         _check_dense(model)
         self.loss: float | None = None  # the mean over the last global batch, if `backward` was used
-        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        self._all_parameters = list(model.parameters())
+        self._parameters = self._find_trainable()  # in this step
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self.doubts: list[str] = determinism.report(device, optimizers)  # why another world may compute other bits
         self._sampler = sampler
@@ -109,6 +110,9 @@ class VirtualRanks:
         if micro.turn == 0:
             self._losses, self._squares = {}, {}
             self._tree = tree.TreeSum(self._place.virtual_ranks * micro.parts, _add)
+            self._parameters = self._find_trainable()
+            for parameter in self._all_parameters:
+                parameter.grad = None  # also of one that was frozen since
         leaf = micro.virtual * micro.parts + micro.part
         self._position = (0, leaf)
         # autograd adds to the gradient of the left sibling, if that is here: it costs less while the new one is cached.
@@ -141,6 +145,7 @@ class VirtualRanks:
             self._tree.push(self._take(micro), self._position)
         if not micro.ends_step:
             return
+        self._check_trainable()
         self._add_up(micro)
         self.buffers.exchange()
         self.buffers.apply()
@@ -161,6 +166,17 @@ class VirtualRanks:
         if self._micro is None:
             raise ConfigurationError("backward() belongs into a turn, once: call it inside `with turn(micro):`.")
         return self._micro
+
+    def _find_trainable(self) -> list[torch.nn.Parameter]:
+        return [one for one in self._all_parameters if one.requires_grad]
+
+    def _check_trainable(self) -> None:
+        known = {id(one) for one in self._parameters}
+        if any(one.requires_grad and one.grad is not None and id(one) not in known for one in self._all_parameters):
+            raise ConfigurationError(
+                "a parameter has become trainable inside of a step, and its gradient is added up by nobody: set"
+                " requires_grad before the step begins."
+            )
 
     def _take(self, micro: Micro) -> Gradients:
         """This turn's gradient, which autograd leaves to us."""

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticjob.errors import ConfigurationError
 from elasticjob.torchcompat import ddp as torch_ddp
 from elasticjob.torchcompat import optimizers
+from elasticjob.torchcompat.wrappers import Transparent
 
 logger = logging.getLogger("elasticjob")
 
@@ -144,20 +145,32 @@ def check_model(model: torch.nn.Module) -> None:
             )
 
 
-class ElasticModel(torch.nn.Module):
+class ElasticModel(Transparent):
     """Calls the module through the DDP of the current world."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        # Not registered as a submodule: its parameters would be counted twice.
-        self.__dict__["ddp"] = None
+    def __init__(self, module: torch.nn.Module, find: Callable[[], torch.nn.Module]) -> None:
+        """`find` returns what to call now."""
+        super().__init__(module)
+        self._find = find
         self.has_run = False  # for a backward pass, since somebody looked
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        ddp = self.__dict__["ddp"]
         self.has_run = self.has_run or torch.is_grad_enabled()
-        return (self.module if ddp is None else ddp)(*args, **kwargs)
+        return self._find()(*args, **kwargs)
+
+
+def check_groups(optimizer: torch.optim.Optimizer, theirs: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError if this optimizer cannot get the state of another rank's, because it has other
+    parameters.
+    """
+    counts = [[len(group["params"]) for group in groups] for groups in (optimizer.param_groups, theirs["param_groups"])]
+    if counts[0] != counts[1]:
+        mine, others = (f"{len(count)} groups of {sum(count)} parameters" for count in counts)
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} has {mine} here, and {others} on the ranks that train already: a script that"
+            " adds groups while it trains can have no joiners. Make all groups before the session, with a learning rate"
+            " of 0, or with requires_grad=False for their parameters, until they are trained."
+        )
 
 
 class ReplicatedModelState:
@@ -182,10 +195,12 @@ class ReplicatedModelState:
         check_model(model)
         self._options = dict(options or {})
         self._reduces = reduces
-        self.model = ElasticModel(model)
+        self.model = ElasticModel(model, self._find)
         self.optimizer = optimizer
         hook(optimizer, hooks)
         self._module = model
+        self._ddp: DistributedDataParallel | None = None
+        self._wrapped: list[tuple[torch.nn.Parameter, bool]] = []  # by the DDP; whether each was trainable then
         self._is_told = False  # that only one rank can train it
 
     @property
@@ -196,20 +211,31 @@ class ReplicatedModelState:
         """Nothing to do: the default group is enough."""
 
     def bind(self, generation: int, sync: bool = False) -> None:
-        self.unbind()
         if sync or torch_ddp.CAN_SKIP_SYNC:
             self._wrap(sync)
+        else:
+            self.unbind()
 
     def _wrap(self, sync: bool) -> None:
-        if (
-            not self._reduces
-            or not dist.is_initialized()
-            or dist.get_world_size() == 1
-            or not any(parameter.requires_grad for parameter in self._module.parameters())
-        ):
+        self.unbind()
+        if not self._reduces or not dist.is_initialized() or dist.get_world_size() == 1:
             return
-        devices = [self.device] if self.device.type == "cuda" else None
-        self.model.__dict__["ddp"] = torch_ddp.make_ddp(self._module, devices, sync, self._options)
+        self._wrapped = [(one, one.requires_grad) for one in self._module.parameters()]
+        if any(is_trainable for _, is_trainable in self._wrapped):
+            devices = [self.device] if self.device.type == "cuda" else None
+            self._ddp = torch_ddp.make_ddp(self._module, devices, sync, self._options)
+
+    def _find(self) -> torch.nn.Module:
+        """What a forward pass calls: a new DDP if other parameters have become trainable, on all ranks alike.
+
+        A DDP never reduces those that were frozen when it was made, and waits for those that are frozen now, unless it
+        looks for what a pass does not use.
+        """
+        if torch.is_grad_enabled() and any(one.requires_grad is not was for one, was in self._wrapped):
+            is_more = any(one.requires_grad and not was for one, was in self._wrapped)
+            if is_more or not self._options.get("find_unused_parameters"):
+                self._wrap(sync=False)
+        return self._module if self._ddp is None else self._ddp
 
     def pack(self, hold: Callable[[], None]) -> None:
         """Nothing to do: every rank has everything in memory."""
@@ -218,7 +244,7 @@ class ReplicatedModelState:
         return True
 
     def unbind(self) -> None:
-        self.model.__dict__["ddp"] = None
+        self._ddp, self._wrapped = None, []
 
     def after_step(self, step: int) -> tuple[int, ...]:
         return ()
@@ -230,30 +256,36 @@ class ReplicatedModelState:
         return step, clean
 
     def state(self) -> dict[str, Any]:
-        return {"model": self._module.state_dict(), "optimizer": self.optimizer.state_dict()}
+        trainable = [name for name, parameter in self._module.named_parameters() if parameter.requires_grad]
+        return {**self.part(), "trainable": trainable}
 
     def load(self, value: dict[str, Any]) -> None:
-        self._module.load_state_dict(value["model"])
-        self.optimizer.load_state_dict(value["optimizer"])
+        """A joiner's script may be past the point at which those of the others have unfrozen a part of the model."""
+        check_groups(self.optimizer, value["optimizer"])
+        self.load_part(value)
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad is not (name in value["trainable"]):
+                parameter.requires_grad_(name in value["trainable"])
 
     def part(self) -> dict[str, Any]:
-        return self.state()
+        return {"model": self._module.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_part(self, value: dict[str, Any]) -> None:
-        self.load(value)
+        self._module.load_state_dict(value["model"])
+        self.optimizer.load_state_dict(value["optimizer"])
 
     def compared(self) -> dict[str, Any]:
         return {"parameters": list(self._module.parameters()), "optimizer": self.optimizer.state_dict()}
 
     def settle(self, step: int) -> tuple[int, ...]:
         """Create the DDP if it was postponed: it broadcasts rank 0's parameters, so all must agree first."""
-        if self.model.__dict__["ddp"] is None:
+        if self._ddp is None:
             self._wrap(sync=False)
         return ()
 
     def check_gradients(self) -> None:
         has_run, self.model.has_run = self.model.has_run, False
-        ddp = self.model.__dict__["ddp"]
+        ddp = self._ddp
         if not has_run or not self._reduces or (ddp is None and self._is_told):
             return
         if self._options.get("find_unused_parameters") or self._options.get("static_graph"):
@@ -279,7 +311,7 @@ class ReplicatedModelState:
         logger.warning("Session: %s. One rank trains it, and several ranks will raise an error. %s", found, remedy)
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
-        ddp = self.model.__dict__["ddp"]
+        ddp = self._ddp
         if ddp is None or not active or ddp.static_graph:  # torch has to see a static graph with its reductions
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = ddp.no_sync()
