@@ -6,7 +6,7 @@ None of this is an error. A script that does it trains, but not what its author 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,11 +64,44 @@ def judge_optimizer(optimizer: torch.optim.Optimizer) -> str:
     )
 
 
+def judge_groups(before: int, now: int) -> str:
+    """Whether optimizers have got further parameter groups since the session began."""
+    if now <= before:
+        return ""
+    return (
+        "an optimizer has got another parameter group since the session began: a joiner, whose script has not come to"
+        " that yet, cannot take its state and ends with an error. Make all groups before the session, with a learning"
+        " rate of 0, or with requires_grad=False for their parameters, until they are trained."
+    )
+
+
+def judge_gradients(model: torch.nn.Module) -> str:
+    """What is wrong with a step that no optimizer has applied, and no GradScaler has skipped."""
+    if all(one.grad is None for one in model.parameters()):
+        return ""
+    return (
+        "a block of `with session.step()` has ended without optimizer.step(), and its gradients are still there. If"
+        " they are accumulated over several blocks: its samples count as used, and a loss or a joiner makes the"
+        " gradients wrong. Accumulate with ElasticDistributedSampler(micro_batch_size=...) and step if"
+        " session.ends_step. If the step was left out on purpose: call optimizer.zero_grad() inside of the block."
+    )
+
+
 class Adviser:
     """Looks at what the script of one session does."""
 
-    def __init__(self, extras: Mapping[str, Any], knows: Callable[[Any], bool], is_first: Callable[[], bool]) -> None:
-        """`knows` an optimizer; `is_first`: this rank is the one that speaks."""
+    def __init__(
+        self,
+        extras: Mapping[str, Any],
+        optimizers: Sequence[torch.optim.Optimizer],
+        knows: Callable[[Any], bool],
+        is_first: Callable[[], bool],
+    ) -> None:
+        """`optimizers` are those that stay the same in all worlds; `knows` one that the session has at present;
+        `is_first`: this rank is the one that speaks.
+        """
+        self._optimizers = optimizers
+        self._groups = self._count_groups()
         self._schedulers = {
             name: one for name, one in extras.items() if isinstance(getattr(one, "last_epoch", None), int)
         }
@@ -88,6 +121,12 @@ class Adviser:
         self._inside = True
         if self._schedulers and world == self._world:  # in a new one, they may have been loaded
             self._tell("scheduler", judge_schedules(self._counts, self._count()))
+        self._tell("groups", judge_groups(self._groups, self._count_groups()))
+
+    def look_at_gradients(self, model: torch.nn.Module) -> None:
+        """A step ends without an optimizer."""
+        if "gradients" not in self._told:
+            self._tell("gradients", judge_gradients(model))
 
     def end(self, world: object) -> None:
         """The block has ended."""
@@ -97,6 +136,9 @@ class Adviser:
 
     def close(self) -> None:
         self._hook.remove()
+
+    def _count_groups(self) -> int:
+        return sum(len(one.param_groups) for one in self._optimizers)
 
     def _count(self) -> dict[str, int]:
         return {name: one.last_epoch for name, one in self._schedulers.items()}

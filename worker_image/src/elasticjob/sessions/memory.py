@@ -6,6 +6,7 @@ On entering a world the ranks compare their state; if it differs, the most advan
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,9 @@ from elasticjob.collectives import messages, skeletons
 from elasticjob.data import generators
 from elasticjob.data.generators import Generators
 from elasticjob.data.virtual_ranks import VirtualRanks
-from elasticjob.sessions import recovery, transfer
-from elasticjob.sessions.model_state import ModelState, ReplicatedModelState
+from elasticjob.errors import ConfigurationError
+from elasticjob.sessions import recovery, schedules, transfer
+from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, check_groups
 from elasticjob.sessions.undo import Undo
 
 
@@ -255,6 +257,15 @@ class Memory:
         if not recovery.are_equal(rank_states):
             self._receive(inventory, rank_states, group)
         self._go_on_in(epoch)
+        self._compare_schedules(recovery.choose_source(rank_states), group)
+
+    def _compare_schedules(self, source: int, group: Any) -> None:
+        """Raises ConfigurationError if this rank's learning rates would be others than those of the source."""
+        found = schedules.evaluate(self._extras.values())
+        if found:
+            rows = messages.all_gather_integers([zlib.crc32(repr(found).encode())], group)
+            if rows[dist.get_rank()] != rows[source]:
+                raise ConfigurationError(schedules.DIFFERENT)
 
     def _receive(self, inventory: transfer.Inventory, rank_states: list[recovery.RankState], group: Any) -> None:
         rank, source = dist.get_rank(), recovery.choose_source(rank_states)
@@ -298,6 +309,8 @@ class Memory:
 
     def _load_others(self, value: dict[str, Any]) -> None:
         for name, extra in self._extras.items():
+            if _is_optimizer(extra):
+                check_groups(extra, value["extras"][name])
             extra.load_state_dict(value["extras"][name])
         if self.sampler is not None and value["position"] is not None:
             self.sampler.load_state_dict(value["position"])

@@ -132,7 +132,8 @@ class Session:
         self._fence = self._make_fence(groups)
         self._buffers = StepBuffers(None)
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
-        self._adviser = Adviser(extras, self._memory.knows, lambda: self.rank == 0)
+        lasting = [*self._further, *([] if optimizer is None else [optimizer])]
+        self._adviser = Adviser(extras, lasting, self._memory.knows, lambda: self.rank == 0)
         self._went_back = False  # to a step before the last one, in the same world
         if client is not None:
             waits.tell(self._note)
@@ -289,6 +290,8 @@ class Session:
             if virtual is not None:
                 virtual.finish()
             if self.ends_step:
+                if not self._memory.applied and not self._fence.is_skipped:
+                    self._adviser.look_at_gradients(self._model_state.model)
                 self._fence.commit(self._memory.have_all_stepped(self._fence.is_skipped))
                 self._memory.commit(self._fence.is_divided)
                 self._buffers.forget()
