@@ -16,7 +16,7 @@ dist.init_process_group("gloo")
 RANK = dist.get_rank()
 
 
-def make(rate: Any = None) -> tuple[Memory, torch.nn.Module, torch.optim.Optimizer]:
+def make(rate: Any = None) -> tuple[Memory, torch.nn.Sequential, torch.optim.Optimizer]:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)

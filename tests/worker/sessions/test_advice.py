@@ -21,6 +21,7 @@ SENTENCES = (
     "the loader repeats a sample",
     "an optimizer has got another parameter group",
     "has ended without optimizer.step()",
+    "come from no call of session.model",
 )
 
 
@@ -31,9 +32,9 @@ class Stream(IterableDataset[int]):
 
 def test_each_is_told_once_and_only_where_it_is() -> None:
     said = "".join(member.stderr for member in run_gang(PROGRAMS / "advice_program.py", 2, "wrong"))
-    assert [said.count(one) for one in SENTENCES] == [1, 1, 1, 3, 1, 1], said  # three samplers for evaluation
+    assert [said.count(one) for one in SENTENCES] == [1, 1, 1, 3, 1, 1, 1], said  # three samplers for evaluation
     said = "".join(member.stderr for member in run_gang(PROGRAMS / "advice_program.py", 2, "right"))
-    assert [said.count(one) for one in SENTENCES] == [0, 0, 0, 0, 0, 0], said
+    assert [said.count(one) for one in SENTENCES] == [0] * len(SENTENCES), said
 
 
 @pytest.mark.parametrize(

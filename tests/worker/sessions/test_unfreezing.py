@@ -10,9 +10,9 @@ from worker.gang_helper import PROGRAMS, run_gang
 @pytest.mark.parametrize("how", ["plain", "virtual"])
 def test_all_ranks_train_what_one_process_trains(how: str) -> None:
     program = PROGRAMS / "unfreezing_program.py"
-    one, two = run_gang(program, 2, how, timeout=45)
+    one, two = run_gang(program, 2, how)
     assert one.results == two.results
-    (alone,) = run_gang(program, 1, how, timeout=45)
+    (alone,) = run_gang(program, 1, how)
     for epoch in ("0", "1", "2"):
         for found, expected in zip(one.results[epoch], alone.results[epoch], strict=True):
             assert found == pytest.approx(expected, abs=1e-6)
