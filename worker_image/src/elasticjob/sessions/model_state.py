@@ -202,6 +202,7 @@ class ReplicatedModelState:
         self._ddp: DistributedDataParallel | None = None
         self._wrapped: list[tuple[torch.nn.Parameter, bool]] = []  # by the DDP; whether each was trainable then
         self._is_told = False  # that only one rank can train it
+        self._is_told_of_unreduced = False
 
     @property
     def device(self) -> torch.device:
@@ -286,6 +287,8 @@ class ReplicatedModelState:
     def check_gradients(self) -> None:
         has_run, self.model.has_run = self.model.has_run, False
         ddp = self._ddp
+        if ddp is not None and not has_run:
+            self._look_for_unreduced()
         if not has_run or not self._reduces or (ddp is None and self._is_told):
             return
         if self._options.get("find_unused_parameters") or self._options.get("static_graph"):
@@ -309,6 +312,17 @@ class ReplicatedModelState:
             )
         self._is_told = True
         logger.warning("Session: %s. One rank trains it, and several ranks will raise an error. %s", found, remedy)
+
+    def _look_for_unreduced(self) -> None:
+        """No forward pass has used the DDP. Only the script knows whether it reduces the gradients itself."""
+        if self._is_told_of_unreduced or all(one.grad is None for one in self._module.parameters()):
+            return
+        self._is_told_of_unreduced = True
+        if dist.get_rank() == 0:
+            logger.warning(
+                "Session: the gradients of this step come from no call of session.model, so that DDP has not reduced"
+                " them: call session.model(...) and not the model itself, or each rank trains a model of its own."
+            )
 
     def accumulate(self, active: bool) -> contextlib.AbstractContextManager[Any]:
         ddp = self._ddp

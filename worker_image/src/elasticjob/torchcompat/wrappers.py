@@ -35,7 +35,8 @@ class Transparent(torch.nn.Module):
     # The names of all these have no "module." in front, so what is saved of it fits the module without a session.
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-        return self.module.named_modules(*args, **kwargs)
+        found: Iterator[tuple[str, torch.nn.Module]] = self.module.named_modules(*args, **kwargs)
+        return found
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)
