@@ -9,7 +9,7 @@ from worker.gang_helper import PROGRAMS, Member, run_gang
 
 @pytest.fixture(scope="module")
 def gang(tmp_path_factory: pytest.TempPathFactory) -> list[Member]:
-    return run_gang(PROGRAMS / "folders_program.py", 2, str(tmp_path_factory.mktemp("folders")))
+    return run_gang(PROGRAMS / "folders_program.py", 2, str(tmp_path_factory.mktemp("folders")), timeout=150)
 
 
 def test_who_reads_beside_a_training_leaves_the_save_that_is_under_way(gang: list[Member]) -> None:

@@ -153,5 +153,5 @@ def test_who_comes_later_and_begins_with_epoch_0_is_refused(tmp_path: Path) -> N
         story.start("a")
         story.wait_for_epochs(1)
         story.start("b")
-        joiner = pods.pods["b"] if "b" in pods.pods else list(pods.pods.values())[-1]
+        (joiner,) = [pod for pod in pods.pods.values() if pod.name == "b"]
         hub.wait_for(lambda: "ConfigurationError: set_epoch(0) goes back from epoch" in joiner.log, timeout=120)
