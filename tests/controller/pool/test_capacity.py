@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob_operator.model.observe import Node, PoolShare
+from elasticjob_operator.api import names
+from elasticjob_operator.model.observe import Node, PoolShare, observe_pod, observe_stranger
 from elasticjob_operator.pool.capacity import (
     Pool,
     add_rates,
     count_capacity,
     count_devices,
+    count_held,
     count_units,
     find_pool,
     find_share,
@@ -180,3 +182,55 @@ def test_what_is_free() -> None:
 def test_a_node_that_will_go_is_no_capacity(changes: dict[str, Any]) -> None:
     nodes = [Node("a", share=PoolShare("gpu", 8)), Node("b", share=PoolShare("gpu", 8), **changes)]
     assert count_capacity(GPU, nodes, {"b": 2}) == 8
+
+
+LABELS = {names.LABEL_JOB: "j", names.LABEL_INDEX: "0"}
+WORKER = {"name": "j-worker-0", "namespace": "t", "uid": "u", "labels": LABELS}
+
+
+def asking(amount: int, **fields: Any) -> dict[str, Any]:
+    return {"name": "c", "resources": {"limits": {"nvidia.com/gpu": amount}}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices"),
+    [
+        pytest.param({"containers": [asking(1), asking(2)]}, 3, id="containers"),
+        pytest.param({"containers": [asking(1)], "initContainers": [asking(8)]}, 8, id="an init container before them"),
+        pytest.param({"containers": [asking(4)], "initContainers": [asking(3), asking(2)]}, 4, id="smaller ones"),
+        pytest.param(
+            {"containers": [asking(1)], "initContainers": [asking(7, restartPolicy="Always")]}, 8, id="a native sidecar"
+        ),
+        pytest.param(
+            {"containers": [asking(1)], "initContainers": [asking(2, restartPolicy="Always"), asking(6)]},
+            8,
+            id="an init container beside a sidecar",
+        ),
+        pytest.param(
+            {"containers": [asking(1)], "initContainers": [asking(6), asking(2, restartPolicy="Always")]},
+            6,
+            id="an init container before a sidecar",
+        ),
+        pytest.param(
+            {"containers": [asking(1)], "resources": {"requests": {"nvidia.com/gpu": 3}}}, 3, id="resources of the pod"
+        ),
+        pytest.param({"containers": [asking(1)], "overhead": {"nvidia.com/gpu": "1"}}, 2, id="overhead"),
+    ],
+)
+def test_what_a_pod_holds_is_what_the_scheduler_counts(spec: dict[str, Any], devices: int) -> None:
+    assert count_devices(spec, "nvidia.com/gpu") == devices
+    pod = observe_pod({"metadata": WORKER, "spec": spec, "status": {}})
+    assert pod is not None
+    assert count_held(pod, "nvidia.com/gpu") == devices
+    stranger = observe_stranger({"metadata": WORKER, "spec": {**spec, "nodeName": "n"}, "status": {}})
+    assert stranger is not None
+    assert count_held(stranger, "nvidia.com/gpu") == devices
+
+
+def test_resources_of_amount_0_hide_no_devices() -> None:
+    """The API server sorts them by name, and a pod's are cut."""
+    nothing = {f"a.example.com/r{number:03}": "0" for number in range(200)}
+    spec = {"containers": [{"name": "c", "resources": {"limits": {**nothing, "nvidia.com/gpu": 8}}}]}
+    pod = observe_pod({"metadata": WORKER, "spec": spec, "status": {}})
+    assert pod is not None
+    assert count_held(pod, "nvidia.com/gpu") == 8
