@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
@@ -38,23 +38,44 @@ def write(amount: Decimal) -> str:
     return str(int(whole)) if whole == amount else f"{int((amount * 1000).to_integral_value(ROUND_CEILING))}m"
 
 
-def find_request(container: Mapping[str, Any], resource: str) -> object:
-    """What a container requests of one resource, as written; None if nothing."""
-    resources = container.get("resources") or {}
-    requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
-    return requests.get(resource, limits.get(resource))
-
-
 def find_requests(container: Mapping[str, Any]) -> dict[str, object]:
-    """The resources that a container requests, as written; a limit is the request if none is set."""
+    """The resources that a container (or a whole pod) requests, as written; a limit is the request if none is set."""
     resources = container.get("resources") or {}
     return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
 
 
-def add_requests(containers: Iterable[Mapping[str, Any]]) -> dict[str, Decimal]:
-    """What containers request together, by resource. Raises ValueError if one is no quantity."""
-    total: dict[str, Decimal] = {}
-    for container in containers:
-        for name, amount in find_requests(container).items():
-            total[name] = total.get(name, Decimal(0)) + parse(amount)
-    return total
+Amounts = dict[str, Decimal]
+
+
+def add_pod_requests(pod_spec: Mapping[str, Any], resource: str | None = None) -> Amounts:
+    """What a pod requests of each resource, or of this one, as the scheduler counts it, without amounts of 0.
+
+    That is the most that runs at a time: all containers and native sidecars, or an init container beside the sidecars
+    before it. What the pod requests as a whole counts instead; its overhead comes on top. Raises ValueError if an
+    amount is no quantity.
+    """
+    most: Amounts = {}
+    total: Amounts = {}  # the sidecars so far, and then all that runs to the end
+    for container in pod_spec.get("initContainers") or ():
+        own = _read(find_requests(container), resource)
+        if container.get("restartPolicy") == "Always":
+            _add(total, own)
+        else:
+            for name, amount in own.items():
+                most[name] = max(most.get(name, Decimal(0)), total.get(name, Decimal(0)) + amount)
+    for container in pod_spec.get("containers") or ():
+        _add(total, _read(find_requests(container), resource))
+    for name, amount in most.items():
+        total[name] = max(total.get(name, Decimal(0)), amount)
+    total.update(_read(find_requests(pod_spec), resource))
+    _add(total, _read(pod_spec.get("overhead") or {}, resource))
+    return {name: amount for name, amount in total.items() if amount}
+
+
+def _read(amounts: Mapping[str, object], resource: str | None) -> Amounts:
+    return {name: parse(amount) for name, amount in amounts.items() if resource is None or name == resource}
+
+
+def _add(total: Amounts, more: Amounts) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, Decimal(0)) + amount

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, TypeVar
@@ -206,9 +206,11 @@ def _share(value: T) -> T:
     return value
 
 
-def _find_requests(containers: Sequence[Raw]) -> tuple[tuple[str, Decimal], ...]:
+def _find_requests(spec: Raw, most: int | None = None) -> tuple[tuple[str, Decimal], ...]:
+    """What a pod requests; of at most so many containers of each kind."""
+    kept = {name: (spec.get(name) or ())[:most] for name in ("containers", "initContainers")}
     try:
-        return tuple(itertools.islice(quantity.add_requests(containers).items(), MOST_REQUESTS))
+        return tuple(itertools.islice(quantity.add_pod_requests({**spec, **kept}).items(), MOST_REQUESTS))
     except ValueError:  # the API server has no such pod
         return ()
 
@@ -232,7 +234,6 @@ def observe_pod(raw: Raw) -> Pod | None:
     found = containers.find_trainer(spec, status, trainer)
     created = parse_time(metadata.get("creationTimestamp")) or 0.0
     some = list(conditions.items())[:MOST_CONDITIONS]
-    asking = (spec.get("containers") or ())[: podtemplate.MOST_CONTAINERS]
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -262,8 +263,8 @@ def observe_pod(raw: Raw) -> Pod | None:
         conditions=tuple(sorted((t[:LONGEST_REASON], c.get("status", "")[:LONGEST_REASON]) for t, c in some)),
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")[:LONGEST_REASON],
         template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, "")[:LONGEST_REASON],
-        sizes=_share(podtemplate.find_sizes(asking)),
-        requests=_share(_find_requests(asking)),
+        sizes=_share(podtemplate.find_sizes((spec.get("containers") or ())[: podtemplate.MOST_CONTAINERS])),
+        requests=_share(_find_requests(spec, podtemplate.MOST_CONTAINERS)),
         resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),
         is_shared=ownership.is_shared(metadata),
@@ -275,7 +276,7 @@ def observe_stranger(raw: Raw) -> Stranger | None:
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
         return None
-    requests = _share(_find_requests(spec.get("containers") or ()))
+    requests = _share(_find_requests(spec))
     return Stranger(metadata["namespace"], spec["nodeName"], requests, metadata.get("resourceVersion", ""))
 
 

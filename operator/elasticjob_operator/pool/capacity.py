@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, Final
 
 from elasticjob_operator import numerals, quantity
@@ -105,22 +106,23 @@ def find_share(pools: Sequence[Pool], raw: Raw) -> PoolShare:
 
 
 def count_devices(pod_spec: Raw, resource: str) -> int:
-    """The devices that one pod holds: the sum of what its containers request."""
+    """The devices that one pod holds, as the scheduler counts them; 0 if an amount cannot be read."""
     if resource == "pods":
         return 1
-    containers = pod_spec.get("containers") or ()
-    asked = (quantity.find_request(container, resource) for container in containers)
-    amounts = [amount for amount in asked if amount is not None]
-    if len(amounts) > podtemplate.MOST_CONTAINERS:
+    asking = (*(pod_spec.get("containers") or ()), *(pod_spec.get("initContainers") or ()))
+    if sum(resource in quantity.find_requests(one) for one in asking) > 2 * podtemplate.MOST_CONTAINERS:
         return MOST_DEVICES  # no job's pod: whoever has made it may have the whole node
-    return sum(count_units(resource, amount) for amount in amounts)
+    try:
+        return _count(resource, quantity.add_pod_requests(pod_spec, resource).get(resource, Decimal(0)))
+    except ValueError:
+        return 0
 
 
 def count_held(pod: Pod | Stranger, resource: str) -> int:
     """The devices that a pod holds, whatever the template of its job says by now."""
     if resource == "pods":
         return 1
-    return math.floor(dict(pod.requests).get(resource, 0) * _units_of(resource))
+    return _count(resource, dict(pod.requests).get(resource, Decimal(0)))
 
 
 def count_units(resource: str, amount: object) -> int:
@@ -129,7 +131,11 @@ def count_units(resource: str, amount: object) -> int:
         number = quantity.parse(0 if amount is None else amount)
     except ValueError:
         return 0
-    return math.floor(number * _units_of(resource))
+    return _count(resource, number)
+
+
+def _count(resource: str, amount: Decimal) -> int:
+    return math.floor(amount * _units_of(resource))
 
 
 def _units_of(resource: str) -> int:

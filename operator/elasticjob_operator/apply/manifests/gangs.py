@@ -77,7 +77,7 @@ def tie(pod: Object, job: Job, spec: api.Spec, new: NewPod) -> None:
 def find_least(spec: api.Spec) -> dict[str, str]:
     """The requests of `minReplicas` pods; empty where a quantity cannot be read: the API server says what is wrong."""
     try:
-        of_pod = quantity.add_requests(spec.template["spec"]["containers"])
+        of_pod = quantity.add_pod_requests(spec.template["spec"])
     except ValueError:
         return {}
     return {name: quantity.write(amount * spec.min_replicas) for name, amount in sorted(of_pod.items())}
