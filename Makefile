@@ -2,12 +2,9 @@
 
 SHELL := /bin/bash
 PYTHON ?= python3
-# Test processes: one more than cores, because many tests wait; from four cores on as many, at most eight, and more than
-# four only with 3 GB of memory for each. Each has a control plane of its own.
+# Test processes: one more than cores, because many tests wait, at most four. Each has a control plane of its own.
 CORES := $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
-MEMORY := $(shell awk '/^MemAvailable/ { print int($$2 / 3000000) }' /proc/meminfo)
-WORKERS ?= $(shell n=$$(nproc); m=$$(($(MEMORY) < 8 ? $(MEMORY) : 8)); m=$$((m < 4 ? 4 : m)); \
-  echo $$((n < 4 ? n + 1 : n < m ? n : m)))
+WORKERS ?= $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 4)))
 # Each process takes whole files, in the order of tests/slowest_first.py.
 FILES := --dist loadfile --no-loadscope-reorder
 VENV := .venv
