@@ -165,11 +165,12 @@ def check_groups(optimizer: torch.optim.Optimizer, theirs: Mapping[str, Any]) ->
     """
     counts = [[len(group["params"]) for group in groups] for groups in (optimizer.param_groups, theirs["param_groups"])]
     if counts[0] != counts[1]:
-        mine, others = (f"{len(count)} groups of {sum(count)} parameters" for count in counts)
+        mine, others = (f"{len(count)} with {sum(count)} parameters" for count in counts)
         raise ConfigurationError(
-            f"{type(optimizer).__name__} has {mine} here, and {others} on the ranks that train already: a script that"
-            " adds groups while it trains can have no joiners. Make all groups before the session, with a learning rate"
-            " of 0, or with requires_grad=False for their parameters, until they are trained."
+            f"{type(optimizer).__name__} has other parameter groups here ({mine}) than on the ranks that train already"
+            f" ({others}): a script that adds groups while it trains can have no joiners. Make all groups before the"
+            " session, with a learning rate of 0, or with requires_grad=False for their parameters, until they are"
+            " trained."
         )
 
 
