@@ -129,3 +129,10 @@ def test_what_a_killed_deletion_left_is_removed(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / files.folder_name(3), tmp_path / ".deleted-0")
     files.recover(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003"]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{}", '{"files": {"data": 5}}', '{"files": {"data": ["5", 1]}}', '{"files'])
+def test_a_damaged_manifest_is_told_as_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / files.MANIFEST).write_text(text)
+    with pytest.raises(ValueError, match="its manifest cannot be read"):
+        files.read_manifest(tmp_path)
