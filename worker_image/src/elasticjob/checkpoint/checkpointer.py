@@ -296,7 +296,7 @@ class Checkpointer:
                 self._damaged.discard(step)
                 files.delete_expired(self.directory, self.steps(), self._keep, step, self._damaged)
             except OSError as error:
-                problem = (0, str(error))
+                problem, remedy = (0, str(error)), _MAKE_ROOM if temporary.is_dir() else _ONE_WRITER
         problem, remedy = messages.broadcast_json([problem, remedy], 0, self._files)
         if problem:
             rank, text = problem

@@ -159,7 +159,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest. Raises ValueError with a readable cause if it is missing or damaged."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        manifest["files"].items()
+        for size, value in manifest["files"].values():
+            if type(size) is not int or type(value) is not int:
+                raise TypeError
     except FileNotFoundError:
         raise ValueError("it has no manifest: it was not finished") from None
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
