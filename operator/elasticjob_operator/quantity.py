@@ -64,11 +64,14 @@ def add_pod_requests(pod_spec: Mapping[str, Any], resource: str | None = None) -
             for name, amount in own.items():
                 most[name] = max(most.get(name, Decimal(0)), total.get(name, Decimal(0)) + amount)
     for container in pod_spec.get("containers") or ():
-        _add(total, _read(find_requests(container), resource))
+        if container.get("resources"):
+            _add(total, _read(find_requests(container), resource))
     for name, amount in most.items():
         total[name] = max(total.get(name, Decimal(0)), amount)
-    total.update(_read(find_requests(pod_spec), resource))
-    _add(total, _read(pod_spec.get("overhead") or {}, resource))
+    if pod_spec.get("resources"):
+        total.update(_read(find_requests(pod_spec), resource))
+    if overhead := pod_spec.get("overhead"):
+        _add(total, _read(overhead, resource))
     return {name: amount for name, amount in total.items() if amount}
 
 

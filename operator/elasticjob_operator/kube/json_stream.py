@@ -37,12 +37,12 @@ class Unreadable:
 class Lines:
     """Splits a stream into lines. A line longer than `longest` bytes is never held in memory completely.
 
-    A line that begins with `always` is told whatever the number of its values is.
+    `reduce` makes another line of one with too many values; without it, or if it returns None, that is unreadable.
     """
 
-    def __init__(self, longest: int, always: bytes | None = None) -> None:
+    def __init__(self, longest: int, reduce: Callable[[str], bytes | None] = lambda line: None) -> None:
         self._longest = longest
-        self._always = always
+        self._reduce = reduce
         self._parts: list[bytes] = []
         self._head = b""
         self._size = 0
@@ -74,9 +74,8 @@ class Lines:
         self._parts, self._size, self._head = [], 0, b""
         if size > self._longest:
             return Unreadable(find_name(head), f"{size} bytes, which is more than {self._longest}")
-        is_due = self._always is not None and line.startswith(self._always)
-        if size > LARGE_BYTES and not is_due and _has_too_many_values(line.decode(errors="replace")):
-            return Unreadable(find_name(line[:HEAD_BYTES]), TOO_MANY)
+        if size > LARGE_BYTES and has_too_many_values(text := line.decode(errors="replace")):
+            return self._reduce(text) or Unreadable(find_name(line[:HEAD_BYTES]), TOO_MANY)
         return line
 
 
@@ -94,7 +93,7 @@ def find_name(head: bytes) -> str:
     return "/".join(found[1].decode() for found in (namespace, name) if found)
 
 
-def _has_too_many_values(text: str) -> bool:
+def has_too_many_values(text: str) -> bool:
     """Whether parsing it takes long. What is inside of its texts costs little, and is left out where it matters."""
     if _count_values(text) <= MOST_VALUES:
         return False
@@ -109,9 +108,9 @@ def _count_values(text: str) -> int:
 class TooManyError(ValueError):
     """An item of a list has so many values that it is not read further. The reader stands behind it."""
 
-    def __init__(self, head: str) -> None:
+    def __init__(self, item: Any) -> None:
         super().__init__(TOO_MANY)
-        self.name = find_name(head.encode())
+        self.item = item
 
 
 class _Reader:
@@ -127,8 +126,8 @@ class _Reader:
         """The next value of a list. Raises ValueError, also for one of too many values, or RecursionError."""
         begin = self._at
         value = self.value()
-        if self._at - begin > LARGE_BYTES and _has_too_many_values(self._text[begin : self._at]):
-            raise TooManyError(self._text[begin : begin + HEAD_BYTES])
+        if self._at - begin > LARGE_BYTES and has_too_many_values(self._text[begin : self._at]):
+            raise TooManyError(value)
         return value
 
     def skip(self) -> None:
@@ -169,7 +168,6 @@ class _Reader:
 
 Take = Callable[[Any], Any]
 Head = Callable[[Any], Awaitable[None]]
-Skip = Callable[[Unreadable], object]
 
 
 def keep(item: Any) -> Any:
@@ -180,13 +178,13 @@ async def ignore(metadata: Any) -> None:
     """No use for the metadata of a list."""
 
 
-async def decode(data: bytes, take: Take = keep, head: Head = ignore, skip: Skip | None = None) -> Any:
+async def decode(data: bytes, take: Take = keep, head: Head = ignore, reduce: Take | None = None) -> Any:
     """The value of a response; yields to the event loop between list items. Raises ValueError or RecursionError.
 
     Each item of a list is replaced by what `take` makes of it, as soon as it is decoded: what `take` does not keep is
     freed. `head` gets the list's metadata, which most lists begin with, before their items are decoded. Both may have
-    been called when the rest of the response turns out to be invalid. With `skip`, an item of too many values is left
-    out, and `skip` gets it.
+    been called when the rest of the response turns out to be invalid. An item of too many values is what `reduce`
+    makes of it; without `reduce`, the response is invalid.
     """
     reader = _Reader(data.decode()) if len(data) > LARGE_BYTES else None
     if reader is None or not reader.take("{"):
@@ -196,7 +194,7 @@ async def decode(data: bytes, take: Take = keep, head: Head = ignore, skip: Skip
         name = reader.value()
         reader.expect(":")
         is_list = name == "items" and reader.take("[")
-        value[name] = await _decode_items(reader, take, skip) if is_list else reader.value()
+        value[name] = await _decode_items(reader, take, reduce) if is_list else reader.value()
         if name == "metadata":
             await head(value[name])
     reader.end()
@@ -213,14 +211,15 @@ async def _convert(value: Any, take: Take, head: Head) -> Any:
     return value
 
 
-async def _decode_items(reader: _Reader, take: Take, skip: Skip | None) -> list[Any]:
+async def _decode_items(reader: _Reader, take: Take, reduce: Take | None) -> list[Any]:
     items, turn = [], Turn()
     for _ in reader.members("]"):
         try:
-            items.append(take(reader.item()))
+            item = reader.item()
         except TooManyError as error:
-            if skip is None:
+            if reduce is None:
                 raise
-            skip(Unreadable(error.name, TOO_MANY))
+            item = reduce(error.item)
+        items.append(take(item))
         await turn.pause()
     return items

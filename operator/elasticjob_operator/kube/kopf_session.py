@@ -2,24 +2,46 @@
 
 kopf decodes a page of a list at once, and each line of a watch, whatever is in it: a megabyte of short values occupies
 the event loop for a tenth of a second, and so does a run of large lines that have all arrived. On this connection,
-pages are decoded item by item, other tasks get their turn between two lines, and an object of too many values is left
-out.
+pages are decoded item by item, other tasks get their turn between two lines, and of a job of too many values the
+metadata is read alone: its spec becomes one that is refused for the same reason.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
 
 import aiohttp
 import kopf
 
+from elasticjob_operator.api import bounds
 from elasticjob_operator.kube.client import LARGEST_BYTES
-from elasticjob_operator.kube.json_stream import Lines, Skip, Unreadable, decode
+from elasticjob_operator.kube.json_stream import HEAD_BYTES, Lines, Unreadable, decode, has_too_many_values
 from elasticjob_operator.turn import Turn
 
-_DELETED = b'{"type":"DELETED"'
+Skip = Callable[[Unreadable], object]
+_METADATA: Final = '"metadata":'
+_TYPES: Final = ("ADDED", "MODIFIED", "DELETED")
+
+
+def reduce_job(job: dict[str, Any]) -> dict[str, Any]:
+    """The job with a spec that has too many values, too, and costs nothing."""
+    kept: dict[str, Any] = {name: job[name] for name in ("apiVersion", "kind", "metadata") if name in job}
+    return {**kept, "spec": {"template": [None] * (bounds.MOST_VALUES + 1)}}
+
+
+def reduce_line(line: str) -> bytes | None:
+    """The same for an event of a watch; None if its metadata alone is too much, or is not where it should be."""
+    kind = next((one for one in _TYPES if line.startswith(f'{{"type":"{one}"')), None)
+    begin = line.find(_METADATA, 0, HEAD_BYTES) + len(_METADATA)
+    if kind is None or begin < len(_METADATA) or has_too_many_values(line[begin : line.find(',"spec":', begin)]):
+        return None
+    try:
+        metadata, _ = json.JSONDecoder().raw_decode(line, begin)
+    except (ValueError, RecursionError):
+        return None
+    return json.dumps({"type": kind, "object": reduce_job({"metadata": metadata})}).encode()
 
 
 class _Content:
@@ -33,7 +55,7 @@ class _Content:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        lines, turn = Lines(LARGEST_BYTES, always=_DELETED), Turn()
+        lines, turn = Lines(LARGEST_BYTES, reduce_line), Turn()
         async for chunk in self._content.iter_chunked(size):
             for line in lines.split(chunk):
                 if isinstance(line, Unreadable):
@@ -54,7 +76,7 @@ def open_session(info: kopf.ConnectionInfo, skip: Skip) -> aiohttp.ClientSession
 
         async def json(self, **_: Any) -> Any:
             try:
-                return await decode(await self.read(), skip=skip)
+                return await decode(await self.read(), reduce=reduce_job)
             except UnicodeDecodeError as error:
                 raise json.JSONDecodeError(str(error), "", 0) from None  # which kopf expects of an answer without JSON
 

@@ -208,9 +208,11 @@ def _share(value: T) -> T:
 
 def _find_requests(spec: Raw, most: int | None = None) -> tuple[tuple[str, Decimal], ...]:
     """What a pod requests; of at most so many containers of each kind."""
-    kept = {name: (spec.get(name) or ())[:most] for name in ("containers", "initContainers")}
+    for kind in ("containers", "initContainers"):
+        if most is not None and len(spec.get(kind) or ()) > most:
+            spec = {**spec, kind: spec[kind][:most]}
     try:
-        return tuple(itertools.islice(quantity.add_pod_requests({**spec, **kept}).items(), MOST_REQUESTS))
+        return tuple(itertools.islice(quantity.add_pod_requests(spec).items(), MOST_REQUESTS))
     except ValueError:  # the API server has no such pod
         return ()
 

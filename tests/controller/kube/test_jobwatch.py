@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
+from elasticjob_operator.api import bounds
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.jobwatch import JobWatch
@@ -41,6 +42,7 @@ DISCOVERY = {
         "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
     ),
 }
+REMEDY = "remove what is not needed"
 MANY: list[Any] = [0] * (MOST_VALUES + 1)
 
 
@@ -98,26 +100,37 @@ def follow(directory: Path, server: Server, is_done: Callable[[Cache], bool]) ->
     return asyncio.run(run())
 
 
-def test_an_event_of_very_many_values_does_not_reach_kopf(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def read_problems(cache: Cache, name: str) -> list[str]:
+    return [str(problem) for problem in cache.jobs["t", name][0].problems]
+
+
+def test_of_an_event_of_very_many_values_kopf_gets_the_metadata(tmp_path: Path) -> None:
     server = Server([job("good", 3)], [("MODIFIED", job("bad", 11, MANY)), ("MODIFIED", job("good", 12))])
     cache = follow(tmp_path, server, lambda cache: ("t", "good") in cache.jobs and cache.jobs["t", "good"][1] == "12")
-    assert set(cache.jobs) == {("t", "good")}
-    assert server.skipped == [("elasticjobs", "Unreadable")]
-    assert f"skipping elasticjobs t/bad: more than {MOST_VALUES} values" in caplog.text
+    assert cache.jobs["t", "bad"][1] == "11"
+    assert read_problems(cache, "bad") == [f"spec.template: has more than {bounds.MOST_VALUES} values: {REMEDY}"]
 
 
 def test_the_deletion_of_such_a_job_is_seen(tmp_path: Path) -> None:
     server = Server([job("bad", 3)], [("DELETED", job("bad", 11, MANY)), ("ADDED", job("good", 12))])
     cache = follow(tmp_path, server, lambda cache: ("t", "good") in cache.jobs)
     assert set(cache.jobs) == {("t", "good")}
-    assert server.skipped == []
 
 
 def test_a_page_with_such_a_job_has_the_others(tmp_path: Path) -> None:
     server = Server([job("a", 1), job("bad", 2, MANY), job("z", 3)], [])
     cache = follow(tmp_path, server, lambda cache: ("t", "z") in cache.jobs)
-    assert set(cache.jobs) == {("t", "a"), ("t", "z")}
-    assert server.skipped == [("elasticjobs", "Unreadable")]
+    assert set(cache.jobs) == {("t", "a"), ("t", "bad"), ("t", "z")}
+    assert read_problems(cache, "bad") == [f"spec.template: has more than {bounds.MOST_VALUES} values: {REMEDY}"]
+
+
+@pytest.mark.parametrize("label", ["spec", "x"])
+def test_one_with_too_much_metadata_is_left_out(label: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bad = job("bad", 11)
+    bad["metadata"]["labels"] = {f"{label}{number}": "" for number in range(MOST_VALUES + 1)}
+    cache = follow(tmp_path, Server([], [("ADDED", bad), ("ADDED", job("good", 12))]), lambda cache: bool(cache.jobs))
+    assert set(cache.jobs) == {("t", "good")}
+    assert f"skipping elasticjobs t/bad: more than {MOST_VALUES} values" in caplog.text
 
 
 def test_a_large_event_of_few_values_is_taken(tmp_path: Path) -> None:

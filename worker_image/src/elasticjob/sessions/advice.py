@@ -6,7 +6,7 @@ None of this is an error. A script that does it trains, but not what its author 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,9 +75,10 @@ def judge_groups(before: int, now: int) -> str:
     )
 
 
-def judge_gradients(model: torch.nn.Module) -> str:
+def judge_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """What is wrong with a step that no optimizer has applied, and no GradScaler has skipped."""
-    if all(one.grad is None for one in model.parameters()):
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    if all(one.grad is None for group in groups for one in group["params"]):
         return ""
     return (
         "a block of `with session.step()` has ended without optimizer.step(), and its gradients are still there. If"
@@ -123,10 +124,10 @@ class Adviser:
             self._tell("scheduler", judge_schedules(self._counts, self._count()))
         self._tell("groups", judge_groups(self._groups, self._count_groups()))
 
-    def look_at_gradients(self, model: torch.nn.Module) -> None:
+    def look_at_gradients(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """A step ends without an optimizer."""
         if "gradients" not in self._told:
-            self._tell("gradients", judge_gradients(model))
+            self._tell("gradients", judge_gradients(optimizers))
 
     def end(self, world: object) -> None:
         """The block has ended."""

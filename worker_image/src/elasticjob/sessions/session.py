@@ -291,7 +291,7 @@ class Session:
                 virtual.finish()
             if self.ends_step:
                 if not self._memory.applied and not self._fence.is_skipped:
-                    self._adviser.look_at_gradients(self._model_state.model)
+                    self._adviser.look_at_gradients((self.optimizer, *self._further))
                 self._fence.commit(self._memory.have_all_stepped(self._fence.is_skipped))
                 self._memory.commit(self._fence.is_divided)
                 self._buffers.forget()
