@@ -75,10 +75,13 @@ def judge_groups(before: int, now: int) -> str:
     )
 
 
+def _has_gradients(parameters: Iterable[torch.Tensor]) -> bool:
+    return any(one.grad is not None for one in parameters)
+
+
 def judge_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """What is wrong with a step that no optimizer has applied, and no GradScaler has skipped."""
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    if all(one.grad is None for group in groups for one in group["params"]):
+    if not any(_has_gradients(group["params"]) for optimizer in optimizers for group in optimizer.param_groups):
         return ""
     return (
         "a block of `with session.step()` has ended without optimizer.step(), and its gradients are still there. If"

@@ -48,7 +48,7 @@ class Memory:
         self._is_applying = False  # the optimizer has begun, and not ended
         # By name, "" for the session's own: calls in the current step, and the most in a complete one.
         self._calls = dict.fromkeys(["", *(name for name, one in extras.items() if _is_optimizer(one))], 0)
-        self._passed = dict.fromkeys(self._calls, 0)  # how often a GradScaler let it step, or skipped its step
+        self._passed: dict[str, int] = {}  # how often a GradScaler let it step, or skipped its step
         self._usual = dict.fromkeys(self._calls, 1)
         self._knows_usual = False  # there was a complete step in this process
         self._clean = True  # no step is partially applied
@@ -70,7 +70,7 @@ class Memory:
     def begin(self) -> None:
         self._is_applying = False
         self._calls = dict.fromkeys(self._calls, 0)
-        self._passed = dict.fromkeys(self._calls, 0)
+        self._passed = {}
 
     def note_applying(self, optimizer: Any) -> None:
         """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back."""
@@ -97,7 +97,8 @@ class Memory:
     def note_passed(self, optimizer: Any) -> None:
         """Record that a GradScaler has let an optimizer step, or has skipped its step."""
         if self.knows(optimizer):
-            self._passed[self._find_name(optimizer)] += 1
+            name = self._find_name(optimizer)
+            self._passed[name] = self._passed.get(name, 0) + 1
 
     def note_learning(self) -> None:
         """A GradScaler is about to learn from the gradients. If an optimizer may fail to follow, that is taken back."""
@@ -170,7 +171,9 @@ class Memory:
 
     def _count_calls(self, with_skipped: bool) -> dict[str, int]:
         """By the name of the optimizer, in this step."""
-        return {name: max(made, self._passed[name] * with_skipped) for name, made in self._calls.items()}
+        if not with_skipped or not self._passed:
+            return self._calls.copy()
+        return {name: max(made, self._passed.get(name, 0)) for name, made in self._calls.items()}
 
     def take_back(self, generation: int, was_last_batch: bool, was_ready: bool, was_skipped: bool = False) -> None:
         """The world was lost during a step: keep the step if it was applied; otherwise roll it back.

@@ -290,7 +290,7 @@ class Session:
             if virtual is not None:
                 virtual.finish()
             if self.ends_step:
-                if not self._memory.applied and not self._fence.is_skipped:
+                if not self._memory.applied and not self._fence.is_skipped and getattr(self.model, "has_run", True):
                     self._adviser.look_at_gradients((self.optimizer, *self._further))
                 self._fence.commit(self._memory.have_all_stepped(self._fence.is_skipped))
                 self._memory.commit(self._fence.is_divided)
