@@ -13,6 +13,7 @@ _SUFFIXES: Final = {
     **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
     **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
 }
+Amounts = dict[str, Decimal]  # by resource
 LEAST: Final = Decimal("1e-9")  # Kubernetes counts in whole billionths, and up to what 64 bits hold
 END: Final = Decimal(2**63)
 
@@ -42,9 +43,6 @@ def find_requests(container: Mapping[str, Any]) -> dict[str, object]:
     """The resources that a container (or a whole pod) requests, as written; a limit is the request if none is set."""
     resources = container.get("resources") or {}
     return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-
-
-Amounts = dict[str, Decimal]
 
 
 def add_pod_requests(pod_spec: Mapping[str, Any], resource: str | None = None) -> Amounts:

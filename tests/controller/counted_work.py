@@ -17,12 +17,7 @@ def count_lines(work: Callable[[], object]) -> int:
         lines += event == "line"
         return note
 
-    before = sys.gettrace()
-    sys.settrace(note)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
+    _trace(work, note)
     return lines
 
 
@@ -53,10 +48,14 @@ def count_work(work: Callable[[], object]) -> int:
         steps += event == "opcode"
         return note
 
+    _trace(work, note)
+    return steps
+
+
+def _trace(work: Callable[[], object], note: Callable[[FrameType, str, object], Any]) -> None:
     before = sys.gettrace()
     sys.settrace(note)
     try:
         work()
     finally:
         sys.settrace(before)
-    return steps

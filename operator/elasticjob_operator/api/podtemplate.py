@@ -28,6 +28,11 @@ _ENTRY_TEXTS = ("name", "mountPath")  # of an object in a list
 _OS_LABEL: Final = "kubernetes.io/os"
 _RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
 
+KINDS: Final = ("containers", "initContainers")
+MOST_CONTAINERS: Final = 256  # of either kind; no node runs as many for one pod
+MOST_RESOURCES: Final = 256  # of a container; no node has as many
+MOST_AMOUNTS: Final = 1024  # requests and limits of a pod
+
 
 def check_template(template: dict[str, Any]) -> dict[str, Any]:
     """The template without null fields. Raises ValueError naming a field of the wrong type."""
@@ -40,11 +45,11 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
         raise ValueError("spec.containers[].name is missing: every container needs a name")
     spec = _shaped(spec, _POD_SHAPES, "spec")
-    _check_number(spec)
-    for kind in _KINDS:
+    _check_number_of_containers(spec)
+    for kind in KINDS:
         if kind in spec:
             spec[kind] = [_container(c, f"spec.{kind}[{i}]") for i, c in enumerate(spec[kind])]
-    _check_amounts_of_all(spec)
+    _check_number_of_amounts(spec)
     _check_restarts(spec, "spec")
     _check_texts(spec.get("nodeSelector") or {}, "spec.nodeSelector[{}]")
     _check_system(spec)
@@ -56,23 +61,17 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     return {**template, "spec": spec}
 
 
-_KINDS: Final = ("containers", "initContainers")
-MOST_CONTAINERS: Final = 256  # of either kind; no node runs as many for one pod
-MOST_RESOURCES: Final = 256  # of a container; no node has as many
-MOST_AMOUNTS: Final = 1024  # requests and limits of a pod
-
-
-def _check_number(spec: Mapping[str, Any]) -> None:
+def _check_number_of_containers(spec: Mapping[str, Any]) -> None:
     """Whoever compares sizes, or asks for quota, looks at each container of each pod."""
-    for kind in _KINDS:
+    for kind in KINDS:
         if len(found := spec.get(kind) or ()) > MOST_CONTAINERS:
             raise ValueError(
                 f"spec.{kind} has {len(found)} entries; the limit is {MOST_CONTAINERS}: leave out the others"
             )
 
 
-def _check_amounts_of_all(spec: Mapping[str, Any]) -> None:
-    resources = [c.get("resources") or {} for kind in _KINDS for c in spec.get(kind) or ()]
+def _check_number_of_amounts(spec: Mapping[str, Any]) -> None:
+    resources = [c.get("resources") or {} for kind in KINDS for c in spec.get(kind) or ()]
     amounts = sum(len(one.get(kind) or ()) for one in resources for kind in _RESOURCE_SHAPES)
     if amounts > MOST_AMOUNTS:
         told = f"its containers name {amounts} amounts of resources; the limit is {MOST_AMOUNTS}: leave out the others"

@@ -22,6 +22,7 @@ from elasticjob_operator.turn import Turn
 
 Skip = Callable[[Unreadable], object]
 _METADATA: Final = '"metadata":'
+_SPEC: Final = ',"spec":{'  # an annotation or a label of this name is no object
 _TYPES: Final = ("ADDED", "MODIFIED", "DELETED")
 
 
@@ -35,7 +36,7 @@ def reduce_line(line: str) -> bytes | None:
     """The same for an event of a watch; None if its metadata alone is too much, or is not where it should be."""
     kind = next((one for one in _TYPES if line.startswith(f'{{"type":"{one}"')), None)
     begin = line.find(_METADATA, 0, HEAD_BYTES) + len(_METADATA)
-    if kind is None or begin < len(_METADATA) or has_too_many_values(line[begin : line.find(',"spec":', begin)]):
+    if kind is None or begin < len(_METADATA) or has_too_many_values(line[begin : line.find(_SPEC, begin)]):
         return None
     try:
         metadata, _ = json.JSONDecoder().raw_decode(line, begin)

@@ -93,6 +93,7 @@ class Stranger:
     node: str
     requests: tuple[tuple[str, Decimal], ...]
     resource_version: str
+    is_crowd: bool = False  # it has more containers than any worker, which nobody counts: it may have the whole node
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def _share(value: T) -> T:
 
 def _find_requests(spec: Raw, most: int | None = None) -> tuple[tuple[str, Decimal], ...]:
     """What a pod requests; of at most so many containers of each kind."""
-    for kind in ("containers", "initContainers"):
+    for kind in podtemplate.KINDS:
         if most is not None and len(spec.get(kind) or ()) > most:
             spec = {**spec, kind: spec[kind][:most]}
     try:
@@ -278,8 +279,9 @@ def observe_stranger(raw: Raw) -> Stranger | None:
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
         return None
-    requests = _share(_find_requests(spec))
-    return Stranger(metadata["namespace"], spec["nodeName"], requests, metadata.get("resourceVersion", ""))
+    is_crowd = any(len(spec.get(kind) or ()) > podtemplate.MOST_CONTAINERS for kind in podtemplate.KINDS)
+    requests = () if is_crowd else _share(_find_requests(spec))
+    return Stranger(metadata["namespace"], spec["nodeName"], requests, metadata.get("resourceVersion", ""), is_crowd)
 
 
 def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:

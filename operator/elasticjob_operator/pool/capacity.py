@@ -109,9 +109,10 @@ def count_devices(pod_spec: Raw, resource: str) -> int:
     """The devices that one pod holds, as the scheduler counts them; 0 if an amount cannot be read."""
     if resource == "pods":
         return 1
-    asking = (*(pod_spec.get("containers") or ()), *(pod_spec.get("initContainers") or ()))
-    if sum(resource in quantity.find_requests(one) for one in asking) > 2 * podtemplate.MOST_CONTAINERS:
-        return MOST_DEVICES  # no job's pod: whoever has made it may have the whole node
+    for kind in podtemplate.KINDS:
+        asking = (resource in quantity.find_requests(one) for one in pod_spec.get(kind) or ())
+        if sum(asking) > podtemplate.MOST_CONTAINERS:
+            return MOST_DEVICES  # no job's pod: whoever has made it may have the whole node
     try:
         return _count(resource, quantity.add_pod_requests(pod_spec, resource).get(resource, Decimal(0)))
     except ValueError:
@@ -122,6 +123,8 @@ def count_held(pod: Pod | Stranger, resource: str) -> int:
     """The devices that a pod holds, whatever the template of its job says by now."""
     if resource == "pods":
         return 1
+    if isinstance(pod, Stranger) and pod.is_crowd:
+        return MOST_DEVICES
     return _count(resource, dict(pod.requests).get(resource, Decimal(0)))
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob_operator.api import names
+from elasticjob_operator.api import names, podtemplate
 from elasticjob_operator.model.observe import Node, PoolShare, observe_pod, observe_stranger
 from elasticjob_operator.pool.capacity import (
+    MOST_DEVICES,
     Pool,
     add_rates,
     count_capacity,
@@ -234,3 +235,13 @@ def test_resources_of_amount_0_hide_no_devices() -> None:
     pod = observe_pod({"metadata": WORKER, "spec": spec, "status": {}})
     assert pod is not None
     assert count_held(pod, "nvidia.com/gpu") == 8
+
+
+@pytest.mark.parametrize("kind", podtemplate.KINDS)
+def test_a_pod_with_more_containers_than_any_worker_has_the_whole_node(kind: str) -> None:
+    many = [asking(1)] * (podtemplate.MOST_CONTAINERS + 1)
+    spec = {"nodeName": "n", "containers": [asking(1)], kind: many}
+    stranger = observe_stranger({"metadata": WORKER, "spec": spec, "status": {}})
+    assert stranger is not None
+    assert count_held(stranger, "nvidia.com/gpu") == count_devices(spec, "nvidia.com/gpu") == MOST_DEVICES
+    assert count_capacity(GPU, [Node("n", share=PoolShare("gpu", 8))], {"n": MOST_DEVICES}) == 0

@@ -39,3 +39,14 @@ def test_a_buffer_that_the_forward_pass_assigns() -> None:
     buffers.forget()
     buffers.take_back()
     assert (model.assigned.item(), model.changed.item()) == (3, 3), "no step is open"
+
+
+def test_a_buffer_that_was_given_up_between_two_steps_is_left_alone() -> None:
+    model = Counting()
+    buffers = StepBuffers(model)
+    setattr(model, "assigned", None)  # noqa: B010 - its type is that of a tensor
+    buffers.keep()
+    model.changed += 1
+    buffers.take_back()
+    assert getattr(model, "assigned", model) is None
+    assert model.changed.item() == 0

@@ -318,7 +318,7 @@ class Snapshots:
         theirs = [] if state["optimizer"] is None else state["optimizer"]["param_groups"]
         if [len(one["params"]) for one in groups] != [len(one["params"]) for one in theirs]:
             return "the snapshot has another optimizer"
-        return next(iter(compare_kinds(self._optimizer, state["kind"])), None)
+        return next(iter(compare_kinds(self._optimizer, state.get("kind", ""))), None)
 
     def _apply(self, state: dict[str, Any]) -> None:
         with torch.no_grad():

@@ -16,14 +16,14 @@ class StepBuffers:
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._slots: list[Slot] = [] if model is None else find_slots(model)
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # each, and what it was
+        self._before: list[tuple[Slot, torch.Tensor, torch.Tensor]] | None = None  # each, and what it was
 
     @torch.no_grad()
     def keep(self) -> None:
         """A step begins, with its first micro-batch or with a later one."""
         if self._before is None:
-            present: list[torch.Tensor] = [getattr(module, name) for module, name in self._slots]
-            self._before = [(one, one.clone()) for one in present]
+            present = [(slot, getattr(*slot)) for slot in self._slots]
+            self._before = [(slot, one, one.clone()) for slot, one in present if one is not None]
 
     def forget(self) -> None:
         """The step is applied."""
@@ -31,7 +31,7 @@ class StepBuffers:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        for (module, name), (present, before) in zip(self._slots, self._before or (), strict=False):
+        for (module, name), present, before in self._before or ():
             present.copy_(before)
             if getattr(module, name) is not present:  # the forward pass has assigned another one
                 setattr(module, name, present)
