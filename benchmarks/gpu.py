@@ -41,11 +41,16 @@ def _seconds(*names: str) -> Callable[[Values], str]:
 def _regroups(values: Values) -> str:
     looks = values.get("looks") or []
     told = _seconds("secondsAnnounced", "secondsLost")(values)
-    if len(looks) < 2:
+    if len(looks) < 4:
         return told
-    first, last = looks[1], looks[-1]  # the very first world is measured before it has trained
-    kept = ", ".join(f"{name} {first[name]} → {last[name]}" for name in ("threads", "files"))
-    return f"{told}; {kept}, memory of the device {first['freeMib'] - last['freeMib']:+} MiB"
+    third = len(looks) // 3
+    early, late = looks[2 : 2 + third], looks[-third:]  # the very first world is measured before it has trained
+    least = {
+        name: [min(one[name] for one in part) for part in (early, late)] for name in ("threads", "files", "rssMib")
+    }
+    kept = ", ".join(f"{name.removesuffix('Mib')} {before} → {after}" for name, (before, after) in least.items())
+    free = [max(one["freeMib"] for one in part) for part in (early, late)]
+    return f"{told}; the least of early and late worlds: {kept} MiB, memory of the device {free[0] - free[1]:+} MiB"
 
 
 def _snapshots(values: Values) -> str:
@@ -56,12 +61,15 @@ def _snapshots(values: Values) -> str:
 
 
 def _fence(values: Values) -> str:
-    if not isinstance(values["msPlain"], float):
-        return ""  # of an earlier form
-    return (
-        f"{values['msPlain']:.1f} ms; with a wait for the device {values['shareOfWait']:+.1%}, "
-        f"in a session {values['shareOfSession']:+.1%}"
-    )
+    found = []
+    for case, label in (("device", "bound by the device"), ("launches", "bound by its launches")):
+        if case in values:
+            shares = values[case]["shares"]
+            found.append(
+                f"{label}, {values[case]['milliseconds']['plain']:.1f} ms: with a wait for the device "
+                f"{shares['waits']:+.1%}, in a session {shares['session']:+.1%} (plain again {shares['again']:+.1%})"
+            )
+    return "; ".join(found)
 
 
 def _hang(values: Values) -> str:
@@ -95,6 +103,18 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
         "the same with accumulation, a GradScaler and clipping",
         _seconds("secondsUntilNextStep"),
     ),
+    "vision": (
+        "a CNN (batch norm, dropout, autocast, averages, workers, checkpoints), kills, and a restart: the same bits",
+        _seconds("secondsUntilNextStep", "secondsOfJoin"),
+    ),
+    "gan": (
+        "two models and optimizers, a GradScaler that skips, a part that is trained later; kills: the same bits",
+        _seconds("secondsUntilNextStep"),
+    ),
+    "compiled": (
+        "a transformer under `torch.compile` and DDP with accumulation, one rank is killed: to 1e-9",
+        lambda values: f"{values.get('backend', '')}; {_seconds('secondsUntilNextStep', 'secondsOfJoin')(values)}",
+    ),
     "growth": (
         "from 2 to 3 ranks and back, announced: no step is lost or repeated",
         _seconds("secondsOfGrowth", "secondsOfShrinking"),
@@ -109,7 +129,7 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
         "a rank dies while communicators are made: the others are free within seconds",
         lambda values: _seconds("until free")({"until free": [one["idle"] for one in values.get("losses") or ()]}),
     ),
-    "regroups": ("12 worlds one after the other: memory, threads and files stay flat", _regroups),
+    "regroups": ("worlds one after the other: memory, threads and files stay flat", _regroups),
     "fsdp-killed": (
         "FSDP2 over 3 ranks with copies of shards, one is killed",
         lambda values: (
@@ -118,7 +138,7 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
             else ""
         ),
     ),
-    "fence": ("a session's step beside plain DDP", _fence),
+    "fence": ("a session's step of one rank beside a plain loop", _fence),
     "snapshots": ("snapshots in shared memory, in every tenth step", _snapshots),
     "hang": ("a rank is paused: its peers' wait is seen, and all go on after it", _hang),
     "doctor": ("the preflight of a pod with one device passes, and leaves nothing on it", _doctor),
@@ -131,9 +151,24 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
         "two stuck communicators: aborted in threads they end, one after the other they block",
         lambda values: _seconds("in threads")({"in threads": [one[1] for one in values.get("parallel") or ()]}),
     ),
+    "contract-worlds": (
+        "20 worlds of plain torch one after the other: what each leaves in the memory of the host",
+        lambda values: ", ".join(
+            f"by {how}: {values[key]:+} MiB" for how in ("abort", "destroy") if (key := f"{how}MibPerWorld") in values
+        ),
+    ),
     "contract-watchdog": ("torch's watchdog, by TORCH_NCCL_ASYNC_ERROR_HANDLING", _watchdog),
 }
-SESSIONS = ("session-killed", "session-virtual-killed", "session-scaler-killed", "growth", "join-source-dies")
+SESSIONS = (
+    "session-killed",
+    "session-virtual-killed",
+    "session-scaler-killed",
+    "vision",
+    "gan",
+    "compiled",
+    "growth",
+    "join-source-dies",
+)
 
 
 def describe(run: Run) -> str:
@@ -146,14 +181,19 @@ def describe(run: Run) -> str:
 
 
 def render(runs: Sequence[Run], names: Iterable[str] = ROWS) -> str:
-    """The newest run on a device, as a table."""
-    seen = sorted((run for run in runs if not run["dry"]), key=lambda run: str(run["date"]))
+    """What was seen on the device of the newest run, as a table: of each check its newest run there."""
+    seen = sorted((run for run in runs if not run["dry"]), key=lambda run: str(run["date"]), reverse=True)
     if not seen:
         return NOTHING
-    run = seen[-1]
-    checks = {one["check"]: one for one in run["checks"]}
+    same = [run for run in seen if describe(run) == describe(seen[0])]
+    checks: dict[str, Mapping[str, Any]] = {}
+    for run in same:
+        for one in run["checks"]:
+            if "skipped" not in one:
+                checks.setdefault(one["check"], one)
     lines = [
-        f"Seen on {describe(run)}. The ranks share the device and speak over sockets, as nodes without InfiniBand do.",
+        f"Seen on {describe(seen[0])}. The ranks share the device and speak over sockets, as nodes without InfiniBand "
+        "do.",
         "",
         "| what is checked | holds | measured |",
         "|---|---|---|",

@@ -86,3 +86,16 @@ def two_communicators(check: Report, folder: Path) -> None:
     check.expect(blocked, "the abort of the first alone waits for the second's", alone, device_only=True)
     if not DRY:
         check.expect(returned == [False], "a communicator whose peer never comes waits", returned)
+
+
+def worlds(check: Report, folder: Path) -> None:
+    """What torch and NCCL themselves leave behind in a process for each world that was aborted, or destroyed."""
+    found = run_many(
+        folder, "contract.py", [("worlds", 2, _QUIET | {"HOW": how}) for how in ("abort", "destroy")], 50.0
+    )
+    for how, rows in zip(("abort", "destroy"), found, strict=True):
+        sizes = [row["mib"] for row in rows if row["event"] == "world" and row["rank"] == 0]
+        check.measure(**{how: sizes})
+        check.expect(len(sizes) == 20, f"20 worlds one after the other are entered and left by {how}", len(sizes))
+        if len(sizes) == 20:
+            check.measure(**{f"{how}MibPerWorld": round((min(sizes[-4:]) - min(sizes[4:8])) / 12, 1)})

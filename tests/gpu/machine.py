@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -39,25 +40,25 @@ def facts(check: Report, folder: Path) -> None:
 
 
 def fence(check: Report, folder: Path) -> None:
-    """What a session adds to a step of about 20 ms of a model under DDP: the fence, and everything else."""
-    with rig.gang(folder, "cost.py", {}) as world:
-        world.start(1)
-        rig.wait(lambda: any(row["event"] == "cost" for row in world.rows()), "the timed steps", 50.0)
-        row = next(row for row in world.rows() if row["event"] == "cost")
-    waits, shares = (round(row[name] / row["plain"] - 1, 4) for name in ("waits", "session"))
-    check.measure(msPlain=row["plain"], msWaits=row["waits"], msSession=row["session"])
-    check.measure(shareOfWait=waits, shareOfSession=shares)
-    check.goal("part by which a session's step of some 20 ms is longer", shares, 0.01)
+    """What a session adds to a step of about 20 ms under DDP: a wait for the device alone, and everything."""
+    for case in ("device", "launches"):
+        with rig.gang(folder, "cost.py", {"case": case}) as world:
+            world.start(1)
+            rig.wait(lambda here=world: here.find("cost"), "the timed steps", 40.0)  # type: ignore[misc]
+            row = world.find("cost")[0]
+        check.measure(**{case: {"milliseconds": row["milliseconds"], "shares": row["shares"]}})
+        if case == "device":
+            check.goal("part by which a session's step of some 20 ms is longer", row["shares"]["session"], 0.01)
 
 
 def snapshots(check: Report, folder: Path) -> None:
     """Snapshots in shared memory of some GiB, beside the training: the first and later ones, and what they cost."""
-    gibibytes = 0.05 if rig.DRY else 3.0
+    gibibytes = 0.05 if rig.DRY else _find_size()
     memory = Path("/dev/shm") / f"gpu-check-{os.getpid()}"
     memory.mkdir()
     try:
         more = {env.MEMORY: str(memory), "BYTES": str(int(gibibytes * _GIB)), "FOLDER": str(folder)}
-        found = _run(folder, "snapshots", 60.0, **more)
+        found = _run(folder, "snapshots", 105.0, **more)
     finally:
         subprocess.run(["rm", "-rf", str(memory)], check=False)
     if not _require_end(check, found):
@@ -67,6 +68,11 @@ def snapshots(check: Report, folder: Path) -> None:
     check.expect(row["restored"], "a snapshot holds the bits of its step")
     check.goal("GB/s of later snapshots", row["laterGBs"], 40.0, most=False)
     check.goal("part of the time that snapshots in every tenth step cost", row["shareMore"], 0.01)
+
+
+def _find_size() -> float:
+    """GiB of a snapshot: two of them fit into shared memory, beside what the process copies for its comparison."""
+    return min(12.0, shutil.disk_usage("/dev/shm").free / _GIB / 2.5)
 
 
 def doctor(check: Report, folder: Path) -> None:

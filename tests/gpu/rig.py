@@ -264,8 +264,11 @@ class Gang:
         found = [row | {"pid": int(file.stem)} for file in self.folder.glob("*.jsonl") for row in read_rows(file)]
         return sorted(found, key=lambda row: row["t"])
 
+    def find(self, event: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows() if row["event"] == event]
+
     def steps(self, generation: int | None = None) -> list[dict[str, Any]]:
-        rows = [row for row in self.rows() if row["event"] == "step"]
+        rows = self.find("step")
         return rows if generation is None else [row for row in rows if row["generation"] == generation]
 
     def end(self) -> None:

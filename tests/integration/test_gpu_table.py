@@ -49,6 +49,20 @@ def test_a_run_is_a_table_with_its_card_and_what_did_not_hold() -> None:
     assert gpu.NOT_TRIED in page
 
 
+def test_a_check_is_shown_as_its_newest_run_on_that_device_found_it() -> None:
+    first = make_run(make_check("hang", "it is seen", secondsUntilBlocked=9), make_check("doctor", mibLeftInAgent=0))
+    again = make_run(
+        make_check("hang", secondsUntilBlocked=4),
+        {**make_check("doctor"), "skipped": "no time was left"},
+        date="2026-11-26T11:00:00+00:00",
+    )
+    other = make_run(make_check("warm-fork"), date="2026-11-25T11:00:00+00:00")
+    page = gpu.render([first, again, other], ["hang", "doctor", "warm-fork"])
+    assert f"| {gpu.ROWS['hang'][0]} | yes | seen after 4 s |" in page
+    assert f"| {gpu.ROWS['doctor'][0]} | yes | ; 0 MiB stay |" in page
+    assert f"| {gpu.ROWS['warm-fork'][0]} | not run | |" in page
+
+
 def test_a_check_that_has_not_measured_has_an_empty_cell() -> None:
     row = gpu.render_row(*gpu.ROWS["snapshots"], make_check("snapshots", "did not end within 70 s"))
     assert row.endswith("| **no**: did not end within 70 s |  |")

@@ -102,7 +102,7 @@ def snapshots() -> None:
     checkpoint._memory.wait()
     # Alone, to see how fast a copy is: nothing computes, and nothing but the snapshot is waited for.
     alone = []
-    for number in (60, 70, 80):
+    for number in (60, 70):
         synchronize()
         if checkpoint.should_save(number):
             began = time.monotonic()

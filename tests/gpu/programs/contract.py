@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import json
 import os
@@ -161,6 +163,25 @@ def creation() -> None:
 
     threading.Thread(target=make, daemon=True).start()
     say("returned", within=done.wait(8.0))
+    os._exit(0)
+
+
+def worlds() -> None:
+    """The memory of a process that enters one world after the other, and leaves each as HOW says."""
+    x = torch.ones(1 << 20, device=device)
+    for number in range(20):
+        join(f"world{number}")
+        dist.all_reduce(x)
+        synchronize()
+        if os.environ["HOW"] == "abort":
+            world: Any = dist.group.WORLD
+            world.abort()
+        dist.destroy_process_group()
+        x.fill_(1.0)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/statm") as file:  # noqa: PTH123
+            say("world", mib=int(file.read().split()[1]) * 4096 >> 20)
     os._exit(0)
 
 
