@@ -315,3 +315,40 @@ def test_another_seed_than_the_saved_one_is_told(seed: int, caplog: pytest.LogCa
     sampler = make(seed=seed)
     sampler.load_state_dict({"epoch": 0, "used": 4, "seed": 5, "length": 8})
     assert ("seed=0" in caplog.text) == (seed == 0)
+
+
+def test_a_saved_position_that_a_loop_never_moves_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A loop over the loader itself, as with torch's sampler: a restart would see the samples again."""
+    sampler = ElasticDistributedSampler(8, global_batch_size=4, rank=0, world_size=1)
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        for _ in DataLoader(range(8), batch_sampler=sampler):  # type: ignore[arg-type]
+            sampler.state_dict()  # a save
+    assert caplog.text.count("call sampler.advance()") == 1
+
+
+def test_a_saved_position_that_does_not_move_within_one_long_epoch_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = ElasticDistributedSampler(400, global_batch_size=1, rank=0, world_size=1)
+    for _ in sampler:
+        sampler.state_dict()
+    assert caplog.text.count("call sampler.advance()") == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", ["steps", "advance", "evaluation"])
+def test_a_position_that_moves_is_not_told_of(how: str, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    sampler = ElasticDistributedSampler(600, global_batch_size=2, micro_batch_size=1, rank=0, world_size=1)
+    loader = DataLoader(range(600), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+    for epoch in range(3 if workers == 0 else 1):
+        sampler.set_epoch(epoch)
+        if how == "steps":
+            for _ in sampler.steps(loader):
+                sampler.state_dict()
+        elif how == "evaluation":
+            list(loader)
+        else:
+            for number, _ in enumerate(loader):
+                if number % 2:
+                    sampler.advance()
+                    sampler.state_dict()
+    assert "sampler.advance()" not in caplog.text
