@@ -35,6 +35,12 @@ _REPEATS = (
     "this rank's share of a batch is empty, and the loader repeats a sample so that all ranks make as many passes:"
     " leave it out of an evaluation, with `for micro, batch in zip(sampler.plan(), loader):` and micro.samples."
 )
+_STANDS = (
+    "the sampler's position is saved, and has not moved while the loop has read its batches: a restart trains them"
+    " again. Loop over sampler.steps(loader), or call sampler.advance() after each step of the optimizer, before the"
+    " save."
+)
+_FETCHED = 256  # batches that loaders read ahead of the first step, at most
 _LOOP = "`for epoch in range(sampler.epoch, epochs): sampler.set_epoch(epoch)`"
 _ONLY_THIS = (
     "a loop with sampler.steps(loader) needs DataLoader(dataset, batch_sampler=sampler), whole and without"
@@ -132,6 +138,8 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         self._is_loaded = False  # the position is a saved one, and the script has not said yet where it goes on
         self._is_read = False  # the script has read this epoch to its end
         self._is_weighted = False
+        self._read = self._read_from = 0  # the batches that were read, and the position at which that began
+        self._has_stood = self._was_told = False
         self._check()
 
     @property
@@ -207,8 +215,9 @@ class ElasticDistributedSampler(Sampler[list[int]]):
             )
         self._is_loaded = False
         if epoch != self.epoch:
+            self._has_stood = self._read > 0 and self.used == self._read_from
             self.epoch = epoch
-            self.used = 0
+            self.used = self._read = 0
             self._is_read = False
 
     def go_on_in(self, epoch: int) -> None:
@@ -264,7 +273,9 @@ class ElasticDistributedSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         self.begin_epoch()
         order = self.order()
+        self._read, self._read_from = 0, self.used
         for micro in self._plan():
+            self._read += 1
             # An empty share loads one sample anyway; its scale is 0.
             indices = order[micro.start : micro.stop] or [order[0]]
             if not micro.samples and not self._is_weighted:
@@ -315,10 +326,15 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         """Mark samples as used after the optimizer stepped; by default one global batch."""
         step = self.global_batch_size if samples is None else samples
         self.used = min(self._length, self.used + step)
+        self._has_stood = False
         self._is_read = self.is_over()
 
     def state_dict(self) -> dict[str, int]:
         """The position, which does not depend on the world size."""
+        stands = self.used == self._read_from and self._read > _FETCHED + 2 * self._passes(self.global_batch_size)
+        if (stands or self._has_stood) and not self._was_told:
+            self._was_told = True
+            _log.warning(_STANDS)
         return {"epoch": self.epoch, "used": self.used, "seed": self._seed, "length": self._length}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
