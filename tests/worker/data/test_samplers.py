@@ -338,7 +338,7 @@ def test_a_saved_position_that_does_not_move_within_one_long_epoch_is_told(caplo
 @pytest.mark.parametrize("how", ["steps", "advance", "evaluation"])
 def test_a_position_that_moves_is_not_told_of(how: str, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     sampler = ElasticDistributedSampler(600, global_batch_size=2, micro_batch_size=1, rank=0, world_size=1)
-    loader = DataLoader(range(600), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+    loader: DataLoader[int] = DataLoader(range(600), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
     for epoch in range(3 if workers == 0 else 1):
         sampler.set_epoch(epoch)
         if how == "steps":
