@@ -46,6 +46,7 @@ LIMITS = {
     "events that wait to be written": events.MAX_WAITING,
     "metrics in a report of a script": progress.MAX_METRICS,
     "metrics of a job that become series of Prometheus": metrics.MOST_NAMES,
+    "metrics of a namespace that become series of Prometheus": metrics.MOST_OF_A_NAMESPACE,
     "increments in which a queued job asks for quota": asking.MOST_INCREMENTS,
     "Workloads of a queued job": integration.MOST_WORKLOADS,
     "dimensions of a tensor that `elasticjob.collectives` send": layout.MOST_DIMENSIONS,

@@ -27,6 +27,12 @@ LATER = 'elasticjob_event_loop_lag_seconds_bucket{namespace="ops",pod="a",le="2.
 ALL = 'elasticjob_event_loop_lag_seconds_bucket{namespace="ops",pod="a",le="+Inf"}'
 GOODPUT = 'elasticjob_goodput_ratio{namespace="ml",job="digits",pod="a"}'
 SLOW = 'elasticjob_straggler_slowdown_ratio{namespace="ml",job="digits",rank="3",worker="w-3",node="n3",pod="a"}'
+SIZE = 'elasticjob_world_size{namespace="ml",job="digits",pod="a"}'
+REPORTED = 'elasticjob_last_report_timestamp_seconds{namespace="ml",job="digits",pod="a"}'
+FILE, MEMORY = (
+    f'elasticjob_checkpoint_age_seconds{{namespace="ml",job="digits",tier="{tier}",pod="a"}}'
+    for tier in ("File", "Memory")
+)
 # One value a minute: `1x60` stays at 1, `0+100x60` grows by 100.
 CALM = {
     LEADER: "1x60",
@@ -38,6 +44,10 @@ CALM = {
     ALL: "0+100x60",
     GOODPUT: "0.95x60",
     SLOW: "1.3x60",
+    SIZE: "2x60",
+    REPORTED: "0+60x60",
+    FILE: "9000x60",
+    MEMORY: "10x60",
 }
 RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 CASES: dict[str, tuple[dict[str, str], list[str]]] = {
@@ -51,6 +61,11 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "little training": ({GOODPUT: "0.89x60"}, ["ElasticJobLowGoodput"]),
     "little training for twenty minutes": ({GOODPUT: "0.95x40 0.89x20"}, []),
     "a slow rank": ({SLOW: "1.6x60"}, ["ElasticJobSlowRank"]),
+    "no report": ({REPORTED: "0+60x20 1200x40"}, ["ElasticJobNoReport"]),
+    "no report, and no world": ({REPORTED: "0+60x20 1200x40", SIZE: "0x60"}, []),
+    "no report for twenty minutes": ({REPORTED: "0+60x40 2400x20"}, []),
+    "an old checkpoint": ({MEMORY: "7300x60"}, ["ElasticJobOldCheckpoint"]),
+    "an old checkpoint of a job that has ended": ({MEMORY: "7300x60", SIZE: "0x60"}, []),
     "a slow rank for eight minutes": ({SLOW: "1.3x52 1.6x8"}, []),
 }
 

@@ -53,11 +53,13 @@ from elasticjob_operator.api.status import (
     RendezvousInForce,
     RendezvousStatus,
     RestartStatus,
+    SavedStatus,
     ScalingStatus,
     SizeSpeed,
     Status,
     StoreAddress,
     TemplateStatus,
+    Tier,
 )
 
 __all__ = [
@@ -105,6 +107,7 @@ __all__ = [
     "RuleAction",
     "RunPolicy",
     "RuntimeInjection",
+    "SavedStatus",
     "Scaling",
     "ScalingMode",
     "ScalingStatus",
@@ -119,6 +122,7 @@ __all__ = [
     "SuccessPolicy",
     "TemplateRef",
     "TemplateStatus",
+    "Tier",
     "WorldStatus",
     "advise",
     "find_problems",

@@ -102,6 +102,7 @@ _LISTS = {
     "conditions": 64,
     "fields": 128,
     "metrics": 64,
+    "checkpoints": 64,
     "speeds": 64,
     "lost": 128,
     "timeline": 128,

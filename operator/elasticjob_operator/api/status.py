@@ -123,6 +123,19 @@ class Metric(StatusModel):
     value: float
 
 
+class Tier(StrEnum):
+    """Where a checkpoint is."""
+
+    FILE = "File"  # in the directory of the script
+    MEMORY = "Memory"  # a snapshot in the memory of the pods
+    COPIES = "Copies"  # in other pods, with spec.checkpoints
+
+
+class SavedStatus(StatusModel):
+    tier: str
+    time: str = Field(description="When its state was taken; of copies, when they were complete.")
+
+
 class ProgressStatus(StatusModel):
     step: int | None = None
     total_steps: int | None = None
@@ -131,6 +144,13 @@ class ProgressStatus(StatusModel):
         default=None, description="Of a step in the present world, as the script's reports show it; smoothed."
     )
     estimated_remaining_seconds: int | None = None
+    samples_per_second: float | None = Field(
+        default=None, description="Of all ranks, if the script reports samples or lets its batch grow; smoothed."
+    )
+    tokens_per_second: float | None = Field(default=None, description="Of all ranks, if the script reports tokens.")
+    checkpoints: list[SavedStatus] = Field(
+        default_factory=list, description="The last finished checkpoint of each tier, if it is known."
+    )
     metrics: list[Metric] = Field(default_factory=list)
     last_update_time: str | None = None
 

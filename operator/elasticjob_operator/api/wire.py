@@ -174,6 +174,10 @@ class Progress(Wire):
     noise_scale: Measured = None  # the batch, in samples, whose gradient is noise by half
     state_bytes: Count | None = None  # the most that one rank of a session received when this world was entered
     state_seconds: float | None = Field(default=None, ge=0, le=2**31)  # what that took
+    samples_per_second: Measured = None  # of all ranks, if the script counts them; as the next
+    tokens_per_second: Measured = None
+    # Of the last finished checkpoints, by tier: seconds since their state was taken.
+    checkpoint_ages: dict[Short, Measured] = Field(default_factory=dict, max_length=8)
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
 
 

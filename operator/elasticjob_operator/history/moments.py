@@ -24,6 +24,20 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """The last report of a script."""
+
+    at: float | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    saved: tuple[tuple[str, float], ...] = ()  # (tier, when) of the last checkpoints
+    metrics: tuple[tuple[str, float], ...] = ()  # the script's own
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """The part of a status that matters for the history; small, so that it can be kept for every job."""
 
@@ -49,11 +63,7 @@ class Moment:
     stragglers: tuple[Straggler, ...] = ()
     links: tuple[tuple[str, float, float], ...] = ()  # (node, seconds of a round trip, bytes per second)
     conditions: tuple[tuple[str, str, str], ...] = ()  # (type, reason, message) of those that are true
-    step: int | None = None  # the last one that was reported, as all below
-    total_steps: int | None = None
-    step_seconds: float | None = None
-    reported: float | None = None  # when
-    metrics: tuple[tuple[str, float], ...] = ()  # the script's own
+    told: Told | None = None  # what the script has reported
 
     def seconds_until(self, now: float) -> tuple[float, float]:
         """(trained, lost) in seconds up to now; the status itself is updated only at changes."""
@@ -66,7 +76,6 @@ class Moment:
 
 def read(status: api.Status) -> Moment:
     world, booked, last = status.rendezvous, status.goodput, status.last_failure
-    progress = status.progress or api.ProgressStatus()
     return Moment(
         phase=str(status.phase or api.Phase.PENDING),
         generation=world.generation,
@@ -90,10 +99,20 @@ def read(status: api.Status) -> Moment:
         stragglers=tuple(Straggler(s.rank, s.pod, s.node or "", s.slowdown) for s in status.stragglers),
         links=tuple((p.node, p.round_trip_seconds or 0.0, float(p.bytes_per_second or 0)) for p in status.preflight),
         conditions=tuple((c.type, c.reason, c.message) for c in status.conditions if c.status == "True"),
+        told=None if status.progress is None else _read_progress(status.progress),
+    )
+
+
+def _read_progress(progress: api.ProgressStatus) -> Told:
+    saved = {one.tier: at for one in progress.checkpoints if (at := parse_time(one.time)) is not None}
+    return Told(
+        at=parse_time(progress.last_update_time),
         step=progress.step,
         total_steps=progress.total_steps,
         step_seconds=progress.step_seconds,
-        reported=parse_time(progress.last_update_time),
+        samples_per_second=progress.samples_per_second,
+        tokens_per_second=progress.tokens_per_second,
+        saved=tuple(saved.items()),
         metrics=tuple((one.name, one.value) for one in progress.metrics),
     )
 

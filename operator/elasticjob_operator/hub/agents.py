@@ -111,6 +111,7 @@ class JobAgents:
             state=hello.state,
             state_since=_state_since(before, hello.state, now),
             progress=before.progress if before is not None else None,
+            progress_since=before.progress_since if before is not None else now,
             agent_id=hello.agent,
         )
         self._put(entry, agent)
@@ -124,9 +125,9 @@ class JobAgents:
         self._put(entry, replace(agent, state=state, state_since=_state_since(agent, state, now)))
         return True
 
-    def set_progress(self, entry: AgentEntry, progress: wire.Progress) -> None:
+    def set_progress(self, entry: AgentEntry, progress: wire.Progress, now: float) -> None:
         if entry.agent is not None:
-            entry.agent = replace(entry.agent, progress=progress)  # does not affect the tally
+            entry.agent = replace(entry.agent, progress=progress, progress_since=now)  # does not affect the tally
 
     def set_lost(self, entry: AgentEntry, lost_by: str, now: float) -> None:
         if entry.agent is not None:

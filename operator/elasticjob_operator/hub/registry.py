@@ -162,7 +162,7 @@ class AgentRegistry:
         self.counts[f"message:{message.type}"] += 1
         job = entry.job
         if isinstance(message, wire.Progress):
-            job.set_progress(entry, message)
+            job.set_progress(entry, message, self._clock())
             self._wake_for_progress(job)
         elif isinstance(message, wire.Diagnosis):
             kind, said = text.clean(message.kind), text.clean_block(message.text)

@@ -121,6 +121,7 @@ class Agent:
     lost_by: str = ""  # "" while connected, "closed" (the socket closed), "silent" (heartbeat timeout)
     state_since: float = 0.0  # when `state.phase` or `state.generation` last changed
     progress: wire.Progress | None = None
+    progress_since: float = 0.0  # when that came
     agent_id: str = ""
     mute: bool = False  # connected, but it has not answered the hub's question in time
 

@@ -7,12 +7,12 @@ Messages contain nothing that changes from second to second, so a stable job cau
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from elasticjob_operator import api
-from elasticjob_operator.api import names
+from elasticjob_operator.api import names, wire
 from elasticjob_operator.failures.classify import CORRUPT, Failure, advise
 from elasticjob_operator.history import goodput, moments
 from elasticjob_operator.history.records import Kind, Record
@@ -104,13 +104,13 @@ def update_progress(
     before: api.ProgressStatus | None, agents: Iterable[Agent], *, now: float, force: bool = False
 ) -> api.ProgressStatus | None:
     """The progress of the rank with the highest step, updated at most every ten seconds."""
-    reports = [a.progress for a in agents if a.progress is not None and a.progress.step is not None]
+    reports = [(a.progress, a.progress_since) for a in agents if a.progress is not None and a.progress.step is not None]
     if not reports:
         return before
     last = parse_time(before.last_update_time) if before else None
     if not force and last is not None and now - last < PROGRESS_SECONDS:
         return before
-    best = max(reports, key=lambda p: (p.step or 0, -p.rank))
+    best, since = max(reports, key=lambda one: (one[0].step or 0, -one[0].rank))
     step = best.step or 0
     if before is not None and before.step == step:
         return before
@@ -124,9 +124,33 @@ def update_progress(
         percentage=min(100, 100 * step // total) if total else None,
         step_seconds=None if best.step_seconds is None else round(best.step_seconds, 6),
         estimated_remaining_seconds=remaining,
+        samples_per_second=find_samples_per_second(best),
+        tokens_per_second=best.tokens_per_second,
+        checkpoints=update_checkpoints(before.checkpoints if before else (), best.checkpoint_ages, since),
         metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items()) if k],
         last_update_time=format_time(now),
     )
+
+
+def find_samples_per_second(told: wire.Progress) -> float | None:
+    """What the script counts, or what a growing batch tells."""
+    if told.samples_per_second is None and told.batch_size and told.batch_seconds:
+        return round(min(told.batch_size / told.batch_seconds, MOST_SECONDS), 6)
+    return told.samples_per_second
+
+
+def update_checkpoints(
+    before: Sequence[api.SavedStatus], ages: Mapping[str, float | None], since: float
+) -> list[api.SavedStatus]:
+    """The last checkpoint of each tier. `ages`: what the agent said of them at `since`; of the others it knows nothing.
+
+    A file stays when the pods that have written it are gone. Their memory does not.
+    """
+    kept = {one.tier: one.time for one in before if one.tier != api.Tier.MEMORY}
+    told = {
+        tier.value: format_time(max(0.0, since - age)) for tier in api.Tier if (age := ages.get(tier.value)) is not None
+    }
+    return [api.SavedStatus(tier=tier, time=time) for tier, time in sorted((kept | told).items())]
 
 
 # --- failures --------------------------------------------------------------------------------------------

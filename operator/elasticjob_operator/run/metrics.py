@@ -17,7 +17,7 @@ from prometheus_client import core, registry
 from elasticjob_operator import api
 from elasticjob_operator.api.names import Cause, JobKey
 from elasticjob_operator.history import moments
-from elasticjob_operator.history.moments import Moment
+from elasticjob_operator.history.moments import Moment, Told
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.hub.server import Hub
 
@@ -25,10 +25,11 @@ _RESCALE_BUCKETS: Final = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 1
 _LOOP_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BUSY_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.06, 0.075, 0.1, 0.25, 0.5, 1.0)
 _PAGE_JOBS: Final = 200
-# Names of a script's metrics that become labels, for each job and life of the operator: one that reports new names in
-# each step must not fill the Prometheus of everybody.
-MOST_NAMES, _MOST_NAME = 8, 64
+# Names of a script's metrics that become labels, for each job and namespace and life of the operator: one that reports
+# new names in each step, or a namespace full of such jobs, must not fill the Prometheus of everybody.
+MOST_NAMES, MOST_OF_A_NAMESPACE, _MOST_NAME = 8, 1000, 64
 _CAUSES: Final = frozenset(Cause)
+_TIERS: Final = frozenset(api.Tier)
 
 
 def _label(text: str | None) -> str:
@@ -58,27 +59,36 @@ _JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
         "Training time for each fault.",
         lambda one, trained, lost: one.mean_seconds_between_faults,
     ),
-    ("step", "The last step that the script has reported.", lambda one, trained, lost: one.step),
-    ("total_steps", "Steps until the script is done, as it said.", lambda one, trained, lost: one.total_steps),
-    ("step_seconds", "Seconds of a step, smoothed.", lambda one, trained, lost: one.step_seconds),
+)
+_TOLD_SERIES: Final[tuple[tuple[str, str, Callable[[Told], float | None]], ...]] = (
+    ("step", "The last step that the script has reported.", lambda told: told.step),
+    ("total_steps", "Steps until the script is done, as it said.", lambda told: told.total_steps),
+    ("step_seconds", "Seconds of a step, smoothed.", lambda told: told.step_seconds),
+    ("samples_per_second", "Samples that all ranks process.", lambda told: told.samples_per_second),
+    ("tokens_per_second", "Tokens that all ranks process.", lambda told: told.tokens_per_second),
     (
         "last_report_timestamp_seconds",
         "When a step was last written to the status; at most every ten seconds.",
-        lambda one, trained, lost: one.reported,
+        lambda told: told.at,
     ),
 )
 
-_Parts = Callable[[Moment], Iterable[tuple[str, float]]]  # of a status: further labels, and the value with them
+_Parts = Callable[[Moment, float], Iterable[tuple[str, float]]]  # of a status, now: further labels, and their value
 _PART_SERIES: Final[tuple[tuple[str, str, _Parts], ...]] = (
     (
         "lost_category_seconds",
         "Lost time that has been accounted for, by category.",
-        lambda one: ((f'category="{category}"', seconds) for category, seconds in one.lost),
+        lambda one, now: ((f'category="{category}"', seconds) for category, seconds in one.lost),
+    ),
+    (
+        "checkpoint_age_seconds",
+        "Age of the state in the last finished checkpoint, by where it is.",
+        lambda one, now: ((f'tier="{tier}"', max(0.0, now - at)) for tier, at in _saved(one)),
     ),
     (
         "straggler_slowdown_ratio",
         "How many times as slow as the others a slow rank is.",
-        lambda one: (
+        lambda one, now: (
             (f'rank="{s.rank}",worker="{_escaped(s.pod)}",node="{_escaped(s.node)}"', s.slowdown)
             for s in one.stragglers
         ),
@@ -86,14 +96,19 @@ _PART_SERIES: Final[tuple[tuple[str, str, _Parts], ...]] = (
     (
         "preflight_round_trip_seconds",
         "The shortest round trip from a node to another one, when its pod was checked.",
-        lambda one: ((f'node="{_escaped(node)}"', seconds) for node, seconds, _ in one.links),
+        lambda one, now: ((f'node="{_escaped(node)}"', seconds) for node, seconds, _ in one.links),
     ),
     (
         "preflight_bytes_per_second",
         "To and from the other node with the best link, when its pod was checked; 0 if there was none.",
-        lambda one: ((f'node="{_escaped(node)}"', rate) for node, _, rate in one.links),
+        lambda one, now: ((f'node="{_escaped(node)}"', rate) for node, _, rate in one.links),
     ),
 )
+
+
+def _saved(one: Moment) -> Iterable[tuple[str, float]]:
+    """The tiers that this operator knows: others must not create new labels."""
+    return () if one.told is None else ((tier, at) for tier, at in one.told.saved if tier in _TIERS)
 
 
 class Metrics:
@@ -150,6 +165,7 @@ class Metrics:
         ).labels(version).set(1)
         self._labels: dict[JobKey, str] = {}
         self._names: dict[JobKey, dict[str, str]] = {}  # of the script's metrics that have series, and their labels
+        self._named: Tally[str] = Tally()  # how many of them there are, by namespace
         self._requests: dict[tuple[str, str, int], tuple[prometheus_client.Counter, prometheus_client.Histogram]] = {}
 
     def update_job(self, job: JobKey, status: api.Status) -> None:
@@ -158,17 +174,20 @@ class Metrics:
         self._jobs[job] = after
         if job not in self._labels:
             self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
-        if after.metrics:
-            self._name_metrics(self._names.setdefault(job, {}), self._labels[job][:-1], after)
+        if after.told is not None and after.told.metrics:
+            self._name_metrics(job, after.told)
         if before is not None:  # otherwise it may have happened before this operator started
             for record in moments.compare(before, after, 0.0):
                 self._count(record)
 
-    @staticmethod
-    def _name_metrics(names: dict[str, str], labels: str, seen: Moment) -> None:
-        for name, _ in seen.metrics:
-            if len(names) < MOST_NAMES and name not in names and len(name) <= _MOST_NAME and name.isprintable():
+    def _name_metrics(self, job: JobKey, told: Told) -> None:
+        names, labels, namespace = self._names.setdefault(job, {}), self._labels[job][:-1], job[0]
+        for name, _ in told.metrics:
+            if len(names) >= MOST_NAMES or self._named[namespace] >= MOST_OF_A_NAMESPACE:
+                return
+            if name not in names and len(name) <= _MOST_NAME and name.isprintable():
                 names[name] = f'{labels},metric="{_escaped(name)}"}}'
+                self._named[namespace] += 1
 
     def _count(self, record: Record) -> None:
         match record.kind:
@@ -186,7 +205,9 @@ class Metrics:
     def forget_job(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
         self._labels.pop(job, None)
-        self._names.pop(job, None)
+        self._named[job[0]] -= len(self._names.pop(job, ()))
+        if not self._named[job[0]]:
+            del self._named[job[0]]
 
     def observe_loop(self, lag: float, busy: float) -> None:
         """Record one sample of the event loop (seconds): see `loop_lag`."""
@@ -246,6 +267,15 @@ class Metrics:
                     if value is not None and labels is not None:
                         lines.append(f"elasticjob_{name}{labels} {value!r}\n")
                 yield "".join(lines).encode()
+        reporting = [(labels, one.told) for job, one in jobs if one.told and (labels := self._labels.get(job))]
+        for name, text, read_told in _TOLD_SERIES:
+            yield _head(name, text)
+            for start in range(0, len(reporting), _PAGE_JOBS):
+                yield "".join(
+                    f"elasticjob_{name}{labels} {value!r}\n"
+                    for labels, told in reporting[start : start + _PAGE_JOBS]
+                    if (value := read_told(told)) is not None
+                ).encode()
         for name, text, list_parts in _PART_SERIES:
             yield _head(name, text)
             for start in range(0, len(jobs), _PAGE_JOBS):
@@ -253,27 +283,27 @@ class Metrics:
                     f"elasticjob_{name}{labels[:-1]},{more}}} {value!r}\n"
                     for job, one in jobs[start : start + _PAGE_JOBS]
                     if (labels := self._labels.get(job)) is not None
-                    for more, value in list_parts(one)
+                    for more, value in list_parts(one, now)
                 ).encode()
         yield from self._metric_pages(jobs)
 
     def _metric_pages(self, jobs: list[tuple[JobKey, Moment]]) -> Iterator[bytes]:
         """What the scripts report. Few jobs have much of it, so a page is one of values and not of jobs."""
-        left_out = 0
+        left_out: Tally[str] = Tally()
         lines: list[str] = []
         yield _head("reported_metric", "A number that the script reports, such as its loss.")
         for job, one in jobs:
-            names = self._names.get(job, {})
-            lines += [
-                f"elasticjob_reported_metric{names[name]} {value!r}\n" for name, value in one.metrics if name in names
-            ]
-            left_out += sum(name not in names for name, _ in one.metrics)
+            names, told = self._names.get(job, {}), () if one.told is None else one.told.metrics
+            lines += [f"elasticjob_reported_metric{names[name]} {value!r}\n" for name, value in told if name in names]
+            left_out[job[0]] += sum(name not in names for name, _ in told)
             if len(lines) > _PAGE_JOBS:
                 yield "".join(lines).encode()
                 lines.clear()
         yield "".join(lines).encode()
-        yield _head("reported_metrics_left_out", "Numbers that scripts report and that have no series, of all jobs.")
-        yield f"elasticjob_reported_metrics_left_out {left_out}\n".encode()
+        yield _head("reported_metrics_left_out", "Numbers that scripts of a namespace report and that have no series.")
+        for namespace, count in left_out.items():
+            if count:
+                yield f'elasticjob_reported_metrics_left_out{{namespace="{_escaped(namespace)}"}} {count}\n'.encode()
 
 
 def _head(name: str, text: str) -> bytes:

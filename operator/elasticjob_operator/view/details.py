@@ -70,6 +70,8 @@ def _facts(job: Job, now: float) -> Table:
     if status.progress is not None:
         last = " (last report)" if status.finished else ""
         table.add_row("Progress:", _progress_line(status.progress) + last)
+        if status.progress.checkpoints:
+            table.add_row("Checkpoints:", _checkpoints_text(status.progress.checkpoints, now))
     restarts = status.restarts
     table.add_row("Restarts:", f"{restarts.total} by workers, {restarts.infrastructure} by infrastructure (free)")
     recovery = words.seconds_exact(goodput.last_recovery_seconds)
@@ -113,8 +115,14 @@ def _progress_line(progress: api.ProgressStatus) -> str:
     total = f" of {progress.total_steps} ({progress.percentage}%)" if words.is_plausible(progress) else ""
     left = progress.estimated_remaining_seconds
     eta = f", {words.duration(left)} left" if left is not None else ""
+    rates = (("samples", progress.samples_per_second), ("tokens", progress.tokens_per_second))
+    speed = "".join(f", {words.number(rate)} {name}/s" for name, rate in rates if rate is not None)
     metrics = "".join(f", {m.name} {words.number(m.value)}" for m in progress.metrics)
-    return step + total + eta + metrics
+    return step + total + eta + speed + metrics
+
+
+def _checkpoints_text(saved: Sequence[api.SavedStatus], now: float) -> str:
+    return ", ".join(f"{one.tier.lower()} {words.age(parse_time(one.time), now)} ago" for one in saved)
 
 
 def _conditions(job: Job, now: float) -> Table:

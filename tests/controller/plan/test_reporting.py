@@ -57,6 +57,52 @@ def test_what_remains_is_a_number_that_the_status_can_hold(seconds: float) -> No
 
 
 @pytest.mark.parametrize(
+    ("said", "samples", "tokens"),
+    [
+        pytest.param({}, None, None, id="nothing"),
+        pytest.param({"samples_per_second": 512.0, "tokens_per_second": 1e6}, 512.0, 1e6, id="counted"),
+        pytest.param({"batch_size": 128, "batch_seconds": 0.25}, 512.0, None, id="a batch that grows"),
+        pytest.param(
+            {"batch_size": 128, "batch_seconds": 0.25, "samples_per_second": 9.0}, 9.0, None, id="counted, too"
+        ),
+        pytest.param({"batch_size": 128, "batch_seconds": 0.0}, None, None, id="no time"),
+        pytest.param({"batch_size": 2**53, "batch_seconds": 5e-324}, 2.0**53, None, id="no end"),
+    ],
+)
+def test_what_all_ranks_process(said: dict[str, Any], samples: float | None, tokens: float | None) -> None:
+    found = report.update_progress(None, [reporting(7, **said)], now=NOW)
+    assert found is not None
+    assert (found.samples_per_second, found.tokens_per_second) == (samples, tokens)
+
+
+@pytest.mark.parametrize(
+    ("before", "ages", "after"),
+    [
+        pytest.param({}, {}, {}, id="unknown"),
+        pytest.param({}, {"File": 60.0, "Memory": 1.5}, {"File": -60, "Memory": -1.5}, id="both"),
+        pytest.param({"File": -90}, {"File": 60.0}, {"File": -60}, id="a newer one"),
+        pytest.param({"File": -90, "Copies": -9, "Memory": -1}, {}, {"File": -90, "Copies": -9}, id="new pods"),
+        pytest.param({}, {"Tape": 1.0, "x" * 200: 1.0}, {}, id="a tier that nobody knows"),
+        pytest.param({}, {"File": None}, {}, id="no number"),
+        pytest.param({}, {"File": 2.0**53}, {"File": -NOW}, id="older than time"),
+    ],
+)
+def test_checkpoints_are_known_by_their_tier(
+    before: dict[str, float], ages: dict[str, float | None], after: dict[str, float]
+) -> None:
+    saved = [api.SavedStatus(tier=tier, time=at(when)) for tier, when in before.items()]
+    found = report.update_checkpoints(saved, ages, NOW)
+    assert {one.tier: one.time for one in found} == {tier: at(when) for tier, when in after.items()}
+
+
+def test_an_age_is_that_of_the_moment_when_it_was_said() -> None:
+    said = replace(reporting(7, checkpoint_ages={"File": 30.0}), progress_since=NOW - 9)
+    found = report.update_progress(None, [said], now=NOW)
+    assert found is not None
+    assert [(one.tier, one.time) for one in found.checkpoints] == [("File", at(-39))]
+
+
+@pytest.mark.parametrize(
     ("step", "later", "force", "written"),
     [
         pytest.param(8, 5, False, False, id="too-soon"),

@@ -225,15 +225,61 @@ def test_a_script_with_ever_new_names_gets_few_series() -> None:
         seen |= {dict(labels)["metric"] for name, labels in found if name == "elasticjob_reported_metric"}
     assert "loss" in seen
     assert len(seen) == 8
-    assert found["elasticjob_reported_metrics_left_out", ()] == 5
+    assert found["elasticjob_reported_metrics_left_out", (("namespace", "default"),)] == 5
     collected.update_job(("other", "digits"), reporting({"accuracy": 0.5}))
     assert b'namespace="other",job="digits",metric="accuracy"} 0.5' in collected.expose(START)
+
+
+def test_a_namespace_full_of_jobs_gets_no_more_than_its_share() -> None:
+    collected = metrics.Metrics()
+    given = {f"m{one}": 1.0 for one in range(8)}
+    jobs = [("crowd", f"job-{number}") for number in range(metrics.MOST_OF_A_NAMESPACE // 8 + 5)]
+    for job in [*jobs, JOB]:
+        collected.update_job(job, reporting(given))
+    page = collected.expose(START)
+    found = scraped(page.decode())
+    assert page.count(b'elasticjob_reported_metric{namespace="crowd"') == metrics.MOST_OF_A_NAMESPACE
+    assert page.count(b'elasticjob_reported_metric{namespace="default"') == 8
+    assert found["elasticjob_reported_metrics_left_out", (("namespace", "crowd"),)] == 40
+    assert ("elasticjob_reported_metrics_left_out", (("namespace", "default"),)) not in found
+    for job in jobs[:5]:
+        collected.forget_job(job)
+    for job in jobs[5:]:
+        collected.update_job(job, reporting(given))
+    page = collected.expose(START)
+    assert page.count(b'elasticjob_reported_metric{namespace="crowd"') == metrics.MOST_OF_A_NAMESPACE
+    assert b'elasticjob_reported_metrics_left_out{namespace="crowd"' not in page
+
+
+def test_speed_and_checkpoints_have_series() -> None:
+    collected = metrics.Metrics()
+    saved = [api.SavedStatus(tier=tier, time=format_time(START + 2)) for tier in ("File", "Memory", "Memory", "Tape")]
+    told = {"samples_per_second": 512.0, "tokens_per_second": 1e6, "checkpoints": saved}
+    given = reporting({})
+    assert given.progress is not None
+    collected.update_job(JOB, given.model_copy(update={"progress": given.progress.model_copy(update=told)}))
+    found = scraped(collected.expose(START + 32).decode())
+    job = (("job", "digits"), ("namespace", "default"))
+    assert found["elasticjob_samples_per_second", job] == 512
+    assert found["elasticjob_tokens_per_second", job] == 1e6
+    ages = {
+        dict(labels)["tier"]: age
+        for (name, labels), age in found.items()
+        if name == "elasticjob_checkpoint_age_seconds"
+    }
+    assert ages == {"File": 30, "Memory": 30}
+    assert (
+        dict(scraped(collected.expose(START - 9).decode()))[
+            "elasticjob_checkpoint_age_seconds", (*job, ("tier", "File"))
+        ]
+        == 0
+    )
 
 
 async def test_what_many_scripts_report_is_rendered_in_breaths() -> None:
     collected = metrics.Metrics()
     for number in range(300):
-        collected.update_job(("default", f"job-{number}"), reporting({f"m{one}": 1.0 for one in range(32)}))
+        collected.update_job((f"team-{number % 3}", f"job-{number}"), reporting({f"m{one}": 1.0 for one in range(32)}))
     rendering, turns = asyncio.create_task(collected.render(START)), 0
     while not rendering.done():
         await asyncio.sleep(0)

@@ -230,3 +230,49 @@ def test_the_bar_can_go_to_any_stream() -> None:
     reporter.close()
     assert stream.getvalue().count("\r") == 2
     assert json.dumps(progress.build_message(0, 1, None, None, {"x": float("inf")})).count("x") == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "step_seconds", "said"),
+    [
+        pytest.param([{"samples": 64}], 0.5, {"samplesPerSecond": 128.0}, id="samples"),
+        pytest.param(
+            [{"samples": 2, "tokens": 4096}], 0.5, {"samplesPerSecond": 4, "tokensPerSecond": 8192}, id="both"
+        ),
+        pytest.param([{"tokens": 100}, {"tokens": 200}], 1.0, {"tokensPerSecond": 110}, id="smoothed"),
+        pytest.param([{"tokens": 100}, {}], 1.0, {}, id="no longer counted"),
+        pytest.param([{"tokens": 100}, {"tokens": None}], 1.0, {}, id="no number"),
+        pytest.param([{"samples": 64}], None, {}, id="no time of a step yet"),
+        pytest.param([{"samples": 64}], 0.0, {}, id="a clock that does not move"),
+    ],
+)
+def test_throughput(counts: list[dict[str, int | None]], step_seconds: float | None, said: dict[str, float]) -> None:
+    throughput = progress.Throughput()
+    messages = [throughput.as_message(one, step_seconds) for one in counts]
+    assert messages[-1] == said
+
+
+COUNTING = """
+import time, elasticjob
+from elasticjob.checkpoint import requests
+for step in range(1, 31):
+    elasticjob.report(step=step, samples=64, tokens=64.0 * 512, loss=0.5)
+    time.sleep(0.02)
+    if step == 20:
+        requests.clear()
+"""
+
+
+def test_what_a_script_counts_and_saves_is_told(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
+    path, heard = agent
+    env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
+    subprocess.run([sys.executable, "-c", COUNTING], env=env, check=True, timeout=60)
+    reports = []
+    while (message := heard.get(timeout=30))["type"] != "hung up":
+        reports += [message] if message["type"] == "progress" else []
+    first, last = reports[0], reports[-1]
+    assert not {"samplesPerSecond", "tokensPerSecond", "checkpointAges"} & first.keys()
+    assert last["samplesPerSecond"] == pytest.approx(64 / last["stepSeconds"], rel=1e-4)
+    assert last["tokensPerSecond"] == pytest.approx(512 * last["samplesPerSecond"], rel=1e-4)
+    assert last["checkpointAges"].keys() == {"File"}
+    assert last["metrics"] == {"loss": 0.5}

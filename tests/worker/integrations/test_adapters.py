@@ -258,7 +258,10 @@ def test_transformers_saves_when_it_is_asked(import_adapter: Import, asked: Call
     callback = adapter.ElasticJobCallback()
     control = SimpleNamespace(should_save=False)
     state = SimpleNamespace(log_history=[{"loss": 1.0}], global_step=3, max_steps=10)
-    arguments = SimpleNamespace(device="cpu")
+    arguments = SimpleNamespace(device="cpu", train_batch_size=8, gradient_accumulation_steps=2, world_size=3)
+    assert adapter.count_samples(arguments) == 48
+    split = SimpleNamespace(split_batches=True)
+    assert adapter.count_samples(SimpleNamespace(**vars(arguments), accelerator_config=split)) == 16
     assert not callback.on_step_end(arguments, state, control).should_save
     asked()
     assert callback.on_step_end(arguments, state, control).should_save

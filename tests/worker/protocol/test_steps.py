@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticjob.protocol import wire
-from elasticjob.protocol.steps import OwnTimes, Steps, read_progress
+from elasticjob.protocol.steps import OwnTimes, Saves, Steps, read_progress
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,52 @@ def test_what_a_worker_says_of_its_batch(broken: object) -> None:
         left = read_progress(told | {name: broken}, 2, None)
         assert None in (left.batch_size, left.batch_seconds, left.noise_scale)
     assert read_progress({"batchSize": 0}, 2, None) == wire.Progress(generation=2)
+
+
+def test_what_a_worker_says_of_its_speed() -> None:
+    told = {"samplesPerSecond": 512.5, "tokensPerSecond": "many"}
+    assert read_progress(told, 2, None) == wire.Progress(generation=2, samples_per_second=512.5)
+
+
+def test_a_checkpoint_grows_old_also_when_its_process_is_gone() -> None:
+    saves = Saves()
+    assert saves.find_ages(0.0) == {}
+    saves.report({"checkpointAges": {"File": 5.0, "Memory": 0.5}}, 100.0)
+    saves.report({"checkpointAges": {"Memory": 0.2}}, 110.0)
+    saves.report({"step": 3}, 111.0)
+    assert saves.find_ages(112.0) == {"File": 17.0, "Memory": 2.2}
+
+
+@pytest.mark.parametrize(
+    "ages", [None, 3, [], {"Copies": 1.0}, {"Disk": 1.0}, {"File": -1.0}, {"File": float("nan")}, {"File": "1"}]
+)
+def test_ages_that_are_none_are_ignored(ages: object) -> None:
+    saves = Saves()
+    saves.report({"checkpointAges": ages}, 100.0)
+    assert saves.find_ages(101.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("seen", "age"),
+    [
+        pytest.param([(None, 1)], None, id="no spec.checkpoints"),
+        pytest.param([(wire.Checkpoint(), 1), (wire.Checkpoint(1, 2), 10)], 90, id="the first one"),
+        pytest.param(
+            [(wire.Checkpoint(1, 2), 10), (wire.Checkpoint(2, 2), 60), (wire.Checkpoint(2, 1), 70)], 40, id="next"
+        ),
+        pytest.param(
+            [(wire.Checkpoint(restoring=True), 1), (wire.Checkpoint(4, 2, True), 2)], None, id="it begins with"
+        ),
+        pytest.param(
+            [(wire.Checkpoint(4, 2, True), 2), (wire.Checkpoint(4, 2), 3), (wire.Checkpoint(5, 2), 50)], 50, id="then"
+        ),
+        pytest.param([(wire.Checkpoint(), 1), (wire.Checkpoint(1, 0), 10)], None, id="nobody holds it"),
+    ],
+)
+def test_copies_are_as_old_as_the_agent_has_known_them(
+    seen: list[tuple[wire.Checkpoint | None, float]], age: float | None
+) -> None:
+    saves = Saves()
+    for checkpoint, at in seen:
+        saves.note_copies(checkpoint, at)
+    assert saves.find_ages(100.0) == ({} if age is None else {"Copies": age})

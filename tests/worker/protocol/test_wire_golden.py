@@ -69,6 +69,9 @@ PROGRESS = wire.Progress(
     noise_scale=512.5,
     state_bytes=100 << 20,
     state_seconds=0.21,
+    samples_per_second=512.0,
+    tokens_per_second=262144.0,
+    checkpoint_ages={"File": 61.5, "Copies": 40.0},
     metrics={"loss": 0.5},
 )
 SAID = {

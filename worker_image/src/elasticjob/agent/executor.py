@@ -184,6 +184,7 @@ class Executor:
             case events.Publish(published):
                 if published.phase == wire.SUCCEEDED:
                     self._leave_word(published.generation)
+                self.workers.saves.note_copies(published.checkpoint, time.monotonic())
                 self.hub.publish(published)
             case events.CloseStores():
                 self._stores.close_all()

@@ -46,6 +46,7 @@ class LocalWorkers:
         self._watch = hang.Watch(hang_timeout)
         self._own_times = steps.OwnTimes()
         self._steps = steps.Steps()  # of local rank 0
+        self.saves = steps.Saves()
         self._looks = looks.Looks(hang_timeout)
         self._evidence: wire.Failure | None = None
         self._is_told = False  # where the workers are, which are not active, though something goes on
@@ -98,8 +99,11 @@ class LocalWorkers:
         generation, first_rank = self._find_place()
         with self._lock:
             self._own_times.report(peer.local_rank, message)
-            told = steps.read_progress(message, generation, self._own_times.find_slowest(first_rank))
-            self._watch.report(time.monotonic(), told.step)
+            now = time.monotonic()
+            self.saves.report(message, now)
+            ages = self.saves.find_ages(now)
+            told = steps.read_progress(message, generation, self._own_times.find_slowest(first_rank), ages)
+            self._watch.report(now, told.step)
         if peer.local_rank != 0:
             return
         began_again = self._steps.report(peer.pid, told.step)

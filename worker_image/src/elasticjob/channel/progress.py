@@ -33,6 +33,8 @@ MAX_METRICS = 32
 INTERVAL = 0.5  # minimum seconds between two messages to the agent
 BAR_INTERVAL = 0.1
 _SMOOTHING = 0.1  # weight of the newest step in the moving average
+_NOTHING: Mapping[str, Any] = {}
+FILE, MEMORY = "File", "Memory"  # tiers of checkpoints that a script writes
 
 
 def smooth_step_time(before: float | None, seconds: float, steps: int) -> float | None:
@@ -88,11 +90,11 @@ def build_message(
     metrics: Mapping[str, float],
     checkpoint_seconds: float = 0.0,
     own_seconds: float | None = None,
-    more: Mapping[str, float] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The message to the agent, without numbers that JSON cannot represent.
 
-    `more`: what `BatchTimes` and `StateTransfer` say.
+    `more`: what `BatchTimes`, `StateTransfer`, `Throughput` and `Saves` say.
     """
     saved = {"checkpointSeconds": round(checkpoint_seconds, 3)} if checkpoint_seconds else {}
     own = {"ownSeconds": float(f"{own_seconds:.4g}")} if own_seconds else {}
@@ -124,8 +126,12 @@ class Arguments:
         self._say(name, f"{name}={_show(value)} is no whole number from 0 to 2**53: {remedy}.")
         return None
 
+    def read_counts(self, counts: Mapping[str, Any]) -> dict[str, int | None]:
+        """What was processed, by name; None where that is no number. This and `read_metrics` wait for the GPU."""
+        return {name: self.read_count(name, value, "it is left out") for name, value in counts.items()}
+
     def read_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Metrics as floats. This is the only place that waits for the GPU."""
+        """Metrics as floats."""
         if "" in metrics:
             self._say("", "a metric has no name: it is left out.")
         named = {name: value for name, value in metrics.items() if name}
@@ -254,6 +260,43 @@ class BatchTimes:
 batches = BatchTimes()
 
 
+class Throughput:
+    """What all ranks process in a step, by name, smoothed over the messages."""
+
+    def __init__(self) -> None:
+        self._of_a_step: dict[str, float] = {}
+
+    def as_message(self, counts: Mapping[str, int | None], step_seconds: float | None) -> dict[str, float]:
+        """What the agent is to know, if the script counts. `counts`: of the latest step."""
+        found: dict[str, float] = {}
+        for name, count in counts.items():
+            if count is not None:
+                mean = smooth_step_time(self._of_a_step.get(name), count, 1)
+                self._of_a_step[name] = float(count) if mean is None else mean
+                if step_seconds:
+                    found[f"{name}PerSecond"] = float(f"{self._of_a_step[name] / step_seconds:.6g}")
+        return found
+
+
+class Saves:
+    """When the state was taken that the last finished checkpoint of each tier holds."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, float] = {}  # by tier, on the monotonic clock
+
+    def note(self, tier: str, taken: float | None = None) -> None:
+        """A checkpoint is finished, with the state of `taken` (default: now)."""
+        self._taken[tier] = time.monotonic() if taken is None else taken
+
+    def as_message(self, now: float) -> dict[str, dict[str, float]]:
+        """What the agent is to know: the ages of the checkpoints. Clocks of machines differ, ages do not."""
+        ages = {tier: round(max(0.0, now - taken), 1) for tier, taken in self._taken.items()}
+        return {"checkpointAges": ages} if ages else {}
+
+
+saves = Saves()  # of this process
+
+
 class Reporter:
     """Records reports and sends the latest one at intervals. One per process; `report` uses it."""
 
@@ -269,12 +312,18 @@ class Reporter:
         self._step: int | None = None
         self._at = 0.0
         self._step_seconds: float | None = None
-        self._latest: tuple[int, Any, Mapping[str, Any]] | None = None
+        self._latest: tuple[int, Any, Mapping[str, Any], Mapping[str, Any]] | None = None
+        self._throughput = Throughput()
         self._arguments = Arguments()
         self._next_send = self._next_draw = 0.0 if self._client or terminal else math.inf
 
-    def report(self, now: float, step: Any, total: Any, metrics: Mapping[str, Any]) -> None:
-        """Record the report; send or draw it if that is due. `now` is in seconds of a monotonic clock."""
+    def report(
+        self, now: float, step: Any, total: Any, metrics: Mapping[str, Any], counts: Mapping[str, Any] = _NOTHING
+    ) -> None:
+        """Record the report; send or draw it if that is due. `now` is in seconds of a monotonic clock.
+
+        `counts`: what all ranks have processed in this step.
+        """
         if type(step) is not int or not 0 <= step <= MAX_COUNT:
             step = self._arguments.read_count("step", step, "such reports are left out")
             if step is None:
@@ -285,19 +334,20 @@ class Reporter:
         batches.report(now)
         if env.TRACE in os.environ and "loss" in metrics:
             _trace(step, self._arguments.read_metric("loss", metrics["loss"]))
-        self._latest = (step, total, metrics)
+        self._latest = (step, total, metrics, counts)
         if now >= self._next_send or now >= self._next_draw:
             self._pass_on(now)
 
     def _pass_on(self, now: float) -> None:
         if self._latest is None:
             return
-        step, raw_total, raw = self._latest
+        step, raw_total, raw, raw_counts = self._latest
         total = None if raw_total is None else self._arguments.read_count("total", raw_total, "it is left out")
         metrics = self._arguments.read_metrics(raw)
         if self._client is not None and now >= self._next_send:
             own = None if self._samples is None else self._samples.median(now)
-            waited, more = saving.seconds, batches.as_message() | transfer.as_message()
+            waited, more = saving.seconds, batches.as_message() | transfer.as_message() | saves.as_message(now)
+            more |= self._throughput.as_message(self._arguments.read_counts(raw_counts), self._step_seconds)
             self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited, own, more))
             self._next_send = now + INTERVAL
             self._latest = None if self._terminal is None else self._latest
@@ -356,11 +406,18 @@ def _start() -> Reporter:
     return _reporter
 
 
-def report(step: int, total: int | None = None, **metrics: Any) -> None:
+def report(step: int, total: int | None = None, *, samples: Any = None, tokens: Any = None, **metrics: Any) -> None:
     """Report that `step` (of `total`) is complete, with any metrics: `report(step=3, total=100, loss=0.5)`.
+
+    `samples` and `tokens`: how many all ranks together have processed in this step. The operator shows them per second.
 
     Call it on every rank after every step. It does not block; a metric that is a device tensor is read only when a
     message is sent. `status.progress` shows rank 0's metrics, the percentage and the remaining time. What is no number
     is logged once and left out.
     """
-    (_reporter or _start()).report(time.monotonic(), step, total, metrics)
+    counts = _NOTHING if samples is tokens is None else _counted(samples=samples, tokens=tokens)
+    (_reporter or _start()).report(time.monotonic(), step, total, metrics, counts)
+
+
+def _counted(**counts: Any) -> dict[str, Any]:
+    return {name: count for name, count in counts.items() if count is not None}

@@ -22,6 +22,7 @@ import logging
 import operator
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -187,7 +188,7 @@ class Checkpointer:
         Raises CheckpointFailedError on every rank: for the save before this one, and for this one if it waits.
         ConfigurationError if `step` is no whole number from 0.
         """
-        step = _count(step)
+        step, began = _count(step), time.monotonic()
         if self._memory is not None and step == self._memory_step:
             self._memory.take(step)
             wants_file, self._wants_file, self._memory_step = self._wants_file or wait, True, -1
@@ -215,6 +216,7 @@ class Checkpointer:
             try:
                 with held:
                     self._finish(step, temporary, future, others)
+                progress.saves.note(progress.FILE, began)
                 owed.end(self.directory)
             except BaseException as error:
                 self._failure = error

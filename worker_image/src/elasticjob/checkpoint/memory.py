@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -87,6 +88,7 @@ class Snapshots:
     def take(self, step: int) -> None:
         """Take a snapshot of the state after `step`. A pod without memory for it is warned about, once."""
         self.wait()
+        began = time.monotonic()
         if not self._is_writer or self._shelf is None:
             self._start(step, lambda: self._copy(None, "", torch.empty(0, dtype=torch.uint8)))
             return
@@ -126,6 +128,8 @@ class Snapshots:
             if found[0]:
                 _log.warning("Step %d: no snapshot: the state was changed outside of optimizer.step().", step)
             is_whole = not found[0] and slot.commit(held, text)
+            if is_whole:
+                progress.saves.note(progress.MEMORY, began)
             self._copy(held if is_whole else None, text, slot.data)
 
         if lane is not None:

@@ -23,5 +23,8 @@ def requested() -> bool:
 
 
 def clear() -> None:
-    """Report to the agent that the checkpoint is saved."""
+    """Report that a checkpoint is saved: to the agent, if it waits for one, and for the age of the last one."""
+    from elasticjob.channel import progress
+
+    progress.saves.note(progress.FILE)
     signals.clear_checkpoint_request()

@@ -73,6 +73,12 @@ def find_loader_problem(loader: Any) -> str | None:
     )
 
 
+def count_samples(args: Any) -> int:
+    """The samples of a step on all ranks, by the Trainer's arguments. A batch that is split is already that of all."""
+    is_split = getattr(getattr(args, "accelerator_config", None), "split_batches", False)
+    return int(args.train_batch_size * args.gradient_accumulation_steps * (1 if is_split else args.world_size))
+
+
 class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Saves a checkpoint when a change of the world is announced, so no step is repeated, and reports the progress.
 
@@ -92,7 +98,7 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             control.should_save = True
         loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
         metrics = {} if loss is None else {"loss": loss}
-        progress.report(state.global_step, state.max_steps, **metrics)
+        progress.report(state.global_step, state.max_steps, samples=count_samples(args), **metrics)
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:

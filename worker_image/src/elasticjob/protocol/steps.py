@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from elasticjob.protocol import wire
 from elasticjob.protocol.fields import MAX_COUNT
 
+SAVED_BY_WORKERS: Final = ("File", "Memory")  # tiers of checkpoints
+COPIES: Final = "Copies"  # the tier of those that other pods hold
 _ENOUGH: Final = 10  # steps; a process that made fewer may not have saved yet
 
 
@@ -61,8 +64,38 @@ class OwnTimes:
         return None if slowest is None else (first_rank + slowest, self._seconds[slowest])
 
 
-def read_progress(message: Mapping[str, Any], generation: int, slowest: tuple[int, float] | None) -> wire.Progress:
-    """A worker's report for the hub. What is malformed is left out."""
+class Saves:
+    """When the last finished checkpoints were taken, by tier, whichever process of this pod has said so."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, float] = {}
+        self._copied = 0
+
+    def report(self, message: Mapping[str, Any], now: float) -> None:
+        """Note a worker's report, if it says so much."""
+        ages = message.get("checkpointAges")
+        for tier, age in ages.items() if isinstance(ages, dict) else ():
+            if tier in SAVED_BY_WORKERS and _number(age) is not None:
+                self._taken[tier] = now - age
+
+    def note_copies(self, found: wire.Checkpoint | None, now: float) -> None:
+        """Note what is known of the copies on other pods. How old those are that a pod begins with is unknown."""
+        if found is not None and found.number != self._copied:
+            if not found.restoring and found.copies:
+                self._taken[COPIES] = now
+            self._copied = found.number
+
+    def find_ages(self, now: float) -> dict[str, float]:
+        return {tier: round(now - taken, 1) for tier, taken in self._taken.items()}
+
+
+def read_progress(
+    message: Mapping[str, Any],
+    generation: int,
+    slowest: tuple[int, float] | None,
+    ages: Mapping[str, float] = MappingProxyType({}),
+) -> wire.Progress:
+    """A worker's report for the hub. What is malformed is left out. `ages`: of checkpoints, see `Saves`."""
     return wire.Progress(
         generation=generation,
         rank=_count(message.get("rank")) or 0,
@@ -77,6 +110,9 @@ def read_progress(message: Mapping[str, Any], generation: int, slowest: tuple[in
         noise_scale=_number(message.get("noiseScale")),
         state_bytes=_count(message.get("stateBytes")) or None,
         state_seconds=_number(message.get("stateSeconds")),
+        samples_per_second=_number(message.get("samplesPerSecond")),
+        tokens_per_second=_number(message.get("tokensPerSecond")),
+        checkpoint_ages=dict(ages),
         metrics=_read_metrics(message.get("metrics")),
     )
 

@@ -191,6 +191,9 @@ class Progress:
     noise_scale: float | None = None  # in samples: the batch in whose gradient the noise is as strong as the signal
     state_bytes: int | None = None  # the most that one rank of a session received when this world was entered
     state_seconds: float | None = None  # what that took
+    samples_per_second: float | None = None  # of all ranks, if the script counts them; as the next
+    tokens_per_second: float | None = None
+    checkpoint_ages: dict[str, float] = field(default_factory=dict)  # of the last finished ones, in seconds, by tier
     metrics: dict[str, float] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
@@ -208,6 +211,9 @@ class Progress:
             noiseScale=self.noise_scale,
             stateBytes=self.state_bytes,
             stateSeconds=self.state_seconds,
+            samplesPerSecond=self.samples_per_second,
+            tokensPerSecond=self.tokens_per_second,
+            checkpointAges=self.checkpoint_ages or None,
             metrics={fields.fit(name, MAX_NAME): value for name, value in list(self.metrics.items())[:MAX_METRICS]},
         )
 
