@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import click
 from rich.style import Style
@@ -11,6 +12,7 @@ from rich.text import Text
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import target_options, with_client
 from elasticjob_operator.client import Client, Line, diagnosis
+from elasticjob_operator.client.logs import Window, find_window
 from elasticjob_operator.view import details, words
 
 
@@ -21,25 +23,44 @@ from elasticjob_operator.view import details, words
 @click.option("-f", "--follow", is_flag=True, help="Follow until the job has finished, including pods that join.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last N lines of each pod.")
 @click.option("-p", "--previous", is_flag=True, help="Show the last failure: traceback and end of the log.")
+@click.option("-g", "--generation", type=click.IntRange(min=1), help="Only what was written while this world was.")
 @click.option("--timestamps", is_flag=True)
 @click.option("--no-prefix", is_flag=True, help="Do not prefix lines with ranks.")
 def logs(
-    name: str, rank: int | None, follow: bool, tail: int | None, previous: bool, timestamps: bool, no_prefix: bool
+    name: str,
+    rank: int | None,
+    follow: bool,
+    tail: int | None,
+    previous: bool,
+    generation: int | None,
+    timestamps: bool,
+    no_prefix: bool,
 ) -> None:
     """The logs of all ranks. With several pods, each line begins with the ranks of its pod."""
-    if previous and (follow or rank is not None):
-        raise click.UsageError("--previous shows the last failure of the job: leave out --follow and --rank")
+    if previous and (follow or rank is not None or generation is not None):
+        raise click.UsageError(
+            "--previous shows the last failure of the job: leave out --follow, --rank and --generation"
+        )
+    if generation is not None and (follow or rank is not None or tail is not None):
+        raise click.UsageError(
+            "--generation shows what the pods of the job have written in one world, in which they had other ranks:"
+            " leave out --follow, --rank and --tail"
+        )
 
     async def work(client: Client) -> None:
         if previous:
             await _show_failure(client, name)
             return
+        window = None if generation is None else await _find_window(client, name, generation)
         out, silent = common.console(), True
-        async for line in client.logs(name, rank=rank, follow=follow, tail=tail):
-            text = line_text(line, prefix=not no_prefix and rank is None, timestamps=timestamps)
+        async for line in client.logs(name, rank=rank, follow=follow, tail=tail, window=window):
+            told = line if window is None or window.until is None else replace(line, ranks=range(0))  # they were others
+            text = line_text(told, prefix=not no_prefix and rank is None, timestamps=timestamps)
             out.print(text, soft_wrap=True)
             silent = False
-        if silent and not await client.pods(name):
+        if silent and generation is not None:
+            common.warn(f"no pod of {name} has a log of generation {generation} any more")
+        elif silent and not await client.pods(name):
             common.warn(f"{name} has no pods, so there are no logs; --previous shows the last failure")
 
     with_client(work)
@@ -66,6 +87,16 @@ def diagnose(name: str, generation: int | None) -> None:
             common.warn("no pod of the job has a report in its log any more: they were replaced since")
 
     with_client(work)
+
+
+async def _find_window(client: Client, name: str, generation: int) -> Window:
+    job = await client.get(name)
+    window = find_window(job, generation)
+    if window is None:
+        known = [world.generation for world in job.status.timeline]
+        told = f"generations {min(known)} to {max(known)}" if known else "none"
+        raise common.Misuse(f"status.timeline has no generation {generation} of job {name}: it has {told}")
+    return window
 
 
 async def _read_lines(client: Client, name: str) -> dict[str, list[str]]:

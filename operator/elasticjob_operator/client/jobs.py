@@ -256,8 +256,9 @@ class Client:
         rank: int | None = None,
         follow: bool = False,
         tail: int | None = None,
+        window: logs.Window | None = None,
     ) -> AsyncGenerator[logs.Line, None]:
-        """The log lines of all ranks, or of the pod that runs one rank."""
+        """The log lines of all ranks, or of the pod that runs one rank. `window`: only what was written then."""
 
         async def look() -> tuple[Job | None, Pods]:
             try:
@@ -272,7 +273,7 @@ class Client:
             return job, rules.choose_pods(job, pods, rank, patient=follow)
 
         first = True
-        merger = logs.Merger(self.connection, self._space(namespace), look, follow=follow, tail=tail)
+        merger = logs.Merger(self.connection, self._space(namespace), look, follow=follow, tail=tail, window=window)
         async for line in merger.lines():
             first = False
             yield line

@@ -16,6 +16,7 @@ from elasticjob_operator.client import errors
 from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.model import Job, Pod
 from elasticjob_operator.rest.request import Request, path_of
+from elasticjob_operator.times import format_time, parse_time
 
 _STAMP: Final = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
 _LOOK_EVERY: Final = 1.0
@@ -29,6 +30,27 @@ class Line:
     ranks: range
     text: str
     time: str | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of time, in seconds since 1970; without an end if that is not known yet."""
+
+    since: float
+    until: float | None = None
+
+    def covers(self, stamp: str | None) -> bool:
+        time = parse_time(stamp)
+        return time is not None and self.since <= time and (self.until is None or time < self.until)
+
+
+def find_window(job: Job, generation: int) -> Window | None:
+    """From when this world was formed until the next one was; None if the timeline does not have it (any more)."""
+    formed = {w.generation: time for w in job.status.timeline if (time := parse_time(w.time)) is not None}
+    if generation not in formed:
+        return None
+    later = [time for other, time in formed.items() if other > generation]
+    return Window(formed[generation], min(later, default=None))
 
 
 def split_stamp(line: str) -> tuple[str | None, str]:
@@ -72,7 +94,9 @@ class Merger:
         *,
         follow: bool,
         tail: int | None,
+        window: Window | None = None,
     ) -> None:
+        self._window = window
         self._connection = connection
         self._namespace = namespace
         self._look = look
@@ -123,12 +147,13 @@ class Merger:
         while True:
             seen = self._seen.get(pod.uid)
             tail = self._tail if seen is None else None
+            since = seen if seen or self._window is None else format_time(self._window.since)
             reader = read_pod(
-                self._connection, pod, self._namespace, follow=self._follow, tail=tail, since=_whole_second(seen)
+                self._connection, pod, self._namespace, follow=self._follow, tail=tail, since=_whole_second(since)
             )
             try:
                 async for stamp, text in reader:
-                    if not is_newer(stamp, seen):
+                    if not is_newer(stamp, seen) or not (self._window is None or self._window.covers(stamp)):
                         continue
                     self._seen[pod.uid] = stamp or self._seen.get(pod.uid, "")
                     ranks = self._job.rank_ranges().get(pod.name, range(0)) if self._job else range(0)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from elasticjob_operator.client.jobs import Client
-from elasticjob_operator.client.logs import Line
+from elasticjob_operator.client.logs import Line, Window
 from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pods
 
 T = TypeVar("T")
@@ -103,8 +103,10 @@ class SyncClient:
         rank: int | None = None,
         follow: bool = False,
         tail: int | None = None,
+        window: Window | None = None,
     ) -> Iterator[Line]:
-        return self._iterate(self._client.logs(name, namespace, rank=rank, follow=follow, tail=tail))
+        lines = self._client.logs(name, namespace, rank=rank, follow=follow, tail=tail, window=window)
+        return self._iterate(lines)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._thread.is_alive():

@@ -47,7 +47,8 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         ("frobnicate", "No such command 'frobnicate'"),
         ("scale digits", "specify the number of replicas"),
         ("scale digits many", "'many' is not a valid integer"),
-        ("logs x -p -f", "leave out --follow and --rank"),
+        ("logs x -p -f", "leave out --follow, --rank and --generation"),
+        ("logs x -g 2 -f", "leave out --follow, --rank and --tail"),
         ("submit", "specify a script, or a manifest with --file"),
         ("submit train.py", "--image: is required"),
         ("submit train.py -f x", "specify a script or --file, not both"),
@@ -280,6 +281,16 @@ def test_logs_and_chaos_on_real_pods(live: Run, cluster: Cluster, namespace: str
     assert live("logs", "digits", "--rank", "1")[1] == "hello from 1\n"
     assert live("logs", "digits", "--rank", "7")[0] == 2
     assert live("logs", "digits", "--previous")[0] == 2
+    long_ago = [{"generation": one, "time": f"2020-01-0{one}T00:00:00Z", "size": 2} for one in (2, 3)]
+    given.write_status(cluster, namespace, "digits", given.running_status() | {"timeline": long_ago})
+    assert sorted(live("logs", "digits", "-g", "3")[1].splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+    code, out, err = live("logs", "digits", "--generation", "2")
+    assert (code, out) == (0, "")
+    assert "no pod of digits has a log of generation 2 any more" in err
+    code, _, err = live("logs", "digits", "-g", "9")
+    assert code == 2
+    assert "status.timeline has no generation 9 of job digits: it has generations 2 to 3" in err
+    assert live("logs", "digits", "-g", "3", "--rank", "0")[0] == 2
     code, _, err = live("chaos", "rank", "digits", "1", "--how", "process")
     assert code == 1
     assert "rank 1 was not killed: " in err  # its nodes have no exec, or no process has RANK=1

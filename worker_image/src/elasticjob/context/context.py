@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticjob.env import NO_PORT
+from elasticjob.env import NAME, NO_PORT, POD_IP, UID
 from elasticjob.errors import ConfigurationError
 
 
@@ -29,6 +29,7 @@ class Context:
     launched: bool = False  # a launcher set RANK and WORLD_SIZE
     elastic: bool = False  # the launcher was an elastic agent
     job: str = ""
+    uid: str = ""  # of the job: the same in all worlds and after every restart; another one if the job is created again
     pod_ip: str = ""
 
 
@@ -54,7 +55,7 @@ def read_context(env: Mapping[str, str]) -> Context:
     """
     launched = bool(env.get("RANK")) or bool(env.get("WORLD_SIZE"))
     if not launched:
-        return Context(job=env.get("ELASTICJOB_NAME", ""), pod_ip=env.get("ELASTICJOB_POD_IP", ""))
+        return Context(job=env.get(NAME, ""), uid=env.get(UID, ""), pod_ip=env.get(POD_IP, ""))
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     if missing:
         raise ConfigurationError(
@@ -80,8 +81,9 @@ def read_context(env: Mapping[str, str]) -> Context:
         master_port=port,
         launched=True,
         elastic="TORCHELASTIC_RUN_ID" in env,  # as torch.distributed.is_torchelastic_launched() does
-        job=env.get("ELASTICJOB_NAME", ""),
-        pod_ip=env.get("ELASTICJOB_POD_IP", ""),
+        job=env.get(NAME, ""),
+        uid=env.get(UID, ""),
+        pod_ip=env.get(POD_IP, ""),
     )
 
 
