@@ -1,0 +1,197 @@
+"""Experiment trackers: one run over all attempts, and neither a step nor the end of the script waits for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob.integrations.tracking import MAX_WAITING, Point, Tracker
+from worker.gang_helper import clean_environment
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "tracked.py"
+
+
+class Notes:
+    """A tracker that remembers, and can be away."""
+
+    def __init__(self, *, away: int = 0) -> None:
+        self.away = away  # for so many calls
+        self.points: list[Point] = []
+        self.calls: list[str] = []
+        self.held = threading.Event()
+        self.held.set()
+
+    def _call(self, name: str) -> None:
+        self.held.wait()
+        if self.away:
+            self.away -= 1
+            raise ConnectionError("no route to the tracker")
+        self.calls.append(name)
+
+    def open(self) -> None:
+        self._call("open")
+
+    def write(self, points: Sequence[Point]) -> None:
+        self._call("write")
+        self.points += points
+
+    def end(self, failed: bool) -> None:
+        self._call("failed" if failed else "finished")
+
+
+@pytest.fixture(autouse=True)
+def rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ELASTICJOB_GENERATION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_run_is_written_in_order_and_ended() -> None:
+    notes = Notes()
+    with Tracker(notes) as tracker:
+        for step in range(300):
+            tracker.log(step, loss=1 / (step + 1))
+    assert (notes.calls[0], notes.calls[-1]) == ("open", "finished")
+    assert [point.step for point in notes.points] == list(range(300))
+    assert notes.points[7].values == {"loss": 1 / 8}
+
+
+def test_a_change_of_the_world_is_logged_with_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes()
+    with Tracker(notes) as tracker:
+        for step, generation, size in ((1, "1", "2"), (2, "1", "2"), (3, "4", "3"), (4, "4", "3")):
+            for name, value in {"ELASTICJOB_GENERATION": generation, "WORLD_SIZE": size, "RANK": "0"}.items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setenv("MASTER_ADDR", "h")
+            monkeypatch.setenv("MASTER_PORT", "1")
+            tracker.log(step, loss=0.5)
+    changes = {
+        point.step: (point.values["elasticjob/generation"], point.values["elasticjob/world_size"])
+        for point in notes.points
+        if "elasticjob/generation" in point.values
+    }
+    assert changes == {1: (1, 2), 3: (4, 3)}
+
+
+def test_other_ranks_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes()
+    monkeypatch.setenv("RANK", "1")
+    with Tracker(notes) as tracker:
+        tracker.log(1, loss=0.5)
+    assert notes.calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [(ValueError("no"), "failed"), (SystemExit(143), "write"), (KeyboardInterrupt(), "write")],
+    ids=["an error", "SIGTERM", "Ctrl-C"],
+)
+def test_a_run_that_was_interrupted_stays_open(error: BaseException, last: str) -> None:
+    notes = Notes()
+    with pytest.raises(type(error)), Tracker(notes) as tracker:
+        tracker.log(1, loss=0.5)
+        while notes.calls != ["open", "write"]:
+            time.sleep(0.01)
+        raise error
+    assert notes.calls[-1] == last
+
+
+def test_a_tracker_that_was_away_gets_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("elasticjob.integrations.tracking._AGAIN", 0.01)
+    notes = Notes(away=3)
+    with Tracker(notes, patience=60) as tracker:
+        for step in range(5):
+            tracker.log(step, loss=0.5)
+    assert [point.step for point in notes.points] == list(range(5))
+    assert notes.calls[-1] == "finished"
+    assert caplog.text.count("no route to the tracker") == 1
+
+
+def test_a_tracker_that_does_not_answer_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+    notes = Notes()
+    notes.held.clear()
+    with Tracker(notes, patience=0.1) as tracker:
+        for step in range(MAX_WAITING + 50):
+            tracker.log(step, loss=0.5)
+    assert "further ones are left out" in caplog.text
+    assert "did not answer within 0.1 s" in caplog.text
+    notes.held.set()
+    while tracker._thread is not None and tracker._thread.is_alive():
+        tracker.finish()
+
+
+def run_attempt(folder: Path, generation: int, *arguments: str, kind: str = "mlflow") -> int:
+    """One attempt of a job, as a process of its own; its exit code."""
+    env = clean_environment(
+        RANK="0", WORLD_SIZE=str(generation + 1), MASTER_ADDR="h", MASTER_PORT="1", ELASTICJOB_NAME="digits",
+        ELASTICJOB_UID="1f0e", ELASTICJOB_GENERATION=str(generation), HOME=str(folder), WANDB_MODE="offline",
+        WANDB_DIR=str(folder), WANDB_SILENT="true", MLFLOW_TRACKING_URI=f"file://{folder}/mlruns",
+        MLFLOW_ALLOW_FILE_STORE="true", PYTHONPATH=os.pathsep.join(sys.path),
+    )  # fmt: skip
+    command = [sys.executable, str(PROGRAM), kind, *arguments]
+    return subprocess.run(command, env=env, cwd=folder, timeout=100, check=False).returncode
+
+
+def needs(module: str, package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{package} is not installed")
+
+
+@needs("mlflow", "mlflow-skinny")
+def test_mlflow_has_one_run_of_all_attempts(tmp_path: Path) -> None:
+    assert run_attempt(tmp_path, 1, "1", "4", "killed") == -9  # the world changes
+    assert run_attempt(tmp_path, 2, "3", "6", "raises") == 1  # from the last checkpoint
+    assert run_attempt(tmp_path, 3, "5", "8") == 0
+    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    assert found["status"] == ["FINISHED"]
+    assert found["name"] == ["digits"]
+    assert found["params"] == [{"lr": "0.1"}]
+    assert found["loss"] == [1, 2, 3, 4, 3, 4, 5, 6, 5, 6, 7, 8]
+    assert found["world_size"] == [[1, 2], [3, 3], [5, 4]]
+
+
+@needs("wandb", "wandb")
+def test_wandb_has_one_id_for_all_attempts(tmp_path: Path) -> None:
+    assert run_attempt(tmp_path, 1, "1", "4", "killed", kind="wandb") == -9
+    assert run_attempt(tmp_path, 2, "3", "6", kind="wandb") == 0
+    runs = sorted(path.name for path in (tmp_path / "wandb").glob("offline-run-*"))
+    assert len(runs) == 2
+    assert all(name.endswith("-1f0e") for name in runs)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    for name in ("mlflow", "wandb"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('no such thing')")
+        script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import elasticjob.integrations.{name}"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=clean_environment(),
+        )
+        assert f"pip install {name}" in done.stderr
+
+
+@needs("tensorboard", "tensorboard")
+def test_tensorboard_drops_what_is_repeated(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    for first, last in ((1, 4), (3, 6)):  # an attempt, and one from the checkpoint of step 2
+        with SummaryWriter(str(tmp_path), purge_step=first) as writer:
+            for step in range(first, last + 1):
+                writer.add_scalar("loss", 1 / step, step)
+        time.sleep(1.1)  # the names of the files have the second in them, and are read in this order
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert [event.step for event in read.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
