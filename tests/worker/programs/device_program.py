@@ -1,12 +1,13 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection,
-evaluate, fsdp, hsdp, copies), LAST (step), KILL ("step:rank" in the first world, in the middle of the step; or
-"step:rank:generation:point", with commas between several: forward, micro, backward, applied, halfway, between,
-message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends a large message
-in each step: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except
-Exception` for each batch, or with "backward" for each backward pass), MOMENTUM, REST (seconds after the first
-optimizer has stepped, in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
+evaluate, fsdp, hsdp, copies, schedule), SCHEDULE (where a scheduler steps in a step: first, middle or last), LAST
+(step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas
+between several: forward, micro, backward, applied, halfway, between, message, or entering, with the number of a message
+instead of a step), SENDS (how the last rank sends a large message in each step: broadcast, send or all_to_all; or what
+else all ranks do there: see OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each
+backward pass, or with "evaluation" between two steps), MOMENTUM, REST (seconds after the first optimizer has stepped,
+in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -128,6 +129,10 @@ class Script:
         given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[0]}
         if KIND in SHARDED:
             given = {"build": self.build, **SHARDED[KIND]}
+        if KIND == "schedule":
+            rates: dict[str, Any] = {"max_lr": 0.2, "total_steps": 60}
+            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizers[0], **rates)
+            extras["scheduler"] = self.scheduler
         self.connections: list[socket.socket] = []
         on_world = {"groups": self.enter, "connection": self.connect}.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
@@ -179,6 +184,7 @@ class Script:
         if KIND == "twice":
             self.step_twice(inputs, targets)
             return
+        self.schedule("first")
         loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
         here = (session.committed + 1, session.rank, session.generation)
         die_here(*here, "forward" if session.ends_step else "micro")
@@ -203,8 +209,17 @@ class Script:
                 one.step()
                 die_here(*here, "applied")
                 time.sleep(float(os.environ.get("REST", "0")) if here[0] == 12 else 0)
+        if KIND == "schedule":
+            self.schedule("middle")
+            if session.world_size > 1:
+                dist.all_reduce(loss.detach().clone())
+            self.schedule("last")
         for one in self.optimizers:
             one.zero_grad()
+
+    def schedule(self, place: str) -> None:
+        if KIND == "schedule" and os.environ["SCHEDULE"] == place:
+            self.scheduler.step()
 
     def step_in_turn(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Each optimizer has a backward pass of its own, as in a GAN."""
@@ -244,8 +259,9 @@ class Script:
         with session.interruptible() as block:
             die_here(session.committed, session.rank, session.generation, "between")
             found = torch.ones(1)
-            if size > 1:
-                dist.all_reduce(found)
+            with swallowing("evaluation"):
+                if size > 1:
+                    dist.all_reduce(found)
             fake_nccl.synchronize()  # as found.item() does
         if getattr(block, "is_whole", True):
             with self.lines.open("a") as lines:

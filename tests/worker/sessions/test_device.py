@@ -167,10 +167,23 @@ def test_an_optimizer_with_a_scaler_of_its_own_that_was_still_to_come_has_not_sk
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@pytest.mark.parametrize(("place", "point"), [("first", "forward"), ("middle", "applied"), ("last", "applied")])
+def test_a_scheduler_makes_each_step_once(tmp_path: Path, backend: str, place: str, point: str) -> None:
+    """A loss breaks the step off before or after its scheduler, which changes the learning rate and the momentum."""
+    variables = {"KIND": "schedule", "SCHEDULE": place, "FAKE_NCCL": "leaves=garbage"}
+    _, undisturbed = train(tmp_path / "undisturbed", BACKEND="gloo", **variables)
+    agent, norms = train(tmp_path / "disturbed", BACKEND=backend, KILL=f"12:2:1:{point}", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed)
+
+
+@pytest.mark.parametrize(("backend", "swallows"), [("gloo", ""), ("gloo", "evaluation"), ("fakenccl", "")])
 def test_what_is_computed_between_two_steps_is_right_or_known_to_be_wrong(
-    tmp_path: Path, undisturbed: Any, backend: str
+    tmp_path: Path, undisturbed: Any, backend: str, swallows: str
 ) -> None:
-    agent, norms = train(tmp_path, KIND="evaluate", KILL="12:2:1:between", BACKEND=backend, FAKE_NCCL="leaves=garbage")
+    """Also if the script catches the error of its collective, before the agent's word comes."""
+    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "SWALLOW": swallows}
+    agent, norms = train(tmp_path, KIND="evaluate", KILL="12:2:1:between", **variables)
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed("plain"))
     found = [row for row in agent.rows if "found" in row]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from torch_features import needs_fsdp_on_cpu
+from worker.fake_agent import FakeAgent
 from worker.gang_helper import PROGRAMS, run_gang
 
 
@@ -19,3 +23,21 @@ def test_all_ranks_train_what_one_process_trains(how: str) -> None:
     first, second, third = (one.results[epoch] for epoch in ("0", "1", "2"))
     assert first[:2] != second[:2] != third[:2], "the first layer is trained since it was unfrozen"
     assert first[2:] != second[2:] == third[2:], "the last layer is not trained any more"
+
+
+@needs_fsdp_on_cpu
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("ends", ["announced", "loss"])
+def test_what_a_script_has_unfrozen_is_trained_in_the_next_worlds_too(tmp_path: Path, ends: str) -> None:
+    """A sharded model is built anew in each world, with the parts frozen that were at the start of the script."""
+    with FakeAgent(PROGRAMS / "thawing_program.py", tmp_path, ENDS=ends) as agent:
+        agent.start(3)
+        if ends == "announced":
+            agent.wait(lambda: [row["step"] for row in agent.rows].count(7) == 3, "eight steps")
+            agent.tell(announced=True)
+            Path(tmp_path, "told").touch()
+        agent.run(60)
+    assert sorted(agent.ended) == ([0, 0, 0] if ends == "announced" else [-9, 0, 0])
+    weights = {row["step"]: row["weight"] for row in agent.rows}
+    assert len(set(weights.values())) == 11, "it is the same in the first three steps, and changes in each later one"
+    assert max(row["generation"] for row in agent.rows) == 2
