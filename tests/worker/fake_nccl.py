@@ -244,11 +244,11 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
                 time.sleep(0.002)
             made.open()
 
-    def _put(self, kernel: Kernel) -> Kernel:
+    def _put(self, kernel: Kernel, counts: bool) -> Kernel:
         with self._lock:
             if self._aborted.is_set():
                 raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
-            self._count += 1
+            self._count += counts  # a message from one rank to another is none
             self._pending.append(kernel)
             _device.put(kernel)
             self._queue.put(kernel)
@@ -306,12 +306,14 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
 
     # Collectives. Their arguments are torch's.
 
-    def _start(self, outputs: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Any]) -> Kernel:
-        if self._count == 0:
+    def _start(
+        self, outputs: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Any], counts: bool = True
+    ) -> Kernel:
+        if self._stream is None:
             self._create()
         with torch.no_grad():
             copies = [one.detach().clone() for one in outputs]
-        return self._put(Kernel(start(copies), outputs, copies, self._wants.leaves))
+        return self._put(Kernel(start(copies), outputs, copies, self._wants.leaves), counts)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Kernel:
         given = tensors if isinstance(tensors, list) else [tensors]
@@ -360,10 +362,10 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Any, peer: int, tag: int) -> Kernel:
         given = [one.detach().clone() for one in tensors]
-        return self._start([], lambda _: self._inner.send(given, peer, tag))
+        return self._start([], lambda _: self._inner.send(given, peer, tag), counts=False)
 
     def recv(self, tensors: Any, peer: int, tag: int) -> Kernel:
-        return self._start(tensors, lambda mine: self._inner.recv(mine, peer, tag))
+        return self._start(tensors, lambda mine: self._inner.recv(mine, peer, tag), counts=False)
 
     def barrier(self, opts: Any = None) -> Kernel:
         kernel = self._start([], lambda _: self._inner.barrier(_c10d.BarrierOptions()))

@@ -167,7 +167,10 @@ def test_an_optimizer_with_a_scaler_of_its_own_that_was_still_to_come_has_not_sk
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
-@pytest.mark.parametrize(("place", "point"), [("first", "forward"), ("middle", "applied"), ("last", "applied")])
+@pytest.mark.parametrize(
+    ("place", "point"),
+    [("first", "forward"), pytest.param("middle", "applied", marks=pytest.mark.long), ("last", "applied")],
+)
 def test_a_scheduler_makes_each_step_once(tmp_path: Path, backend: str, place: str, point: str) -> None:
     """A loss breaks the step off before or after its scheduler, which changes the learning rate and the momentum."""
     variables = {"KIND": "schedule", "SCHEDULE": place, "FAKE_NCCL": "leaves=garbage"}

@@ -11,16 +11,21 @@ from torch_features import needs_fsdp_on_cpu
 from worker.fake_agent import FakeAgent
 from worker.gang_helper import PROGRAMS
 
-pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("backend")]
+pytestmark = [pytest.mark.timeout(200), pytest.mark.usefixtures("backend")]
 PROGRAM = PROGRAMS / "uneven_program.py"
 SKIPPING = ["before", "between", "applying", "after", "inside", "inside-steps", "continue", "interrupt"]
 STOPPING = ["break", "return", "short", "stop"]
 
 
+def choose(hows: list[str], *short: str) -> list[Any]:
+    """The others take the same ways through the code."""
+    return [how if how in short else pytest.param(how, marks=pytest.mark.long) for how in hows]
+
+
 def run(folder: Path, how: str, **variables: str) -> FakeAgent:
     with FakeAgent(PROGRAM, folder, HOW=how, **variables) as agent:
         agent.start(2)
-        agent.run(60)
+        agent.run()
     return agent
 
 
@@ -32,7 +37,7 @@ def find_norms(agent: FakeAgent) -> dict[tuple[int, int], set[Any]]:
     return found
 
 
-@pytest.mark.parametrize("how", SKIPPING)
+@pytest.mark.parametrize("how", choose(SKIPPING, "before", "applying", "inside-steps"))
 def test_a_step_that_one_rank_skips_ends_it_with_the_remedy(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how)
     assert sorted(agent.ended) == [0, 1], "the other one goes on from its memory"
@@ -41,7 +46,7 @@ def test_a_step_that_one_rank_skips_ends_it_with_the_remedy(tmp_path: Path, how:
     assert max(step for _, step in find_norms(agent)) == 8
 
 
-@pytest.mark.parametrize("how", STOPPING)
+@pytest.mark.parametrize("how", choose(STOPPING, "stop"))
 def test_training_that_one_rank_ends_early_ends_it_with_the_remedy(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how)
     assert sorted(agent.ended) == [0, 1]
@@ -51,7 +56,7 @@ def test_training_that_one_rank_ends_early_ends_it_with_the_remedy(tmp_path: Pat
 
 
 @needs_fsdp_on_cpu
-@pytest.mark.parametrize("how", ["before", "applying", "inside-steps", "stop"])
+@pytest.mark.parametrize("how", choose(["before", "applying", "inside-steps", "stop"], "applying"))
 def test_it_is_told_of_a_sharded_model_too(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how, KIND="sharded")
     assert 1 in agent.ended
@@ -59,7 +64,7 @@ def test_it_is_told_of_a_sharded_model_too(tmp_path: Path, how: str) -> None:
     assert all(len(norms) == 1 for norms in find_norms(agent).values())
 
 
-@pytest.mark.parametrize("how", [*SKIPPING, *STOPPING, "slow"])
+@pytest.mark.parametrize("how", choose([*SKIPPING, *STOPPING, "slow"], "before", "slow"))
 def test_what_all_ranks_do_is_no_error(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how, ALL="1")
     assert sorted(agent.ended) == [0, 0]

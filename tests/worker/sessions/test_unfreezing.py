@@ -36,7 +36,7 @@ def test_what_a_script_has_unfrozen_is_trained_in_the_next_worlds_too(tmp_path: 
             agent.wait(lambda: [row["step"] for row in agent.rows].count(7) == 3, "eight steps")
             agent.tell(announced=True)
             Path(tmp_path, "told").touch()
-        agent.run(60)
+        agent.run()
     assert sorted(agent.ended) == ([0, 0, 0] if ends == "announced" else [-9, 0, 0])
     weights = {row["step"]: row["weight"] for row in agent.rows}
     assert len(set(weights.values())) == 11, "it is the same in the first three steps, and changes in each later one"

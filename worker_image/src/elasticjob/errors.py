@@ -23,6 +23,10 @@ class WorldLostError(ElasticJobError, RuntimeError):
     """The world lost a member. A session catches this at the end of the step and continues in the next world."""
 
 
+class StepsDifferError(ElasticJobError):
+    """The ranks of a session do not make the same steps: one has skipped a step, or has ended, and others have not."""
+
+
 class ReplicasDifferError(ElasticJobError, RuntimeError):
     """The ranks of a session have different parameters again and again, and nobody knows which of them are right."""
 

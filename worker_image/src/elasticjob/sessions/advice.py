@@ -75,19 +75,29 @@ def judge_groups(before: int, now: int) -> str:
     )
 
 
-def _has_gradients(parameters: Iterable[torch.Tensor]) -> bool:
-    return any(one.grad is not None for one in parameters)
+def has_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Whether any of the parameters of these optimizers has a gradient."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return any(one.grad is not None for group in groups for one in group["params"])
 
 
 def judge_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """What is wrong with a step that no optimizer has applied, and no GradScaler has skipped."""
-    if not any(_has_gradients(group["params"]) for optimizer in optimizers for group in optimizer.param_groups):
+    if not has_gradients(optimizers):
         return ""
     return (
         "a block of `with session.step()` has ended without optimizer.step(), and its gradients are still there. If"
         " they are accumulated over several blocks: its samples count as used, and a loss or a joiner makes the"
         " gradients wrong. Accumulate with ElasticDistributedSampler(micro_batch_size=...) and step if"
         " session.ends_step. If the step was left out on purpose: call optimizer.zero_grad() inside of the block."
+    )
+
+
+def judge_left(error: str) -> str:
+    """What is wrong with a block that an exception has ended, in a script that goes on, where no rank can be asked."""
+    return (
+        f"a block of `with session.step()` has ended with an exception ({error}), and the script goes on. If"
+        " other ranks have made this step, each trains another model from now on: skip a step on all ranks or on none."
     )
 
 
@@ -131,6 +141,12 @@ class Adviser:
         """A step ends without an optimizer."""
         if "gradients" not in self._told:
             self._tell("gradients", judge_gradients(optimizers))
+
+    def note_left(self, error: str) -> None:
+        """An exception has ended a block, on this rank at least, and the script goes on."""
+        if "left" not in self._told:
+            self._told.add("left")
+            logger.warning("Session: %s", judge_left(error))
 
     def end(self, world: object) -> None:
         """The block has ended."""

@@ -37,19 +37,21 @@ class Fence:
         self._before: int | None = None
         self._permitted: int | None = None  # the collectives of which all are right
         self._has_stepped = False
+        self.is_empty = False  # an optimizer had no gradients to apply: this rank may be the only one
         self.is_skipped = False  # optimizers that a GradScaler has skipped were not meant to step, on any rank
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
 
     def begin(self) -> None:
         """A step begins; with several micro-batches, each of them."""
         if not self.is_open:
             self.is_divided = self._has_stepped = False
-            self._permitted = self._failure = None
+            self._permitted = self.failure = None
+            self.is_empty = False
         self.is_open = True
 
     def note_failure(self, error: Exception) -> None:
         """The world has failed in this step. The script may catch the error, and go on without reduced gradients."""
-        self._failure = error
+        self.failure = error
 
     def begin_applying(self, agree: Callable[[], None]) -> None:
         """An optimizer is about to apply its part of the step, once all ranks `agree`. Raises WorldLostError if it must
@@ -84,15 +86,15 @@ class Fence:
         self.is_skipped = True
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise WorldLostError("a collective of this step has failed") from self._failure
+        if self.failure is not None:
+            raise WorldLostError("a collective of this step has failed") from self.failure
 
     def _asking(self, *questions: Callable[[], None]) -> None:
         try:
             for ask in questions:
                 ask()
         except Exception as error:  # the script may catch this one, too
-            self._failure = error
+            self.failure = error
             raise
 
     def commit(self, is_applied: bool) -> None:
@@ -103,7 +105,7 @@ class Fence:
         missing otherwise, either all ranks have left it out, or this script has caught the error of a collective, and
         the others will not come.
         """
-        if not is_applied or self._failure is not None:
+        if not is_applied or self.is_empty or self.failure is not None:
             self.hold()
             self._meet()
         self.close()

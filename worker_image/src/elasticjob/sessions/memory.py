@@ -53,6 +53,7 @@ class Memory:
         self._knows_usual = False  # there was a complete step in this process
         self._clean = True  # no step is partially applied
         self._undo = Undo(one for one in extras.values() if not _is_optimizer(one))
+        self._schedules = schedules.StepSchedules(extras.values())
         self._together: bool | None = None  # all optimizers have always stepped with one permission; None: no step yet
         self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
         self._epoch = recovery.NOWHERE  # whose batches the script reads, or has read last
@@ -71,6 +72,12 @@ class Memory:
         self._is_applying = False
         self._calls = dict.fromkeys(self._calls, 0)
         self._passed = {}
+
+    def begin_step(self) -> None:
+        """A step begins, and not only a further micro-batch of it."""
+        if self._can_go_back:
+            further = (one for one in self._extras.values() if _is_optimizer(one))
+            self._schedules.keep([self.model_state.optimizer, *further])
 
     def note_applying(self, optimizer: Any) -> None:
         """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back."""
@@ -112,7 +119,9 @@ class Memory:
         """Record that the step is applied on this rank. `is_divided`: its optimizers did not have one permission."""
         self.committed += 1
         if is_divided is not None:
+            self._schedules.note_step()
             self._together = self._together is not False and self._is_whole() and not is_divided
+        self._schedules.forget()
         self._undo.forget()
         made = self._count_calls(with_skipped=True)
         self._usual = {name: max(usual, made[name]) for name, usual in self._usual.items()}
@@ -187,10 +196,12 @@ class Memory:
         """
         is_applied = self._is_whole(with_skipped=True) if was_skipped else self._knows_usual and self._is_whole()
         if is_applied and was_last_batch and not self._is_applying:
+            self._schedules.catch_up()
             self.commit()
         elif self._undo.is_needed:
             # One of several optimizer calls may be missing, or a part of one.
             self._clean = self._undo.take_back() and self._clean
+            self._schedules.take_back()
         elif was_ready and list(self._usual.values()) == [1]:
             if self.virtual is not None:
                 self.virtual.buffers.undo()
@@ -199,6 +210,8 @@ class Memory:
             if self.virtual is not None:
                 self.virtual.buffers.apply()
             self.model_state.keep(self.committed + 1, generation)
+        else:
+            self._schedules.take_back()
         if self.virtual is not None:
             self.virtual.take_back()
         self.begin()

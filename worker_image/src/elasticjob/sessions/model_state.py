@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -67,6 +67,10 @@ class ModelState(Protocol):
     @property
     def lone_shards(self) -> tuple[int, ...]:
         """After a loss: the shards of the model that are in the memory of this rank, and not of all; else none."""
+
+    @property
+    def groups(self) -> Sequence[Any]:
+        """The process groups, besides the default one, in which a step of the model meets other ranks."""
 
     def connect(self, generation: int) -> None:
         """Create the process groups that this world needs besides the default one, which exists already."""
@@ -158,6 +162,12 @@ class ElasticModel(Transparent):
         self.has_run = self.has_run or torch.is_grad_enabled()
         return self._find()(*args, **kwargs)
 
+    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
+        """As of DDP: the backward passes in this block reduce nothing. In a world without DDP, they do not anyway."""
+        found = self._find()
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        return found.no_sync() if isinstance(found, DistributedDataParallel) else context
+
 
 def check_groups(optimizer: torch.optim.Optimizer, theirs: Mapping[str, Any]) -> None:
     """Raises ConfigurationError if this optimizer cannot get the state of another rank's, because it has other
@@ -180,6 +190,7 @@ class ReplicatedModelState:
     has_copies = False  # not needed: every rank has the whole model
     shards = 1
     lone_shards = ()
+    groups = ()
 
     def __init__(
         self,

@@ -1,14 +1,22 @@
-"""Whether the learning rates of all ranks will be the same: what a scheduler's state does not tell.
+"""The learning rates of a session: those of all ranks are the same, and belong to the step that was made last.
 
 torch keeps no function in the state of a LambdaLR. A joiner makes its own, for example from `len(loader)`, which is
 another number in another world: ranks with different learning rates train different models. So the values of these
 functions are compared, at some steps.
+
+A loss breaks the block of a step off anywhere. If the step is taken back, so are its schedulers, wherever in the block
+they step. If the optimizer has applied it, the step counts, though the script did not come to a scheduler after it: one
+that makes each step makes this one too.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 _STEPS = (1, 2, 5, 10, 50, 100, 1_000, 10_000, 100_000)
 
@@ -35,3 +43,75 @@ def _call(function: Callable[[int], Any], step: int) -> float | None:
         return float(function(step))
     except Exception:
         return None
+
+
+class StepSchedules:
+    """The schedulers among some objects, and what they change of these optimizers: as they were before a step."""
+
+    def __init__(self, extras: Iterable[Any]) -> None:
+        self._schedulers = [one for one in extras if isinstance(one, LRScheduler)]
+        self._states: list[dict[str, Any]] = []
+        self._counts: list[int] = []  # how often each had stepped
+        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []  # each group of parameters, and what it was
+        self._steps_always: list[bool | None] = [None] * len(self._schedulers)  # once in each step; None: no step yet
+
+    def keep(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """A step begins."""
+        if self._schedulers:
+            self._states = [_copy(one.state_dict()) for one in self._schedulers]
+            self._counts = list(map(_count, self._schedulers))
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+            self._groups = [(group, _copy(_without_parameters(group))) for group in groups]
+
+    def note_step(self) -> None:
+        """The script's block has come to its end."""
+        for index, made in enumerate(self._count_steps()):
+            self._steps_always[index] = self._steps_always[index] is not False and made == 1
+
+    def catch_up(self) -> None:
+        """The step counts, and the script's block was broken off after the optimizer."""
+        for scheduler, always, made in zip(self._schedulers, self._steps_always, self._count_steps(), strict=True):
+            if always and made == 0 and not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+
+    def take_back(self) -> None:
+        """The step is taken back."""
+        for scheduler, state in zip(self._schedulers, self._states, strict=bool(self._states)):
+            scheduler.load_state_dict(_copy(state))
+        for group, before in self._groups:
+            for name, value in before.items():
+                if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
+                    group[name].copy_(value)  # some optimizers, and those that are compiled, know the tensor itself
+                else:
+                    group[name] = value
+        self.forget()
+
+    def forget(self) -> None:
+        """The step is over."""
+        self._states, self._counts, self._groups = [], [], []
+
+    def _count_steps(self) -> list[int]:
+        """How often each has stepped in this step."""
+        counts = self._counts or list(map(_count, self._schedulers))
+        return [_count(one) - before for one, before in zip(self._schedulers, counts, strict=True)]
+
+
+def _count(scheduler: Any) -> int:
+    parts = getattr(scheduler, "_schedulers", ())
+    if parts and not hasattr(scheduler, "last_epoch"):  # a chain of others, which step together
+        return _count(parts[0])
+    return int(scheduler.last_epoch)
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _copy(state: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy, in little time for what most schedulers have."""
+    plain = (int, float, str, type(None))
+    return {name: value if isinstance(value, plain) else _copy_tensor(value) for name, value in state.items()}
+
+
+def _copy_tensor(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,9 @@ from elasticjob.channel import completion, control, progress
 from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
-from elasticjob.errors import ConfigurationError, WorldLostError
-from elasticjob.sessions.advice import Adviser
+from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
+from elasticjob.sessions import meetings
+from elasticjob.sessions.advice import Adviser, has_gradients
 from elasticjob.sessions.fence import Fence
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import hook
@@ -54,6 +56,7 @@ class Block:
     """A block of code between two steps."""
 
     is_whole: bool = False  # it has come to its end, and no member was lost until then
+    failure: Exception | None = None  # of a collective in it, which the script may have caught
 
 
 class Session:
@@ -134,6 +137,8 @@ class Session:
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         lasting = [*self._further, *([] if optimizer is None else [optimizer])]
         self._adviser = Adviser(extras, lasting, self._memory.knows, lambda: self.rank == 0)
+        self._block: Block | None = None  # between two steps, of the script's
+        self._left_by: str | None = None  # the exception that has ended the last block, but not what it holds
         self._went_back = False  # to a step before the last one, in the same world
         if client is not None:
             waits.tell(self._note)
@@ -218,6 +223,7 @@ class Session:
             self._in_batches = False
 
     def _remaining(self, loader: Iterable[Any]) -> Iterator[Any]:
+        self._settle()
         self._replicas.keep()
         self._memory.begin_epoch()
         epoch = getattr(self.sampler, "epoch", None)
@@ -235,6 +241,7 @@ class Session:
                     break
                 self._micro = micro
                 yield batch
+                self._settle()
                 if not self._worlds.is_running or self._went_back:
                     break
             if not self._went_back and self._is_epoch_over():
@@ -261,6 +268,7 @@ class Session:
         In a loop without `batches`, the next world is entered here, before the block. In an ElasticJob, raises
         ConfigurationError if such a loop has an ElasticDistributedSampler.
         """
+        self._settle()
         if not self._in_batches and self._worlds.can_change and hasattr(self.sampler, "steps"):
             raise ConfigurationError(
                 "step() needs a batch from session.batches(loader): a loop over the loader itself, or over"
@@ -271,6 +279,9 @@ class Session:
             self._break(WorldLostError("a member was lost"))
         if not self._in_batches and not self._worlds.is_running:
             self._worlds.change()
+        if not self._fence.is_open:
+            self._memory.begin_step()
+        self._worlds.begin_block(begins_step=not self._fence.is_open)
         self._memory.begin()
         self._fence.begin()
         self._adviser.begin(self.regroups)
@@ -282,24 +293,53 @@ class Session:
             if self._micro is None:
                 raise ConfigurationError("with virtual ranks, step() needs a batch from session.batches(loader).")
             virtual.begin(self._micro)
-        with self._surviving():
-            with self._model_state.accumulate(virtual is None and not self.ends_step):
-                self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
-                yield
-            self._worlds.interrupter.allowed = False
-            if virtual is not None:
-                virtual.finish()
-            if self.ends_step:
-                if not self._memory.applied and not self._fence.is_skipped and getattr(self.model, "has_run", True):
-                    self._adviser.look_at_gradients((self.optimizer, *self._further))
-                self._fence.commit(self._memory.have_all_stepped(self._fence.is_skipped))
-                self._memory.commit(self._fence.is_divided)
-                self._buffers.forget()
-                self._memory.note_committed()
-                completion.steps.end()
-                self._went_back = self._replicas.check()
-                self._worlds.end_step()
+        before = self.committed
+        try:
+            with self._surviving():
+                with self._model_state.accumulate(virtual is None and not self.ends_step):
+                    self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
+                    yield
+                self._worlds.interrupter.allowed = False
+                if virtual is not None:
+                    virtual.finish()
+                if self.ends_step:
+                    if not self._memory.applied and not self._fence.is_skipped and getattr(self.model, "has_run", True):
+                        self._adviser.look_at_gradients((self.optimizer, *self._further))
+                    self._commit(self._memory.have_all_stepped(self._fence.is_skipped))
+        except BaseException as error:
+            self._left_by = _describe(error) if self.committed == before else None
+            raise
         self._adviser.end(self.regroups)
+
+    def _commit(self, is_applied: bool) -> None:
+        self._fence.commit(is_applied and not self._worlds.has_met_less())
+        self._memory.commit(self._fence.is_divided)
+        self._buffers.forget()
+        self._memory.note_committed()
+        completion.steps.end()
+        self._went_back = self._replicas.check()
+        self._worlds.end_step()
+
+    def _settle(self) -> None:
+        """If an exception has ended the last block, and the script goes on: all ranks have to have left it so."""
+        if self._left_by is None:
+            return
+        if not self._worlds.can_change and self.world_size > 1:
+            self._adviser.note_left(self._left_by)
+        with self._surviving():
+            if self._memory.virtual is not None:
+                self._memory.virtual.take_back()
+            if self.ends_step:
+                self._commit(is_applied=False)
+            else:
+                self._meet()
+        self._adviser.end(self.regroups)
+        self._left_by = None
+
+    def _meet(self) -> None:
+        failure = self._fence.failure
+        reason = self._left_by or (_describe(failure) if failure else "no optimizer has applied gradients")
+        self._worlds.meet(meetings.SKIPPED, reason)
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -322,11 +362,14 @@ class Session:
         right if `is_whole` of the block is true afterwards. Code outside of any block of a session runs to its end
         first, and ends the process if one of its collectives fails.
         """
+        self._settle()
         try:
-            block = Block()
+            block = self._block = Block()
             self._worlds.interrupter.allowed = True
             yield block
             self._worlds.interrupter.allowed = False
+            if block.failure is not None:
+                raise WorldLostError("a collective of this block has failed") from block.failure
             self._worlds.hold()
             block.is_whole = True
         except Exception as error:
@@ -337,16 +380,28 @@ class Session:
             self._worlds.break_off(error)
         finally:
             self._worlds.interrupter.allowed = False
+            self._block = None
 
     def close(self) -> None:
-        """Leave the world in order, once every rank has finished the last step."""
+        """Leave the world in order, once every rank has finished the last step.
+
+        Raises StepsDifferError if other ranks make further steps, unless an exception ends the script anyway.
+        """
         self._adviser.close()
         if self._closed or not dist.is_initialized():
             return
-        self._closed = True
-        self._worlds.close()
+        error = sys.exc_info()[1]  # which ends the script, or so it seems
+        try:
+            if error is None:
+                self._settle()
+            self._closed = True
+            self._worlds.close()
+        except StepsDifferError:
+            self._worlds.give_up()
+            if error is None:
+                raise
 
-    def _begin_apply(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _begin_apply(self, optimizer: torch.optim.Optimizer, given: Any = (), more: Any = None) -> None:
         if self._memory.virtual is not None:
             self._memory.virtual.finish()
         self._worlds.interrupter.allowed = False
@@ -354,6 +409,9 @@ class Session:
             self._fence.begin_applying(self._agree)
         if not self._memory.applied:  # a script may drop the gradients between the steps of two optimizers
             self._model_state.check_gradients()
+        makes_them = bool(given or more)  # a closure
+        if self._fence.is_open and self._is_replicated and not makes_them and not has_gradients([optimizer]):
+            self._fence.is_empty = True
         self._memory.note_applying(optimizer)
 
     def _agree(self) -> None:
@@ -401,14 +459,16 @@ class Session:
         self._buffers.take_back()
 
     def _note(self, error: Exception) -> None:
-        """A backward pass or a collective of a step has failed; the script may catch the error."""
-        if self._fence.is_open and self._worlds.is_failure(error):
+        """A backward pass or a collective of a block has failed; the script may catch the error."""
+        if self._block is not None and self._worlds.is_failure(error):
+            self._block.failure = error
+        elif self._fence.is_open and self._worlds.is_failure(error):
             self._fence.note_failure(error)
 
     def _make_fence(self, groups: ProcessGroups) -> Fence:
         if not self._worlds.can_change:  # nobody could repeat a step
             return Fence(self._worlds.hold, lambda: None, lambda: None)
-        return Fence(self._worlds.hold, groups.count_collectives, groups.barrier, groups.is_queued)
+        return Fence(self._worlds.hold, groups.count_collectives, self._meet, groups.is_queued)
 
     def _enter_world(self) -> None:
         """Call `on_world`, for example to load a checkpoint."""
@@ -429,6 +489,10 @@ class Session:
             if self.committed != before:
                 self._memory.keep_place()
         self._replicas.enter()
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _bind(device: torch.device | None) -> torch.device:

@@ -20,10 +20,11 @@ from elasticjob.channel.place import Place
 from elasticjob.collectives import messages
 from elasticjob.context import leaving
 from elasticjob.env import GENERATION
-from elasticjob.errors import WorldLostError
-from elasticjob.sessions import machine
+from elasticjob.errors import StepsDifferError, WorldLostError
+from elasticjob.sessions import machine, meetings
 from elasticjob.sessions.interrupt import Interrupter
 from elasticjob.sessions.machine import Stage
+from elasticjob.sessions.meetings import Meetings
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
 from elasticjob.sessions.promises import Promises
@@ -54,6 +55,7 @@ class Worlds:
         self._calls: queue.SimpleQueue[Place] = queue.SimpleQueue()
         self._place: Place | None = None  # in the world that was entered last
         self._promises: Promises | None = None
+        self._meetings: Meetings | None = None  # of a world of several ranks
         self.interrupter = Interrupter(lambda: self.state.is_lost, self._shut_down)
 
     @property
@@ -86,6 +88,7 @@ class Worlds:
             self._on_world()
             self._step(machine.Entered())
             return
+        groups.watch_messages()
         self._client.listen(self._on_message)
         self._client.want(control.SESSION)
         started_in = place.from_environ(os.environ)
@@ -136,12 +139,55 @@ class Worlds:
             self._client.send({"type": control.RESTART, "message": reason})
         raise SystemExit(1)
 
+    def begin_block(self, begins_step: bool) -> None:
+        """A block begins: a step, or a further micro-batch of it. Raises StepsDifferError if this rank is known to make
+        other steps than the others.
+        """
+        if self._meetings is not None:
+            self._meetings.begin_block(begins_step)
+            if self._meetings.other:
+                raise StepsDifferError(self._explain(self._meetings, meetings.SKIPPED, "and has gone on"))
+
+    def has_met_less(self) -> bool:
+        """Whether this rank has entered fewer collectives in this step than ever before in this world."""
+        return self._meetings is not None and self._meetings.has_met_less()
+
+    def meet(self, waits: str, reason: str = "") -> None:
+        """Wait until all ranks of the world are here; `waits` says what for. Raises StepsDifferError if one of them
+        will never come, and whatever a collective raises in a world that is lost.
+        """
+        here = self._meetings
+        if here is None or not self.is_whole:
+            self.groups.barrier()
+            return
+        if not here.other:
+            with here.waiting() as mine:
+                try:
+                    # gloo takes the message of a rank that is in another collective of the same kind, and ends the
+                    # process if the sizes differ. Only a script's own barrier is of this kind.
+                    self.groups.barrier()
+                    rows = messages.all_gather_integers(mine.as_row(waits), self.groups.flags)
+                    here.other = meetings.judge_rows(rows, self.rank)
+                except RuntimeError:
+                    if not here.other:
+                        raise
+        if here.other:
+            raise StepsDifferError(self._explain(here, waits, reason)) from None
+
+    def _explain(self, here: Meetings, waits: str, reason: str) -> str:
+        return meetings.explain(waits, here.blocks, self.rank, here.other, reason)
+
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step."""
         try:
-            self.groups.barrier()
+            self.meet(meetings.OVER)
         except RuntimeError as error:
             logger.warning("The world broke after the last step: %s", error)
+        self._leave()
+
+    def give_up(self) -> None:
+        """The script ends with an error: leave the world, and let the others notice."""
+        self.break_off(RuntimeError("the script has ended with an error"))
         self._leave()
 
     def _step(self, event: machine.Event) -> tuple[machine.Action, ...]:
@@ -196,6 +242,9 @@ class Worlds:
     def _leave(self) -> None:
         if self._promises is not None:
             self._promises.leave()
+        if self._meetings is not None:
+            self._meetings.leave()
+            self._meetings = None
         if self.state.stage is not Stage.BROKEN:
             leaving.leave(_SAVE_SECONDS)
         self._memory.model_state.unbind()
@@ -277,7 +326,13 @@ class Worlds:
             return False
         self._step(machine.Entered())
         self.entered += 1
+        if called.world_size > 1:
+            self._meetings = Meetings(called, self._count_entered, self.groups.abort, self.is_lost)
         return True
+
+    def _count_entered(self) -> dict[str, int]:
+        """The collectives of the groups in which only the script's thread meets other ranks."""
+        return groups.count_each([dist.group.WORLD, *self._memory.model_state.groups])
 
     def _enter(self, called: Place) -> None:
         model_state = self._memory.model_state

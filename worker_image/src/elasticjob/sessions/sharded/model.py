@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from elasticjob.torchcompat import sharding
 from elasticjob.torchcompat.sharding import DTensor
 
 logger = logging.getLogger("elasticjob")
+
+_SECTIONS = ("model", "optimizer", "trainable")  # of a state
 
 Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
 
@@ -69,6 +71,10 @@ class ShardedModelState:
     @property
     def has_copies(self) -> bool:
         return self._mesh is not None and self._mesh.ndim == 2 and self._mesh.size(0) > 1
+
+    @property
+    def groups(self) -> Sequence[Any]:
+        return [] if self._mesh is None else self._mesh.get_all_groups()
 
     @property
     def shards(self) -> int:
@@ -127,7 +133,8 @@ class ShardedModelState:
 
     def _read(self) -> dict[str, Any]:
         model, optimizer = self._present()
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "trainable": trainable}
 
     def unbind(self) -> None:
         self._made = self._flags = None
@@ -190,10 +197,10 @@ class ShardedModelState:
         self._held = {}
 
     def state(self) -> dict[str, Any]:
-        return self._whole or {"model": None, "optimizer": None}
+        return self._whole or dict.fromkeys(_SECTIONS)
 
     def load(self, value: dict[str, Any]) -> None:
-        self._whole = {"model": value["model"], "optimizer": value["optimizer"]}
+        self._whole = {name: value[name] for name in _SECTIONS}
 
     def settle(self, step: int) -> tuple[int, ...]:
         has_trained = self._whole is not None and self._whole["model"] is not None
@@ -222,6 +229,8 @@ class ShardedModelState:
     def _fill(self, whole: dict[str, Any]) -> None:
         model, optimizer = self._present()
         model.load_state_dict(shard_like(model.state_dict(), whole["model"]))
+        for name, parameter in model.named_parameters():  # the script may have unfrozen some since they were built
+            parameter.requires_grad_(name in whole["trainable"])
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = whole["optimizer"]
         states = {

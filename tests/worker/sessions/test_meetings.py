@@ -1,0 +1,42 @@
+"""Who comes to a meeting of all ranks, and who never will: the decisions, without processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.sessions import meetings
+from elasticjob.sessions.meetings import OVER, SKIPPED, Position
+
+MINE = Position(4, {"world": 9})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "found"),
+    [
+        pytest.param(Position(4, {"world": 9}), "", id="it computes, or is there, or evaluates"),
+        pytest.param(Position(3, {"world": 8}), "", id="it is slower"),
+        pytest.param(Position(3, {"world": 10}), "", id="something old"),
+        pytest.param(Position(4, {"world": 10}), "collective of block 4", id="it reduces gradients"),
+        pytest.param(Position(5, {"world": 9}), "has begun block 5", id="it goes on"),
+        pytest.param(Position(4, {"another": 99}), "", id="groups of others say nothing"),
+        pytest.param(Position(4), "", id="torch does not count"),
+    ],
+)
+def test_whether_another_rank_may_still_come(theirs: Position, found: str) -> None:
+    said = meetings.judge(MINE, theirs)
+    assert bool(said) == bool(found)
+    assert found in said
+
+
+@pytest.mark.parametrize(
+    ("waits", "found"),
+    [
+        ([(SKIPPED, 4, 9), (SKIPPED, 4, 9)], ""),
+        ([(SKIPPED, 4, 9), (OVER, 3, 9)], "rank 1 has ended its training after block 3"),
+        ([(OVER, 4, 9), (SKIPPED, 4, 9)], "rank 1 has left block 4 without a step"),
+        ([(SKIPPED, 4, 9), (SKIPPED, 4, 10)], "rank 1 has entered 10 collectives in this world, and this one 9"),
+    ],
+)
+def test_ranks_that_have_met_compare_where_they_are(waits: list[tuple[str, int, int]], found: str) -> None:
+    rows = [Position(blocks, {"world": entered}).as_row(reason) for reason, blocks, entered in waits]
+    assert meetings.judge_rows(rows, 0) == found
