@@ -38,7 +38,7 @@ def test_a_line_has_exactly_the_documented_keys_in_their_order() -> None:
     line = harness.Result("rescale", "start", [1.0], "torchrun", [4.0]).line({"machine": "a machine"})
     assert list(line) == ["benchmark", "case", "seconds", "repeats", "peer", "peerValue", "ratio", "machine"]
     assert line["ratio"] == 0.25
-    rate = harness.Result("collectives", "all_reduce", [1.0], "TCP", [None], "rate").line({})
+    rate = harness.Result("controlplane", "pods created a second", [1.0], "Jobs", [None], "rate").line({})
     assert list(rate)[2] == "rate"
     assert rate["ratio"] is None, "a peer that never did it has no ratio"
 
