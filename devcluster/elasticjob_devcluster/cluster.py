@@ -196,9 +196,6 @@ class Cluster:
     def restart_etcd(self) -> None:
         self._command(op="restart", component="etcd")
 
-    def restart_component(self, name: str) -> None:
-        self._command(op="restart", component=name)
-
     def cordon(self, name: str, *, on: bool = True) -> None:
         body = {"spec": {"unschedulable": on or None}}
         self.kube.request("PATCH", f"/api/v1/nodes/{name}", body, content_type=MERGE)

@@ -13,7 +13,6 @@ from typing import Final
 from elasticjob_devcluster.containerd.tools import PATH
 
 MAX_NODES: Final = 50
-API_SERVICE: Final = "10.96.0.1"  # the first address of the control plane's Service range
 
 
 def bridge_name(cluster: int) -> str:

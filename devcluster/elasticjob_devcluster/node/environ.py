@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 Raw = Mapping[str, Any]
-Lookup = Callable[[str], Mapping[str, str] | None]
 
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]*)\)")
 _SUBSCRIPT: Final = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
