@@ -42,10 +42,12 @@ def compile_rule(rule: str) -> celpy.Runner:
 
 def find_violations(schema: dict[str, Any], value: Any, old: Any = None) -> Iterator[str]:
     """The messages of the rules that this value, or this change of the whole, breaks."""
-    for validation in schema.get("x-kubernetes-validations", ()):
+    rules = schema.get("x-kubernetes-validations", ())
+    known = {"self": json_to_cel(value)} if rules else {}
+    known |= {"oldSelf": json_to_cel(old)} if rules and old is not None else {}
+    for validation in rules:
         if old is None and "oldSelf" in validation["rule"]:
             continue  # as the API server does where an object is made
-        known = {"self": json_to_cel(value)} | ({} if old is None else {"oldSelf": json_to_cel(old)})
         if not compile_rule(validation["rule"]).evaluate(known):
             yield validation["message"]
     if isinstance(value, dict):
