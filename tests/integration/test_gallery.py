@@ -128,7 +128,7 @@ def test_the_agent_meets_before_it_assigns_ranks_and_starts(play: Play) -> None:
 
 
 def test_a_job_of_a_pool_with_a_size_by_hand(play: Play) -> None:
-    assert len(play("digits-pool", Run(2, ("--epochs=4",)))) > 0
+    assert len(play("digits-pool", Run(1, ("--epochs=1",)))) > 0
 
 
 @needs_fsdp_on_cpu
@@ -140,6 +140,7 @@ def test_fsdp_splits_the_parameters_and_continues_at_another_size(play: Play) ->
     assert after[0]["losses"][-1] < before[0]["losses"][0] / 2
 
 
+@pytest.mark.long  # test_sessions.py has it with a loss, tests/worker/sessions/test_sharded.py the copies
 @needs_fsdp_on_cpu
 def test_a_session_holds_two_copies_of_a_sharded_model(play: Play) -> None:
     said = play("fsdp-session", Run(4, ("--epochs=2",)))
@@ -164,11 +165,13 @@ def test_digits_reaches_its_accuracy(play: Play) -> None:
     assert done[-1]["accuracy"] >= 0.95
 
 
+@pytest.mark.long  # test_checkpoints.py runs the manifest to its end, with a loss
 def test_digits_needs_no_volume(play: Play) -> None:
     done = [facts for facts in play("digits-copies", Run(2, ("--epochs=1",))) if facts["event"] == "done"]
     assert len(done) == 2
 
 
+@pytest.mark.long  # that of a job that checks its nodes runs the same script; test_sessions.py has the manifest
 def test_the_session_has_the_same_result_on_all_ranks(play: Play) -> None:
     said = play("digits-session", Run(2, ("--epochs=4",)))
     first, second = (facts["accuracy"] for facts in said if facts["event"] == "done")
@@ -177,7 +180,8 @@ def test_the_session_has_the_same_result_on_all_ranks(play: Play) -> None:
 
 def test_a_job_that_checks_its_nodes_first(play: Play) -> None:
     said = play("health", Run(2, ("--epochs=4",)))
-    assert [facts["accuracy"] >= 0.9 for facts in said if facts["event"] == "done"] == [True, True]
+    first, second = (facts["accuracy"] for facts in said if facts["event"] == "done")
+    assert first == second >= 0.9
 
 
 def test_the_same_curve(play: Play) -> None:
@@ -207,6 +211,7 @@ def test_steps_write_one_line_a_step(play: Play, tmp_path: Path) -> None:
     assert set(lines[0]) == {"t", "rank", "world", "pid", "generation", "step"}
 
 
+@pytest.mark.long  # tests/integrations/test_kueue_page.py applies the manifest, and waits for its end
 def test_a_job_for_a_queue_is_a_job_like_any_other(play: Play, tmp_path: Path) -> None:
     """What its label means is tried in tests/integrations."""
     play("queued", Run(2, ("--out={}", "--steps=3", "--step-seconds=0.01")))
@@ -216,7 +221,7 @@ def test_a_job_for_a_queue_is_a_job_like_any_other(play: Play, tmp_path: Path) -
 def test_a_job_takes_what_it_leaves_out_from_its_template(play: Play, jobs: Jobs, tmp_path: Path) -> None:
     template = yaml.safe_load((MANIFESTS / "templates" / "small.yaml").read_text())
     jobs.cluster.kube.request("POST", f"{GROUP}/namespaces/{jobs.namespace}/elasticjobtemplates", template)
-    play("templates/steps", Run(2, ("--out={}", "--steps=3", "--step-seconds=0.01")))
+    play("templates/steps", Run(1, ("--out={}", "--steps=3", "--step-seconds=0.01")))
     assert list(tmp_path.glob("*.jsonl"))
 
 
