@@ -72,6 +72,12 @@ def test_a_full_disk_is_one_clear_error_on_every_rank(gang: list[Member]) -> Non
         assert member.results["after"] == [3, 1]
 
 
+def test_a_save_that_failed_leaves_its_room_to_others(gang: list[Member]) -> None:
+    for member in gang[:2]:
+        assert member.results["remains"] == ["step-00000001"]
+    assert "full/.tmp-step-00000002" not in gang[0].stderr, "nothing has interrupted it"
+
+
 def test_the_signal_at_one_rank_saves_on_all_and_answers_one_that_comes_late(gang: list[Member]) -> None:
     assert [member.results["heard"] for member in gang[:2]] == [[True], [True]]
     assert [member.results["asked"] for member in gang[:2]] == [[3], [3]]

@@ -108,7 +108,9 @@ def full_disk(kind: str, directory: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         say("full", str(error))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    dist.barrier()  # rank 0 has waited too
     say("left", checkpoint.steps())
+    say("remains", sorted(path.name for path in Path(directory).iterdir()))
     checkpoint.save(3, wait=True)
     say("after", checkpoint.steps())
 
