@@ -139,6 +139,19 @@ def test_a_script_ends_as_it_does_by_itself_and_the_agent_knows_why(launchers: L
     assert found.message == wanted or (wanted and found.message and found.message.startswith(wanted))
 
 
+def test_a_script_in_a_pipe_is_refused_because_the_next_start_would_find_none(tmp_path: Path) -> None:
+    """`torchrun /dev/stdin` in a shell: a worker that is started again reads an empty script, and ends well."""
+    error = tmp_path / "error.json"
+    ran = subprocess.run(
+        [sys.executable, "-u", "-m", "elasticjob.launch.standby", "run", "/dev/stdin"],
+        input="print('ran')", env=os.environ | {"TORCHELASTIC_ERROR_FILE": str(error)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    assert "'/dev/stdin' is a pipe" in ran.stderr
+    assert "'/dev/stdin' is a pipe" in json.loads(error.read_text())["message"]["message"]
+
+
 @pytest.mark.parametrize("launcher", ["elasticjob-run", "torchrun"])
 @pytest.mark.parametrize(
     ("script", "code", "message"),

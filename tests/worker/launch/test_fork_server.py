@@ -58,3 +58,24 @@ def test_a_worker_that_is_ordered_at_once_imports_no_compiler_either(tmp_path: P
         [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True
     )
     assert done.stdout.split() == ["True", "0", "True", "0"], done.stderr
+
+
+def test_a_worker_whose_agent_has_stopped_waiting_for_it_ends_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import json, os, socket\n"
+        "from elasticjob.launch import fork_server\n"
+        "server = fork_server.ForkServer()\n"
+        "server.fork()\n"
+        "ours, theirs = socket.socketpair()\n"
+        "ours.close()\n"
+        "order = json.dumps({'argv': ['train.py'], 'env': dict(os.environ)}).encode() + b'\\n'\n"
+        "socket.send_fds(server._channel, [order], [1, 2, theirs.fileno()])\n"
+        "theirs.close()\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)\n"
+        "server.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True
+    )
+    assert done.stdout.split() == ["0"], done.stderr
+    assert "Traceback" not in done.stderr
