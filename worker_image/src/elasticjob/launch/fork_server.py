@@ -154,7 +154,10 @@ class ForkServer:
                     sent = socket.send_fds(self._channel, [text], files)
                     self._channel.sendall(text[sent:])
                 ours.settimeout(ANSWER_SECONDS)
-                pid = int(ours.makefile("rb").readline())
+                told = ours.makefile("rb").readline()
+                if not told:
+                    raise ProcessLookupError("the process has ended before it said which one it is")
+                pid = int(told)
                 ours.sendall(standby.GO)
             except (OSError, ValueError) as error:
                 logger.warning("The standby failed to start a worker (%s); from now on workers start cold.", error)

@@ -15,11 +15,12 @@ import io
 import os
 import pkgutil
 import runpy
+import stat
 import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _first: str | None = None  # what this process has put first on sys.path for the script
 
@@ -93,11 +94,11 @@ def _make_main() -> types.ModuleType:
 def _run_file(path: str) -> None:
     try:
         with io.open_code(path) as file:
+            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                _refuse(f"{path!r} is a pipe, which only the first worker can read: give torchrun a file.")
             content = file.read()
     except OSError as error:
-        text = f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
-        print(text, file=sys.stderr)
-        raise SystemExit(2) from OSError(text)
+        _refuse(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
     loader: importlib.machinery.SourcelessFileLoader | importlib.machinery.SourceFileLoader
     if path.endswith(".pyc") or content[:2] == importlib.util.MAGIC_NUMBER[:2]:
         loader = importlib.machinery.SourcelessFileLoader("__main__", path)
@@ -108,6 +109,11 @@ def _run_file(path: str) -> None:
     names = sys.modules["__main__"].__dict__
     names |= {"__file__": path, "__cached__": None, "__loader__": loader}
     exec(code, names)  # noqa: S102 - as the interpreter does
+
+
+def _refuse(text: str) -> NoReturn:
+    print(text, file=sys.stderr)
+    raise SystemExit(2) from OSError(text)
 
 
 def _is_path_safe() -> bool:

@@ -128,7 +128,11 @@ def _receive(channel: socket.socket) -> Order | None:
 
 def _fork_child_of(agent: int) -> bool:
     """Fork a process that the agent, a subreaper, adopts. Returns True in that process, False in the standby."""
-    between = os.fork()
+    try:
+        between = os.fork()
+    except OSError as error:  # the agent notices the missing answer
+        print(f"elasticjob: no worker can be forked: {error}", file=sys.stderr, flush=True)
+        return False
     if between:
         os.waitpid(between, 0)
         return False
@@ -164,9 +168,17 @@ def _take_over(order: Order) -> None:
     process.resume_collection()
     atexit.register(forking.thaw_what_is_counted)
     with socket.socket(fileno=order.answer) as answer:
+        if not _is_wanted(answer):
+            os._exit(0)
+
+
+def _is_wanted(answer: socket.socket) -> bool:
+    """Tell the agent which process this is, and whether it still waits for it."""
+    try:
         answer.sendall(b"%d\n" % os.getpid())
-        if answer.recv(1) != GO:
-            os._exit(0)  # the agent has stopped waiting for this worker
+        return answer.recv(1) == GO
+    except OSError:
+        return False
 
 
 def _open_streams() -> None:
