@@ -301,6 +301,9 @@ class Checkpointer:
                 problem, remedy = (0, str(error)), _MAKE_ROOM if temporary.is_dir() else _ONE_WRITER
         problem, remedy = messages.broadcast_json([problem, remedy], 0, self._files)
         if problem:
+            if remedy != _ONE_WRITER:
+                with contextlib.suppress(OSError):
+                    files.delete(temporary)  # on a full volume others need its room
             rank, text = problem
             raise CheckpointFailedError(
                 f"step {step} could not be saved in {self.directory}: rank {rank}: {text}. "
