@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gc
+import json
 import logging
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -28,6 +31,13 @@ async def by_namespace(token: str) -> auth.Identity | auth.Refusal:
         return auth.Refusal(401, "bad token")
     namespace, _, pod = token.partition("/")
     return auth.Identity(namespace, pod, f"uid-{pod}", "job")
+
+
+def make_token(namespace: str, pod: str, uid: str) -> str:
+    """A token as Kubernetes makes them, but for the signature."""
+    bound = {"namespace": namespace, "pod": {"name": pod, "uid": uid}}
+    claims = {"aud": ["elasticjob.dev"], "exp": time.time() + 3600, "kubernetes.io": bound}
+    return f"a.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c"
 
 
 async def status_of(running: RunningHub, token: str) -> int:
@@ -103,6 +113,31 @@ async def test_an_address_whose_tokens_fail_is_not_asked_about_any_more_and_othe
         assert asked == ["bad"] * 3
         async with connecting(Door("127.0.0.1", running.port, source="127.0.0.2")) as peer:
             assert await peer.upgrade("nice/pod-0") == 101
+
+
+async def test_forged_claims_of_one_address_leave_room_for_new_pods_of_the_namespace_that_they_name() -> None:
+    """Whoever connects writes into a token what he likes; the pods of the others have just been created."""
+    pod = auth.BoundPod("nice", "pod-0", "uid-0")
+    known: set[str] = set()
+
+    async def review(token: str) -> auth.BoundPod:
+        return pod
+
+    def find_pod(namespace: str, name: str, uid: str) -> str | None:
+        return "job" if uid in known else None
+
+    authenticate = auth.TokenAuthenticator(review, find_pod, find_seconds=60, unseen=8)
+    settings = replace(FAST, authenticate_seconds=60)
+    async with running_hub(settings, authenticate=authenticate) as running, contextlib.AsyncExitStack() as stack:
+        for number in range(20):
+            peer = await stack.enter_async_context(connecting(Door("127.0.0.1", running.port, source="127.0.0.2")))
+            await peer.request(make_token("nice", "pod-0", f"guess-{number}"), "Upgrade: websocket")
+        await eventually(lambda: running.hub.counts["refused:503"] == 16)
+        async with connecting(Door("127.0.0.1", running.port)) as peer:
+            coming = asyncio.create_task(peer.upgrade(make_token("nice", "pod-0", "uid-0")))
+            await eventually(lambda: coming.done() or running.hub.places["strangers"][0] == 5)
+            known.add("uid-0")
+            assert await coming == 101
 
 
 @pytest.mark.parametrize("token", ["", "nice/pod-0"], ids=["unauthenticated", "authenticated"])
