@@ -39,7 +39,7 @@ PARALLEL = 32  # requests to the API server, as the operator's default
 SWARM = Path(__file__).with_name("agent_swarm.py")
 
 
-async def by_name(token: str) -> auth.Identity | auth.Refusal:
+async def by_name(token: str, address: str) -> auth.Identity | auth.Refusal:
     job, _, pod = token.partition("/")
     return auth.Identity("default", pod, pod, job)
 

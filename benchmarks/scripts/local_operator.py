@@ -27,7 +27,7 @@ from elasticjob_operator.sizing import legal
 JOB = ("bench", "job")
 
 
-async def identify(token: str) -> auth.Identity | auth.Refusal:
+async def identify(token: str, address: str) -> auth.Identity | auth.Refusal:
     uid, _, name = token.strip().partition("/")
     return auth.Identity(JOB[0], name, uid, JOB[1])
 

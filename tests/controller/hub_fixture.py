@@ -29,7 +29,7 @@ FAST = HubSettings(
 )
 
 
-async def by_name(token: str) -> auth.Identity | auth.Refusal:
+async def by_name(token: str, address: str) -> auth.Identity | auth.Refusal:
     """Authenticates tokens of the form `<job>/<pod>`."""
     job, _, pod = token.partition("/")
     if token == "bad":

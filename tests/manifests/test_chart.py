@@ -259,7 +259,7 @@ def _expressions(dashboard: Object) -> Iterator[str]:
 
 
 async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist() -> None:
-    async def nobody(token: str) -> object:
+    async def nobody(token: str, address: str) -> object:
         raise NotImplementedError
 
     metrics = Metrics(version="1")

@@ -69,7 +69,7 @@ class BoundPod:
     pod_uid: str
 
 
-Authenticator = Callable[[str], Awaitable[Identity | Refusal]]
+Authenticator = Callable[[str, str], Awaitable[Identity | Refusal]]  # of a token, and the address that it came from
 Review = Callable[[str], Awaitable[BoundPod | Refusal]]
 FindPod = Callable[[str, str, str], str | None]  # namespace, name, uid -> the job it works for
 
@@ -169,18 +169,18 @@ class TokenAuthenticator:
         self._waiting = waiting
         self._capacity = capacity
         self._clock = clock
-        self._unseen = admission.Room(unseen)  # by the namespace that their tokens claim
+        self._unseen = admission.Room(unseen)  # by address: anybody can write any namespace into a token
         self._slots = asyncio.Semaphore(parallel)
         self._known: OrderedDict[bytes, tuple[float, BoundPod]] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[BoundPod | Refusal]] = {}
 
-    async def __call__(self, token: str) -> Identity | Refusal:
+    async def __call__(self, token: str, address: str) -> Identity | Refusal:
         if len(token) > _MAX_TOKEN or not _JWT.fullmatch(token):
             return Refusal(401, "this is not a service-account token")
         claimed = read_claims(token, self._clock())
         if isinstance(claimed, Refusal):
             return claimed
-        unknown = await self._await_pod(claimed)
+        unknown = await self._await_pod(claimed, address)
         if unknown is not None:
             return unknown
         bound = await self._bound(token)
@@ -227,7 +227,7 @@ class TokenAuthenticator:
                 return
             self._known.popitem(last=False)
 
-    async def _await_pod(self, pod: BoundPod) -> Refusal | None:
+    async def _await_pod(self, pod: BoundPod, address: str) -> Refusal | None:
         """None if the pod works for a job. It may connect before the watch reports it, so look several times.
 
         Any client may name a pod that does not exist, so only a few may wait at a time; the others have to retry.
@@ -236,7 +236,7 @@ class TokenAuthenticator:
         deadline = loop.time() + self._find_seconds
         if self._find_pod(pod.namespace, pod.pod, pod.pod_uid) is not None:
             return None
-        if not self._unseen.enter(pod.namespace):
+        if not self._unseen.enter(address):
             return TRY_AGAIN
         try:
             while self._find_pod(pod.namespace, pod.pod, pod.pod_uid) is None:
@@ -244,5 +244,5 @@ class TokenAuthenticator:
                     return NO_WORKER
                 await asyncio.sleep(0.05)
         finally:
-            self._unseen.leave(pod.namespace)
+            self._unseen.leave(address)
         return None

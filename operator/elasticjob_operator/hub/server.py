@@ -199,14 +199,14 @@ class Hub:
         if not self._unauthenticated.enter(address):
             return auth.Refusal(503, "busy; try again")
         try:
-            found = await self._identify(request)
+            found = await self._identify(request, address)
         finally:
             self._unauthenticated.leave(address)
         if isinstance(found, auth.Refusal) and found.status in (401, 403):
             self._failures.take(address, now)
         return found
 
-    async def _identify(self, request: web.BaseRequest) -> auth.Identity | auth.Refusal:
+    async def _identify(self, request: web.BaseRequest, address: str) -> auth.Identity | auth.Refusal:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             return auth.Refusal(401, "an Authorization header with a bearer token is required")
@@ -214,7 +214,7 @@ class Hub:
             return auth.Refusal(400, "this is a WebSocket")
         try:
             async with asyncio.timeout(self._settings.authenticate_seconds):
-                return await self._authenticate(token.strip())
+                return await self._authenticate(token.strip(), address)
         except TimeoutError:
             return auth.Refusal(503, "the API server does not answer; try again")
         except Exception:  # whatever the cause, the agent should retry and not give up

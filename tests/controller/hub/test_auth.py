@@ -13,6 +13,7 @@ import pytest
 from elasticjob_operator.hub import auth
 
 NOW = time.time()
+ADDRESS = "10.0.0.1"
 CLAIMS: dict[str, Any] = {
     "aud": ["elasticjob.dev"],
     "exp": NOW + 3600,
@@ -94,7 +95,7 @@ class Pods:
 
 async def test_a_worker_is_who_the_server_says() -> None:
     authenticator = auth.TokenAuthenticator(ApiServer().review, Pods().find)
-    assert await authenticator(TOKEN) == auth.Identity("default", "digits-worker-0", "uid-0", "digits")
+    assert await authenticator(TOKEN, ADDRESS) == auth.Identity("default", "digits-worker-0", "uid-0", "digits")
 
 
 async def test_what_a_token_claims_is_not_believed() -> None:
@@ -102,15 +103,15 @@ async def test_what_a_token_claims_is_not_believed() -> None:
     server, pods = ApiServer(), Pods()
     server.answer = auth.BoundPod("default", "digits-worker-1", "uid-1")
     authenticator = auth.TokenAuthenticator(server.review, pods.find)
-    assert await authenticator(TOKEN) == auth.NO_WORKER
+    assert await authenticator(TOKEN, ADDRESS) == auth.NO_WORKER
     pods.jobs[("default", "digits-worker-1", "uid-1")] = "digits"
-    assert await authenticator(TOKEN) == auth.Identity("default", "digits-worker-1", "uid-1", "digits")
+    assert await authenticator(TOKEN, ADDRESS) == auth.Identity("default", "digits-worker-1", "uid-1", "digits")
 
 
 async def test_a_pod_that_is_deleted_during_its_review_is_refused() -> None:
     server, pods = ApiServer(), Pods()
     server.free.clear()
-    asking = asyncio.create_task(auth.TokenAuthenticator(server.review, pods.find)(TOKEN))
+    asking = asyncio.create_task(auth.TokenAuthenticator(server.review, pods.find)(TOKEN, ADDRESS))
     await server.began.wait()
     pods.jobs.clear()
     server.free.set()
@@ -121,10 +122,10 @@ async def test_a_yes_is_remembered_for_a_moment() -> None:
     server = ApiServer()
     authenticator = auth.TokenAuthenticator(server.review, Pods().find, remember_seconds=0.3)
     for _ in range(5):
-        assert isinstance(await authenticator(TOKEN), auth.Identity)
+        assert isinstance(await authenticator(TOKEN, ADDRESS), auth.Identity)
     assert server.asked == 1
     await asyncio.sleep(0.35)
-    await authenticator(TOKEN)
+    await authenticator(TOKEN, ADDRESS)
     assert server.asked == 2
 
 
@@ -132,24 +133,24 @@ async def test_a_no_is_not_remembered() -> None:
     server = ApiServer()
     server.answer = auth.TRY_AGAIN
     authenticator = auth.TokenAuthenticator(server.review, Pods().find)
-    assert await authenticator(TOKEN) == auth.TRY_AGAIN
+    assert await authenticator(TOKEN, ADDRESS) == auth.TRY_AGAIN
     server.answer = POD
-    assert isinstance(await authenticator(TOKEN), auth.Identity)
+    assert isinstance(await authenticator(TOKEN, ADDRESS), auth.Identity)
 
 
 async def test_a_deleted_pods_token_is_refused_even_while_its_review_is_remembered() -> None:
     pods = Pods()
     authenticator = auth.TokenAuthenticator(ApiServer().review, pods.find, find_seconds=0.1)
-    assert isinstance(await authenticator(TOKEN), auth.Identity)
+    assert isinstance(await authenticator(TOKEN, ADDRESS), auth.Identity)
     pods.jobs.clear()
-    refused = await authenticator(TOKEN)
+    refused = await authenticator(TOKEN, ADDRESS)
     assert isinstance(refused, auth.Refusal) and refused.status == 403
 
 
 async def test_a_pod_of_the_same_name_with_another_uid_is_another_pod() -> None:
     pods = Pods()
     pods.jobs = {("default", "digits-worker-0", "uid-1"): "digits"}
-    refused = await auth.TokenAuthenticator(ApiServer().review, pods.find, find_seconds=0.1)(TOKEN)
+    refused = await auth.TokenAuthenticator(ApiServer().review, pods.find, find_seconds=0.1)(TOKEN, ADDRESS)
     assert isinstance(refused, auth.Refusal) and refused.status == 403
 
 
@@ -157,7 +158,7 @@ async def test_a_pod_may_be_faster_than_the_operators_watch() -> None:
     pods = Pods()
     jobs, pods.jobs = pods.jobs, {}
     authenticator = auth.TokenAuthenticator(ApiServer().review, pods.find, find_seconds=30)
-    asking = asyncio.create_task(authenticator(TOKEN))
+    asking = asyncio.create_task(authenticator(TOKEN, ADDRESS))
     await asyncio.sleep(0.1)
     assert not asking.done()
     pods.jobs = jobs
@@ -168,7 +169,7 @@ async def test_many_connections_of_one_token_are_one_review() -> None:
     server = ApiServer()
     server.free.clear()
     authenticator = auth.TokenAuthenticator(server.review, Pods().find)
-    asking = [asyncio.create_task(authenticator(TOKEN)) for _ in range(50)]
+    asking = [asyncio.create_task(authenticator(TOKEN, ADDRESS)) for _ in range(50)]
     await asyncio.sleep(0.05)
     asking[0].cancel()  # the first one gives up; the others still get their answer
     server.free.set()
@@ -182,7 +183,7 @@ async def test_a_flood_of_tokens_asks_a_bounded_number_at_a_time() -> None:
     server = ApiServer()
     server.free.clear()
     authenticator = auth.TokenAuthenticator(server.review, Pods().find, parallel=4, waiting=20)
-    asking = [asyncio.create_task(authenticator(make_token(signature=f"c{i}"))) for i in range(100)]
+    asking = [asyncio.create_task(authenticator(make_token(signature=f"c{i}"), ADDRESS)) for i in range(100)]
     await asyncio.sleep(0.05)
     assert server.asked == 4
     server.free.set()
@@ -193,7 +194,7 @@ async def test_a_flood_of_tokens_asks_a_bounded_number_at_a_time() -> None:
 @pytest.mark.parametrize("token", ["", "a", "a.b", "a.b.c.d", "a.b.c\n", "a.b.ü", "a." * 9000 + "c", "..", "a b.c.d"])
 async def test_what_is_no_token_is_not_asked_about(token: str) -> None:
     server = ApiServer()
-    refused = await auth.TokenAuthenticator(server.review, Pods().find)(token)
+    refused = await auth.TokenAuthenticator(server.review, Pods().find)(token, ADDRESS)
     assert isinstance(refused, auth.Refusal) and refused.status == 401 and server.asked == 0
 
 
@@ -240,7 +241,7 @@ def test_claims_that_are_nested_without_end_are_no_claims() -> None:
 )
 async def test_a_token_that_cannot_be_a_workers_costs_the_api_server_nothing(claims: Any) -> None:
     server = ApiServer()
-    refused = await auth.TokenAuthenticator(server.review, Pods().find, find_seconds=0.1)(make_token(claims))
+    refused = await auth.TokenAuthenticator(server.review, Pods().find, find_seconds=0.1)(make_token(claims), ADDRESS)
     assert isinstance(refused, auth.Refusal) and refused.status in (401, 403) and server.asked == 0
 
 
@@ -248,11 +249,11 @@ async def test_only_a_few_wait_for_a_pod_that_nobody_has_seen_and_others_are_not
     server = ApiServer()
     authenticator = auth.TokenAuthenticator(server.review, Pods().find, find_seconds=30, unseen=4)
     unseen = {**CLAIMS, "kubernetes.io": {"namespace": "evil", "pod": {"name": "a", "uid": "b"}}}
-    waiting = [asyncio.create_task(authenticator(make_token(unseen))) for _ in range(10)]
+    waiting = [asyncio.create_task(authenticator(make_token(unseen), ADDRESS)) for _ in range(10)]
     answered, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert {task.result() for task in answered} == {auth.TRY_AGAIN}
-    assert isinstance(await authenticator(TOKEN), auth.Identity)
-    assert sum(not task.done() for task in waiting) == 2, "half of the places, for one namespace alone"
+    assert isinstance(await authenticator(TOKEN, "10.0.0.2"), auth.Identity)
+    assert sum(not task.done() for task in waiting) == 2, "half of the places, for one address alone"
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -262,7 +263,7 @@ async def test_a_review_that_breaks_is_try_again_and_never_tells_the_token(caplo
     async def broken(token: str) -> auth.BoundPod | auth.Refusal:
         raise RuntimeError(f"cannot review {token}")
 
-    assert await auth.TokenAuthenticator(broken, Pods().find)(TOKEN) == auth.TRY_AGAIN
+    assert await auth.TokenAuthenticator(broken, Pods().find)(TOKEN, ADDRESS) == auth.TRY_AGAIN
     assert TOKEN not in caplog.text and "RuntimeError" in caplog.text
 
 
@@ -270,8 +271,8 @@ async def test_what_is_remembered_is_bounded() -> None:
     server = ApiServer()
     authenticator = auth.TokenAuthenticator(server.review, Pods().find, capacity=10)
     for i in range(100):
-        await authenticator(make_token(signature=f"c{i}"))
-    await authenticator(make_token(signature="c99"))
+        await authenticator(make_token(signature=f"c{i}"), ADDRESS)
+    await authenticator(make_token(signature="c99"), ADDRESS)
     assert server.asked == 100
-    await authenticator(make_token(signature="c5"))
+    await authenticator(make_token(signature="c5"), ADDRESS)
     assert server.asked == 101

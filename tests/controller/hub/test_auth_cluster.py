@@ -24,6 +24,8 @@ from elasticjob_operator.kube.client import Api
 
 pytestmark = pytest.mark.cluster
 
+ADDRESS = "10.0.0.1"
+
 
 @pytest.fixture
 async def api_client(cluster: Cluster) -> AsyncIterator[client.ApiClient]:
@@ -76,10 +78,10 @@ async def test_a_workers_token_opens_the_hub_and_names_the_pod(
     pods.jobs[namespace, "digits-worker-0", uid] = "digits"
     token = make_token(cluster, namespace, "digits-worker-0", uid)
     check = authenticator(api_client, pods)
-    assert await check(token) == auth.Identity(namespace, "digits-worker-0", uid, "digits")
+    assert await check(token, ADDRESS) == auth.Identity(namespace, "digits-worker-0", uid, "digits")
 
-    async def by_token(_: str) -> auth.Identity | auth.Refusal:
-        return await check(token)
+    async def by_token(_: str, address: str) -> auth.Identity | auth.Refusal:
+        return await check(token, address)
 
     async with running_hub(authenticate=by_token) as running, seated(running):
         assert set(running.hub.agents((namespace, "digits"))) == {uid}
@@ -104,9 +106,9 @@ async def test_tokens_that_open_nothing(
     }
     check = authenticator(api_client, pods)
     for name, (token, status) in tokens.items():
-        assert await status_of(await check(token)) == status, name
+        assert await status_of(await check(token, ADDRESS)) == status, name
     same = resign(cluster, good)
-    assert await status_of(await check(same)) == 200, "the forger of these tests knows the trade"
+    assert await status_of(await check(same, ADDRESS)) == 200, "the forger of these tests knows the trade"
     assert not any(token in caplog.text for token, _ in tokens.values() if len(token) > 5)
 
 
@@ -118,17 +120,17 @@ async def test_a_deleted_pods_token_is_refused_by_the_server_itself(
     pods = Pods()
     pods.jobs[namespace, "digits-worker-0", uid] = "digits"
     token = make_token(cluster, namespace, "digits-worker-0", uid)
-    assert await status_of(await authenticator(api_client, pods)(token)) == 200
+    assert await status_of(await authenticator(api_client, pods)(token, ADDRESS)) == 200
     path = f"/api/v1/namespaces/{namespace}/pods/digits-worker-0"
     cluster.kube.request("DELETE", path, {"gracePeriodSeconds": 0})
     again = make_pod(cluster, namespace, "digits-worker-0")
     pods.jobs[namespace, "digits-worker-0", again] = "digits"
     deadline = time.monotonic() + 30
     # The server may remember its own answers for a few seconds.
-    while await status_of(await authenticator(api_client, pods)(token)) != 401:
+    while await status_of(await authenticator(api_client, pods)(token, ADDRESS)) != 401:
         assert time.monotonic() < deadline, "the token outlives its pod"
     fresh = make_token(cluster, namespace, "digits-worker-0", again)
-    assert await status_of(await authenticator(api_client, pods)(fresh)) == 200
+    assert await status_of(await authenticator(api_client, pods)(fresh, ADDRESS)) == 200
 
 
 async def test_an_api_server_that_cannot_be_asked_is_503(cluster: Cluster, namespace: str) -> None:
@@ -138,13 +140,13 @@ async def test_an_api_server_that_cannot_be_asked_is_503(cluster: Cluster, names
     pods.jobs[namespace, "digits-worker-0", uid] = "digits"
     nowhere = client.Configuration(host="http://127.0.0.1:1")
     async with client.ApiClient(nowhere) as unreachable:
-        assert await authenticator(unreachable, pods)(token) == auth.TRY_AGAIN
+        assert await authenticator(unreachable, pods)(token, ADDRESS) == auth.TRY_AGAIN
     unowned = client.Configuration()
     await config.load_kube_config(str(cluster.kubeconfig), client_configuration=unowned)
     unowned.cert_file = unowned.key_file = None
     unowned.api_key = {"authorization": f"Bearer {make_token(cluster, namespace, '', '', cluster_audience(cluster))}"}
     async with client.ApiClient(unowned) as not_allowed:
-        assert await authenticator(not_allowed, pods)(token) == auth.TRY_AGAIN, "no RBAC: the operator's fault"
+        assert await authenticator(not_allowed, pods)(token, ADDRESS) == auth.TRY_AGAIN, "no RBAC: the operator's fault"
 
 
 def cluster_audience(cluster: Cluster) -> str:

@@ -25,7 +25,7 @@ from hostile_agents import Door, Peer, connecting
 UID = "uid-digits-worker-0"
 
 
-async def by_namespace(token: str) -> auth.Identity | auth.Refusal:
+async def by_namespace(token: str, address: str) -> auth.Identity | auth.Refusal:
     """The token of these tests is `<namespace>/<pod>`; "bad" opens nothing."""
     if token == "bad":
         return auth.Refusal(401, "bad token")
@@ -103,9 +103,9 @@ async def test_a_pod_that_is_gone_gives_its_places_back() -> None:
 async def test_an_address_whose_tokens_fail_is_not_asked_about_any_more_and_others_are() -> None:
     asked: list[str] = []
 
-    async def counting(token: str) -> auth.Identity | auth.Refusal:
+    async def counting(token: str, address: str) -> auth.Identity | auth.Refusal:
         asked.append(token)
-        return await by_namespace(token)
+        return await by_namespace(token, address)
 
     settings = replace(FAST, failure_burst=3, failures_per_second=0.001)
     async with running_hub(settings, authenticate=counting) as running:

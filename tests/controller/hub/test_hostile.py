@@ -23,7 +23,7 @@ EVIL, GOOD = "evil", "nice"
 NOTICED = {"refused:401", "closed:superseded", "closed:rate", "unlogged"}
 
 
-async def by_claims(token: str) -> auth.Identity | auth.Refusal:
+async def by_claims(token: str, address: str) -> auth.Identity | auth.Refusal:
     """The token of these tests is `<namespace>.<pod>.<signature>`; one that the test did not sign opens nothing."""
     namespace, pod, signature = token.split(".")
     if signature != "signed":

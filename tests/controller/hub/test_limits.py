@@ -72,11 +72,11 @@ async def test_only_bearer_tokens_count() -> None:
 
 
 async def test_not_being_able_to_ask_is_no_refusal_of_the_agent() -> None:
-    async def hangs(token: str) -> auth.Identity | auth.Refusal:
+    async def hangs(token: str, address: str) -> auth.Identity | auth.Refusal:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def breaks(token: str) -> auth.Identity | auth.Refusal:
+    async def breaks(token: str, address: str) -> auth.Identity | auth.Refusal:
         raise OSError("no route to the API server")
 
     for authenticate in (hangs, breaks):

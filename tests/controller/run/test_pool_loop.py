@@ -60,7 +60,7 @@ async def list_nothing(request: web.Request) -> web.Response:
     return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
 
 
-async def refuse(token: str) -> auth.Refusal:
+async def refuse(token: str, address: str) -> auth.Refusal:
     return auth.Refusal(401, token)
 
 
