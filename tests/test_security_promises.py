@@ -41,6 +41,10 @@ def test_a_deliberate_mistake_is_for_a_test_that_its_guarantee_names() -> None:
             assert Path(mutant.suite[0]).name in named, f"{mutant.name}: {mutant.breaks}"
 
 
+def test_each_guarantee_has_a_deliberate_mistake() -> None:
+    assert {guarantee for guarantee, _ in read_rows()} - {mutant.breaks for mutant in MUTANTS} == set()
+
+
 def test_other_sections_name_tests_that_exist() -> None:
     for name in NAMED.findall((ROOT / "SECURITY.md").read_text()):
         assert (ROOT / name).is_file() if "/" in name else list((ROOT / "tests").rglob(name)), name

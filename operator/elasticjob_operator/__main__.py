@@ -31,6 +31,7 @@ from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.run import loop_errors
 from elasticjob_operator.run.http import parse_address
+from elasticjob_operator.run.job_lines import JobLines
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
 
@@ -287,6 +288,7 @@ def set_up_logging(form: str, level: str) -> None:
         handler.setFormatter(JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.addFilter(JobLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # kopf tells of its watches at INFO, once per start; the client of its requests at DEBUG, tokens included.
     logging.getLogger("kopf").setLevel(logging.WARNING)

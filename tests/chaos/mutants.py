@@ -1,7 +1,7 @@
 """Deliberate mistakes in operator and runtime: each is one replaced text in a copy of a package, and must be detected.
 
 A mutant runs against the cheapest suite that can detect it. A text that no longer exists is an error: the list follows
-the code.
+the code. A mistake in a file that tests read where it is, and not import, is made in a copy of the repository.
 """
 
 # ruff: noqa: E501 - a table
@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,8 @@ APPLY = ("tests/controller/apply/test_apply.py",)
 ROUNDS = ("tests/controller/pool/test_rounds.py",)
 FAIR = ("tests/controller/kube/test_fair_queue.py",)
 METRICS = ("tests/controller/run/test_metrics.py",)
+STRANGERS = "tests/integration/test_strangers.py"
+DEVCLUSTER, CHART, REPOSITORY = "devcluster/elasticjob_devcluster", "manifests/chart/elasticjob", "."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,10 @@ class Mutant:
     @property
     def file(self) -> Path:
         return Path(self.package) / self.module
+
+    @property
+    def is_imported(self) -> bool:
+        return self.file.suffix == ".py"
 
 
 MUTANTS = (
@@ -229,6 +236,33 @@ MUTANTS = (
            breaks="No pod starts unguarded"),
     Mutant("a namespace may have all requests", "kube/fair_queue.py", "lambda namespace: self._held[namespace] < self._share",
            "lambda namespace: True", FAIR, breaks="One job cannot block the others"),
+    Mutant("claims are counted by the namespace in them", "hub/auth.py", "self._unseen.enter(address)", "self._unseen.enter(pod.namespace)",
+           DOORS, breaks="A tenant's pods cannot lock out another tenant's agents"),
+    Mutant("a namespace may fill the log", "run/job_lines.py", "LINES_AT_ONCE, LINES_PER_SECOND = 500.0", "LINES_AT_ONCE, LINES_PER_SECOND = 5e9",
+           ("tests/controller/run/test_job_lines.py",), breaks="A namespace cannot fill the operator's log"),
+    Mutant("etcd asks nobody who he is", "flags.py", '        "--client-cert-auth",\n', "",
+           ("tests/devcluster/test_devcluster_closed.py", "-k", "etcd"), package=DEVCLUSTER,
+           breaks="Other users of a machine reach no devcluster"),
+    Mutant("scripts measure anything", "api/wire.py", "Measured = Annotated[Annotated[float, Field(ge=0, le=MOST_MEASURED)] | None, BeforeValidator(_know)]",
+           "Measured = float | None", ("tests/controller/model/test_extremes.py", "-k", "agents_message"),
+           breaks="A hostile tenant leaves the jobs of others alone"),
+    Mutant("a right that nothing needs", "templates/_rules.tpl", "  resources: [pods]\n  verbs: [get,", "  resources: [pods]\n  verbs: [deletecollection, get,",
+           ("tests/manifests/test_rbac.py", "-k", "every_rule and cluster-wide"), package=CHART,
+           breaks="The operator has exactly the permissions that it uses"),
+    Mutant("a root file system to write to", "values.yaml", "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false",
+           ("tests/manifests/test_chart.py", "-k", "restricted"), package=CHART, breaks="The operator is confined"),
+    Mutant("the latest base image", "Dockerfile", "@sha256:", ":", ("tests/test_generated.py", "-k", "pinned"), package=REPOSITORY,
+           breaks="An image contains what was tested"),
+    Mutant("objects in another namespace", "apply/manifests/common.py", '"namespace": job.namespace,', '"namespace": job.name,',
+           ("tests/manifests/test_rbac_pods.py",), breaks="The operator never leaves the job's namespace"),
+    Mutant("what has the right name is ours", "apply/apply.py",
+           '        if ownership.owner_of(found["metadata"])[1] != job.uid:\n            raise refusals.name_taken(str(child.kind)',
+           "        if False:\n            raise refusals.name_taken(str(child.kind)", (STRANGERS, "-k", "taken_name"),
+           breaks="The operator never takes over or deletes an object of others"),
+    Mutant("large jobs are planned in the event loop", "run/controller.py", "MOST_IN_LOOP = 500", "MOST_IN_LOOP = 10**9",
+           ("tests/controller/plan/test_heavy_plans.py",), breaks="No object and no number of them occupies the operator for long"),
+    Mutant("a policy that somebody has loosened", "model/child_objects.py", 'digest=digest if mark == sound else ""', "digest=digest",
+           (STRANGERS, "-k", "loosened"), breaks="A modified policy is restored"),
     Mutant("events without end", "plan/event_rate.py", "BURST = 50.0", "BURST = 5e9", ("tests/controller/plan/test_event_rate.py",),
            breaks="One job cannot block the others"),
     # The agent: its half of "no two worlds".
@@ -303,11 +337,29 @@ MUTANTS = (
 )  # fmt: skip
 
 
+def copy_repository(place: Path, own: Set[str]) -> None:
+    """Lay out the repository at this place: its entries of these names as copies, the others as links."""
+    place.mkdir()
+    for entry in ROOT.iterdir():
+        if entry.name.startswith("."):
+            continue
+        if entry.name not in own:
+            (place / entry.name).symlink_to(entry)
+        elif entry.is_dir():
+            shutil.copytree(entry, place / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(entry, place / entry.name)
+
+
 def kill(mutant: Mutant, directory: Path) -> str:
     """ "" if the suite detected the mistake, otherwise the problem."""
     copy = directory / mutant.name.replace(" ", "-")
-    source = Path(mutant.package).parent  # what is on the path
-    shutil.copytree(ROOT / source, copy)
+    if mutant.is_imported:
+        source, place = Path(mutant.package).parent, ROOT  # what is on the path
+        shutil.copytree(ROOT / source, copy)
+    else:
+        source, place = Path(), copy
+        copy_repository(copy, {"tests", mutant.file.parts[0]})
     file = copy / mutant.file.relative_to(source)
     text = file.read_text()
     if text.count(mutant.old) < 1:
@@ -315,7 +367,7 @@ def kill(mutant: Mutant, directory: Path) -> str:
     file.write_text(text.replace(mutant.old, mutant.new))
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.suite],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True, timeout=600, check=False,
+        cwd=place, env=os.environ | {"PYTHONPATH": str(copy)} if mutant.is_imported else None, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     if result.returncode == 1:
         return ""

@@ -239,7 +239,7 @@ class Hub:
         except ConnectionError:
             pass
         except Exception:
-            logger.exception("connection of %s/%s", identity.namespace, identity.pod)
+            logger.exception("%s/%s: the connection of its agent failed", identity.namespace, identity.pod)
             close_reason = connection.CloseReason("error", 1011)
         finally:
             self._registry.leave(link, "closed")

@@ -47,7 +47,8 @@ class Intake:
         if said in self._said:
             return False
         self._said[said] = None
-        logger.warning("skipping %s %s: %s", kind, name or "(of unknown name)", why)
+        namespace = name.rpartition("/")[0]  # it has a budget of lines
+        logger.warning("skipping %s %s: %s", kind, name or "(of unknown name)", why, extra={"namespace": namespace})
         return True
 
 

@@ -11,6 +11,9 @@ import pytest
 
 import elasticjob_operator
 from elasticjob_operator.__main__ import set_up_logging
+from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.run import job_lines
+from elasticjob_operator.run.job_lines import JobLines
 
 logger = logging.getLogger("elasticjob_operator.apply.apply")
 
@@ -47,3 +50,25 @@ def test_every_line_about_a_job_begins_with_its_name() -> None:
                 texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
                 wrong += [f"{file}: {text}" for text in texts if "%s/%s" in text and not text.startswith("%s/%s: ")]
     assert wrong == []
+
+
+def test_what_was_left_out_is_counted_in_the_next_line() -> None:
+    now = 0.0
+    lines = JobLines(lambda: now)
+
+    def tell() -> str | None:
+        record = logger.makeRecord(logger.name, logging.INFO, "", 0, "%s/%s: %s", ("evil", "big", "100 %"), None)
+        return record.getMessage() if lines.filter(record) else None
+
+    told = [tell() for _ in range(int(job_lines.LINES_AT_ONCE) + 7)]
+    assert told.count(None) == 7 and told[0] == "evil/big: 100 %"
+    now = 2 / job_lines.LINES_PER_SECOND
+    assert tell() == "evil/big: 100 % (7 lines about jobs of this namespace were left out before)"
+    assert tell() == "evil/big: 100 %"
+    assert tell() is None
+
+
+def test_what_is_skipped_counts_for_its_namespace(caplog: pytest.LogCaptureFixture) -> None:
+    Intake().skip("pods", "evil/pod-0", "ValueError", "it is no pod")
+    Intake().skip("nodes", "node-0", "ValueError", "it is no node")
+    assert [job_lines.find_namespace(record) for record in caplog.records] == ["evil", None]

@@ -1,0 +1,53 @@
+"""What may be written into the operator's log about the jobs of one namespace.
+
+Each line about a job begins with its namespace and its name. What a line tells was caused by whoever writes the job,
+its pods or their events, and some tell of one pod: a namespace has a budget of such lines, all its jobs together. The
+next line after those that were left out says how many they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from elasticjob_operator.ratelimit import Bucket
+from elasticjob_operator.recent import Recent
+
+ABOUT_A_JOB: Final = "%s/%s: "  # what the message of such a line begins with
+LINES_AT_ONCE, LINES_PER_SECOND = 500.0, 5.0
+NAMESPACES: Final = 4096  # that are remembered
+
+
+class JobLines(logging.Filter):
+    """Lets through what a namespace may still write, and everything that is not about a job."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._budgets: Recent[str, Bucket] = Recent(NAMESPACES)
+        self._left_out: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        namespace = find_namespace(record)
+        if namespace is None:
+            return True
+        now = self._clock()
+        if namespace not in self._budgets:
+            self._budgets[namespace] = Bucket(LINES_AT_ONCE, now)
+        if not self._budgets[namespace].take(LINES_PER_SECOND, LINES_AT_ONCE, now):
+            self._left_out[namespace] += 1
+            return False
+        if left_out := self._left_out.pop(namespace, 0):
+            record.msg += f" ({left_out} lines about jobs of this namespace were left out before)"
+        return True
+
+
+def find_namespace(record: logging.LogRecord) -> str | None:
+    """The namespace of the job, or of another object of a tenant, that a line is about; None if it is about neither."""
+    if isinstance(record.msg, str) and record.msg.startswith(ABOUT_A_JOB) and isinstance(record.args, tuple):
+        return str(record.args[0])
+    namespace = getattr(record, "namespace", None)
+    return str(namespace) if namespace else None
