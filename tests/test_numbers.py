@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from scripts.check_numbers import ALLOWED, SOURCE, find_wrong
 
 
@@ -20,3 +22,39 @@ def test_it_finds_conversions_and_forgotten_permissions(tmp_path: Path) -> None:
         "one.py:3: decimal.Decimal(text)",
     ]
     assert found[2:] == ["scripts/check_numbers.py: one.py has no int(gone) any more: take it out"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "map(int, words)",
+        "sorted(words, key=float)",
+        "collections.defaultdict(decimal.Decimal)",
+        "Fraction(text)",
+        "complex(text)",
+        "datetime.fromisoformat(text)",
+        "datetime.strptime(text, '%Y')",
+        "ast.literal_eval(text)",
+        "to_number = int",
+        "readers = {'count': int}",
+    ],
+)
+def test_it_finds_conversions_in_disguise(line: str, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(f"{line}\n")
+    assert len(list(find_wrong(tmp_path, {}))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(value, (int, float))",
+        "count: int = 0",
+        "Numbers = dict[str, Decimal]",
+        "click.option('--seed', type=int)",
+        "Count = Annotated[int, Field(ge=0)]",
+        "readers: dict[str, tuple[int, float]] = {}",
+    ],
+)
+def test_it_lets_types_be(line: str, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(f"{line}\n")
+    assert list(find_wrong(tmp_path, {})) == []

@@ -14,6 +14,7 @@ from kubernetes.aio import client
 from controller.api_fixture import answering
 from elasticjob_operator.kube.clock import RESPONSES, ClusterClock, parse_date
 from elasticjob_operator.kube.token_file import SECONDS, TokenFile
+from elasticjob_operator.rest.errors import ApiError
 
 NOW = 1_800_000_000.0
 
@@ -91,6 +92,21 @@ def test_what_is_no_date_changes_nothing(text: str | None) -> None:
     machine = Machine()
     machine.clock.note(text, 0.1)
     assert machine.error == pytest.approx(0.0)
+
+
+@pytest.mark.timeout(30)
+async def test_what_a_proxy_says_while_the_api_server_is_away_is_not_the_time(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        is_away = "away" in request.path
+        headers = {"Date": formatdate(NOW + (86_400 if is_away else 0), usegmt=True)}
+        return web.json_response({}, status=503 if is_away else 200, headers=headers)
+
+    async with asyncio.timeout(20), answering(answer, tmp_path) as api:
+        await api.request("GET", "/api/v1/here")
+        for _ in range(RESPONSES):
+            with pytest.raises(ApiError, match="503"):
+                await api.request("GET", "/api/v1/away")
+        assert abs(api.clock() - NOW) <= 10.0
 
 
 def test_a_date_is_in_seconds() -> None:

@@ -14,6 +14,7 @@ from elasticjob_operator.api import names
 from elasticjob_operator.hub import auth
 from elasticjob_operator.hub.server import Hub
 from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.clock import ClusterClock
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.pool.capacity import Pool, find_share
 from elasticjob_operator.run.options import Options
@@ -95,3 +96,26 @@ async def test_devices_that_a_pod_holds_are_not_given_out(pod: dict[str, Any], t
     assert await find_reason(cache, tmp_path) == WAITS
     cache.replace_pods([], "5")
     assert await find_reason(cache, tmp_path) == STARTS
+
+
+async def test_devices_that_a_pod_of_the_pool_does_not_give_back_are_not_given_out(tmp_path: Path) -> None:
+    """It is being deleted, and a finalizer keeps it, or its program does not end."""
+    cache, now = Cache(lambda key: None, find_share=functools.partial(find_share, POOLS)), 0.0
+    cache.put_node(NODE)
+    cache.put_job(raw_job())
+    pod = raw_pod(*KEY, "job-1")
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    cache.put_pod(pod)
+    async with answering(list_nothing, tmp_path) as api:
+        api.clock = ClusterClock(count=lambda: now)
+        hub = Hub(authenticate=refuse, wake=lambda key: None)
+        loop = PoolLoop(api, cache, hub, Intake(), lambda key: None, Options(pools=POOLS))
+        reasons = []
+        for now in (0.0, 20.0, 40.0, 41.0):
+            await loop.decide()
+            decision = loop.find_decision(KEY)
+            assert decision is not None
+            reasons.append(decision.reason)
+            if now == 40.0:
+                cache.drop_pod("pod-1")
+    assert reasons == [STARTS, STARTS, WAITS, STARTS]

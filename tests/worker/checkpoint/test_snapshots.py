@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from elasticjob.channel import shared_memory
+from elasticjob.checkpoint.memory import Snapshots
 from elasticjob.checkpoint.shelf import Shelf, SnapshotError
 from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
 
@@ -114,3 +115,13 @@ def test_the_folder_of_an_agent_that_has_ended_is_removed(tmp_path: Path) -> Non
 
 def test_there_may_be_no_shared_memory(tmp_path: Path) -> None:
     assert shared_memory.claim(tmp_path / "missing") is None
+
+
+def test_a_snapshot_of_a_runtime_that_noted_no_kind_of_its_optimizer_is_read() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots = Snapshots(None, model, optimizer, {}, local_rank=0, per_pod=1, world="w", group=None)
+    state = snapshots._state()
+    assert "optimizer is Adam" in str(snapshots._find_misfit({**state, "kind": "Adam"}))
+    del state["kind"]
+    assert snapshots._find_misfit(state) is None
