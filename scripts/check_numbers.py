@@ -1,8 +1,9 @@
 """Foreign text becomes a number in one module of the operator only. Part of `make check`.
 
 `int(`, `float(` and `Decimal(` accept texts of any length, on which they take minutes and gigabytes, or raise what
-nobody expects. `elasticjob_operator.numerals` checks length, form and magnitude first. Other modules that convert
-something are listed here by the text of the call, with the reason why it cannot be foreign text.
+nobody expects; so do their relatives below. `elasticjob_operator.numerals` checks length, form and magnitude first.
+Other modules that convert something are listed here by the text of the call, with the reason why it cannot be foreign
+text. A conversion that is handed on, as in `map(int, words)`, is one too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "operator/elasticjob_operator"
-CONVERSIONS: Final = ("int", "float", "Decimal")
+CLASSES: Final = ("int", "float", "Decimal", "Fraction", "complex")
+CONVERSIONS: Final = (*CLASSES, "fromisoformat", "strptime", "literal_eval", "eval")
+TAKE_A_CLASS: Final = ("isinstance", "issubclass", "option", "argument")  # click's parse the user's own command line
 NUMERALS: Final = "numerals.py"
 
 PORT: Final = "the port of a socket of this process"
@@ -23,6 +26,9 @@ COMPUTED: Final = "a number that this module has computed"
 CHECKED: Final = "a bounded number of a validated model"
 ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "__main__.py": {"int(record.msecs)": "from the standard library's logging"},
+    "convert/torchx.py": {
+        "ast.literal_eval(_ENUM.sub('\\\\1', rest[:end.start() if end else None]).strip())": "what its user wants converted",
+    },
     "dashboard/server.py": {"int(runner.addresses[0][1])": PORT},
     "history/faulty_nodes.py": {"float(0.5 ** (max(0.0, age) / HALF_LIFE_SECONDS))": COMPUTED},
     "history/moments.py": {"float(p.bytes_per_second or 0)": CHECKED},
@@ -32,6 +38,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "kube/lease.py": {"float(numerals.read_count(spec.get('leaseDurationSeconds')) or 0)": "a number"},
     "kube/watch.py": {"int(SERVER_SECONDS * random.uniform(0.8, 1.2))": COMPUTED},
     "launch/bundle.py": {"int(file.executable)": "a truth"},
+    "launch/function.py": {"ast.literal_eval(repr(value))": "a value of this process"},
     "plan/ending.py": {"float(spec.elastic_policy.graceful_shutdown_timeout_seconds)": CHECKED},
     "plan/plan.py": {"float(spec.elastic_policy.graceful_shutdown_timeout_seconds)": CHECKED},
     "pool/allocate.py": {"float(capacity)": COMPUTED, "int(level * line.request.weight)": COMPUTED},
@@ -42,19 +49,31 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
         "int((amount * 1000).to_integral_value(ROUND_CEILING))": "a quantity in its range",
     },
     "run/http.py": {"int(self._server.sockets[0].getsockname()[1])": PORT},
+    "times.py": {"datetime.fromisoformat(text.replace('Z', '+00:00'))": "of at most 64 characters"},
     "view/sparkline.py": {"int((value - low) / (high - low) * len(_BARS))": COMPUTED},
     "view/words.py": {"int(seconds)": COMPUTED},
 }
 
 
 def find_conversions(source: str) -> Iterator[tuple[int, str]]:
-    """The line and the text of each conversion of something that is no constant."""
+    """The line and the text of each conversion of something that is no constant, and of each that is handed on."""
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call) or all(isinstance(argument, ast.Constant) for argument in node.args):
+        if isinstance(node, ast.Call):
+            name = _name(node.func)
+            converts = name in CONVERSIONS and not all(isinstance(one, ast.Constant) for one in node.args)
+            handed_on = [] if name in TAKE_A_CLASS else [*node.args, *(one.value for one in node.keywords)]
+        elif isinstance(node, ast.Assign | ast.Dict | ast.Return):
+            converts = False
+            handed_on = node.values if isinstance(node, ast.Dict) else [node.value] if node.value is not None else []
+        else:
             continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in CONVERSIONS:
+        if converts or any(_name(one) in CLASSES for one in handed_on):
             yield node.lineno, ast.unparse(node)
+
+
+def _name(node: ast.AST) -> str:
+    """`int` and `decimal.Decimal` by their last name; "" for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def find_wrong(root: Path, allowed: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
