@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 ROUND_SECONDS: Final = 10.0  # between rounds if nothing changes
 COALESCE_SECONDS: Final = 0.2  # changes within this time are decided together
 OTHERS_SECONDS: Final = 30.0  # between lists of the pods of others
+LINGER_SECONDS: Final = 30.0  # a pod that is deleted for longer holds its devices; before, others wait for it
 NOT_OURS: Final = f"{names.LABEL_APP}!={names.LABEL_APP_VALUE}"
 PLACED: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
@@ -78,6 +79,7 @@ class PoolLoop:
         self._noticed: set[JobKey] = set()
         self._changed = asyncio.Event()
         self._held: Held = {}
+        self._leaving: dict[str, float] = {}  # pods that are being deleted, by UID: since when
         self._held_at = self._last = float("-inf")
 
     def notice(self, key: JobKey) -> None:
@@ -160,12 +162,13 @@ class PoolLoop:
             await turn.pause()
         seconds = min(now - self._last, 3 * ROUND_SECONDS) if self._last > float("-inf") else 0.0
         self._last = now
+        await self._note_leaving(now)
         for pool in self._pools:
             if pool.name in groups:
                 await self._share(pool, groups[pool.name], seconds, now)
 
     async def _share(self, pool: Pool, jobs: Sequence[rounds.PooledJob], seconds: float, now: float) -> None:
-        held = await self._count_held(pool, {one.job.key: one.job.uid for one in jobs})
+        held = await self._count_held(pool, {one.job.key: one.job.uid for one in jobs}, now)
         devices = capacity.count_capacity(pool, self._cache.nodes.values(), held)
         # In a thread: frozen values in, frozen values out. How long it takes depends on what tenants write.
         verdicts = await asyncio.to_thread(rounds.share, jobs, devices, self._objective, seconds=seconds, now=now)
@@ -222,15 +225,26 @@ class PoolLoop:
             spent=memory.spent,
         )
 
-    async def _count_held(self, pool: Pool, sharing: Mapping[JobKey, str]) -> dict[str, int]:
-        """Devices by node that others hold: pods of jobs outside of the pool or that are gone, and pods of no job.
+    async def _note_leaving(self, now: float) -> None:
+        """Note since when pods are being deleted. What a job has given up is free in a moment, if its pods end."""
+        before, self._leaving, turn = self._leaving, {}, Turn()
+        for key in self._cache.keys_of_pods():
+            for pod in self._cache.pods(key):
+                if pod.deleting is not None:
+                    self._leaving[pod.uid] = before.get(pod.uid, now)
+            await turn.pause()
+
+    async def _count_held(self, pool: Pool, sharing: Mapping[JobKey, str], now: float) -> dict[str, int]:
+        """Devices by node that cannot be given out: of pods of jobs outside of the pool or that are gone, of pods of no
+        job, and of those that were deleted and stay.
 
         `sharing`: the UIDs of the jobs that share the pool.
         """
         held, turn = Counter(self._held.get(pool.name, {})), Turn()
         for key in self._cache.keys_of_pods():
             for pod in self._cache.pods(key):
-                if pod.node and not pod.terminal and pod.job_uid != sharing.get(key):
+                stays = now - self._leaving.get(pod.uid, now) > LINGER_SECONDS
+                if pod.node and not pod.terminal and (stays or pod.job_uid != sharing.get(key)):
                     held[pod.node] += capacity.count_held(pod, pool.resource)
             await turn.pause()
         for stranger in self._cache.strangers():
