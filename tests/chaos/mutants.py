@@ -224,7 +224,7 @@ MUTANTS = (
            breaks="What the operator keeps of a pod is small, whatever is written into the pod"),
     Mutant("all held pods at once", "run/overdue_pods.py", "MOST_AT_ONCE: Final = 50", "MOST_AT_ONCE: Final = 5000",
            ("tests/controller/run/test_held_pods.py",), breaks="A pod that somebody keeps costs little, and is named"),
-    Mutant("series for every name", "run/metrics.py", "MOST_NAMES, _MOST_NAME = 8, 64", "MOST_NAMES, _MOST_NAME = 8000, 64", METRICS,
+    Mutant("series for every name", "run/metrics.py", "MOST_NAMES, MOST_OF_A_NAMESPACE, _MOST_NAME = 8, 1000", "MOST_NAMES, MOST_OF_A_NAMESPACE, _MOST_NAME = 8000, 1000", METRICS,
            breaks="What a script reports becomes few series of Prometheus"),
     Mutant("every size is compared", "pool/rounds.py", "MOST_SIZES: Final = 200", "MOST_SIZES: Final = 200_000", ROUNDS,
            breaks="No job costs the pool more computing than others, or weighs more"),
