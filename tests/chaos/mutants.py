@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -337,20 +336,6 @@ MUTANTS = (
 )  # fmt: skip
 
 
-def copy_repository(place: Path, own: Set[str]) -> None:
-    """Lay out the repository at this place: its entries of these names as copies, the others as links."""
-    place.mkdir()
-    for entry in ROOT.iterdir():
-        if entry.name.startswith("."):
-            continue
-        if entry.name not in own:
-            (place / entry.name).symlink_to(entry)
-        elif entry.is_dir():
-            shutil.copytree(entry, place / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(entry, place / entry.name)
-
-
 def kill(mutant: Mutant, directory: Path) -> str:
     """ "" if the suite detected the mistake, otherwise the problem."""
     copy = directory / mutant.name.replace(" ", "-")
@@ -359,7 +344,7 @@ def kill(mutant: Mutant, directory: Path) -> str:
         shutil.copytree(ROOT / source, copy)
     else:
         source, place = Path(), copy
-        copy_repository(copy, {"tests", mutant.file.parts[0]})
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
     file = copy / mutant.file.relative_to(source)
     text = file.read_text()
     if text.count(mutant.old) < 1:
