@@ -27,7 +27,7 @@ CHECKED: Final = "a bounded number of a validated model"
 ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "__main__.py": {"int(record.msecs)": "from the standard library's logging"},
     "convert/torchx.py": {
-        "ast.literal_eval(_ENUM.sub('\\\\1', rest[:end.start() if end else None]).strip())": "what its user wants converted",
+        "ast.literal_eval(_ENUM.sub('\\\\1', rest[:end.start() if end else None]).strip())": "of its user",
     },
     "dashboard/server.py": {"int(runner.addresses[0][1])": PORT},
     "history/faulty_nodes.py": {"float(0.5 ** (max(0.0, age) / HALF_LIFE_SECONDS))": COMPUTED},
