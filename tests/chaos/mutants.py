@@ -239,7 +239,7 @@ MUTANTS = (
            DOORS, breaks="A tenant's pods cannot lock out another tenant's agents"),
     Mutant("a namespace may fill the log", "run/job_lines.py", "LINES_AT_ONCE, LINES_PER_SECOND = 500.0", "LINES_AT_ONCE, LINES_PER_SECOND = 5e9",
            ("tests/controller/run/test_job_lines.py",), breaks="A namespace cannot fill the operator's log"),
-    Mutant("etcd asks nobody who he is", "flags.py", '        "--client-cert-auth",\n', "",
+    Mutant("etcd asks nobody who he is", "flags.py", "        f\"--trusted-ca-file={pki / 'ca.crt'}\",\n        \"--client-cert-auth\",\n", "",
            ("tests/devcluster/test_devcluster_closed.py", "-k", "etcd"), package=DEVCLUSTER,
            breaks="Other users of a machine reach no devcluster"),
     Mutant("scripts measure anything", "api/wire.py", "Measured = Annotated[Annotated[float, Field(ge=0, le=MOST_MEASURED)] | None, BeforeValidator(_know)]",
