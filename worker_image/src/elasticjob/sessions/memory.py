@@ -119,9 +119,11 @@ class Memory:
         """Record that the step is applied on this rank. `is_divided`: its optimizers did not have one permission."""
         self.committed += 1
         if is_divided is not None:
-            self._schedules.note_step()
+            if self._schedules.has_any:
+                self._schedules.note_step()
             self._together = self._together is not False and self._is_whole() and not is_divided
-        self._schedules.forget()
+        if self._schedules.has_any:
+            self._schedules.forget()
         self._undo.forget()
         made = self._count_calls(with_skipped=True)
         self._usual = {name: max(usual, made[name]) for name, usual in self._usual.items()}

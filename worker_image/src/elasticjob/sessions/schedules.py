@@ -50,6 +50,7 @@ class StepSchedules:
 
     def __init__(self, extras: Iterable[Any]) -> None:
         self._schedulers = [one for one in extras if isinstance(one, LRScheduler)]
+        self.has_any = bool(self._schedulers)
         self._states: list[dict[str, Any]] = []
         self._counts: list[int] = []  # how often each had stepped
         self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []  # each group of parameters, and what it was

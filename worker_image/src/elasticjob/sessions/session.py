@@ -241,7 +241,8 @@ class Session:
                     break
                 self._micro = micro
                 yield batch
-                self._settle()
+                if self._left_by is not None:
+                    self._settle()
                 if not self._worlds.is_running or self._went_back:
                     break
             if not self._went_back and self._is_epoch_over():
@@ -279,9 +280,10 @@ class Session:
             self._break(WorldLostError("a member was lost"))
         if not self._in_batches and not self._worlds.is_running:
             self._worlds.change()
-        if not self._fence.is_open:
-            self._memory.begin_step()
-        self._worlds.begin_block(begins_step=not self._fence.is_open)
+        if self._worlds.can_change:
+            if not self._fence.is_open:
+                self._memory.begin_step()
+            self._worlds.begin_block(begins_step=not self._fence.is_open)
         self._memory.begin()
         self._fence.begin()
         self._adviser.begin(self.regroups)
