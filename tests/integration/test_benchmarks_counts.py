@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections import Counter
@@ -25,14 +26,26 @@ from elasticjob_operator.hub import frames
 PATIENCE = 90.0
 
 
-@pytest.fixture
-def nothing_is_left() -> Iterator[None]:
-    """Whatever the test started is gone afterwards."""
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Whatever was started is gone afterwards."""
     try:
         yield
         assert find_marked(RUN) == []
     finally:
         kill_marked(RUN)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Here nobody but the operator deletes what a job has left."""
+    with leaving_nothing():
+        try:
+            started = System(tmp_path_factory.mktemp("system"), flags=("--controllers=*,-garbagecollector",))
+        except BinariesUnavailable as error:
+            pytest.skip(f"no cluster: {error}")
+        with started:
+            yield started
 
 
 def read_counts(launcher: local.Local, generation: int) -> dict[str, int]:
@@ -51,7 +64,6 @@ def read_counts(launcher: local.Local, generation: int) -> dict[str, int]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("nothing_is_left")
 def test_messages_of_a_start_and_of_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The hub learns of the loss from the connection. If a kubelet were first, it would tell the lost pod, too.
     monkeypatch.setattr(local, "LOOK_SECONDS", 2 * PATIENCE)
@@ -59,7 +71,7 @@ def test_messages_of_a_start_and_of_a_loss(tmp_path: Path, monkeypatch: pytest.M
     launcher.meter = meter
     job = launchers.Job(tmp_path, 2)
     run = cases.Run(launcher, timeline.Tail(job.steps))
-    try:
+    with leaving_nothing(), contextlib.closing(meter), contextlib.closing(launcher):
         launcher.open(job, wanted=2)
         began = min(launcher.start_agent(node) for node in range(2))
         run.world = cases.wait_for_world(run, 2, began, PATIENCE)
@@ -79,9 +91,6 @@ def test_messages_of_a_start_and_of_a_loss(tmp_path: Path, monkeypatch: pytest.M
         assert loss["message:state"] - start["message:state"] <= 3
         assert loss["directives"] - start["directives"] <= 2
         assert meter.total - bytes_of_start <= 4096, "five messages and heartbeats"
-    finally:
-        launcher.close()
-        meter.close()
 
 
 def test_bytes_of_a_large_world() -> None:
@@ -118,46 +127,34 @@ def count_writes_of_a_rescale(system: System) -> dict[str, int]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-@pytest.mark.usefixtures("nothing_is_left")
-def test_requests_of_a_deletion(tmp_path: Path) -> None:
-    """The operator deletes what a job has left, with one request for each: here nobody else does."""
+def test_requests_of_a_deletion(system: System) -> None:
+    """The operator deletes what a job has left, with one request for each."""
     pods = 10
-    try:
-        system = System(tmp_path / "system", flags=("--controllers=*,-garbagecollector",))
-    except BinariesUnavailable as error:
-        pytest.skip(f"no cluster: {error}")
-    with system:
-        kube, namespace = system.cluster.kube, system.make_namespace()
-        path = f"{JOBS}/namespaces/{namespace}/elasticjobs"
-        kube.request("POST", path, controlplane.build_elastic_job("goes", pods))
-        assert cases.wait_until(lambda: system.count_pods(namespace) == pods, PATIENCE)
-        scale.settle(system, PATIENCE)
-        before = scale.count_requests(system)
-        kube.request("DELETE", f"{path}/goes")
-        assert cases.wait_until(lambda: system.count_pods(namespace) == 0, PATIENCE), "the operator deletes the pods"
-        scale.settle(system, PATIENCE)
-        assert count_by_resource(scale.count_requests(system) - before) == {"pods": pods, "networkpolicies": 1}
+    kube, namespace = system.cluster.kube, system.make_namespace()
+    path = f"{JOBS}/namespaces/{namespace}/elasticjobs"
+    kube.request("POST", path, controlplane.build_elastic_job("goes", pods))
+    assert cases.wait_until(lambda: system.count_pods(namespace) == pods, PATIENCE)
+    scale.settle(system, PATIENCE)
+    before = scale.count_requests(system)
+    kube.request("DELETE", f"{path}/goes")
+    assert cases.wait_until(lambda: system.count_pods(namespace) == 0, PATIENCE), "the operator deletes the pods"
+    scale.settle(system, PATIENCE)
+    assert count_by_resource(scale.count_requests(system) - before) == {"pods": pods, "networkpolicies": 1}
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-@pytest.mark.usefixtures("nothing_is_left")
-def test_requests_of_a_jobs_life(tmp_path: Path) -> None:
+def test_requests_of_a_jobs_life(system: System) -> None:
     pods = 10
-    try:
-        system = System(tmp_path / "system")
-    except BinariesUnavailable as error:
-        pytest.skip(f"no cluster: {error}")
-    with system:
-        ours, _ = controlplane.find_kinds("1.20")
-        life = controlplane.live(system, ours, jobs=1, pods=pods)
-        assert life.created is not None
-        assert life.deleted is not None
-        assert life.writes["POST", "pods"] == pods, "one request a pod, none twice"
-        # NetworkPolicy, `spec.replicas` and the status; a PodDisruptionBudget comes with the first world.
-        assert sum(life.writes.values()) <= pods + 3, dict(life.writes)
-        rescale = count_writes_of_a_rescale(system)
-        assert rescale.pop("pods") == 1
-        assert set(rescale) == {"elasticjobs/status"}
-        assert rescale["elasticjobs/status"] <= 2, "one, unless the new pod is seen in a pass of its own"
-        assert not scale.measure_idle(system, 3.0), "while nothing happens there are only watches"
+    ours, _ = controlplane.find_kinds("1.20")
+    life = controlplane.live(system, ours, jobs=1, pods=pods)
+    assert life.created is not None
+    assert life.deleted is not None
+    assert life.writes["POST", "pods"] == pods, "one request a pod, none twice"
+    # NetworkPolicy, `spec.replicas` and the status; a PodDisruptionBudget comes with the first world.
+    assert sum(life.writes.values()) <= pods + 3, dict(life.writes)
+    rescale = count_writes_of_a_rescale(system)
+    assert rescale.pop("pods") == 1
+    assert set(rescale) == {"elasticjobs/status"}
+    assert rescale["elasticjobs/status"] <= 2, "one, unless the new pod is seen in a pass of its own"
+    assert not scale.measure_idle(system, 3.0), "while nothing happens there are only watches"
