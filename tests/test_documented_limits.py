@@ -11,7 +11,7 @@ from elasticjob.peers import transport
 from elasticjob_operator.api import bounds, podtemplate, wire
 from elasticjob_operator.apply import events
 from elasticjob_operator.dashboard import streams
-from elasticjob_operator.history import faulty_nodes, rank_failures, worlds
+from elasticjob_operator.history import faulty_nodes, memory, rank_failures, worlds
 from elasticjob_operator.integrations.kueue import asking, integration
 from elasticjob_operator.kube import json_stream
 from elasticjob_operator.launch import bundle, function, run
@@ -36,6 +36,7 @@ LIMITS = {
     "bytes of an agent's message": wire.MAX_MESSAGE_BYTES,
     "characters of a condition's message": reporting.MOST_MESSAGE,
     "worlds in `status.timeline`": worlds.MOST_WORLDS,
+    "reports in `status.progress.history`": memory.MOST_REPORTS,
     "failures in `status.failures`": rank_failures.MOST_FAILURES,
     "bytes of `status.failures`": rank_failures.MOST_BYTES,
     "nodes in `status.nodeFaults`": faulty_nodes.MOST_OF_A_STATUS,

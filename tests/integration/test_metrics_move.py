@@ -100,6 +100,9 @@ def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, na
     wait_for(lambda: watched.sum_of("elasticjob_reconcile_errors_total") >= 1, "the refused write is counted")
     wait_for(lambda: watched.sum_of("elasticjob_rescale_seconds_count") >= 2, "both changes of the world are counted")
     wait_for(lambda: watched.sum_of("elasticjob_step_seconds") > 0, "a report is in the status")
+    progress = jobs.status("digits")["progress"]
+    assert progress["checkpoints"][0]["tier"] == "File"
+    assert "loss" in progress["history"]["reports"][0]["metrics"], "the API server keeps what the job remembers"
     series = watched.scrape()
     moved = {name for name, samples in series.items() if any(value for _, value in samples)}
     named = named_metrics()

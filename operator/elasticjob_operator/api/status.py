@@ -136,6 +136,21 @@ class SavedStatus(StatusModel):
     time: str = Field(description="When its state was taken; of copies, when they were complete.")
 
 
+class ReportStatus(StatusModel):
+    """One report of the script."""
+
+    time: str
+    step: int
+    metrics: dict[str, float] = Field(default_factory=dict, description="At most three, the loss first.")
+
+
+class ReportHistory(StatusModel):
+    """At most 60 reports, spread over the life of the job: the more there were, the fewer of them are kept."""
+
+    every_seconds: int = Field(default=10, description="The least time between two of them; doubles when it is full.")
+    reports: list[ReportStatus] = Field(default_factory=list, description="Oldest first.")
+
+
 class ProgressStatus(StatusModel):
     step: int | None = None
     total_steps: int | None = None
@@ -153,6 +168,9 @@ class ProgressStatus(StatusModel):
     )
     metrics: list[Metric] = Field(default_factory=list)
     last_update_time: str | None = None
+    history: ReportHistory | None = Field(
+        default=None, description="A few of the reports of all worlds, for pages that are opened later."
+    )
 
 
 class SizeSpeed(StatusModel):

@@ -177,7 +177,7 @@ class Progress(Wire):
     samples_per_second: Measured = None  # of all ranks, if the script counts them; as the next
     tokens_per_second: Measured = None
     # Of the last finished checkpoints, by tier: seconds since their state was taken.
-    checkpoint_ages: dict[Short, Measured] = Field(default_factory=dict, max_length=8)
+    checkpoint_ages: Annotated[dict[Short, Measured], Field(max_length=8)] | None = None
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
 
 

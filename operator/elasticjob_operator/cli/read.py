@@ -219,7 +219,8 @@ class Watcher:
 
     def _view(self, events: list[Happening]) -> RenderableType:
         assert self._job is not None
-        found = past.build_history(self._samples, events, timeline=past.list_worlds(self._job.status))
+        worlds, reports = past.list_worlds(self._job.status), past.list_reports(self._job.status)
+        found = past.build_history(self._samples, events, timeline=worlds, reports=reports)
         return details.live(self._job, self._pods, found, time.time(), rows=self._out.height)
 
     async def _follow_job(self) -> Job | None:

@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML file: world size and throughput over time, rescales, loss.
 
-    Without a recording it contains the current status and what the events still show (the last hour by default).
+    Without a recording it contains the current status, the reports that it remembers, and what the events still show.
     Without a NAME, it is built from a recording alone and needs no cluster.
     """
     if name is None and source is None:
@@ -130,7 +130,8 @@ def _render_job(job: Job, samples: list[past.Sample], events: list[Happening]) -
         common.SafeConsole(file=text, width=120).print(details.failure(job.status.last_failure, time.time()))
         failure = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
     facts = Facts(job.name, job.namespace, job.phase, time.time(), failure)
-    return render(facts, past.build_history(samples, events, job.created, past.list_worlds(job.status)), samples[-1])
+    worlds, reports = past.list_worlds(job.status), past.list_reports(job.status)
+    return render(facts, past.build_history(samples, events, job.created, worlds, reports), samples[-1])
 
 
 def _render_recording(title: str, samples: list[past.Sample]) -> str:

@@ -37,6 +37,7 @@ __all__ = [
     "format_sample",
     "goodput_seconds",
     "is_news",
+    "list_reports",
     "read_recording",
     "read_sizes",
     "take_sample",
@@ -67,6 +68,15 @@ class World:
 class Point:
     time: float
     value: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the script said, as the status remembers it."""
+
+    time: float
+    step: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,23 +112,38 @@ def list_worlds(status: api.Status) -> tuple[World, ...]:
     )
 
 
+def list_reports(status: api.Status) -> tuple[Report, ...]:
+    """The reports that the job's status remembers."""
+    past = status.progress.history if status.progress is not None else None
+    return tuple(
+        Report(time, one.step, one.metrics)
+        for one in (past.reports if past is not None else ())
+        if (time := parse_time(one.time)) is not None
+    )
+
+
 def build_history(
-    samples: Sequence[Sample], events: Iterable[Happening], start: float | None = None, timeline: Iterable[World] = ()
+    samples: Sequence[Sample],
+    events: Iterable[Happening],
+    start: float | None = None,
+    timeline: Iterable[World] = (),
+    reports: Sequence[Report] = (),
 ) -> History:
-    """Where the timeline of the status has a world, it has the last word about it."""
+    """Where the timeline of the status has a world, it has the last word about it. `reports`: those of its memory."""
     happenings = sorted(events, key=lambda h: h.time or 0.0)
     ordered = sorted(samples, key=lambda s: s.time)
     found = {w.generation: w for w in _merge_worlds(_worlds_of_events(happenings), _worlds_of_samples(ordered))}
     worlds = tuple(world for _, world in sorted((found | {w.generation: w for w in timeline}).items()))
     times = [w.time for w in worlds if w.time] + [s.time for s in ordered] + [h.time for h in happenings if h.time]
+    times += [report.time for report in reports]
     end = max(times, default=None)
     return History(
         start=min([*times, *([start] if start else [])], default=None),
         end=end,
         worlds=worlds,
         sizes=_sizes(worlds, ordered, happenings),
-        throughput=_throughput(ordered),
-        metrics=_metrics(ordered),
+        throughput=_throughput(ordered, reports),
+        metrics=_metrics(ordered, reports),
         notable=tuple(h for h in happenings if h.reason in _NOTABLE),
         stays=_stays(ordered, end or 0.0),
         lost=_lost(ordered),
@@ -203,26 +228,29 @@ def _sizes(worlds: Sequence[World], samples: Sequence[Sample], events: Sequence[
     return tuple(kept)
 
 
-def _progress(samples: Sequence[Sample]) -> list[tuple[float, int]]:
+def _progress(samples: Sequence[Sample], reports: Sequence[Report]) -> list[tuple[float, int]]:
     """(time of the report, step), each report once."""
-    found: dict[float, int] = {}
+    found = {report.time: report.step for report in reports}
     for sample in samples:
         if sample.step is not None:
             found[sample.progress_time or sample.time] = sample.step
     return sorted(found.items())
 
 
-def _throughput(samples: Sequence[Sample]) -> tuple[Point, ...]:
+def _throughput(samples: Sequence[Sample], reports: Sequence[Report]) -> tuple[Point, ...]:
     """Steps per second between two reports; a step back (a restart from a checkpoint) counts as none."""
     return tuple(
         Point(later, max(0.0, (high - low) / (later - earlier)))
-        for (earlier, low), (later, high) in pairwise(_progress(samples))
+        for (earlier, low), (later, high) in pairwise(_progress(samples, reports))
         if later > earlier
     )
 
 
-def _metrics(samples: Sequence[Sample]) -> dict[str, tuple[Point, ...]]:
+def _metrics(samples: Sequence[Sample], reports: Sequence[Report]) -> dict[str, tuple[Point, ...]]:
     found: dict[str, dict[float, float]] = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            found.setdefault(name, {})[report.time] = value
     for sample in samples:
         for name, value in sample.metrics.items():
             found.setdefault(name, {})[sample.progress_time or sample.time] = value

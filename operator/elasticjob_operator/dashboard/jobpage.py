@@ -9,7 +9,7 @@ from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.client import Happening, Job, Pod
-from elasticjob_operator.client.history import Sample, build_history
+from elasticjob_operator.client.history import Sample, build_history, list_reports
 from elasticjob_operator.dashboard import shell
 from elasticjob_operator.dashboard.listpage import job_path, phase
 from elasticjob_operator.html_report import build_picture, build_table, escape
@@ -56,7 +56,9 @@ def build_regions(
 ) -> dict[str, str]:
     """HTML by region."""
     picture = build_picture(
-        build_history(samples, seen.events or (), job.created), samples[-1] if samples else None, now
+        build_history(samples, seen.events or (), job.created, reports=list_reports(job.status)),
+        samples[-1] if samples else None,
+        now,
     )
     return {
         "problem": shell.build_problem(problem),

@@ -132,7 +132,8 @@ class Run:
         failure = _describe_failure(job) if job.status.last_failure is not None else ""
         facts = Facts(job.name, job.namespace, job.phase, now, failure)
         target = Path(path or f"{self.name}-report.html")
-        target.write_text(render(facts, past.build_history([sample], events, job.created), sample))
+        found = past.build_history([sample], events, job.created, reports=past.list_reports(job.status))
+        target.write_text(render(facts, found, sample))
         return target
 
     def _client(self) -> SyncClient:

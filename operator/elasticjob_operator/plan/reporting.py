@@ -14,7 +14,7 @@ from typing import Literal
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.failures.classify import CORRUPT, Failure, advise
-from elasticjob_operator.history import goodput, moments
+from elasticjob_operator.history import goodput, memory, moments
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
@@ -126,9 +126,10 @@ def update_progress(
         estimated_remaining_seconds=remaining,
         samples_per_second=find_samples_per_second(best),
         tokens_per_second=best.tokens_per_second,
-        checkpoints=update_checkpoints(before.checkpoints if before else (), best.checkpoint_ages, since),
+        checkpoints=update_checkpoints(before.checkpoints if before else (), best.checkpoint_ages or {}, since),
         metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items()) if k],
         last_update_time=format_time(now),
+        history=memory.add(before.history if before else None, step, best.metrics, now),
     )
 
 

@@ -165,6 +165,17 @@ def test_history_of_events_and_samples() -> None:
     assert (history.start, history.end) == (100, 300)
 
 
+def test_what_the_status_remembers_is_drawn_without_a_recording() -> None:
+    said = [{"time": f"1970-01-01T00:0{one}:00Z", "step": 60 * one, "metrics": {"loss": 1 / one}} for one in (1, 2, 3)]
+    status = {"progress": {"step": 240, "history": {"everySeconds": 60, "reports": [*said, {"time": "?", "step": 1}]}}}
+    reports = past.list_reports(Job.parse({"status": status}).status)
+    samples = [past.Sample(250, "Running", step=240, progress_time=240.0, metrics={"loss": 0.25})]
+    history = past.build_history(samples, [], reports=reports)
+    assert [(p.time, p.value) for p in history.throughput] == [(120, 1.0), (180, 1.0), (240, 1.0)]
+    assert [(p.time, p.value) for p in history.metrics["loss"]] == [(60, 1), (120, 1 / 2), (180, 1 / 3), (240, 1 / 4)]
+    assert (history.start, history.end) == (60, 250)
+
+
 def test_the_last_world_of_a_finished_job_is_drawn_without_a_recording() -> None:
     events = [
         event(100, "WorldFormed", "generation 1 with 2 pods: the job starts"),

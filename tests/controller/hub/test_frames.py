@@ -66,7 +66,7 @@ FROM_AGENT: st.SearchStrategy[frames.Message] = st.one_of(
         noise_scale=maybe(POSITIVE),
         samples_per_second=maybe(POSITIVE),
         tokens_per_second=maybe(POSITIVE),
-        checkpoint_ages=st.dictionaries(TEXT, POSITIVE, max_size=8),
+        checkpoint_ages=maybe(st.dictionaries(TEXT, POSITIVE, max_size=8)),
         metrics=st.dictionaries(TEXT.filter(bool), FLOAT, max_size=32),
     ),
     st.builds(wire.Diagnosis, generation=COUNT, kind=TEXT, text=TEXT),

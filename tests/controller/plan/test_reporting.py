@@ -44,6 +44,7 @@ def test_progress_is_that_of_the_furthest_rank() -> None:
         estimated_remaining_seconds=126,
         metrics=[api.Metric(name="loss", value=0.5)],
         last_update_time=at(0),
+        history=api.ReportHistory(reports=[api.ReportStatus(time=at(0), step=7, metrics={"loss": 0.5})]),
     )
 
 
