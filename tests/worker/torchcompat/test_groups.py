@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.torchcompat import groups
+from worker.gang_helper import PROGRAMS, run_gang
 
 
 @pytest.fixture
@@ -61,3 +62,11 @@ def test_a_world_is_left_right_after_a_collective() -> None:
     program = Path(__file__).parents[1] / "programs/leave_program.py"
     done = subprocess.run([sys.executable, program, "60"], check=True, timeout=60, capture_output=True, text=True)
     assert done.stdout == "left\n"
+
+
+def test_collectives_of_a_world_are_counted_alike_on_all_ranks_whatever_was_sent_before() -> None:
+    """Ranks that send their state to a joiner have sent other numbers of messages than those that do not."""
+    ranks = run_gang(PROGRAMS / "counts_program.py", 3)
+    for world in ("world 0", "world 1"):
+        assert len({rank.results[world] for rank in ranks}) == 1
+    assert ranks[0].results["world 1"] >= 1
