@@ -35,8 +35,9 @@ def name_groups_anew() -> None:
     """Restart the numbering of process groups, as on new ranks. There must be no group.
 
     torch names groups with a counter that includes groups it failed to create: ranks that failed to enter an earlier
-    world would look for the others under another name.
+    world would look for the others under another name. Their collectives and messages are counted anew, too.
     """
+    _messages.clear()
     if probe.find(_COUNT) is not None:
         probe.find(_WORLD).group_count = 0
     elif not dist.is_initialized():  # torch resets the counter when a world is destroyed in order
