@@ -126,7 +126,7 @@ first-minutes: setup ## Time what a newcomer does: first local job, a changed sc
 # With the machine's own python, which needs torch and pytest and nothing else: no environment, no network.
 gpu: ## The checks on one CUDA device: PYTHON=python3 GPU_SECONDS=470 OUT=.work/gpu DRY=1 (without a device) GPU_ARGS="-k name"
 	@ELASTICJOB_GPU=1 DRY="$(DRY)" OUT="$(OUT)" GPU_SECONDS="$(GPU_SECONDS)" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
-	  PYTHONPATH=worker_image/src:tests $(PYTHON) -m pytest -c tests/gpu/pytest.ini --confcutdir=tests/gpu tests/gpu -v $(GPU_ARGS)
+	  PYTHONPATH="worker_image/src:tests$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -c tests/gpu/pytest.ini --confcutdir=tests/gpu tests/gpu -v $(GPU_ARGS)
 
 torch-matrix: $(RELEASE)/bin/uv ## The worker's tests under other versions of torch: TORCH="2.6.0 2.15.0". 5 GB of disk each.
 	@UV=$(RELEASE)/bin/uv $(PYTHON) scripts/torch_matrix.py $(TORCH)

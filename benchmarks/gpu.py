@@ -38,6 +38,13 @@ def _seconds(*names: str) -> Callable[[Values], str]:
     return say
 
 
+def _pods(values: Values, *names: str) -> str:
+    if "notRun" in values:
+        return str(values["notRun"])
+    found = [f"{' '.join(re.findall('[A-Z]?[a-z]+', name)).lower()} {values[name]} s" for name in names]
+    return ", ".join(found)
+
+
 def _regroups(values: Values) -> str:
     looks = values.get("looks") or []
     told = _seconds("secondsAnnounced", "secondsLost")(values)
@@ -115,6 +122,14 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
         "a transformer under `torch.compile` and DDP with accumulation, one rank is killed: to 1e-9",
         lambda values: f"{values.get('backend', '')}; {_seconds('secondsUntilNextStep', 'secondsOfJoin')(values)}",
     ),
+    "agents-session": (
+        "three whole pods, their agents and a hub: a worker and a pod are killed, one joins, one is paused: to 1e-9",
+        lambda values: _pods(values, "workerKilled", "podKilled", "podJoined", "pausedSeen", "pausedGivenUp"),
+    ),
+    "agents-restart": (
+        "the same of a script that is restarted from its checkpoints, by forks of a warm process",
+        lambda values: _pods(values, "podKilled", "podJoined"),
+    ),
     "growth": (
         "from 2 to 3 ranks and back, announced: no step is lost or repeated",
         _seconds("secondsOfGrowth", "secondsOfShrinking"),
@@ -181,16 +196,17 @@ def describe(run: Run) -> str:
 
 
 def render(runs: Sequence[Run], names: Iterable[str] = ROWS) -> str:
-    """What was seen on the device of the newest run, as a table: of each check its newest run there."""
+    """What was seen on the device of the newest run, as a table: of each check its newest run there that has measured
+    something.
+    """
     seen = sorted((run for run in runs if not run["dry"]), key=lambda run: str(run["date"]), reverse=True)
     if not seen:
         return NOTHING
     same = [run for run in seen if describe(run) == describe(seen[0])]
     checks: dict[str, Mapping[str, Any]] = {}
-    for run in same:
-        for one in run["checks"]:
-            if "skipped" not in one:
-                checks.setdefault(one["check"], one)
+    for one in (check for run in same for check in run["checks"] if "skipped" not in check):
+        if not checks.get(one["check"], {}).get("measured"):
+            checks[one["check"]] = one
     lines = [
         f"Seen on {describe(seen[0])}. The ranks share the device and speak over sockets, as nodes without InfiniBand "
         "do.",
@@ -218,7 +234,7 @@ def render_row(label: str, say: Callable[[Values], str], found: Mapping[str, Any
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "/").replace("\n", " ")[:200]
+    return text.replace("|", "/").replace("\n", " ")[:300]
 
 
 def read_runs() -> list[Run]:

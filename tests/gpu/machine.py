@@ -44,7 +44,7 @@ def fence(check: Report, folder: Path) -> None:
     for case in ("device", "launches"):
         with rig.gang(folder, "cost.py", {"case": case}) as world:
             world.start(1)
-            rig.wait(lambda here=world: here.find("cost"), "the timed steps", 40.0)  # type: ignore[misc]
+            rig.wait(lambda here=world: here.find("cost"), "the timed steps", 60.0)  # type: ignore[misc]
             row = world.find("cost")[0]
         check.measure(**{case: {"milliseconds": row["milliseconds"], "shares": row["shares"]}})
         if case == "device":
@@ -58,7 +58,7 @@ def snapshots(check: Report, folder: Path) -> None:
     memory.mkdir()
     try:
         more = {env.MEMORY: str(memory), "BYTES": str(int(gibibytes * _GIB)), "FOLDER": str(folder)}
-        found = _run(folder, "snapshots", 105.0, **more)
+        found = _run(folder, "snapshots", 165.0, **more)
     finally:
         subprocess.run(["rm", "-rf", str(memory)], check=False)
     if not _require_end(check, found):

@@ -26,7 +26,7 @@ from elasticjob.channel.place import Place
 
 PROGRAMS = Path(__file__).parent / "programs"
 DRY = os.environ.get("DRY") == "1"
-_PATIENCE = 5.0 if DRY else 1.0  # without a device it is debugged on small and busy machines
+PATIENCE = 5.0 if DRY else 1.0  # without a device it is debugged on small and busy machines
 DETECTION = 0.1  # seconds in which a pod's agent learns that a process has died
 _NCCL = {
     "NCCL_SOCKET_IFNAME": "lo",
@@ -71,7 +71,7 @@ def run_many(
             said = file.with_suffix(f".{rank}.jsonl")
             arguments = [str(PROGRAMS / program), name, str(rank), str(size), str(file)]
             started.append((file, rank, said, spawn(folder, arguments, SAID=str(said), **variables)))
-    end = time.monotonic() + seconds * _PATIENCE
+    end = time.monotonic() + seconds * PATIENCE
     while time.monotonic() < end and any(one.poll() is None for *_, one in started):
         time.sleep(0.02)
     worlds_rows: dict[Path, list[dict[str, Any]]] = {}
@@ -98,7 +98,7 @@ class LateError(RuntimeError):
 
 
 def wait(condition: Callable[[], object], what: str, seconds: float) -> None:
-    seconds *= _PATIENCE
+    seconds *= PATIENCE
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

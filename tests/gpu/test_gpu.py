@@ -121,8 +121,8 @@ class Running:
         # A short name: the folder of a control socket must fit into an address.
         self._scratch = tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True)
         self._log = Path(self._scratch.name) / "log"
-        paths = f"{ROOT / 'worker_image/src'}:{HERE.parent}"
-        variables = {"PYTHONPATH": paths, "TMPDIR": self._scratch.name, "PYTHONUNBUFFERED": "1"}
+        paths = [str(ROOT / "worker_image/src"), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {"PYTHONPATH": ":".join(paths), "TMPDIR": self._scratch.name, "PYTHONUNBUFFERED": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gpu.run", name],
