@@ -46,8 +46,8 @@ from elasticjob.torchcompat import waits
 logger = logging.getLogger("elasticjob")
 
 _SEEN = (
-    "Sessions on CUDA devices were seen to work on single ones (NVIDIA H100) whose ranks shared them, and not yet over"
-    " NVLink or InfiniBand."
+    "Sessions on CUDA devices were seen to work on single ones (NVIDIA H100 and H200) whose ranks shared them, and not"
+    " yet over NVLink or InfiniBand."
 )
 
 
