@@ -88,8 +88,9 @@ def list_types(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
     yield path, schema.get("type", "")
     for name, inner in (schema.get("properties") or {}).items():
         yield from list_types(inner, f"{path}.{name}")
-    if isinstance(schema.get("items"), dict):
-        yield from list_types(schema["items"], path)
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from list_types(schema[name], path)
 
 
 def list_limits(schema: Schema, path: str) -> Iterator[tuple[str, float]]:
