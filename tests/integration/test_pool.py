@@ -105,6 +105,25 @@ def test_a_user_who_scales_pins_the_job_until_it_is_released(jobs: Jobs) -> None
     assert "pinned" not in jobs.status("mine")["scaling"]
 
 
+def test_a_pooled_job_follows_its_bounds(jobs: Jobs) -> None:
+    """The number in `spec.replicas` is the pool's, and no reason to refuse a change of the file."""
+    jobs.create("bounded", pooled())
+    jobs.await_world("bounded", 6, timeout=150)
+    jobs.patch("bounded", {"elasticPolicy": {"maxReplicas": 3}})
+    jobs.await_world("bounded", 3, timeout=150)
+    wait_for(lambda: jobs.get("bounded")["spec"]["replicas"] == 3, "the pool writes it")
+    assert "pinned" not in jobs.status("bounded")["scaling"]
+
+
+def test_a_job_that_joins_the_pool_is_not_pinned_by_the_default(jobs: Jobs) -> None:
+    spec = pooled()
+    jobs.create("joins", {**spec, "scaling": {"mode": "Manual"}})
+    jobs.await_world("joins", 6, timeout=150)
+    jobs.patch("joins", {"scaling": {"mode": "Goodput"}})
+    wait_for(lambda: jobs.status("joins").get("scaling", {}).get("pool"), "it is in the pool", 90)
+    assert "pinned" not in jobs.status("joins")["scaling"]
+
+
 def test_a_node_that_is_cordoned_is_no_capacity(jobs: Jobs, cluster: Cluster) -> None:
     jobs.create("drained", pooled())
     status = jobs.await_world("drained", 6, timeout=150)

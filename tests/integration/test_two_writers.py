@@ -75,3 +75,55 @@ def test_a_job_that_is_fought_about_keeps_the_smaller_size(jobs: Jobs) -> None:
         apply_size(jobs, "steady", 1)
         wait_for(lambda: len(live_pods(jobs, "steady")) == 1, "it goes again")
     assert jobs.await_world("steady", 1)["rendezvous"]["generation"] == before, "nobody's training is interrupted"
+
+
+class TestNumberThatNobodyWrote:
+    """The operator fills in `spec.replicas`, which autoscalers read. It is no field of the user's file."""
+
+    @staticmethod
+    def apply(jobs: Jobs, name: str, least: int, most: int, *, replicas: int | None = None, **policy: object) -> None:
+        """Server-side apply of a file."""
+        spec = light_spec(elasticPolicy={"minReplicas": least, "maxReplicas": most, **policy}, replicas=replicas)
+        body = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": {"name": name}}
+        body["spec"] = spec if replicas else {key: value for key, value in spec.items() if key != "replicas"}
+        jobs.kube.request("PATCH", f"{jobs.path}/{name}?fieldManager=kubectl&force=true", body, content_type=APPLY)
+
+    def test_it_follows_the_bounds(self, jobs: Jobs) -> None:
+        self.apply(jobs, "plain", 1, 2)
+        jobs.await_world("plain", 2)
+        self.apply(jobs, "plain", 1, 3)
+        jobs.await_world("plain", 3)
+        self.apply(jobs, "plain", 1, 2)
+        jobs.await_world("plain", 2)
+        self.apply(jobs, "plain", 3, 4)
+        jobs.await_world("plain", 4)
+        assert jobs.get("plain")["spec"]["replicas"] == 4
+        assert jobs.condition("plain", "Degraded").get("reason") != "InvalidSpec"
+
+    def test_one_that_was_scaled_stays(self, jobs: Jobs) -> None:
+        self.apply(jobs, "scaled", 1, 3)
+        jobs.await_world("scaled", 3)
+        jobs.scale("scaled", 2)
+        jobs.await_world("scaled", 2)
+        self.apply(jobs, "scaled", 1, 4)
+        wait_for(lambda: is_seen(jobs, "scaled"), "it is seen")
+        assert jobs.get("scaled")["spec"]["replicas"] == 2
+
+    def test_one_that_enters_the_file_stays(self, jobs: Jobs) -> None:
+        self.apply(jobs, "claimed", 1, 2)
+        jobs.await_world("claimed", 2)
+        self.apply(jobs, "claimed", 1, 4, replicas=2)
+        wait_for(lambda: is_seen(jobs, "claimed"), "it is seen")
+        assert jobs.get("claimed")["spec"]["replicas"] == 2
+        jobs.await_world("claimed", 2)
+
+    def test_an_autoscaler_of_the_operator_follows_the_bounds(self, jobs: Jobs) -> None:
+        target = {"type": "AverageValue", "averageValue": "10"}
+        metrics = [{"type": "Pods", "pods": {"metric": {"name": "samples"}, "target": target}}]
+        self.apply(jobs, "auto", 1, 4, metrics=metrics)
+        jobs.await_world("auto", 4)
+        jobs.scale("auto", 3)  # as the autoscaler does
+        jobs.await_world("auto", 3)
+        self.apply(jobs, "auto", 1, 2, metrics=metrics)
+        jobs.await_world("auto", 2)
+        assert jobs.condition("auto", "Degraded").get("reason") != "InvalidSpec"
