@@ -21,7 +21,7 @@ except ModuleNotFoundError:  # it comes with kopf and the others that only the o
     sys.exit("error: uvloop is not installed: pip install 'elasticjob-operator[operator]'")
 
 from elasticjob_operator import __version__
-from elasticjob_operator.api import bounds, crd
+from elasticjob_operator.api import bounds, crd, names
 from elasticjob_operator.api.building import build_models
 from elasticjob_operator.errors import UsageError
 from elasticjob_operator.kube.client import Api
@@ -243,7 +243,7 @@ def calm_collector() -> None:
 
 async def _run(options: Options) -> int:
     # An audit log tells the replicas apart by it.
-    user_agent = f"elasticjob-operator/{__version__} ({options.identity})"
+    user_agent = f"{names.FIELD_MANAGER}/{__version__} ({options.identity})"
     try:
         api = await Api.connect(options.kubeconfig, options.context, parallel=options.parallel, user_agent=user_agent)
     except Exception as error:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.integrations.kueue import names as kueue
-from elasticjob_operator.model.reading import LAST_APPLIED
+from elasticjob_operator.model.own_size import LAST_APPLIED
 from elasticjob_operator.model.topology import LABELS
 
 Schema = Mapping[str, Any]

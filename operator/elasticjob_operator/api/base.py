@@ -25,6 +25,8 @@ class Model(BaseModel):
     CEL: ClassVar[tuple[tuple[str, str], ...]] = ()
     # CEL rules of a change, which also see `oldSelf`. On servers without CEL, `reading` keeps what is in force.
     CEL_OF_CHANGES: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # CEL rules of the whole job, which also see its status.
+    CEL_OF_JOBS: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def dump(self) -> dict[str, Any]:
         """The JSON object as the API server stores it: fields without a value are absent, not null."""

@@ -153,7 +153,11 @@ _OF_ONE_RUN = ("suspend", "managedBy")
 def _schema_of_spec(rules: Iterable[tuple[str, str]]) -> dict[str, Any]:
     schema = structural_schema(api.Spec)
     del schema["required"]  # the pod template may be a job's or its template's: a rule of jobs says so
-    return schema | {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+    return schema | _validations(rules)
+
+
+def _validations(rules: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
 def _schema_of_template() -> dict[str, Any]:
@@ -167,9 +171,15 @@ def _schema_of_template() -> dict[str, Any]:
 
 
 def _definition(
-    called: dict[str, Any], description: str, parts: dict[str, Any], version: dict[str, Any]
+    called: dict[str, Any],
+    description: str,
+    parts: dict[str, Any],
+    version: dict[str, Any],
+    rules: Iterable[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """A CustomResourceDefinition: its `names`, the schemas of its parts, and what else its version has."""
+    """A CustomResourceDefinition: its `names`, the schemas of its parts, what else its version has, and the rules of
+    an object.
+    """
     schema = {
         "type": "object",
         "description": description,
@@ -180,6 +190,7 @@ def _definition(
             "metadata": {"type": "object"},
             **parts,
         },
+        **(_validations(rules) if rules else {}),
     }
     known = {"name": names.VERSION, "served": True, "storage": True}
     return {
@@ -256,6 +267,7 @@ def build_crd() -> dict[str, Any]:
                 _column("Age", ".metadata.creationTimestamp", "date"),
             ],
         },
+        api.Spec.CEL_OF_JOBS,
     )
 
 

@@ -35,6 +35,7 @@ LABEL_INDEX: Final = f"{GROUP}/replica-index"
 TAINT_FAULTY: Final = f"{GROUP}/faulty"  # on nodes, if the administrator wants it
 LABEL_APP: Final = "app.kubernetes.io/managed-by"
 LABEL_APP_VALUE: Final = "elasticjob-operator"
+FIELD_MANAGER: Final = "elasticjob-operator"  # the API server takes it from the user agent
 
 # What Kueue writes on a job that MultiKueue has sent here from another cluster.
 KUEUE: Final = "kueue.x-k8s.io"
@@ -43,6 +44,7 @@ LABEL_ORIGIN: Final = f"{KUEUE}/multikueue-origin"
 # Annotations.
 ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: which container trains
 ANNOTATION_DIGEST: Final = f"{GROUP}/digest"  # on every object except pods: a digest of its inputs
+ANNOTATION_DEFAULT: Final = f"{GROUP}/default-replicas"  # as the operator wrote spec.replicas, for want of one
 ANNOTATION_POOL: Final = f"{GROUP}/pool-replicas"  # the number that the pool last wrote to spec.replicas
 ANNOTATION_TEMPLATE_HASH: Final = f"{GROUP}/template-hash"
 ANNOTATION_TEMPLATE_SHAPE: Final = f"{GROUP}/template-shape"  # without the amounts of CPU and memory

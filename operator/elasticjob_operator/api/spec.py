@@ -129,13 +129,34 @@ _NPROC = number_or(
 )
 
 
+_ABOVE = (
+    "replicas must not be greater than elasticPolicy.maxReplicas: lower replicas (kubectl scale, if it is not in your "
+    "file) or raise maxReplicas"
+)
+_BELOW = (
+    "replicas must not be less than elasticPolicy.minReplicas: raise replicas (kubectl scale, if it is not in your "
+    "file) or lower minReplicas"
+)
+
+
+def _bounding(bound: str, relation: str, message: str) -> tuple[str, str]:
+    """The rule that `replicas` is in this relation to a bound, unless nobody but the operator has written it."""
+    rule = (
+        f"!has(self.spec.replicas) || !has(self.spec.elasticPolicy) || !has(self.spec.elasticPolicy.{bound}) || "
+        f"self.spec.replicas {relation} self.spec.elasticPolicy.{bound} || "
+        "has(self.status) && has(self.status.writtenReplicas) && self.status.writtenReplicas == self.spec.replicas"
+    )
+    return rule, message
+
+
 class Spec(Model):
     """The desired state."""
 
     template_ref: TemplateRef | None = Field(default=None, description=(TemplateRef.__doc__ or ""))
     replicas: Replicas | None = Field(
         default=None,
-        description="Wanted pods, between minReplicas and maxReplicas; may change at any time. Default: maxReplicas.",
+        description="Wanted pods, between minReplicas and maxReplicas; may change at any time. Default: maxReplicas, "
+        "also when that changes.",
     )
     scaling: Scaling = Field(default_factory=Scaling, description=(Scaling.__doc__ or ""))
     elastic_policy: ElasticPolicy = Field(default_factory=ElasticPolicy, description=(ElasticPolicy.__doc__ or ""))
@@ -178,16 +199,6 @@ class Spec(Model):
 
     CEL = (
         (
-            "!has(self.replicas) || !has(self.elasticPolicy) || !has(self.elasticPolicy.maxReplicas) || "
-            "self.replicas <= self.elasticPolicy.maxReplicas",
-            "replicas must not be greater than elasticPolicy.maxReplicas: lower replicas or raise maxReplicas",
-        ),
-        (
-            "!has(self.replicas) || !has(self.elasticPolicy) || !has(self.elasticPolicy.minReplicas) || "
-            "self.replicas >= self.elasticPolicy.minReplicas",
-            "replicas must not be less than elasticPolicy.minReplicas: raise replicas or lower minReplicas",
-        ),
-        (
             "!has(self.elasticPolicy) || !has(self.elasticPolicy.replicaDiscreteValues) || "
             "self.elasticPolicy.replicaDiscreteValues.exists(v, "
             "(!has(self.elasticPolicy.minReplicas) || v >= self.elasticPolicy.minReplicas) && "
@@ -220,27 +231,32 @@ class Spec(Model):
         ),
     )
 
+    CEL_OF_JOBS = (
+        _bounding("maxReplicas", "<=", _ABOVE),
+        _bounding("minReplicas", ">=", _BELOW),
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         policy = self.elastic_policy
         if self.replicas is not None:
             if policy.max_replicas is not None and self.replicas > policy.max_replicas:
-                raise ValueError(self.CEL[0][1])
+                raise ValueError(_ABOVE)
             if policy.min_replicas is not None and self.replicas < policy.min_replicas:
-                raise ValueError(self.CEL[1][1])
+                raise ValueError(_BELOW)
         if policy.replica_discrete_values and not any(
             (policy.min_replicas or 1) <= v <= (policy.max_replicas or v) for v in policy.replica_discrete_values
         ):
-            raise ValueError(self.CEL[2][1])
+            raise ValueError(self.CEL[0][1])
         if self.managed_by and self.run_policy.managed_by not in (None, self.managed_by):
-            raise ValueError(self.CEL[3][1])
+            raise ValueError(self.CEL[1][1])
         if self.is_pooled and policy.max_replicas is None:
-            raise ValueError(self.CEL[4][1])
+            raise ValueError(self.CEL[2][1])
         if self.is_pooled and policy.metrics:
-            raise ValueError(self.CEL[6][1])
+            raise ValueError(self.CEL[4][1])
         if self.checkpoints is not None:
             if self.rendezvous.backend is not RendezvousBackend.OPERATOR:
-                raise ValueError(self.CEL[7][1])
+                raise ValueError(self.CEL[5][1])
             mounted = find_mount(self.template, self.checkpoints.path)
             if mounted:
                 raise ValueError(

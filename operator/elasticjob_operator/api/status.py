@@ -302,6 +302,11 @@ class Status(StatusModel):
     )
     capacity: CapacityStatus | None = None
     scaling: ScalingStatus | None = None
+    written_replicas: int | None = Field(
+        default=None,
+        description="The number in spec.replicas, where the operator has written it because nobody else did: a change "
+        "of elasticPolicy may contradict it.",
+    )
     template_hash: str | None = None
     observed_generation: int = 0
     start_time: str | None = None

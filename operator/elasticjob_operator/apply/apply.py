@@ -27,6 +27,7 @@ from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.model import ownership
 from elasticjob_operator.model.observe import Job
+from elasticjob_operator.model.revise import revise
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
 from elasticjob_operator.plan.reporting import Event, observe
@@ -169,14 +170,15 @@ class Applier:
             return
         if status.observed_generation == job.generation:
             status = observe(status, metadata["generation"])
+        status = revise(status, written_replicas=plan.set_replicas)
         await self._patch_status(job, str(metadata["resourceVersion"]), status, plan, now)
 
     async def _set_replicas(self, job: Job, version: str, plan: Plan) -> Mapping[str, Any]:
-        """Set `spec.replicas` as `kubectl scale` would, marked if the pool chose it; return the job's new metadata."""
+        """Set `spec.replicas` as `kubectl scale` would, marked as the operator's; return the job's new metadata."""
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
-        metadata: dict[str, Any] = {"resourceVersion": version, "uid": job.uid}
-        if plan.is_pool_size:
-            metadata["annotations"] = {names.ANNOTATION_POOL: str(plan.set_replicas)}
+        mark = names.ANNOTATION_POOL if plan.is_pool_size else names.ANNOTATION_DEFAULT
+        annotations = {mark: str(plan.set_replicas)}
+        metadata = {"resourceVersion": version, "uid": job.uid, "annotations": annotations}
         body = {"metadata": metadata, "spec": {"replicas": plan.set_replicas}}
         raw = await self._patch_job(job, path, body, plan)
         written: Mapping[str, Any] = raw["metadata"]

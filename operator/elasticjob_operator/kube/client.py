@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 from kubernetes.aio import client, config
 
+from elasticjob_operator.api import names
 from elasticjob_operator.kube.clock import ClusterClock
 from elasticjob_operator.kube.fair_queue import Slots, Urgency
 from elasticjob_operator.kube.json_stream import Head, Lines, Take, Unreadable, decode, ignore, keep
@@ -59,7 +60,7 @@ class Api:
         kubeconfig: str | None = None,
         context: str | None = None,
         *,
-        user_agent: str = "elasticjob-operator",
+        user_agent: str = names.FIELD_MANAGER,
         **options: Any,
     ) -> Api:
         """Connect with a kubeconfig if one is given or found, otherwise with the pod's service account."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from elasticjob_operator import text
+from elasticjob_operator.model import own_size
 
 WINDOW_SECONDS: Final = 120.0
 LEAST: Final = 4  # changes within that time, by more than one writer
@@ -29,13 +29,7 @@ History = tuple[Change, ...]
 
 def find_writer(metadata: Mapping[str, Any]) -> str:
     """The field manager that has written `spec.replicas` last; "" if it is not known."""
-    entries, found = metadata.get("managedFields"), ""
-    for entry in entries[:100] if isinstance(entries, list) else ():
-        fields = entry.get("fieldsV1") if isinstance(entry, Mapping) else None
-        spec = fields.get("f:spec") if isinstance(fields, Mapping) else None
-        if isinstance(spec, Mapping) and "f:replicas" in spec:
-            found = text.clean(str(entry.get("manager") or ""), 128) or found
-    return found
+    return next(reversed([*own_size.find_writers(metadata)]), "")
 
 
 def note(history: History, replicas: int, writer: str, now: float) -> History:

@@ -140,7 +140,7 @@ class Job:
     problems: tuple[api.Problem, ...] = ()  # together with a spec: it was corrected, and the problems are reported
     has_replicas: bool = True
     size_writer: str = ""  # who has written spec.replicas the last time, as far as the API server knows
-    pool_replicas: int | None = None  # the number that the pool has written to spec.replicas the last time
+    own_replicas: int | None = None  # the number in spec.replicas, if nobody but the operator has written it
     status_raw: Raw = field(default_factory=dict, compare=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Job:
     def is_pinned(self) -> bool:
         """Whether spec.replicas of a pooled job was written by somebody other than the pool."""
         spec = self.spec
-        return spec is not None and spec.is_pooled and self.has_replicas and spec.replicas != self.pool_replicas
+        return spec is not None and spec.is_pooled and self.has_replicas and self.own_replicas is None
 
     @property
     def is_sized_by_pool(self) -> bool:
@@ -294,7 +294,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
     generation = metadata.get("generation")
     annotations = _object(metadata.get("annotations"))
     said = reading.read_status(raw.get("status"))
-    asked = reading.read_spec(raw.get("spec"), limits, said.status)
+    asked = reading.read_spec(raw.get("spec"), limits, said.status, metadata)
     spec, waiting = reading.keep_in_force(asked.spec, said.status) if asked.spec else (None, ())
     storeless = None if said.unread else reading.find_missing_store(said.status, spec)
     unread, extra = (storeless.unread, storeless.notices) if storeless else (said.unread, said.notices)
@@ -311,7 +311,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         awaited=asked.awaited,
         has_replicas=_object(raw.get("spec")).get("replicas") is not None,
         size_writer=contests.find_writer(metadata),
-        pool_replicas=numerals.read_count(annotations.get(names.ANNOTATION_POOL), MOST_INDEX),
+        own_replicas=asked.own_replicas,
         status_raw=said.raw,
         unread=unread,
         labels={k: str(v) for k, v in _object(metadata.get("labels")).items()},

@@ -7,21 +7,20 @@ that decisions depend on is listed in `unread`, and the job is left untouched, b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, podtemplate
-from elasticjob_operator.model import contradictions, launchers
+from elasticjob_operator.model import contradictions, launchers, own_size
 from elasticjob_operator.templates import taking
 
 # Status fields that decide who is in the world, what is charged to the budget, and whether the job has finished.
 DECIDING = frozenset({"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce", "template"})
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MOST_NAMED = 5  # fields that one warning names
 
 
@@ -39,6 +38,7 @@ class SpecRead:
     problems: tuple[api.Problem, ...] = ()
     notices: tuple[Notice, ...] = ()
     awaited: taking.Awaited | None = None  # the template without which it cannot be read
+    own_replicas: int | None = None  # the number in spec.replicas, if it is the operator's
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,13 @@ class StatusRead:
 # --- spec ------------------------------------------------------------------------------------------------
 
 
-def read_spec(written: object, limits: bounds.Limits, status: api.Status) -> SpecRead:
-    """Parse a spec and the template that it took, as far as this version knows their fields."""
+def read_spec(
+    written: object, limits: bounds.Limits, status: api.Status, metadata: Mapping[str, Any] = MappingProxyType({})
+) -> SpecRead:
+    """Parse a spec and the template that it took, as far as this version knows their fields.
+
+    By its metadata, a number in `spec.replicas` may be the operator's. The spec is then read as its user wrote it.
+    """
     problems = _find_excess(written, limits)
     if problems or not isinstance(written, dict):
         return SpecRead(None, problems or (api.Problem(field="spec", message="is required: set spec.template"),))
@@ -61,6 +66,21 @@ def read_spec(written: object, limits: bounds.Limits, status: api.Status) -> Spe
     if awaited is not None:
         return SpecRead(None, awaited=awaited)
     raw = taking.complete(written, status)
+    own = own_size.find_own(metadata, raw)
+    if own is None:
+        return _read(raw, limits, status)
+    read = _read({name: value for name, value in raw.items() if name != "replicas"}, limits, status)
+    spec = read.spec
+    if spec is None:
+        return replace(read, own_replicas=own)
+    if spec.is_pooled or spec.elastic_policy.metrics:  # it was chosen for the job, and not for want of another
+        return replace(read, spec=_bounded(spec, own, limits) or spec, own_replicas=own)
+    if spec.wanted != own and own_size.is_in_file(metadata, own):
+        return _read(raw, limits, status)
+    return replace(read, own_replicas=own)
+
+
+def _read(raw: dict[str, Any], limits: bounds.Limits, status: api.Status) -> SpecRead:
     unknown = api.find_unknown(raw)
     known = api.without(raw, unknown)
     notices = _warn_of_unknown(unknown)
@@ -202,15 +222,8 @@ def _find_foreign_launcher(spec: api.Spec) -> tuple[Notice, ...]:
 
 def find_pruned(annotations: Mapping[str, Any], spec: object) -> tuple[Notice, ...]:
     """Fields that `kubectl apply` sent and the API server dropped because they are not in the schema."""
-    text = annotations.get(LAST_APPLIED)
-    # Counted before it is read: 250 kB of empty lists take 50 ms, at each version of a job.
-    if not isinstance(text, str) or sum(map(text.count, ",[{")) > 2 * bounds.MOST_VALUES:
-        return ()
-    try:
-        applied = json.loads(text)["spec"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ()  # the annotation is kubectl's; another tool may have changed it
-    if not isinstance(applied, dict) or not isinstance(spec, dict) or bounds.find_excess(applied, len(text), ""):
+    applied = own_size.read_applied(annotations)
+    if applied is None or not isinstance(spec, dict):
         return ()
     stored = set(api.find_unknown(spec))
     gone = [path for path in api.find_unknown(applied) if path not in stored]

@@ -125,6 +125,7 @@ class StatusFields(TypedDict, total=False):
     preflight: list[api.PreflightStatus]
     capacity: api.CapacityStatus | None
     scaling: api.ScalingStatus | None
+    written_replicas: int | None
     template_hash: str | None
     observed_generation: int
     start_time: str | None

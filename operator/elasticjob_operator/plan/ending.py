@@ -15,6 +15,7 @@ from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import RendezvousFields, revise
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, first
+from elasticjob_operator.sizing import written
 from elasticjob_operator.templates import taking
 from elasticjob_operator.times import format_time, parse_time
 
@@ -76,7 +77,7 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
         directives={uid: stop for uid, a in seen.agents.items() if a.connected},
         announces=True,  # released agents exit like finished ones; the status must tell them apart
         events=reporting.describe_changes(status, after, None, now),
-        set_replicas=None if seen.job.has_replicas or spec.is_pooled else spec.wanted,
+        set_replicas=None if spec.is_pooled else written.find_change(seen.job, spec.wanted),
         asks=0,
         wake_at=first(patience if waiting else None, force_at),
     )

@@ -53,7 +53,8 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
         made = _report_quota(seen, _warn(seen, made))
         status, generation = made.status, seen.job.generation
         if not seen.job.status.finished:  # of one that has, no change of the spec matters any more
-            status = revise(status, conditions=summary.summarize(status, seen.now))
+            conditions = summary.summarize(status, seen.now)
+            status = revise(status, conditions=conditions, written_replicas=seen.job.own_replicas)
             generation = status.observed_generation
         made = replace(made, status=reporting.observe(status, generation))
     return replace(made, directives={**made.directives, **released}) if released else made

@@ -139,7 +139,7 @@ class Plan:
     announces: bool = False  # send the directives only after the status is persisted
     set_replicas: int | None = None
     asks: int | None = None  # pods that the job would have if its queue admitted them all; None: as many as it has
-    is_pool_size: bool = False  # whether the pool chose `set_replicas`; any other number is a user's
+    is_pool_size: bool = False  # whether the pool chose `set_replicas`; any other is a default
     delete_job: bool = False
     keep: tuple[str, ...] = ()  # status fields that must not be written, although they may differ
     wake_at: float | None = None

@@ -10,12 +10,14 @@ from elasticjob_operator.sizing.values import PoolDecision, Size
 
 
 def find_replicas(job: Job, spec: api.Spec, size: Size) -> int | None:
-    """The number to write; None if it is there already. A number that somebody wrote into a pooled job stays."""
-    if not spec.is_pooled:
-        return None if job.has_replicas else spec.wanted
-    if job.is_pinned or (job.has_replicas and spec.replicas == size.wanted):
+    """The number to write; None if it is there already, or if somebody else has written one."""
+    return find_change(job, size.wanted if spec.is_pooled else spec.wanted)
+
+
+def find_change(job: Job, wanted: int) -> int | None:
+    if job.has_replicas and job.own_replicas is None:
         return None
-    return size.wanted
+    return None if job.own_replicas == wanted else wanted
 
 
 def build_status(

@@ -141,13 +141,13 @@ BAD_ACROSS_FIELDS = [
     pytest.param(
         spec(replicas=5, elasticPolicy={"maxReplicas": 4}),
         "spec",
-        "replicas must not be greater than elasticPolicy.maxReplicas: lower replicas or raise maxReplicas",
+        api.Spec.CEL_OF_JOBS[0][1],
         id="replicas-above-max",
     ),
     pytest.param(
         spec(replicas=1, elasticPolicy={"minReplicas": 2}),
         "spec",
-        "replicas must not be less than elasticPolicy.minReplicas: raise replicas or lower minReplicas",
+        api.Spec.CEL_OF_JOBS[1][1],
         id="replicas-below-min",
     ),
     pytest.param(

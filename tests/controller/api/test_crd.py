@@ -83,7 +83,7 @@ def test_every_rule_of_the_models_is_printed() -> None:
         message
         for value in vars(api).values()
         if isinstance(value, type) and issubclass(value, api.Model)
-        for _, message in (*value.CEL, *value.CEL_OF_CHANGES)
+        for _, message in (*value.CEL, *value.CEL_OF_CHANGES, *value.CEL_OF_JOBS)
     }
     assert printed == declared
 

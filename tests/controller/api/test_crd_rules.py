@@ -23,7 +23,8 @@ from examples import tries
 from operator_fixture import ROOT
 
 CRD = yaml.safe_load((ROOT / "crds/elasticjob.dev_elasticjobs.yaml").read_text())
-SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+OF_JOB = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = OF_JOB["properties"]["spec"]
 OF_TEMPLATE = crd.build_template_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
 
@@ -67,18 +68,26 @@ def count_rules(schema: Any) -> int:
 
 @pytest.mark.parametrize(("spec", "field", "message"), BAD_ACROSS_FIELDS)
 def test_the_rules_refuse_what_the_validators_refuse(spec: dict[str, Any], field: str, message: str) -> None:
-    assert list(find_violations(SCHEMA, spec)) == [message]
+    assert list(find_violations(OF_JOB, {"spec": spec})) == [message]
+
+
+@pytest.mark.parametrize("bounds", [{"maxReplicas": 2}, {"minReplicas": 6, "maxReplicas": 8}])
+def test_a_number_that_the_operator_wrote_is_no_reason_to_refuse_other_bounds(bounds: dict[str, int]) -> None:
+    job = {"spec": {"replicas": 4, "elasticPolicy": bounds, "template": TEMPLATE}}
+    assert list(find_violations(OF_JOB, {**job, "status": {"writtenReplicas": 4}})) == []
+    assert len(list(find_violations(OF_JOB, {**job, "status": {"writtenReplicas": 3}}))) == 1
+    assert len(list(find_violations(OF_JOB, {**job, "status": {}}))) == 1
 
 
 def test_every_rule_has_a_bad_example() -> None:
-    seen = {message for case in BAD_ACROSS_FIELDS for message in find_violations(SCHEMA, case.values[0])}
+    seen = {message for case in BAD_ACROSS_FIELDS for message in find_violations(OF_JOB, {"spec": case.values[0]})}
     seen |= {
         message
         for case in (*BAD_CHANGES, *BAD_HANDOVERS, *BAD_TEMPLATES)
         for message in find_violations(SCHEMA, case.values[1], case.values[0])
     }
     seen |= set(find_violations(SCHEMA, {}))  # the validators say it by the name of the field
-    assert len(seen) == count_rules(SCHEMA)
+    assert len(seen) == count_rules(OF_JOB)
 
 
 @pytest.mark.parametrize(("before", "after", "field"), BAD_CHANGES)
@@ -155,7 +164,7 @@ specs = st.fixed_dictionaries(
 @given(specs)
 def test_rules_and_validators_agree(spec: dict[str, Any]) -> None:
     """What the rules refuse the validators refuse for the same reasons."""
-    broken = set(find_violations(SCHEMA, spec))
+    broken = set(find_violations(OF_JOB, {"spec": spec}))
     try:
         api.parse_spec(spec)
         problems: set[str] = set()

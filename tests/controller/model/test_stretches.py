@@ -17,7 +17,7 @@ from controller.builders import NOW
 from controller.counted_work import count_calls
 from elasticjob_operator.api import names, podtemplate
 from elasticjob_operator.apply import manifests
-from elasticjob_operator.model import reading
+from elasticjob_operator.model import own_size
 from elasticjob_operator.model.observe import Job, Node, PoolShare, observe_job, observe_pod
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Plan, Seen, plan
@@ -78,8 +78,8 @@ SPECS: Mapping[str, dict[str, Any]] = {
 }
 APPLIED = json.dumps({"spec": {f"f{number}": 1 for number in range(17_000)}})
 METADATA: Mapping[str, dict[str, Any]] = {
-    "what was applied": {"annotations": {reading.LAST_APPLIED: APPLIED}},
-    "lists that were applied": {"annotations": {reading.LAST_APPLIED: json.dumps({"spec": {"x": [[]] * 60_000}})}},
+    "what was applied": {"annotations": {own_size.LAST_APPLIED: APPLIED}},
+    "lists that were applied": {"annotations": {own_size.LAST_APPLIED: json.dumps({"spec": {"x": [[]] * 60_000}})}},
     "own annotations": {"annotations": {f"{names.GROUP}/{number}": "x" for number in range(9_000)}},
     "own labels": {"labels": {f"l{number}": "x" for number in range(25_000)}},
     "managers": {"managedFields": [{"manager": f"m{number}", "operation": "Update"} for number in range(9_000)]},

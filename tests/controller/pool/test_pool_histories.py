@@ -91,7 +91,7 @@ class Trainee:
             status,
             created=self.order,
             has_replicas=self.replicas is not None,
-            pool_replicas=self.annotation,
+            own_replicas=self.replicas if self.replicas == self.annotation else None,
         )
         return PooledJob(job, spec, 1, self.placed, self.model, self.behind)
 

@@ -44,7 +44,7 @@ def sharer(
         status,
         created=fields.pop("created", 0.0),
         has_replicas=size is not None,
-        pool_replicas=None if pinned else size,
+        own_replicas=None if pinned else size,
     )
     model = fields.pop("model", None)
     if model is None:

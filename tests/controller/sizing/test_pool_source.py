@@ -18,7 +18,8 @@ SAYS = PoolDecision(4, "4 pods: other jobs gain more from the devices of the poo
 def pooled(replicas: int | None = None, written: int | None = None, **status: Any) -> Job:
     """A job of a pool with this number in its spec, and the one that the pool has written the last time."""
     spec = make_spec(2, 8, replicas=replicas, scaling={"mode": "Goodput"})
-    return make_job(spec, api.Status(**status), has_replicas=replicas is not None, pool_replicas=written)
+    own = replicas if replicas == written else None
+    return make_job(spec, api.Status(**status), has_replicas=replicas is not None, own_replicas=own)
 
 
 def compose_of(job: Job, says: PoolDecision | None, members: int = 0) -> Size:
