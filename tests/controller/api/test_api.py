@@ -10,6 +10,9 @@ import pytest
 from controller.builders import TEMPLATE
 from elasticjob_operator import api
 
+RULES = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]
+RESTARTS_ALL = {"restartPolicyRules": [{"action": "RestartAllContainers", "exitCodes": {"operator": "NotIn"}}]}
+
 
 def spec(**fields: Any) -> dict[str, Any]:
     return {"template": copy.deepcopy(TEMPLATE), **fields}
@@ -286,6 +289,24 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             "spec.template",
             "spec.containers[1].restartPolicy must be Never or left out, not OnFailure: the operator replaces pods",
             id="restart-policy-of-the-trainer",
+        ),
+        pytest.param(
+            {
+                "template": {
+                    "spec": {"containers": [{"name": "a", "restartPolicy": "Never", "restartPolicyRules": RULES}]}
+                }
+            },
+            "spec.template",
+            "spec.containers[0].restartPolicyRules must be left out: the operator replaces pods, and decides by exit "
+            "code where spec.failurePolicy.rules have onExitCodes",
+            id="restarts-of-the-trainer-by-exit-code",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "a"}], "initContainers": [{"name": "b", **RESTARTS_ALL}]}}},
+            "spec.template",
+            "spec.initContainers[0].restartPolicyRules restarts all containers, the trainer too: remove the action "
+            "RestartAllContainers",
+            id="restarts-of-all-containers",
         ),
         pytest.param(
             {"template": {"spec": {"containers": [{"name": "a", "args": ["--epochs", 3]}]}}},
