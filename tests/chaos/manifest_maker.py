@@ -210,7 +210,7 @@ PARTS: Final = (
     Part("restart-rules", "container",
          {"restartPolicy": "Never",
           "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]},
-         ("restartPolicy",)),
+         ("restartPolicyRules",)),
     Part("trainer-restarts", "container", {"restartPolicy": "Always"}, ("restartPolicy",)),
     Part("ephemeral", "pod", {"ephemeralContainers": [{"name": "debug", "image": f"{HERE}busybox:1"}]},
          ("ephemeralContainers",)),

@@ -41,6 +41,7 @@ ADVICE: Final = {
     "own-rendezvous": ("a rendezvous of one's own", "remove the variable, or set `rendezvous`"),
     "restart-policy": ("`restartPolicy: OnFailure`", "leave it out: the operator replaces pods"),
     "trainer-restarts": ("`restartPolicy: Always` of the trainer's container", "leave it out"),
+    "restart-rules": ("`restartPolicyRules` of the trainer's container", "set `failurePolicy.rules`"),
     "pod-deadline": ("`activeDeadlineSeconds` in the template", "set `runPolicy.activeDeadlineSeconds`"),
     "liveness": ("a liveness probe that fails", "mend the probe, or remove it"),
     "post-start": ("a `postStart` hook that fails", "mend the hook, or remove it"),

@@ -51,6 +51,9 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
             spec[kind] = [_container(c, f"spec.{kind}[{i}]") for i, c in enumerate(spec[kind])]
     _check_number_of_amounts(spec)
     _check_restarts(spec, "spec")
+    for kind in KINDS:
+        for i, container in enumerate(spec.get(kind) or ()):
+            _check_restarts_of_all(container, f"spec.{kind}[{i}]")
     _check_texts(spec.get("nodeSelector") or {}, "spec.nodeSelector[{}]")
     _check_system(spec)
     _check_metadata(template, [c["name"] for c in containers])
@@ -58,6 +61,11 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     for i, container in enumerate(spec["containers"]):
         if container["name"] == trainer:  # others may serve it for as long as they like
             _check_restarts(container, f"spec.containers[{i}]")
+            if container.get("restartPolicyRules"):
+                raise ValueError(
+                    f"spec.containers[{i}].restartPolicyRules must be left out: the operator replaces pods, and "
+                    "decides by exit code where spec.failurePolicy.rules have onExitCodes"
+                )
     return {**template, "spec": spec}
 
 
@@ -83,6 +91,17 @@ def _check_restarts(where: Mapping[str, Any], path: str) -> None:
     policy = where.get("restartPolicy") or "Never"
     if policy != "Never":
         raise ValueError(f"{path}.restartPolicy must be Never or left out, not {policy}: the operator replaces pods")
+
+
+def _check_restarts_of_all(container: Mapping[str, Any], path: str) -> None:
+    """Without a word to the operator, the kubelet would restart the trainer for an end of another container."""
+    rules = container.get("restartPolicyRules")
+    for rule in rules if isinstance(rules, list) else ():
+        if isinstance(rule, Mapping) and rule.get("action") == "RestartAllContainers":
+            raise ValueError(
+                f"{path}.restartPolicyRules restarts all containers, the trainer too: remove the action "
+                "RestartAllContainers"
+            )
 
 
 def _check_texts(values: Mapping[Any, Any], field: str) -> None:
