@@ -39,6 +39,9 @@ def test_what_may_start_an_agent_is_left_alone(command: list[str]) -> None:
         pytest.param(["accelerate", "launch", "-m", "pack.train"], "torchrun SCRIPT", id="accelerate with a module"),
         pytest.param(["deepspeed", "--num_gpus=8", "t.py", "--ds", "c"], "torchrun t.py --ds c", id="deepspeed"),
         pytest.param(["mpirun", "-np", "4", "python", "t.py"], "torchrun t.py", id="mpirun"),
+        pytest.param(["hyperpodrun", "--nnodes=2:2", "t.py"], "torchrun t.py", id="hyperpodrun"),
+        pytest.param(["composer", "-n", "8", "t.py"], "torchrun t.py", id="composer"),
+        pytest.param(["colossalai", "run", "--nproc_per_node", "8", "t.py"], "torchrun t.py", id="colossalai"),
     ],
 )  # fmt: skip
 def test_a_foreign_launcher_is_named_with_the_remedy(command: list[str], instead: str) -> None:
