@@ -27,6 +27,7 @@ def find_contradictions(spec: api.Spec) -> Iterator[Contradiction]:
     trainer: Mapping[str, Any] = next((one for one in pod["containers"] if one.get("name") == name), {})
     if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR:
         yield from _find_overridden(name, trainer)
+        yield from _find_unset(name, trainer)
     if pod.get("activeDeadlineSeconds") is not None:
         yield Contradiction(
             "PodDeadline",
@@ -87,4 +88,18 @@ def _find_overridden(name: str, trainer: Mapping[str, Any]) -> Iterator[Contradi
             "RendezvousOverridden",
             f"{', '.join(found)} takes precedence over the operator's rendezvous, so that pods may train alone or wait "
             "for ever: remove it, or set spec.rendezvous",
+        )
+
+
+def _find_unset(name: str, trainer: Mapping[str, Any]) -> Iterator[Contradiction]:
+    if trainer.get("envFrom"):
+        return  # it may set anything
+    words = [*_words_of(trainer, "command"), *_words_of(trainer, "args")]
+    known = {str(one.get("name")) for one in trainer.get("env") or () if isinstance(one, dict)}
+    found = launchers.find_unset(words, known)
+    if found:
+        yield Contradiction(
+            "VariableNotSet",
+            f"container {name!r} reads {', '.join(found)} in its command, which nobody sets: leave --nnodes, "
+            "--node-rank, --master-addr and --master-port out, since the operator gives torchrun all of them",
         )

@@ -6,15 +6,16 @@ The launchers of the frameworks start processes too, but they know nothing of an
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from elasticjob_operator.api.names import RENDEZVOUS_BACKEND
 
 _PROGRAMS = ("torchrun", "elasticjob-run")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "elasticjob.run")
 _AGENTS = (*_PROGRAMS, *_MODULES)
-_LAUNCHERS = ("deepspeed", "mpirun", "mpiexec", "horovodrun", "srun")
+_LAUNCHERS = ("deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "hyperpodrun", "composer", "colossalai")
 _SHELLS = ("sh", "bash", "dash")
 _WRAPPERS = ("env", "exec", "nice", "nohup", "tini", "dumb-init", "--")
 _MOST = 4096  # characters of a shell script that are read
@@ -71,6 +72,24 @@ def find_overriding(command: Sequence[str]) -> tuple[str, ...]:
         if argument.lstrip("-").replace("_", "-") in _OVERRIDING and argument.startswith("--"):
             found.append(argument if value != RENDEZVOUS_BACKEND else "")
     return tuple(filter(None, found))
+
+
+# What other operators and schedulers tell a pod of its place, and a shell's or the kubelet's way to read it. A default
+# (`${RANK:-0}`) is one's own.
+_OF_OTHERS = (
+    *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "PET_NODE_RANK", "PET_MASTER_ADDR"),
+    *("PET_MASTER_PORT", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "VC_MASTER_HOSTS"),
+    *("VC_WORKER_HOSTS", "SLURM_NODEID", "SLURM_NNODES"),
+)
+_NAMES = "|".join(_OF_OTHERS)
+_READ = re.compile(rf"\$(?:\((?P<kubelet>{_NAMES})\)|{{(?P<shell>{_NAMES})}}|(?P<bare>{_NAMES})(?!\w))")
+
+
+def find_unset(command: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    """The variables of other operators that this command reads and that neither it nor the container sets."""
+    text = "\n".join(command)[:_MOST]
+    read = dict.fromkeys(found[found.lastgroup or 0] for found in _READ.finditer(text))
+    return tuple(name for name in read if name not in known and f"{name}=" not in text)
 
 
 def _is_torchrun(word: str) -> bool:
