@@ -67,7 +67,7 @@ class Queues:
             "apiVersion": "elasticjob.dev/v1alpha1",
             "kind": "ElasticJob",
             "metadata": {"name": name, "labels": labels, "annotations": annotations},
-            "spec": light_spec(**spec),
+            "spec": {field: value for field, value in light_spec(**spec).items() if value is not None},
         }
         self.kube.request("POST", self.jobs.path, body)
 

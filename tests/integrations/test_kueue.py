@@ -93,6 +93,17 @@ class TestAdmission:
         jobs.await_world("small", 2)
         assert jobs.status("big")["readyReplicas"] == 2
 
+    def test_quota_follows_the_bounds_where_nobody_has_written_a_number(self, queues: Queues) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 3)
+        queues.submit("open", "gpus", elasticPolicy={"minReplicas": 1, "maxReplicas": 2}, replicas=None)
+        jobs.await_world("open", 2)
+        jobs.patch("open", {"elasticPolicy": {"maxReplicas": 3}})
+        jobs.await_world("open", 3)
+        jobs.patch("open", {"elasticPolicy": {"maxReplicas": 1}})
+        jobs.await_world("open", 1)
+        wait_for(lambda: queues.admitted("open") == 1, "the quota is given back")
+
     @pytest.mark.parametrize(
         ("queue", "size", "reason"),
         [
