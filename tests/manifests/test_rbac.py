@@ -201,6 +201,13 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
     jobs.create("life", spec)
     jobs.await_world("life", 2)
     jobs.patch("life", {"elasticPolicy": {"maxReplicas": 3}})
+    scaler = f"/apis/autoscaling/v1/namespaces/{place}/horizontalpodautoscalers/life"
+    # With its old limit, the autoscaler would take back the number that follows.
+    wait_for(
+        lambda: (kube.get(scaler) or {}).get("spec", {}).get("maxReplicas") == 3,
+        "the autoscaler has the new limit",
+        timeout=30,
+    )
     jobs.scale("life", 3)
     operator.await_request("pods", "get")
     kube.request("DELETE", f"{pods}/life-worker-2", {"gracePeriodSeconds": 0})

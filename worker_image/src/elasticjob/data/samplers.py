@@ -331,11 +331,15 @@ class ElasticDistributedSampler(Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, int]:
         """The position, which does not depend on the world size."""
-        stands = self.used == self._read_from and self._read > _FETCHED + 2 * self._passes(self.global_batch_size)
-        if (stands or self._has_stood) and not self._was_told:
+        if self._has_stood or (self._read > _FETCHED and self.used == self._read_from):
+            self._tell_that_it_stands()
+        return {"epoch": self.epoch, "used": self.used, "seed": self._seed, "length": self._length}
+
+    def _tell_that_it_stands(self) -> None:
+        of_a_step = 2 * self._passes(self.global_batch_size)  # a step may have many micro batches
+        if not self._was_told and (self._has_stood or self._read > _FETCHED + of_a_step):
             self._was_told = True
             _log.warning(_STANDS)
-        return {"epoch": self.epoch, "used": self.used, "seed": self._seed, "length": self._length}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a position saved in a world of any size. The end of an epoch is the start of the next one.
