@@ -47,12 +47,14 @@ def test_the_wheel_holds_the_modules_and_the_commands(wheel: Path) -> None:
     assert "[torchrun.handlers]" in text
 
 
-# An adapter is for those who have its framework.
+# An adapter is for those who have its framework, or tracker.
 FRAMEWORKS = {
     "transformers": {"transformers"},
     "accelerate": {"accelerate"},
     "lightning": {"lightning", "lightning_fabric", "pytorch_lightning"},
     "lightning_session": {"lightning", "lightning_fabric", "pytorch_lightning"},
+    "mlflow": {"mlflow"},
+    "wandb": {"wandb"},
 }
 
 

@@ -111,6 +111,7 @@ def full_disk(kind: str, directory: str) -> None:
     dist.barrier()  # rank 0 has waited too
     say("left", checkpoint.steps())
     say("remains", sorted(path.name for path in Path(directory).iterdir()))
+    dist.barrier()  # the next save writes there, too
     checkpoint.save(3, wait=True)
     say("after", checkpoint.steps())
 
