@@ -72,8 +72,9 @@ def _fence(values: Values) -> str:
     for case, label in (("device", "bound by the device"), ("launches", "bound by its launches")):
         if case in values:
             shares = values[case]["shares"]
+            beside = "" if "ddp" in shares else " of DDP"  # an earlier form
             found.append(
-                f"{label}, {values[case]['milliseconds']['plain']:.1f} ms: with a wait for the device "
+                f"{label}, {values[case]['milliseconds']['plain']:.1f} ms{beside}: with a wait for the device "
                 f"{shares['waits']:+.1%}, in a session {shares['session']:+.1%} (plain again {shares['again']:+.1%})"
             )
     return "; ".join(found)

@@ -120,28 +120,15 @@ def scaler_killed(check: Report, folder: Path) -> None:
 
 
 def virtual_killed(check: Report, folder: Path) -> None:
-    """The same with virtual ranks: the bits are those of one process that nobody disturbs."""
+    """The same with virtual ranks."""
     settings = {"width": 256, "virtual": 6, "dtype": "float32"}
-    with rig.gang(folder, "train.py", settings, **_DETERMINISTIC) as alone:
-        with rig.gang(folder, "train.py", settings, **_DETERMINISTIC) as world:
-            alone.start(1)
-            world.start(3)
-            _lose_some(check, world, ("forward", "backward"))
-            rows = world.rows()
-        most = max(row["step"] for row in rows if row["event"] == "step")
-        alone.await_step(most, 40.0)
-        right = {row["step"]: row["bits"] for row in alone.steps()}
-    wrong = [row for row in rows if row["event"] == "step" and row["bits"] != right[row["step"]]]
-    first = [f"generation {row['generation']} step {row['step']}" for row in wrong[:3]]
-    check.measure(steps=most + 1, wrongSteps=len(wrong))
-    check.expect(not wrong, "every committed step has the bits of one undisturbed process", first)
-    others = find_other_states(rows)
-    check.expect(not others, "every world begins with the bits of its last committed step", others[:3])
+    with _beside_one(check, folder, "train.py", settings, ("forward", "backward")):
+        pass
 
 
 def vision(check: Report, folder: Path) -> None:
     """A CNN as people train it; ranks are killed, and then all of them: it goes on from its checkpoint with fewer."""
-    with _everyday(check, folder, "vision", ("backward", "forward")) as world:
+    with _beside_one(check, folder, "everyday.py", {"kind": "vision"}, ("backward", "forward")) as world:
         most = max(row["step"] for row in world.steps())
         world.end()
         world.start(2)
@@ -153,15 +140,17 @@ def vision(check: Report, folder: Path) -> None:
 
 def gan(check: Report, folder: Path) -> None:
     """Two models, two optimizers, and a GradScaler that skips steps; one part is trained later."""
-    with _everyday(check, folder, "gan", ("optimizer", "backward", "forward")) as world:
+    with _beside_one(check, folder, "everyday.py", {"kind": "gan"}, ("optimizer", "backward", "forward")) as world:
         world.await_step(max(30, max(row["step"] for row in world.steps()) + 3))
 
 
 @contextlib.contextmanager
-def _everyday(check: Report, folder: Path, kind: str, points: Sequence[str]) -> Iterator[Gang]:
-    """Virtual ranks: the bits are those of one process that nobody disturbs."""
-    with rig.gang(folder, "everyday.py", {"kind": kind}, **_DETERMINISTIC) as alone:
-        with rig.gang(folder, "everyday.py", {"kind": kind}, **_DETERMINISTIC) as world:
+def _beside_one(
+    check: Report, folder: Path, program: str, settings: dict[str, Any], points: Sequence[str]
+) -> Iterator[Gang]:
+    """Virtual ranks lose some: the bits are those of one process that nobody disturbs."""
+    with rig.gang(folder, program, settings, **_DETERMINISTIC) as alone:
+        with rig.gang(folder, program, settings, **_DETERMINISTIC) as world:
             alone.start(1)
             world.start(3)
             _lose_some(check, world, points)
@@ -175,6 +164,8 @@ def _everyday(check: Report, folder: Path, kind: str, points: Sequence[str]) -> 
     check.measure(steps=most + 1, wrongSteps=len(wrong), changes=len(set(right.values())))
     check.expect(not wrong, "every committed step has the bits of one undisturbed process", first)
     check.expect(len(set(right.values())) > most / 2, "and the steps change them", len(set(right.values())))
+    others = find_other_states(rows)
+    check.expect(not others, "every world begins with the bits of its last committed step", others[:3])
 
 
 def compiled(check: Report, folder: Path) -> None:

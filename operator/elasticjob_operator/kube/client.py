@@ -181,9 +181,7 @@ class Api:
         # Check permission as late as possible: everything before may have taken time.
         response = await self._transport.send(prepared, self._permit(request, timeout))
         self.heard = time.monotonic()
-        if (
-            response.status < 500
-        ):  # while the API server is away, a proxy before it answers, which has a clock of its own
+        if response.status < 500:  # else a proxy may have answered, which has a clock of its own
             self.clock.note(response.headers.get("Date"), self.heard - sent)
         return response
 

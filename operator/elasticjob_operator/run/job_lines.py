@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from elasticjob_operator.ratelimit import Bucket
@@ -21,14 +21,21 @@ LINES_AT_ONCE, LINES_PER_SECOND = 500.0, 5.0
 NAMESPACES: Final = 4096  # that are remembered
 
 
+@dataclass
+class _Budget:
+    """Of one namespace."""
+
+    lines: Bucket
+    left_out: int = 0
+
+
 class JobLines(logging.Filter):
     """Lets through what a namespace may still write, and everything that is not about a job."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._budgets: Recent[str, Bucket] = Recent(NAMESPACES)
-        self._left_out: Counter[str] = Counter()
+        self._budgets: Recent[str, _Budget] = Recent(NAMESPACES)
 
     def filter(self, record: logging.LogRecord) -> bool:
         namespace = find_namespace(record)
@@ -36,12 +43,14 @@ class JobLines(logging.Filter):
             return True
         now = self._clock()
         if namespace not in self._budgets:
-            self._budgets[namespace] = Bucket(LINES_AT_ONCE, now)
-        if not self._budgets[namespace].take(LINES_PER_SECOND, LINES_AT_ONCE, now):
-            self._left_out[namespace] += 1
+            self._budgets[namespace] = _Budget(Bucket(LINES_AT_ONCE, now))
+        budget = self._budgets[namespace]
+        if not budget.lines.take(LINES_PER_SECOND, LINES_AT_ONCE, now):
+            budget.left_out += 1
             return False
-        if left_out := self._left_out.pop(namespace, 0):
-            record.msg += f" ({left_out} lines about jobs of this namespace were left out before)"
+        if budget.left_out:
+            record.msg += f" ({budget.left_out} lines about jobs of this namespace were left out before)"
+            budget.left_out = 0
         return True
 
 

@@ -40,3 +40,13 @@ def test_whether_another_rank_may_still_come(theirs: Position, found: str) -> No
 def test_ranks_that_have_met_compare_where_they_are(waits: list[tuple[str, int, int]], found: str) -> None:
     rows = [Position(blocks, {"world": entered}).as_row(reason) for reason, blocks, entered in waits]
     assert meetings.judge_rows(rows, 0) == found
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 2), (1, 2), (4, 9), (16, 17), (0, 18), (99, 300)])
+def test_each_other_rank_is_looked_at_in_its_turn(rank: int, size: int) -> None:
+    seen: list[int] = []
+    while len(seen) < size - 1:
+        some = meetings.choose(rank, size, len(seen))
+        assert 0 < len(some) <= 16 and len(set(some)) == len(some)
+        seen += some
+    assert set(seen[: size - 1]) == set(range(size)) - {rank}

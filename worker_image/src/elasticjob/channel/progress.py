@@ -34,7 +34,6 @@ INTERVAL = 0.5  # minimum seconds between two messages to the agent
 BAR_INTERVAL = 0.1
 _SMOOTHING = 0.1  # weight of the newest step in the moving average
 _NOTHING: Mapping[str, Any] = {}
-FILE, MEMORY = "File", "Memory"  # tiers of checkpoints that a script writes
 
 
 def smooth_step_time(before: float | None, seconds: float, steps: int) -> float | None:
@@ -285,7 +284,7 @@ class Saves:
         self._taken: dict[str, float] = {}  # by tier, on the monotonic clock
 
     def note(self, tier: str, taken: float | None = None) -> None:
-        """A checkpoint is finished, with the state of `taken` (default: now)."""
+        """A checkpoint is finished, with the state of `taken` (default: now). The tiers are those of the protocol."""
         self._taken[tier] = time.monotonic() if taken is None else taken
 
     def as_message(self, now: float) -> dict[str, dict[str, float]]:

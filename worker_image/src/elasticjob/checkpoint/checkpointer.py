@@ -51,6 +51,7 @@ from elasticjob.checkpoint.state import (
 from elasticjob.collectives import messages
 from elasticjob.context import leaving
 from elasticjob.errors import CheckpointFailedError, ConfigurationError
+from elasticjob.protocol.steps import FILE
 
 _log = logging.getLogger("elasticjob.checkpoint.checkpointer")
 _MAKE_ROOM = "Make room on the volume, or check that it can be written."
@@ -216,7 +217,7 @@ class Checkpointer:
             try:
                 with held:
                     self._finish(step, temporary, future, others)
-                progress.saves.note(progress.FILE, began)
+                progress.saves.note(FILE, began)
                 owed.end(self.directory)
             except BaseException as error:
                 self._failure = error

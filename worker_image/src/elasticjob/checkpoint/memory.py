@@ -27,6 +27,7 @@ from elasticjob.checkpoint.shelf import Shelf, SnapshotError, place
 from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
 from elasticjob.checkpoint.state import compare_kinds, name_kind
 from elasticjob.collectives import deliveries, messages, plaindata, skeletons
+from elasticjob.protocol.steps import MEMORY
 from elasticjob.torchcompat.versions import count_changes
 
 _log = logging.getLogger("elasticjob.checkpoint.memory")
@@ -129,7 +130,7 @@ class Snapshots:
                 _log.warning("Step %d: no snapshot: the state was changed outside of optimizer.step().", step)
             is_whole = not found[0] and slot.commit(held, text)
             if is_whole:
-                progress.saves.note(progress.MEMORY, began)
+                progress.saves.note(MEMORY, began)
             self._copy(held if is_whole else None, text, slot.data)
 
         if lane is not None:

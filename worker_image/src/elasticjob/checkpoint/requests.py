@@ -25,6 +25,7 @@ def requested() -> bool:
 def clear() -> None:
     """Report that a checkpoint is saved: to the agent, if it waits for one, and for the age of the last one."""
     from elasticjob.channel import progress
+    from elasticjob.protocol.steps import FILE
 
-    progress.saves.note(progress.FILE)
+    progress.saves.note(FILE)
     signals.clear_checkpoint_request()

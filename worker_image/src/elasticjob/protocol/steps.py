@@ -13,8 +13,8 @@ from typing import Any, Final
 from elasticjob.protocol import wire
 from elasticjob.protocol.fields import MAX_COUNT
 
-SAVED_BY_WORKERS: Final = ("File", "Memory")  # tiers of checkpoints
-COPIES: Final = "Copies"  # the tier of those that other pods hold
+# Tiers of checkpoints: those that a script writes, and those that other pods hold.
+FILE, MEMORY, COPIES = "File", "Memory", "Copies"
 _ENOUGH: Final = 10  # steps; a process that made fewer may not have saved yet
 
 
@@ -75,7 +75,7 @@ class Saves:
         """Note a worker's report, if it says so much."""
         ages = message.get("checkpointAges")
         for tier, age in ages.items() if isinstance(ages, dict) else ():
-            if tier in SAVED_BY_WORKERS and _number(age) is not None:
+            if tier in (FILE, MEMORY) and _number(age) is not None:
                 self._taken[tier] = now - age
 
     def note_copies(self, found: wire.Checkpoint | None, now: float) -> None:

@@ -28,6 +28,7 @@ _LOOK_SECONDS = 1.0  # between two looks whether anybody waits ...
 _PAUSE_SECONDS = 0.2  # ... and while somebody does
 _PATIENCE_SECONDS = 0.5  # nearly all meetings are over by then
 _CONNECT_SECONDS = 30.0
+_MOST_AT_ONCE = 16  # ranks that one looks at: in a large world, nearly all may wait for one that saves
 _WAITING = "waiting"  # the number of ranks that do
 
 SKIPPED, OVER = "skipped", "over"  # why a rank waits
@@ -44,6 +45,12 @@ class Position:
     def as_row(self, waits: str) -> list[int]:
         """Equally many integers on each rank."""
         return [_REASONS.index(waits), self.blocks, sum(self.entered.values())]
+
+
+def choose(rank: int, size: int, looked: int) -> list[int]:
+    """The ranks that this one looks at next, after so many of them: each other rank in its turn. Pure."""
+    others = size - 1
+    return [(rank + 1 + (looked + index) % others) % size for index in range(min(others, _MOST_AT_ONCE))]
 
 
 def judge(mine: Position, theirs: Position) -> str:
@@ -107,6 +114,7 @@ class Meetings(threads.Thread):
         self._mine: Position | None = None  # in a meeting
         self._since = 0.0
         self._says = False  # to the others, that it waits
+        self._looked = 0  # at how many of them, one after the other
         threads.free_at_end(self.leave)
         self.start()
 
@@ -163,8 +171,10 @@ class Meetings(threads.Thread):
         self._is_left.wait(_PAUSE_SECONDS)
 
     def _look_for_others(self, there: Any, mine: Position) -> None:
-        for rank in range(self._place.world_size):
-            if rank == self._place.rank or not there.check([str(rank)]):
+        others = choose(self._place.rank, self._place.world_size, self._looked)
+        self._looked += len(others)
+        for rank in others:
+            if not there.check([str(rank)]):
                 continue
             found = judge(mine, Position(**json.loads(there.get(str(rank)))))
             if found and not self.other and self._mine is mine:

@@ -146,7 +146,7 @@ class Worlds:
         if self._meetings is not None:
             self._meetings.begin_block(begins_step)
             if self._meetings.other:
-                raise StepsDifferError(self._explain(self._meetings, meetings.SKIPPED, "and has gone on"))
+                raise StepsDifferError(self._explain(self._meetings, meetings.SKIPPED, "and the script went on"))
 
     def has_met_less(self) -> bool:
         """Whether this rank has entered fewer collectives in this step than ever before in this world."""
