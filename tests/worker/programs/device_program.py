@@ -1,7 +1,8 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection,
-evaluate, fsdp, hsdp, copies, schedule), SCHEDULE (where a scheduler steps in a step: first, middle or last), LAST
+evaluate, fsdp, hsdp, copies, schedule), SCHEDULE (where a scheduler steps in a step: first, middle or last), WHERE (the
+model is evaluated: in a "step" after its optimizer, "outside" of any block, or else in a block of its own), LAST
 (step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas
 between several: forward, micro, backward, applied, halfway, between, message, or entering, with the number of a message
 instead of a step), SENDS (how the last rank sends a large message in each step: broadcast, send or all_to_all; or what
@@ -42,6 +43,7 @@ LAST = int(os.environ.get("LAST", "40"))
 SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
 IN_TURN = ("gan", "gan-scalers")  # each optimizer has a backward pass of its own
 SENDS = os.environ.get("SENDS", "")
+WHERE = os.environ.get("WHERE", "")
 SWALLOW = os.environ.get("SWALLOW", "")
 KILLS = [one if one.count(":") == 3 else f"{one}:1:forward" for one in os.environ.get("KILL", "").split(",")]
 
@@ -95,6 +97,20 @@ def reduce_functionally(*_: int) -> None:
     functional.all_reduce(torch.ones(600), "sum", world).sum().item()
 
 
+class Passes(torch.nn.Module):
+    """Counts its passes in a buffer, which DDP sends from rank 0 to the others before each pass."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.count += float(self.training)
+        return inputs
+
+
 OTHERS: dict[str, Callable[[int, int], object]] = {
     "batch": pass_on,
     "functional": reduce_functionally,
@@ -114,6 +130,9 @@ class Script:
         self.y = (self.x @ torch.randn(8, 1)).tanh()
         body, head = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh()), torch.nn.Linear(32, 1)
         self.model: Any = torch.nn.Sequential(body, head)
+        self.passes = Passes()
+        if KIND == "evaluate":
+            self.model = torch.nn.Sequential(self.passes, *self.model)
         momentum = float(os.environ.get("MOMENTUM", "0.9"))
         parts = [body, head] if KIND in ("two", *IN_TURN) else [self.model]
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
@@ -171,8 +190,7 @@ class Script:
                     self.step(inputs, targets)
                 if self.session.committed > before:
                     self.write()
-                    if KIND == "evaluate":
-                        self.evaluate()
+                    self.evaluate()
                 if self.session.committed >= LAST:
                     return
 
@@ -216,6 +234,9 @@ class Script:
             self.schedule("last")
         for one in self.optimizers:
             one.zero_grad()
+        if KIND == "evaluate" and WHERE == "step":
+            die_here(*here, "between")
+            self.call_model()
 
     def schedule(self, place: str) -> None:
         if KIND == "schedule" and os.environ["SCHEDULE"] == place:
@@ -256,16 +277,32 @@ class Script:
     def evaluate(self) -> None:
         """Between two steps, with a collective of the script's own."""
         session, size = self.session, self.session.world_size
+        here = (session.committed, session.rank, session.generation)
+        if KIND != "evaluate" or WHERE == "step":
+            return
+        if WHERE == "outside":
+            die_here(*here, "between")
+            self.call_model()
+            return
         with session.interruptible() as block:
-            die_here(session.committed, session.rank, session.generation, "between")
+            die_here(*here, "between")
             found = torch.ones(1)
             with swallowing("evaluation"):
+                self.call_model()
                 if size > 1:
                     dist.all_reduce(found)
             fake_nccl.synchronize()  # as found.item() does
         if getattr(block, "is_whole", True):
             with self.lines.open("a") as lines:
                 lines.write(json.dumps({"found": found.item(), "size": size, "after": session.committed}) + "\n")
+
+    def call_model(self) -> None:
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                self.session.model(self.x[:4])
+        finally:
+            self.model.train()
 
     def write(self) -> None:
         whole = [one.full_tensor() if KIND in SHARDED else one for one in self.model.parameters()]
@@ -281,6 +318,7 @@ class Script:
             "t": time.time(),
             "ended": self.count_ended(),
             "scale": self.scaler.get_scale(),
+            "passes": self.passes.count.item(),
         }
         with self.lines.open("a") as lines:
             lines.write(json.dumps(row) + "\n")

@@ -192,6 +192,22 @@ def test_what_is_computed_between_two_steps_is_right_or_known_to_be_wrong(
     found = [row for row in agent.rows if "found" in row]
     assert [row for row in found if row["found"] != row["size"]] == []
     assert {row["after"] for row in found} >= {*range(24)} - {12}
+    check_passes(agent)
+
+
+def check_passes(agent: FakeAgent) -> None:
+    counts = {(row["step"], row["passes"]) for row in agent.rows if "passes" in row}
+    assert [(step, passes) for step, passes in counts if passes != step + 1] == []
+
+
+@pytest.mark.parametrize(("backend", "where"), [("gloo", "step"), ("fakenccl", "step"), ("fakenccl", "outside")])
+def test_buffers_that_were_not_sent_are_taken_back(tmp_path: Path, undisturbed: Any, backend: str, where: str) -> None:
+    """DDP sends them before each pass, also after the optimizer has stepped, and in an evaluation."""
+    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "WHERE": where}
+    agent, norms = train(tmp_path, KIND="evaluate", KILL="12:2:1:between", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+    check_passes(agent)
 
 
 @pytest.mark.parametrize("dump", ["0", "15000"])
