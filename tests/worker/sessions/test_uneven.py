@@ -14,7 +14,8 @@ from worker.gang_helper import PROGRAMS
 pytestmark = [pytest.mark.timeout(200), pytest.mark.usefixtures("backend")]
 PROGRAM = PROGRAMS / "uneven_program.py"
 SKIPPING = ["before", "between", "applying", "after", "inside", "inside-steps", "continue", "interrupt"]
-STOPPING = ["break", "return", "short", "stop"]
+LEAVING = ["break", "return"]  # out of the block and of the loop: a step is skipped first
+STOPPING = ["short", "stop"]
 
 
 def choose(hows: list[str], *short: str) -> list[Any]:
@@ -37,7 +38,7 @@ def find_norms(agent: FakeAgent) -> dict[tuple[int, int], set[Any]]:
     return found
 
 
-@pytest.mark.parametrize("how", choose(SKIPPING, "before", "applying", "inside-steps"))
+@pytest.mark.parametrize("how", choose([*SKIPPING, *LEAVING], "before", "applying", "inside-steps"))
 def test_a_step_that_one_rank_skips_ends_it_with_the_remedy(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how)
     assert sorted(agent.ended) == [0, 1], "the other one goes on from its memory"
@@ -64,7 +65,7 @@ def test_it_is_told_of_a_sharded_model_too(tmp_path: Path, how: str) -> None:
     assert all(len(norms) == 1 for norms in find_norms(agent).values())
 
 
-@pytest.mark.parametrize("how", choose([*SKIPPING, *STOPPING, "slow"], "before", "slow"))
+@pytest.mark.parametrize("how", choose([*SKIPPING, *LEAVING, *STOPPING, "slow"], "before", "slow"))
 def test_what_all_ranks_do_is_no_error(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how, ALL="1")
     assert sorted(agent.ended) == [0, 0]
