@@ -64,6 +64,11 @@ class Memory:
         """Calls of all optimizers in the current step."""
         return sum(self._calls.values())
 
+    @property
+    def is_applied(self) -> bool:
+        """Whether all optimizers have applied the current step, as far as anybody knows."""
+        return self._is_whole(with_skipped=True)
+
     def knows(self, optimizer: Any) -> bool:
         """Whether this optimizer is kept from world to world."""
         return optimizer is self.model_state.optimizer or any(one is optimizer for one in self._extras.values())

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticjob.errors import ConfigurationError
 from elasticjob.torchcompat import ddp as torch_ddp
-from elasticjob.torchcompat import optimizers
+from elasticjob.torchcompat import optimizers, waits
 from elasticjob.torchcompat.wrappers import Transparent
 
 logger = logging.getLogger("elasticjob")
@@ -158,6 +158,7 @@ class ElasticModel(Transparent):
         self._find = find
         self.has_run = False  # for a backward pass, since somebody looked
 
+    @waits.telling  # of DDP, which sends buffers
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.has_run = self.has_run or torch.is_grad_enabled()
         return self._find()(*args, **kwargs)

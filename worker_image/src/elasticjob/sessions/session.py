@@ -142,6 +142,8 @@ class Session:
         self._went_back = False  # to a step before the last one, in the same world
         if client is not None:
             waits.tell(self._note)
+            if self._is_replicated:
+                self.model.register_forward_pre_hook(self._begin_pass)
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)
 
@@ -229,6 +231,7 @@ class Session:
         epoch = getattr(self.sampler, "epoch", None)
         while True:
             if not self._worlds.is_running:
+                self._look_at_buffers()
                 self._worlds.change()
             if epoch is not None and self.sampler.epoch < epoch:
                 self.sampler.set_epoch(epoch)  # back to an epoch that the script left before its end: it stays here
@@ -314,6 +317,8 @@ class Session:
         self._adviser.end(self.regroups)
 
     def _commit(self, is_applied: bool) -> None:
+        if self._buffers.is_unsure:
+            self._worlds.hold()
         self._fence.commit(is_applied and not self._worlds.has_met_less())
         self._memory.commit(self._fence.is_divided)
         self._buffers.forget()
@@ -325,6 +330,8 @@ class Session:
     def _settle(self) -> None:
         """If an exception has ended the last block, and the script goes on: all ranks have to have left it so."""
         if self._left_by is None:
+            if not self._fence.is_open:
+                self._look_at_buffers()
             return
         if not self._worlds.can_change and self.world_size > 1:
             self._adviser.note_left(self._left_by)
@@ -365,6 +372,7 @@ class Session:
         first, and ends the process if one of its collectives fails.
         """
         self._settle()
+        self._buffers.keep_again()
         try:
             block = self._block = Block()
             self._worlds.interrupter.allowed = True
@@ -373,6 +381,7 @@ class Session:
             if block.failure is not None:
                 raise WorldLostError("a collective of this block has failed") from block.failure
             self._worlds.hold()
+            self._buffers.forget()
             block.is_whole = True
         except Exception as error:
             self._worlds.interrupter.allowed = False
@@ -380,6 +389,7 @@ class Session:
                 raise
             logger.warning("After step %d: the world broke (%s).", self.committed, first_line(error))
             self._worlds.break_off(error)
+            self._buffers.take_back()
         finally:
             self._worlds.interrupter.allowed = False
             self._block = None
@@ -402,6 +412,20 @@ class Session:
             self._worlds.give_up()
             if error is None:
                 raise
+
+    def _begin_pass(self, *_: Any) -> None:
+        """Of the model. In a step, its buffers are kept, until the optimizers have applied it."""
+        if not self._fence.is_open or self._memory.is_applied:
+            self._buffers.keep_again()
+
+    def _look_at_buffers(self) -> None:
+        """What passes of the model between two steps have done to them counts only if no member was lost meanwhile."""
+        if self._buffers.is_unsure:
+            try:
+                self._worlds.hold()
+                self._buffers.forget()
+            except WorldLostError:
+                self._buffers.take_back()
 
     def _begin_apply(self, optimizer: torch.optim.Optimizer, given: Any = (), more: Any = None) -> None:
         if self._memory.virtual is not None:
@@ -456,7 +480,7 @@ class Session:
         was_ready, self._ready = self._ready, False
         before = self.committed
         self._memory.take_back(self.generation, self.ends_step, was_ready, was_skipped)
-        if self.committed > before:
+        if self.committed > before and not self._buffers.is_unsure:
             self._buffers.forget()
         self._buffers.take_back()
 

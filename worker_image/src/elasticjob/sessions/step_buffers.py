@@ -1,7 +1,8 @@
 """The buffers of a replicated model, such as the running mean of batch norm, as they were before a step.
 
 Forward passes change them, and DDP sends rank 0's in each. After an abort they can be anything, and they are part of
-the state that the next world starts from: a step that is rolled back takes them back too.
+the state that the next world starts from: a step that is rolled back takes them back too. So does a loss after other
+passes, of which no fence has said that they were right: between two steps, or after the optimizers of one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ class StepBuffers:
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._slots: list[Slot] = [] if model is None else find_slots(model)
         self._before: list[tuple[Slot, torch.Tensor, torch.Tensor]] | None = None  # each, and what it was
+        self.is_unsure = False  # a pass has followed of which nobody knows yet whether it was right
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -25,9 +27,16 @@ class StepBuffers:
             present = [(slot, getattr(*slot)) for slot in self._slots]
             self._before = [(slot, one, one.clone()) for slot, one in present if one is not None]
 
+    def keep_again(self) -> None:
+        """Passes of the model may follow that are no part of a step. All that was done so far is right."""
+        if not self.is_unsure:
+            self.forget()
+            self.keep()
+            self.is_unsure = bool(self._before)
+
     def forget(self) -> None:
-        """The step is applied."""
-        self._before = None
+        """The step is applied, or the pass was right."""
+        self._before, self.is_unsure = None, False
 
     @torch.no_grad()
     def take_back(self) -> None:
@@ -35,4 +44,4 @@ class StepBuffers:
             present.copy_(before)
             if getattr(module, name) is not present:  # the forward pass has assigned another one
                 setattr(module, name, present)
-        self._before = None
+        self.forget()

@@ -4,8 +4,8 @@ gloo has no abort. Shutting down the connections of a group ends its collectives
 of a message: gloo forgets that somebody waits for the rest, until the timeout of the group. So the thread that waits is
 let go instead, and the group stays as it is, with the thread of gloo's that is stuck in it.
 
-The error of a backward pass or of a collective may be caught by the script, which then goes on without what the others
-would have sent. So the session hears of it here.
+The error of a pass of the model or of a collective may be caught by the script, which then goes on without what the
+others would have sent. So the session hears of it here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def wait_for(world: World | None) -> None:
 
 
 def tell(note: Note) -> None:
-    """From now on, call this method with each error of a backward pass or of a collective of gloo's."""
+    """From now on, call this method with each error of a model's pass or of a collective of gloo's."""
     global _note  # noqa: PLW0603
     _install()
     _note = weakref.WeakMethod(note)
@@ -73,12 +73,14 @@ def _install() -> None:
     if _is_installed:
         return
     _is_installed = True
-    torch.autograd.backward = _telling(torch.autograd.backward)
+    torch.autograd.backward = telling(torch.autograd.backward)
     if (work := probe.find(_CLASS)) is not None and WAITS.holds():
-        work.wait = _telling(_giving_up(work.wait))
+        work.wait = telling(_giving_up(work.wait))
 
 
-def _telling(function: Callable[..., Any]) -> Callable[..., Any]:
+def telling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, of whose errors the session hears."""
+
     @functools.wraps(function)
     def call(*given: Any, **more: Any) -> Any:
         try:
