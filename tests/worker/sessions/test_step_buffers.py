@@ -50,3 +50,16 @@ def test_a_buffer_that_was_given_up_between_two_steps_is_left_alone() -> None:
     buffers.take_back()
     assert getattr(model, "assigned", model) is None
     assert model.changed.item() == 0
+
+
+def test_what_follows_a_step_is_taken_back_without_it() -> None:
+    model = Counting()
+    buffers = StepBuffers(model)
+    buffers.keep()
+    model()  # the optimizer steps
+    for _ in range(2):
+        buffers.keep_again()
+        model()
+    buffers.take_back()
+    assert (model.assigned.item(), model.changed.item()) == (1, 1)
+    assert not buffers.is_unsure
