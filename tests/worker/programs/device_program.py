@@ -8,7 +8,7 @@ between several: forward, micro, backward, applied, halfway, between, message, o
 instead of a step), SENDS (how the last rank sends a large message in each step: broadcast, send or all_to_all; or what
 else all ranks do there: see OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each
 backward pass, or with "evaluation" between two steps), MOMENTUM, REST (seconds after the first optimizer has stepped,
-in step 12), DIE_PACKING (a rank), DEVICE (the state counts as that of a device).
+in step 12), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from elasticjob.collectives import messages
 from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.sessions.session import Session
 from worker import fake_nccl
@@ -111,6 +112,16 @@ class Passes(torch.nn.Module):
         return inputs
 
 
+class Notes:
+    """Plain data of tens of megabytes, which a joiner gets with the description of the state."""
+
+    def state_dict(self) -> dict[str, str]:
+        return {"text": "many words" * 2_000_000}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        pass
+
+
 OTHERS: dict[str, Callable[[int, int], object]] = {
     "batch": pass_on,
     "functional": reduce_functionally,
@@ -140,6 +151,8 @@ class Script:
         self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
         extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
+        if "DIE_TELLING" in os.environ:
+            extras["notes"] = Notes()
         if KIND in ("two", *IN_TURN):
             extras["head"] = self.optimizers[1]
         if KIND == "gan-scalers":
@@ -347,6 +360,18 @@ def die_packing(rank: int) -> None:
     model.gather = gather_or_die
 
 
+def die_telling(generation: str) -> None:
+    """The source dies in the middle of the description of its state, when it enters the world of this generation."""
+    broadcast = messages.broadcast
+
+    def broadcast_or_die(text: str, source: int, group: Any = None) -> str:
+        if os.environ["ELASTICJOB_GENERATION"] == generation and dist.get_rank() == source:
+            die_after(2e6)
+        return broadcast(text, source, group)
+
+    messages.broadcast = broadcast_or_die
+
+
 def die_entering() -> None:
     """Count the messages of a rank that enters a world, which includes the transfer of the state."""
     sent = [0, 0]  # the generation, and messages in it
@@ -369,6 +394,8 @@ def main() -> None:
         fake_nccl.put_state_on_device()
     if "entering" in os.environ.get("KILL", ""):
         die_entering()
+    if "DIE_TELLING" in os.environ:
+        die_telling(os.environ["DIE_TELLING"])
     if "DIE_PACKING" in os.environ:
         die_packing(int(os.environ["DIE_PACKING"]))
     script = Script()

@@ -125,6 +125,25 @@ def test_a_message_that_has_arrived_in_part_keeps_nobody(tmp_path: Path, undistu
     check(norms, undisturbed("plain"))
 
 
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+def test_a_description_of_the_state_that_has_arrived_in_part_keeps_nobody(
+    tmp_path: Path, undisturbed: Any, backend: str
+) -> None:
+    """It goes over gloo, whatever the backend of the session is."""
+    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "DIE_TELLING": "2"}
+    with FakeAgent(PROGRAM, tmp_path, LAST="24", **variables) as agent:
+        agent.start(2)
+        agent.wait(lambda: any(row["step"] >= 3 for row in agent.rows), "four steps")
+        agent.join()
+        agent.tell(announced=True)
+        agent.run()
+    assert sorted(agent.ended) == [-9, 0, 0], "the survivor keeps its process"
+    norms: dict[int, set[float]] = {}
+    for row in agent.rows:
+        norms.setdefault(row["step"], set()).add(row["norm"])
+    check(norms, undisturbed("plain"))
+
+
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("fakenccl", marks=pytest.mark.long)])
 @pytest.mark.parametrize("sends", ["batch", "functional", "group", "objects", "thread"])
 def test_a_loss_frees_any_collective_of_a_script(tmp_path: Path, undisturbed: Any, sends: str, backend: str) -> None:
