@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from elasticjob.collectives.members import group_device
 from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat import waits
 
 MAX_BYTES = 64 << 20
 
@@ -28,7 +29,8 @@ def broadcast(text: str, source: int, group: Any = None) -> str:
     _check([int(length.item())])
     chunk = payload.to(device) if dist.get_rank() == source else payload.new_empty(int(length.item()), device=device)
     if chunk.numel():
-        dist.broadcast(chunk, src=source, group=group)
+        with waits.in_group(group):
+            dist.broadcast(chunk, src=source, group=group)
     return to_text(chunk)
 
 
@@ -48,7 +50,8 @@ def all_gather_json(value: Any, group: Any = None) -> list[Any]:
     padded = torch.zeros(max(counts), dtype=torch.uint8, device=device)
     padded[: payload.numel()] = payload
     chunks = [torch.empty_like(padded) for _ in range(size)]
-    dist.all_gather(chunks, padded, group=group)
+    with waits.in_group(group):
+        dist.all_gather(chunks, padded, group=group)
     return [json.loads(to_text(chunk[:count])) for chunk, count in zip(chunks, counts, strict=True)]
 
 
@@ -56,7 +59,8 @@ def all_gather_integers(mine: list[int], group: Any = None) -> list[list[int]]:
     """The integers (signed, 64 bits) of each rank of a group, in rank order: equally many on each. One collective."""
     row = torch.tensor(mine, dtype=torch.int64, device=group_device(group))
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, row, group=group)
+    with waits.in_group(group):
+        dist.all_gather(rows, row, group=group)
     return [one.tolist() for one in rows]
 
 

@@ -52,8 +52,8 @@ class ProcessGroups:
         """
         self._forget_last()  # all ranks have left it, or there would be no next one
         self._pairs = place.world_size
-        self._world = waits.World()
-        waits.wait_for(None if self.is_queued else self._world)
+        self._world = waits.World(has_others=self.is_queued)
+        waits.wait_for(self._world)
         with self.owning():
             self._make(place, is_lost)
             connect()
@@ -174,6 +174,8 @@ class ProcessGroups:
             return
         gloo = [group for group in groups.find_groups() if groups.is_gloo(group)]
         others = [group for group in groups.forget_groups() if group not in gloo]
+        if self._world.is_stuck:
+            waits.keep_for_ever(gloo)
         groups.drop_gloo(gloo)
         self._endings.end(others, broken)
 

@@ -10,18 +10,19 @@ others would have sent. So the session hears of it here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
 from elasticjob.errors import WorldLostError
-from elasticjob.torchcompat import probe
+from elasticjob.torchcompat import groups, probe
 from elasticjob.torchcompat.probe import Probe
 
 _CLASS = "torch._C._distributed_c10d.Work"
@@ -38,11 +39,18 @@ Note = Callable[[Exception], None]
 class World:
     """The groups of gloo that end together."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_others: bool = False) -> None:
+        """`has_others`: the script's collectives may be of other backends, and a wait for those is none of ours."""
+        self.has_others = has_others
         self.is_over = threading.Event()  # nobody waits in them any more
         self.is_stuck = False  # a thread of gloo's waits in one of them
 
 
+class _Here(threading.local):
+    is_gloo = False
+
+
+_here = _Here()
 _world: World | None = None
 _note: weakref.WeakMethod[Note] | None = None
 _is_installed = False
@@ -55,6 +63,16 @@ def wait_for(world: World | None) -> None:
     _world = world
 
 
+@contextlib.contextmanager
+def in_group(group: Any) -> Iterator[None]:
+    """What this thread waits for in this block are collectives of this group."""
+    before, _here.is_gloo = _here.is_gloo, groups.is_gloo(group)
+    try:
+        yield
+    finally:
+        _here.is_gloo = before
+
+
 def tell(note: Note) -> None:
     """From now on, call this method with each error of a model's pass or of a collective of gloo's."""
     global _note  # noqa: PLW0603
@@ -62,9 +80,9 @@ def tell(note: Note) -> None:
     _note = weakref.WeakMethod(note)
 
 
-def keep_for_ever(groups: list[Any]) -> None:
+def keep_for_ever(stuck: list[Any]) -> None:
     """Never free these groups: that would wait for the thread that is stuck in one of them."""
-    for group in groups:
+    for group in stuck:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
@@ -105,7 +123,7 @@ def _giving_up(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wait(work: Any, *given: Any, **more: Any) -> Any:
         world = _world
-        if world is None or given or more or work.is_completed():
+        if world is None or (world.has_others and not _here.is_gloo) or given or more or work.is_completed():
             return function(work, *given, **more)
         way = ways.get(int(work._get_op_type()))  # what torch composes of several calls is waited for as ever
         if way is None:
