@@ -25,6 +25,8 @@ class Admitter(Protocol):
 
     def stop(self) -> None: ...
 
+    def wait_for_pods(self, seconds: float | None, requeues: int | None = None) -> None: ...
+
 
 class Queues:
     """The queues of one test, and the jobs in them."""
@@ -85,6 +87,27 @@ class Queues:
         """Status and reason of `Admitted`."""
         found = self.jobs.condition(job, "Admitted")
         return found.get("status", ""), found.get("reason", "")
+
+    @contextlib.contextmanager
+    def cordoned(self, *nodes: str) -> Iterator[None]:
+        """Nobody places a pod on these nodes."""
+        try:
+            for node in nodes:
+                self._cordon(node, is_cordoned=True)
+            yield
+        finally:
+            for node in nodes:
+                self._cordon(node, is_cordoned=False)
+
+    def _cordon(self, node: str, *, is_cordoned: bool) -> None:
+        body = {"spec": {"unschedulable": is_cordoned or None}}
+        self.kube.request("PATCH", f"/api/v1/nodes/{node}", body, content_type=MERGE)
+
+    def delete_pod(self, pod: dict[str, Any]) -> None:
+        """Unless the operator has done so, because its node is cordoned."""
+        with contextlib.suppress(KubeError):
+            path = f"/api/v1/namespaces/{self.jobs.namespace}/pods/{pod['metadata']['name']}"
+            self.kube.request("DELETE", path)
 
     def clean(self) -> None:
         with contextlib.suppress(KubeError):

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,6 +21,7 @@ from elasticjob_devcluster.system.addresses import free_port
 from operator_fixture import stop_process, wait_for
 
 KIND = "ElasticJob.v1alpha1.elasticjob.dev"
+READY_SECONDS = 600.0  # in which the pods of an admitted Workload have to start, unless a test wants less
 WANTED = ("ELASTICJOB_KUEUE_MANAGER", "ELASTICJOB_KUEUE_CRDS")
 
 
@@ -35,6 +37,16 @@ class Manager:
         self.directory = directory
         self.process: subprocess.Popen[bytes] | None = None
         self.errors: list[str] = []
+        self.waits: dict[str, Any] = {}
+
+    def wait_for_pods(self, seconds: float | None, requeues: int | None = None) -> None:
+        """Begin again with `waitForPodsReady` of so many seconds, and so many tries of a Workload."""
+        strategy = {"backoffBaseSeconds": 1, "backoffMaxSeconds": 2}
+        if requeues is not None:
+            strategy["backoffLimitCount"] = requeues
+        self.waits = {"timeout": f"{seconds:.0f}s", "requeuingStrategy": strategy} if seconds else {}
+        self.stop()
+        self.start()
 
     def start(self) -> None:
         with contextlib.suppress(KubeError):  # an earlier module's, whose end takes a moment
@@ -50,7 +62,7 @@ class Manager:
             "internalCertManagement": {"enable": False},
             "featureGates": {"VisibilityOnDemand": False},
             "clientConnection": {"qps": 300, "burst": 500},
-            "waitForPodsReady": {"timeout": "10m", "blockAdmission": False},
+            "waitForPodsReady": {"timeout": f"{READY_SECONDS:.0f}s", "blockAdmission": False, **self.waits},
             "integrations": {"frameworks": ["batch/job"], "externalFrameworks": [KIND]},
             "multiKueue": {"externalFrameworks": [{"name": KIND}], "origin": "here"},
         }

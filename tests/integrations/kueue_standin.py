@@ -39,6 +39,9 @@ class StandIn:
         self.stopped.set()
         self.thread.join(10)
 
+    def wait_for_pods(self, seconds: float | None, requeues: int | None = None) -> None:
+        self.ready_seconds, self.requeues = seconds, requeues
+
     def _run(self) -> None:
         while not self.stopped.wait(LOOK_SECONDS):
             try:
@@ -78,8 +81,9 @@ class StandIn:
     def _watch_pods(self, workload: Raw) -> bool:
         """Evict a Workload whose pods do not start in time, and queue it again later; whether something was written."""
         now, uid = time.time(), workload["metadata"]["uid"]
-        admitted, requeued = find(workload, "Admitted"), find(workload, "Requeued")
-        is_late = self.ready_seconds is not None and now - moment(admitted) > self.ready_seconds
+        requeued, ready = find(workload, "Requeued"), find(workload, "PodsReady")
+        began = ready if ready.get("reason") == "WaitForRecovery" else find(workload, "Admitted")
+        is_late = self.ready_seconds is not None and now - moment(began) > self.ready_seconds
         is_held = is_true(workload, "Admitted") and not is_true(workload, "Evicted")
         if is_held and is_late and not is_true(workload, "PodsReady"):
             self._timeouts[uid] += 1

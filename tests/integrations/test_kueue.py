@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from elasticjob_devcluster import KubeError
 from integrations.conftest import Admitter, Queues
-from integrations.kueue_standin import StandIn, find
+from integrations.kueue_standin import find, is_true
 from operator_fixture import OperatorProcess, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -22,14 +23,15 @@ def bounds(min: int, max: int) -> dict[str, Any]:
     return {"elasticPolicy": {"minReplicas": min, "maxReplicas": max}, "replicas": max}
 
 
+READY_SECONDS = 8.0
+
+
 @pytest.fixture
-def waits(kueue: Admitter) -> Iterator[StandIn]:
-    """The stand-in, which waits for pods."""
-    if not isinstance(kueue, StandIn):
-        pytest.skip("Kueue reads that from its configuration")
-    kueue.ready_seconds = 4.0
+def waits(kueue: Admitter) -> Iterator[Admitter]:
+    """Whoever admits Workloads, waiting for their pods."""
+    kueue.wait_for_pods(READY_SECONDS)
     yield kueue
-    kueue.ready_seconds = kueue.requeues = None
+    kueue.wait_for_pods(None)
 
 
 def names_of(events: list[tuple[str, str]]) -> set[str]:
@@ -127,7 +129,7 @@ class TestAdmission:
 class TestPodsReady:
     """Kueue waits for the pods of what it has admitted (`waitForPodsReady`), and takes the quota back."""
 
-    def test_a_job_that_does_not_start_is_queued_again_and_says_why(self, queues: Queues, waits: StandIn) -> None:
+    def test_a_job_that_does_not_start_is_queued_again_and_says_why(self, queues: Queues, waits: Admitter) -> None:
         jobs = queues.jobs
         queues.make("gpus", 2)
         spec = light_spec(**bounds(2, 2))
@@ -138,14 +140,14 @@ class TestPodsReady:
             wait_for(
                 lambda: queues.condition("late")[0] == "False" and not jobs.pods("late"), "its quota is taken back"
             )
-        waits.requeues = 0
+        waits.wait_for_pods(READY_SECONDS, requeues=0)
         wait_for(lambda: queues.condition("late") == ("False", "Deactivated"), "it was tried often enough", 90)
         wait_for(lambda: not jobs.pods("late"), "it has no pods")
         told = jobs.condition("late", "Degraded")
         assert (told["status"], told["reason"]) == ("True", "ImagePullFailed"), "why its pods were not ready"
         assert jobs.status("late").get("restarts", {}).get("total", 0) == 0
 
-    def test_pods_above_the_minimum_that_do_not_start_disturb_nobody(self, queues: Queues, waits: StandIn) -> None:
+    def test_pods_above_the_minimum_that_do_not_start_disturb_nobody(self, queues: Queues, waits: Admitter) -> None:
         jobs = queues.jobs
         queues.make("gpus", 4)
         spec = light_spec(**bounds(3, 4))
@@ -160,6 +162,43 @@ class TestPodsReady:
         assert after["rendezvous"]["generation"] == before["rendezvous"]["generation"]
         assert after["phase"] == "Running"
         wait_for(lambda: "PodsReady timeout" in jobs.condition("grows", "Admitted")["message"], "it is told")
+
+    def test_a_job_whose_pods_were_not_replaced_in_time_comes_back(self, queues: Queues, waits: Admitter) -> None:
+        """It has the whole time again when it is admitted again, and not what is left of the time to recover."""
+        jobs = queues.jobs
+        queues.make("gpus", 1)
+        queues.submit("returns", "gpus", **bounds(1, 1))
+        before = jobs.await_world("returns", 1)
+        wait_for(lambda: all(is_true(w, "PodsReady") for w in queues.workloads("returns")), "PodsReady is told")
+        nodes = [node["metadata"]["name"] for node in jobs.kube.request("GET", "/api/v1/nodes")["items"]]
+        (pod,) = jobs.pods("returns")
+        with queues.cordoned(*nodes):
+            queues.delete_pod(pod)
+            wait_for(lambda: queues.condition("returns")[0] == "False", "its quota is taken back")
+        jobs.await_world("returns", 1, before["rendezvous"]["generation"])
+
+    def test_a_job_that_trains_without_a_lost_pod_keeps_its_quota(self, queues: Queues, waits: Admitter) -> None:
+        """The pod is of its base, and no node has room for another one; the job has enough pods without it."""
+        jobs = queues.jobs
+        queues.make("gpus", 3)
+        spec = light_spec(**bounds(2, 3))
+        port = {"containerPort": 23456, "hostPort": 23456}  # one pod a node, of which there are three
+        spec["template"]["spec"]["containers"][0]["ports"] = [port]
+        queues.submit("loses", "gpus", **spec)
+        before = jobs.await_world("loses", 3)
+        wait_for(lambda: all(is_true(w, "PodsReady") for w in queues.workloads("loses")), "PodsReady is told")
+        lost = next(p for p in jobs.pods("loses") if p["metadata"]["labels"]["elasticjob.dev/replica-index"] == "0")
+        with queues.cordoned(lost["spec"]["nodeName"]):
+            jobs.kube.request("DELETE", f"/api/v1/namespaces/{jobs.namespace}/pods/{lost['metadata']['name']}")
+            after = jobs.await_world("loses", 2, before["rendezvous"]["generation"])
+            wait_for(
+                lambda: jobs.condition("loses", "Degraded").get("reason") == "Unschedulable", "it cannot be placed"
+            )
+            began = time.monotonic()
+            wait_for(lambda: time.monotonic() - began > 2 * READY_SECONDS, "whoever waits for its pods has given up")
+            assert [is_true(w, "Evicted") for w in queues.workloads("loses")] == [False, False]
+            assert jobs.status("loses")["rendezvous"]["generation"] == after["rendezvous"]["generation"]
+        jobs.await_world("loses", 3, after["rendezvous"]["generation"])
 
 
 class TestPreemption:

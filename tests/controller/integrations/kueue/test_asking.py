@@ -82,7 +82,7 @@ def say(writes: Sequence[Write]) -> list[str]:
 
 BASE, PENDING = make_workload(), make_workload(state="pending")
 THIRD, FOURTH = make_workload(2, 1), make_workload(3, 1)
-RELEASE = "QuotaReserved=False Admitted=False Requeued=True release"
+RELEASE = "QuotaReserved=False Admitted=False Requeued=True PodsReady=False release"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,27 @@ RELEASE = "QuotaReserved=False Admitted=False Requeued=True release"
             id="pods are not ready",
         ),
         pytest.param(2, [replace(BASE, conditions=())], run(0, 1), ["set 0 PodsReady=True"], id="pods are ready"),
+        pytest.param(
+            4,
+            [BASE, THIRD, FOURTH],
+            (make_pod(0), make_pod(1, "Pending"), *run(2, 3)),
+            [],
+            id="a pod of the base cannot be replaced, and the job trains with others",
+        ),
+        pytest.param(
+            4,
+            [BASE, THIRD, FOURTH],
+            (*run(0, 1), make_pod(2, "Pending"), make_pod(3)),
+            ["set 2 PodsReady=False"],
+            id="a pod of an increment cannot be replaced",
+        ),
+        pytest.param(
+            3,
+            [BASE, THIRD],
+            (make_pod(0), make_pod(1, "Pending"), make_pod(2, "Pending")),
+            ["set 0 PodsReady=False", "set 2 PodsReady=False"],
+            id="the job cannot train with those that are left",
+        ),
         pytest.param(
             1,
             [BASE, THIRD],
