@@ -93,7 +93,9 @@ class _Scene:
         return max(0, self.used[at - 1] - workload.first + 1) if at else 0
 
     def has_started(self, workload: Workload) -> bool:
-        """Whether all pods that it covers have."""
+        """Whether all pods that it covers have. A job that trains without a pod of its base has others for it."""
+        if workload.first == 0:
+            return len(self.started) >= len(workload.covered)
         first, end = (bisect.bisect_left(self.started, i) for i in (workload.covered.start, workload.covered.stop))
         return end - first == len(workload.covered)
 
