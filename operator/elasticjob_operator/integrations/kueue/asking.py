@@ -16,6 +16,7 @@ from elasticjob_operator.integrations.kueue.quota import find_base
 from elasticjob_operator.integrations.kueue.values import Workload
 from elasticjob_operator.model.observe import Pod
 
+_NOT_STARTED = "Not all pods have started"
 MOST_INCREMENTS = 32  # that a job can grow by from minReplicas to maxReplicas: each is an object in etcd
 
 
@@ -223,6 +224,7 @@ def _release(workload: Workload) -> Write:
             ("QuotaReserved", False, "Pending", message),
             ("Admitted", False, "NoReservation", "The workload has no reservation"),
             ("Requeued", again, reason, message),
+            ("PodsReady", False, "WaitForStart", _NOT_STARTED),  # it has the whole time again when it is admitted again
         ),
         is_released=True,
     )
@@ -238,7 +240,7 @@ def _tell_ready(scene: _Scene, workload: Workload) -> Iterator[Write]:
     if is_ready:
         reason, message = ("Recovered" if again else "Started"), "All pods have started"
     else:
-        reason, message = ("WaitForRecovery" if again else "WaitForStart"), "Not all pods have started"
+        reason, message = ("WaitForRecovery" if again else "WaitForStart"), _NOT_STARTED
     yield Set(workload, (("PodsReady", is_ready, reason, message),))
 
 
