@@ -35,6 +35,7 @@ Raw = Mapping[str, Any]
 REFUSES: Final = "chaos/refuses"  # label of a node, with the reason for which it refuses all pods
 HERE: Final = "here/"  # what begins the name of an image that can be pulled
 RETRY_SECONDS: Final = 1.0  # for what is missing
+RESTART_SECONDS: Final = 5.0  # before a container is started again; doubled each time
 AGENT_SECONDS: Final = 1.0
 CLOSING_SECONDS: Final = 0.3  # aiohttp closes connections with TLS in the background
 TROUBLE: Final = (ApiError, aiohttp.ClientError, TimeoutError, OSError)
@@ -55,6 +56,15 @@ def find_program(container: Raw, *, is_init: bool) -> str:
     if first in ("sh", "bash"):
         return "false" if "exit 1" in line else "true" if is_init else "sleep"
     return first if first in ("true", "false") else "sleep"
+
+
+def is_restarted(container: Raw, ended: Ended) -> bool:
+    """Whether the kubelet starts this container again in its pod, by a policy or rules of its own."""
+    for rule in container.get("restartPolicyRules") or ():
+        codes = rule["exitCodes"]
+        if (ended.exit_code in codes["values"]) is (codes["operator"] == "In"):
+            return True
+    return status.should_restart(container.get("restartPolicy") or "Never", ended)
 
 
 class Refused(Exception):  # noqa: N818 - says what happened
@@ -299,6 +309,10 @@ class LightPod:
             if (csi := volume.get("csi")) is not None:
                 driver = csi.get("driver")
                 return f"kubernetes.io/csi: driver name {driver} not found in the list of registered CSI drivers"
+            if (nfs := volume.get("nfs")) is not None:
+                return f'MountVolume.SetUp failed for volume "{volume["name"]}" : mount {nfs["server"]}:{nfs["path"]}'
+            if volume.get("gitRepo") is not None:
+                return f'MountVolume.SetUp failed for volume "{volume["name"]}" : gitRepo volumes are disabled'
             path = volume.get("hostPath") or {}
             if path.get("type") in ("Directory", "File", "Socket") and not Path(path["path"]).exists():
                 return f"hostPath type check failed: {path['path']} is not a {path['type'].lower()}"
@@ -352,6 +366,10 @@ class LightPod:
                 )
             raise Refused("ImagePullBackOff", f'Back-off pulling image "{image}": not found')
         for variable in container.get("env") or ():
+            file = (variable.get("valueFrom") or {}).get("fileKeyRef") or {}
+            if file and not file.get("optional"):
+                told = f'environment variable key "{file["key"]}" not found in file "{file["path"]}"'
+                raise Refused("CreateContainerConfigError", told)
             if why := await self._find_missing(variable.get("valueFrom") or {}):
                 raise Refused("CreateContainerConfigError", why)
         for source in container.get("envFrom") or ():
@@ -382,6 +400,17 @@ class LightPod:
 
     async def _run(self, container: Raw, states: list[ContainerState], at: int) -> None:
         while True:
+            ended = await self._run_once(container, states, at)
+            if ended is None or states is self.init or not is_restarted(container, ended):
+                return
+            waiting = Waiting("CrashLoopBackOff", f"back-off restarting failed container {container['name']}")
+            restarts = states[at].restarts + 1
+            await self._set(states, at, state=waiting, last=ended, restarts=restarts)
+            await asyncio.sleep(RESTART_SECONDS * 2 ** min(restarts, 5))
+
+    async def _run_once(self, container: Raw, states: list[ContainerState], at: int) -> Ended | None:
+        """How it ended; None if it could not begin."""
+        while True:
             try:
                 await self._check(container)
                 break
@@ -393,7 +422,7 @@ class LightPod:
         if not program:
             text = f'exec: "{container["command"][0]}": executable file not found in $PATH'
             await self._end(states, at, Ended(128, "StartError", began, began, message=text))
-            return
+            return None
         await self._set(states, at, state=Running(began), ready=True, started=True, container_id="light://1")
         ends = [asyncio.create_task(one) for one in (self._execute(container, program), self._probe(container))]
         try:
@@ -403,7 +432,9 @@ class LightPod:
             await _cancel(ends)
         message = "Traceback (most recent call last):\nValueError: asked to fail" if code == 1 else ""
         reason = status.ended_reason(code)
-        await self._end(states, at, Ended(code, reason, began, time.time(), message=message, container_id="light://1"))
+        ended = Ended(code, reason, began, time.time(), message=message, container_id="light://1")
+        await self._end(states, at, ended)
+        return ended
 
     async def _end(self, states: list[ContainerState], at: int, ended: Ended) -> None:
         await self._set(states, at, state=ended, ready=False, started=False)

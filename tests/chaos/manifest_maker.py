@@ -36,7 +36,7 @@ class Part:
     """Something that people write. `told`: if the job does not train because of it, one of these words is told."""
 
     name: str
-    where: str  # container, pod, template, spec or side (a second container)
+    where: str  # container, pod, template, spec, side (a second container), …: see `apply_part`
     value: Object
     told: tuple[str, ...] = ()
     node: bool = False  # it makes the pods fit nowhere: told by the scheduler
@@ -86,6 +86,7 @@ def side(name: str, *command: str, **more: Any) -> Object:
     return {"name": name, "image": f"{HERE}side:1", "command": list(command), **more}
 
 
+FAILED: Final = {"operator": "NotIn", "values": [0]}  # exit codes
 PARTS: Final = (
     # Objects that are not there.
     Part("configmap-volume-missing", "pod", volume("settings", configMap={"name": "missing-map"}), ("missing-map",)),
@@ -230,7 +231,93 @@ PARTS: Final = (
     Part("resize-restarts", "container",
          {"resizePolicy": [{"resourceName": "memory", "restartPolicy": "RestartContainer"}]}, ("resizePolicy",)),
     Part("stop-signal", "container", {"lifecycle": {"stopSignal": "SIGUSR1"}}, ("stopSignal", "spec.os")),
+    Part("restart-all", "container",
+         {"restartPolicy": "Never", "restartPolicyRules": [{"action": "RestartAllContainers", "exitCodes": FAILED}]},
+         ("restartPolicyRules",)),
+    Part("sidecar-restarts-all", "side",
+         side("logs", "sleep", "1000000", restartPolicy="Never",
+              restartPolicyRules=[{"action": "RestartAllContainers", "exitCodes": FAILED}]), ("RestartAllContainers",)),
+    Part("init-restarts-all", "init",
+         side("download", "true", restartPolicy="Never",
+              restartPolicyRules=[{"action": "RestartAllContainers", "exitCodes": FAILED}]), ("RestartAllContainers",)),
+    Part("sidecar-restart-rules", "side",
+         side("logs", "false", restartPolicy="Never", restartPolicyRules=[{"action": "Restart", "exitCodes": FAILED}]),
+         ("logs",)),
+    Part("sidecar-always", "side", side("logs", "false", restartPolicy="Always"), ("logs",)),
+    Part("claim-here", "pod", {"resourceClaims": [{"name": "gpu", "resourceClaimName": "here-device"}]}, ("claim",)),
+    Part("claim-used", "pod+container",
+         {"pod": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "here-device"}]},
+          "container": {"resources": {"claims": [{"name": "gpu"}]}}}, ("claim",)),
+    Part("claim-of-each-pod", "pod",
+         {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "here-devices"}]}, ("claim",)),
+    Part("claim-of-no-class", "pod",
+         {"resourceClaims": [{"name": "gpu", "resourceClaimName": "here-nothing"}]}, ("claim", "missing-devices"),
+         node=True),
+    Part("file-key-missing", "pod+container",
+         {"pod": volume("settings", emptyDir={}),
+          "container": {"env": [{"name": "K", "valueFrom": {"fileKeyRef": {"volumeName": "settings", "path": "lost.env",
+                                                                           "key": "K"}}}]}},
+         ("lost.env",)),
+    Part("scheduling-group", "pod", {"schedulingGroup": {"podGroupName": "missing-group"}}, ("missing-group",)),
+    Part("toleration-less", "pod", {"tolerations": [{"key": "sla", "operator": "Lt", "value": "950"}]},
+         ("tolerations",)),
+    Part("pre-stop-sleep", "container", {"lifecycle": {"preStop": {"sleep": {"seconds": 5}}}}, ("preStop",)),
+    Part("trust-bundle", "pod",
+         volume("roots", projected={"sources": [{"clusterTrustBundle": {"name": "missing-roots", "path": "ca.pem"}}]}),
+         ("missing-roots", "sources")),
+    Part("pod-certificate", "pod",
+         volume("identity", projected={"sources": [{"podCertificate": {"signerName": "example.com/signer",
+                                                                       "keyType": "ED25519",
+                                                                       "credentialBundlePath": "pair.pem"}}]}),
+         ("example.com/signer", "sources")),
+    # Classes of runtimes, which add to what a pod requests and choose its nodes.
+    Part("runtime-class-overhead", "pod", {"runtimeClassName": "here-runtime"}),
+    Part("runtime-class-heavy", "pod", {"runtimeClassName": "heavy-runtime"}, ("memory",), node=True),
+    Part("runtime-class-elsewhere", "pod", {"runtimeClassName": "elsewhere-runtime"}, ("selector",), node=True),
+    Part("overhead-alone", "pod", {"overhead": {"cpu": "250m"}}, ("overhead",)),
+    Part("overhead-differs", "pod", {"runtimeClassName": "here-runtime", "overhead": {"cpu": "1"}}, ("overhead",)),
     # Less usual fields that every version knows.
+    Part("preemption-never", "pod", {"preemptionPolicy": "Never"}, ("preemptionPolicy",)),
+    Part("service-account-before", "pod", {"serviceAccount": "missing-account"}, ("missing-account",)),
+    Part("node-affinity", "pod",
+         {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+             {"matchExpressions": [{"key": "accelerator", "operator": "In", "values": ["gb200"]}]}]}}}},
+         ("affinity",), node=True),
+    Part("dns-own", "pod", {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.10"], "searches": ["train"]}}),
+    Part("pull-policy", "container", {"imagePullPolicy": "Sometimes"}, ("imagePullPolicy",)),
+    Part("working-dir", "container", {"workingDir": "/workspace", "terminationMessagePolicy": "FallbackToLogsOnError"}),
+    Part("args-alone", "container", {"command": [], "args": ["torchrun", "train.py"]}),
+    Part("field-of-another-operator", "container",
+         {"env": [{"name": "NODE_RANK", "valueFrom": {
+             "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}}]}),
+    Part("field-wrong", "container",
+         {"env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeNames"}}}]}, ("fieldPath",)),
+    Part("field-of-devices", "container",
+         {"env": [{"name": "GPUS", "valueFrom": {"resourceFieldRef": {"resource": "limits.nvidia.com/gpu"}}}]},
+         ("resource",)),
+    Part("raw-block", "container", {"volumeDevices": [{"name": "block", "devicePath": "/dev/xvda"}]},
+         ("volumeDevices", "block")),
+    Part("env-from-prefix", "container", {"envFrom": [{"prefix": "TRAIN_", "configMapRef": {"name": "here-map"}}]}),
+    Part("proc-mount", "container", {"securityContext": {"procMount": "Unmasked"}}, ("procMount",)),
+    Part("read-only-root", "container", {"securityContext": {"readOnlyRootFilesystem": True}}),
+    Part("grpc-probe", "container", {"readinessProbe": {"grpc": {"port": 29500}}}, ("readinessProbe",)),
+    Part("same-path-twice", "pod+",
+         {"volumes": [{"name": "one", "emptyDir": {}}, {"name": "two", "emptyDir": {}}],
+          "volumeMounts": [{"name": "one", "mountPath": "/data"}, {"name": "two", "mountPath": "/data"}]},
+         ("mountPath",)),
+    Part("mount-propagation", "pod+",
+         {"volumes": [{"name": "disks", "hostPath": {"path": "/tmp"}}],
+          "volumeMounts": [{"name": "disks", "mountPath": "/disks", "mountPropagation": "Bidirectional"}]},
+         ("mountPropagation",)),
+    Part("nfs", "pod", volume("home", nfs={"server": "nfs.example.com", "path": "/home"}), ("nfs.example.com",)),
+    Part("git-repo", "pod", volume("source", gitRepo={"repository": "https://git.example.com/train"}),
+         ("git.example.com", "gitRepo")),
+    Part("ephemeral-volume", "pod",
+         volume("scratch", ephemeral={"volumeClaimTemplate": {"spec": {
+             "accessModes": ["ReadWriteOnce"], "storageClassName": "missing",
+             "resources": {"requests": {"storage": "1Gi"}}}}}), ("PersistentVolumeClaim", "volumes"), node=True),
+    Part("downward-volume", "pod",
+         volume("podinfo", downwardAPI={"items": [{"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}}]})),
     Part("host-pid", "pod", {"hostPID": True}),
     Part("readiness-gate", "pod", {"readinessGates": [{"conditionType": "example.com/balanced"}]}),
     Part("pre-stop", "container", {"lifecycle": {"preStop": {"exec": {"command": ["sleep", "15"]}}}}),
@@ -312,6 +399,41 @@ HERE_OBJECTS: Final = (
      {"metadata": {"name": "here-claim"}, "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "missing",
                                                     "resources": {"requests": {"storage": "1Gi"}}}}),
 )  # fmt: skip
+CLAIM: Final = "io.k8s.api.resource.v1.ResourceClaim"  # the schema, where devices can be claimed
+
+
+def claim(device_class: str) -> Object:
+    return {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": device_class}}]}}
+
+
+HERE_CLAIMS: Final = (
+    ("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims",
+     {"metadata": {"name": "here-device"}, "spec": claim("here-class")}),
+    ("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims",
+     {"metadata": {"name": "here-nothing"}, "spec": claim("missing-devices")}),
+    ("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates",
+     {"metadata": {"name": "here-devices"}, "spec": {"spec": claim("here-class")}}),
+)  # fmt: skip
+# What is in the cluster, to be referred to.
+CLUSTER_OBJECTS: Final = (
+    ("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "here-class"}, "value": 5}),
+    ("/apis/node.k8s.io/v1/runtimeclasses",
+     {"metadata": {"name": "here-runtime"}, "handler": "here",
+      "overhead": {"podFixed": {"cpu": "250m", "memory": "64Mi"}}}),
+    ("/apis/node.k8s.io/v1/runtimeclasses",
+     {"metadata": {"name": "heavy-runtime"}, "handler": "heavy", "overhead": {"podFixed": {"memory": "900Ti"}}}),
+    ("/apis/node.k8s.io/v1/runtimeclasses",
+     {"metadata": {"name": "elsewhere-runtime"}, "handler": "elsewhere",
+      "scheduling": {"nodeSelector": {"sandbox": "gvisor"}}}),
+)  # fmt: skip
+CLUSTER_DEVICES: Final = (
+    ("/apis/resource.k8s.io/v1/deviceclasses", {"metadata": {"name": "here-class"}, "spec": {}}),
+    ("/apis/resource.k8s.io/v1/resourceslices",
+     {"metadata": {"name": "here-slice"},
+      "spec": {"driver": "gpu.example.com", "nodeName": "light-0",
+               "pool": {"name": "light-0", "generation": 1, "resourceSliceCount": 1},
+               "devices": [{"name": f"gpu-{i}"} for i in range(100)]}}),
+)  # fmt: skip
 NAMED = {"configmap", "secret", "env", "pvc"}
 
 
@@ -348,6 +470,8 @@ class Maker:
         objects = neighbour.objects
         if any(part.split("-")[0] in NAMED for part in parts):
             objects = (*HERE_OBJECTS, *objects)
+        if any(part.startswith("claim-") for part in parts) and CLAIM in self._definitions:
+            objects = (*HERE_CLAIMS, *objects)
         if neighbour.name != "none":
             parts.append(neighbour.name)
         namespace = f"m{self._seed % 10_000}-{number}"
@@ -460,6 +584,9 @@ def apply_part(body: Object, part: Part) -> None:
         pod["containers"].insert(0, value)
     elif part.where == "init":
         pod.setdefault("initContainers", []).append(value)
+    elif part.where == "pod+container":
+        merge(_trainer(pod), value["container"])
+        merge(pod, value["pod"])
     elif part.where == "pod+":
         merge(_trainer(pod), {"volumeMounts": value.pop("volumeMounts")})
         merge(pod, value)

@@ -116,7 +116,9 @@ def run(
 def _playing(cluster: Cluster, directory: Path) -> Iterator[tuple[OperatorProcess, LightNodes]]:
     install_crd(cluster)
     kube = cluster.kube
-    kube.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "here-class"}, "value": 5})
+    claims = manifest_maker.CLUSTER_DEVICES if kube.get("/apis/resource.k8s.io/v1") else ()
+    for path, body in (*manifest_maker.CLUSTER_OBJECTS, *claims):
+        kube.request("POST", path, body)
     operator = OperatorProcess(cluster, directory, "--stable-seconds", "1")
     nodes = LightNodes(cluster, manifest_maker.NODES)
     (directory / "pki").mkdir()
