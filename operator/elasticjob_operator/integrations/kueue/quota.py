@@ -72,7 +72,7 @@ def _tell_waiting(base: Workload) -> tuple[str, str]:
     """(reason, message) of a base that is not admitted."""
     message = base.message or WAITING
     if not base.is_active:
-        return "Deactivated", f"Workload {base.name} is not active: set its spec.active to true to queue it again"
+        return "Deactivated", _tell_inactive(base)
     if base.evicted and base.reserves:
         return "Evicted", message
     if "doesn't exist" in message:
@@ -90,7 +90,12 @@ def _tell_admitted(of_job: Sequence[Workload], admitted: Sequence[Workload]) -> 
     if not waiting:
         return told
     more = sum(w.count for w in waiting)
-    return f"{told}; {more} more wait: {waiting[0].message or WAITING}"
+    inactive = next((w for w in waiting if not w.is_active), None)  # the others are tried again without anybody's help
+    return f"{told}; {more} more wait: {_tell_inactive(inactive) if inactive else waiting[0].message or WAITING}"
+
+
+def _tell_inactive(workload: Workload) -> str:
+    return f"Workload {workload.name} is not active: set its spec.active to true to queue it again"
 
 
 def _find_placement(workload: Workload, flavors: Mapping[str, Flavor]) -> Placement | None:
