@@ -28,10 +28,17 @@ BIN = Path(sys.executable).parent
 
 
 class Pod:
-    def __init__(self, name: str, process: subprocess.Popen[bytes] | warm_pods.WarmProcess, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: subprocess.Popen[bytes] | warm_pods.WarmProcess,
+        log: Path,
+        environment: Mapping[str, str],
+    ) -> None:
         self.name = name
         self.process = process
         self.log_file = log
+        self.environment = environment
         self._agent: psutil.Process | None = None
         with contextlib.suppress(psutil.NoSuchProcess):
             # With its start time: the number may be another process's one day.
@@ -142,6 +149,7 @@ class Pods:
             for key, value in os.environ.items()
             if not key.startswith(("PET_", "ELASTICJOB_", "TORCHELASTIC_"))
         }
+        number = next(self._numbers)
         env |= {
             "PATH": f"{BIN}:{env.get('PATH', '')}",
             "OMP_NUM_THREADS": "1",
@@ -150,8 +158,9 @@ class Pods:
             "PET_RDZV_ID": "job",
             "PET_RDZV_ENDPOINT": "",
             "PET_MONITOR_INTERVAL": "0.05",
-            "ELASTICJOB_POD_IP": f"127.{self._subnet}.0.{next(self._numbers)}",
+            "ELASTICJOB_POD_IP": f"127.{self._subnet}.0.{number}",
             "ELASTICJOB_POD_NAME": name,
+            "ELASTICJOB_POD_UID": f"{os.getpid()}-{id(self):x}-{number}",
             "ELASTICJOB_TOKEN_FILE": str(token),
             "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS": "20",
             "PET_RDZV_BACKEND": "elasticjob",
@@ -172,7 +181,7 @@ class Pods:
         log = self.folder / f"{name}-{len(self.pods)}.log"
         with log.open("wb") as output:
             process = self._start([str(BIN / launcher), *command], environment, env or {}, output)
-        pod = Pod(name, process, log)
+        pod = Pod(name, process, log, environment)
         self.pods[f"{name}/{process.pid}"] = pod
         return pod
 
