@@ -88,6 +88,7 @@ class Settings:
     job: str = ""
     namespace: str = ""
     pod_name: str = ""
+    pod_uid: str = ""
     grace_seconds: float = 30.0
     hang_timeout: float | None = None  # seconds; None: derive it from the step time; 0: off
     preflight: str = "Off"
@@ -201,6 +202,7 @@ def load(environ: Mapping[str, str], local_addr: str | None = None) -> Settings:
         job=environ.get(NAME, ""),
         namespace=environ.get(NAMESPACE, ""),
         pod_name=environ.get(POD_NAME, ""),
+        pod_uid=environ.get(POD_UID, ""),
         grace_seconds=_number(environ, GRACE_SECONDS, 30.0),
         hang_timeout=None if hang == "auto" else _number(environ, HANG_TIMEOUT, 0.0),
         preflight=_preflight(environ),

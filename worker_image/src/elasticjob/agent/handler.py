@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from elasticjob import env
-from elasticjob.agent import events, rules, torch_agent
+from elasticjob.agent import claim, events, rules, torch_agent
 from elasticjob.agent.executor import Executor, JoinError
 from elasticjob.channel import shared_memory
 from elasticjob.diagnose import doctor
@@ -44,17 +45,18 @@ logger = logging.getLogger("elasticjob")
 def open_handler(params: RendezvousParameters) -> ElasticJobRendezvous:
     """The handler of this pod, configured from its environment.
 
-    Raises SystemExit, with one line on stderr, if the environment is not valid.
+    Raises SystemExit, with one line on stderr, if the environment is not valid or the pod has an agent already.
     """
     if not elastic_store.knows_rank_keys():
         os.environ[env.IN_PROCESS] = "0"  # the workers inherit it: their sessions are restarted at each change
     try:
         settings = env.load(os.environ, params.local_addr)
         join_timeout = float(params.get("join_timeout", 600))
+        place = claim.claim(settings.pod_uid)
         executor = Executor(settings, join_timeout)
-    except ValueError as error:
+    except (ValueError, claim.TakenError) as error:
         fail(str(error))
-    return ElasticJobRendezvous(executor, params.run_id)
+    return ElasticJobRendezvous(executor, params.run_id, place)
 
 
 def fail(message: str) -> NoReturn:
@@ -74,9 +76,10 @@ def _exit(end: events.Exit) -> NoReturn:
 class ElasticJobRendezvous(RendezvousHandler):
     """Implements torch's rendezvous interface on top of the operator's membership."""
 
-    def __init__(self, executor: Executor, run_id: str) -> None:
+    def __init__(self, executor: Executor, run_id: str, place: socket.socket | None) -> None:
         self.executor = executor
         self._run_id = run_id
+        self._place = place  # that of the pod's agent, held until the end
         self._closed = False
         self._checked = False
         self._responder: probe.Responder | None = None
@@ -225,6 +228,8 @@ class ElasticJobRendezvous(RendezvousHandler):
             self.executor.end(state.published.phase)
         else:
             self.executor.end(wire.FAILED, wire.Failure(state.generation, message=f"torchrun failed: {error!r}"))
+        if self._place is not None:
+            self._place.close()  # a program may launch again
         return True
 
     # SIGTERM.
