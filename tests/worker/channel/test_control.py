@@ -104,6 +104,26 @@ def test_a_worker_is_heard_from_any_folder(scratch: Path, monkeypatch: pytest.Mo
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        pytest.param({"TORCHELASTIC_RUN_ID": "job"}, True, id="a worker"),
+        pytest.param({"TORCHELASTIC_RUN_ID": "its own"}, False, id="a worker of a launcher that a worker started"),
+        pytest.param({}, True, id="a child of a worker, without a launcher's variables"),
+    ],
+)
+def test_only_what_this_agent_launched_is_its_worker(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: bool
+) -> None:
+    """`torchrun --standalone` in a script leaves the channel in the environment of its own workers."""
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    server = Server(lambda peer, message: None)
+    environ = clean_environment(ELASTICJOB_CONTROL=str(server.path), ELASTICJOB_RUN_ID="job", **variables)
+    code = f"from elasticjob.channel import control; assert (control.connect() is not None) is {expected}"
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True, timeout=60)
+    server.close()
+
+
 def test_a_closed_server_leaves_no_thread() -> None:
     before = threading.enumerate()
     server = Server(lambda peer, message: None)

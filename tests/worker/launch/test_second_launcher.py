@@ -14,12 +14,30 @@ pytestmark = pytest.mark.timeout(240)
 SECOND = str(Path(__file__).parents[1] / "programs" / "ej_second.py")
 REMEDY = "--standalone --nnodes=1 --max-restarts=0"
 LAUNCHERS = ("torchrun", "elasticjob-run")
+OTHER = """
+import os
+import torch
+import elasticjob
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = elasticjob.Session(model=model, optimizer=optimizer)
+while session.committed < 5:
+    with session.step():
+        session.backward(session.model(torch.ones(2, 2)).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    elasticjob.report(step=1000 + session.committed)
+session.close()
+print("the other program ran in a world of", session.world_size)
+"""
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
+    """Itself a program that could run alone as a job: it has a session, and reports steps."""
     script = tmp_path / "other.py"
-    script.write_text("import os\nprint('the other program ran in a world of', os.environ['WORLD_SIZE'])\n")
+    script.write_text(OTHER)
     return script
 
 
@@ -46,6 +64,9 @@ def test_the_remedy_runs_the_other_program_beside_the_training(hub: FakeHub, pod
     assert all("trained all steps in generation 1" in log for log in logs), "nobody was disturbed"
     assert any("the second launcher ended with 0:" in log for log in logs)
     assert any("the other program ran in a world of 1" in log for log in logs)
+    assert all((message.get("step") or 0) <= 40 for message in hub.messages("progress")), (
+        "its steps are not those of the job"
+    )
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
