@@ -41,6 +41,7 @@ CHECKPOINT_RATE: Final = "ELASTICJOB_CHECKPOINT_MIB_PER_SECOND"  # optional, set
 # Set by the agent for its workers.
 GENERATION: Final = "ELASTICJOB_GENERATION"
 CONTROL: Final = "ELASTICJOB_CONTROL"
+RUN_ID: Final = "ELASTICJOB_RUN_ID"  # what its workers have as TORCHELASTIC_RUN_ID
 MEMORY: Final = "ELASTICJOB_MEMORY"  # the agent's folder in shared memory, for snapshots
 
 # Set by `elasticjob verify`: the folder in which workers record losses and digests.
@@ -171,6 +172,12 @@ def _checkpoints(environ: Mapping[str, str]) -> Checkpoints | None:
 def has_hub(environ: Mapping[str, str]) -> bool:
     """Whether the operator, or a compatible program, started this process."""
     return bool(environ.get(HUB_URL, "").strip())
+
+
+def is_of_agent(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to the agent's workers, and not to a launcher that one of them has started."""
+    run = environ.get(RUN_ID, "")
+    return not run or environ.get("TORCHELASTIC_RUN_ID", run) == run
 
 
 def is_in_process(environ: Mapping[str, str]) -> bool | None:

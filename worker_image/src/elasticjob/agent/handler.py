@@ -85,6 +85,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._responder: probe.Responder | None = None
         self._server = fork_server.ForkServer()
         os.environ[env.CONTROL] = executor.workers.path  # the workers inherit it
+        os.environ[env.RUN_ID] = run_id
         memory = shared_memory.claim()
         if memory is not None:
             os.environ[env.MEMORY] = str(memory)

@@ -217,11 +217,14 @@ _client_lock = threading.RLock()  # a signal handler may interrupt `connect`, an
 
 
 def connect() -> Client | None:
-    """This process's end of the channel, opened on first use; None if no ElasticJob agent started the process."""
+    """This process's end of the channel, opened on first use; None if no ElasticJob agent started the process.
+
+    Another launcher that a script starts, such as `torchrun --standalone`, leaves the channel to processes of its own.
+    """
     global _client  # noqa: PLW0603 - one channel per process
     with _client_lock:
         path = os.environ.get(env.CONTROL)
-        if _client is None and path:
+        if _client is None and path and env.is_of_agent(os.environ):
             try:
                 _client = Client(path)
                 _client.listen(_answer_look)
