@@ -32,6 +32,7 @@ from controller.hub_fixture import (
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import auth, certificates
 from elasticjob_operator.run import file_limits
+from hostile_agents import Door, connecting
 
 UID = "uid-digits-worker-0"
 
@@ -225,6 +226,27 @@ async def test_a_flood_of_messages_ends_the_connection_and_no_other(flood: str) 
         regroup = wire.Regroup(generation=1, reason="still here")
         running.hub.direct(JOB, {"uid-digits-worker-1": regroup})
         assert await calm.directive() == regroup
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_frames_of_which_no_message_comes_are_counted_too(tls: bool) -> None:
+    """A message of empty fragments is never complete, so nothing else counts it."""
+    bundle = certificates.create(["127.0.0.1"], datetime.now(UTC))
+    server = certificates.server_context(bundle) if tls else None
+    client = ssl.create_default_context(cadata=bundle.trust.decode()) if tls else None
+    settings = replace(FAST, message_burst=10, timeout_min=60)
+    fragments = b"\x00\x80\0\0\0\0" * 10_000
+    async with running_hub(settings, context=server) as running:
+        for times in (1, 2):
+            async with connecting(Door("127.0.0.1", running.port, client)) as peer:
+                assert await peer.upgrade("digits/digits-worker-0") == 101
+                await peer.hello()
+                with contextlib.suppress(ConnectionError):
+                    peer.writer.write(b"\x01\x80\0\0\0\0" + fragments * 10)
+                    await peer.closed()
+                await eventually(lambda: running.hub.connections == 0)
+                assert running.hub.counts["closed:rate"] == times
+        assert running.hub.places["pending"][0] == running.hub.places["agents"][0] == 0
 
 
 async def test_what_an_agent_writes_cannot_forge_the_log(caplog: pytest.LogCaptureFixture) -> None:
