@@ -11,7 +11,7 @@ import pytest
 
 from chaos.mutants import MUTANTS
 from elasticjob_operator.hub import auth, registry
-from elasticjob_operator.hub.limits import HubSettings
+from elasticjob_operator.hub.limits import HubSettings, bytes_allowed
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED = re.compile(r"`((?:tests/)?[\w/]*test_\w+\.py)`")
@@ -53,6 +53,7 @@ def test_other_sections_name_tests_that_exist() -> None:
 def test_the_limits_are_those_of_the_hub() -> None:
     one, most = HubSettings(), "| namespaces: each nine times as many as are free |"
     known = {name: found.default for name, found in inspect.signature(auth.TokenAuthenticator).parameters.items()}
+    rate, burst = bytes_allowed(one)
     section = (ROOT / "SECURITY.md").read_text().partition("## What the hub allows")[2].partition("\n## ")[0]
     for row in (
         f"| sockets without a complete request | {one.max_pending_sockets:,} and {one.hello_seconds:.0f} s |",
@@ -65,6 +66,7 @@ def test_the_limits_are_those_of_the_hub() -> None:
         f"| messages | {one.max_message_bytes >> 10} KiB each; {one.message_burst:.0f} per pod, then ",
         f" then {one.messages_per_second:.0f} per second; a message counts once more for each ",
         f" once more for each {one.message_bytes_per_token >> 10} KiB |",
+        f"| bytes, whatever frames they are | {burst / 1024:.0f} KiB per pod, then {rate / 1024:.0f} KiB per second |",
         f"| lines in the operator's log | {one.note_kib_burst:.0f} KiB per pod, then {one.note_kib_per_second} KiB ",
     ):
         assert row in section, row

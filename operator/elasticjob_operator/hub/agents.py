@@ -27,6 +27,7 @@ class AgentEntry:
     __slots__ = (
         "agent",
         "asks",
+        "bytes",
         "connects",
         "identity",
         "job",
@@ -50,6 +51,7 @@ class AgentEntry:
         # The buckets belong to the pod, not to a connection, so a reconnect does not refill them.
         self.connects = ratelimit.Bucket(settings.connect_burst, now)
         self.messages = ratelimit.Bucket(settings.message_burst, now)
+        self.bytes = ratelimit.Bucket(limits.bytes_allowed(settings)[1], now)
         self.notes = ratelimit.Bucket(settings.note_kib_burst, now)
 
 

@@ -58,6 +58,7 @@ class Connection:
     __slots__ = (
         "_asked",
         "_bucket",
+        "_bytes",
         "_heard",
         "_sent",
         "_settings",
@@ -70,7 +71,15 @@ class Connection:
         "ws",
     )
 
-    def __init__(self, settings: limits.HubSettings, heartbeat: float, now: float, bucket: ratelimit.Bucket) -> None:
+    def __init__(
+        self,
+        settings: limits.HubSettings,
+        heartbeat: float,
+        now: float,
+        bucket: ratelimit.Bucket,
+        bytes_bucket: ratelimit.Bucket,
+    ) -> None:
+        """The buckets, of messages and of bytes, are the pod's: a reconnect does not refill them."""
         self.ws = web.WebSocketResponse(
             timeout=settings.close_seconds,
             autoclose=False,
@@ -90,7 +99,8 @@ class Connection:
         self._sizes = False  # whether the agent supports sizes instead of members
         self._stuck_since: float | None = None  # since when unsent bytes wait for the peer to read
         self._settings = settings
-        self._bucket = bucket  # shared by the pod's connections: a reconnect does not refill it
+        self._bucket = bucket
+        self._bytes = bytes_bucket
 
     async def open(self, request: web.BaseRequest) -> None:
         await self.ws.prepare(request)
@@ -183,6 +193,11 @@ class Connection:
             if frame.type is not WSMsgType.TEXT:
                 return _malformed(frames.Problem("malformed", "message: must be a text frame"))
             return self._decode(frame.data)
+
+    def may_arrive(self, size: int) -> bool:
+        """Whether so many more bytes may be read, whatever frames they are: empty fragments are never a message."""
+        rate, burst = limits.bytes_allowed(self._settings)
+        return self._bytes.take(rate, burst, asyncio.get_running_loop().time(), size)
 
     async def _read(self) -> WSMessage | None:
         """The next frame; None at the end."""

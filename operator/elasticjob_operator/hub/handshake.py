@@ -20,7 +20,7 @@ import math
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from aiohttp import http_exceptions, web
 from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # its types leave it out
@@ -35,10 +35,18 @@ class Visitor:
     since = 0.0
     address = ""
     may_speak = False
+    meter: Callable[[int], bool] | None = None  # whether so many more bytes may arrive; set once the peer is known
 
     def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
         self.listener = listener
         self.handler = handler
+
+    def hear(self, data: bytes) -> None:
+        """Pass the peer's bytes on, unless they are too many."""
+        if self.meter is None or self.meter(len(data)):
+            self.handler.data_received(data)
+        else:
+            self.abort()
 
     def arrive(self, transport: asyncio.BaseTransport) -> None:
         self.raw = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
@@ -66,6 +74,11 @@ class Visitor:
         if self.raw is not None:
             self.raw.abort()
 
+    def leave(self) -> None:
+        """The socket has been closed."""
+        self.meter = None  # which knows the connection: nobody else would end the cycle
+        self.listener.gone(self)
+
 
 class _Plain(Visitor, asyncio.Protocol):
     """Wraps aiohttp's protocol until the first complete request."""
@@ -79,12 +92,12 @@ class _Plain(Visitor, asyncio.Protocol):
         self.handler.connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.listener.gone(self)
+        self.leave()
         self.handler.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.may_speak:
-            self.handler.data_received(data)
+            self.hear(data)
             return
         self._word += data
         if len(self._word) == len(data):
@@ -120,7 +133,7 @@ class _Hushed(Visitor, asyncio.Protocol):
         self.arrive(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.listener.gone(self)
+        self.leave()
 
     def data_received(self, data: bytes) -> None:
         self._word += data
@@ -132,7 +145,7 @@ class _Hushed(Visitor, asyncio.Protocol):
         word, self._word = self._word, b""
         tls = _TLS(
             asyncio.get_running_loop(),
-            self.handler,
+            _Inside(self),
             self._context,
             None,  # no task waits for the handshake
             server_side=True,
@@ -150,13 +163,26 @@ class _Hushed(Visitor, asyncio.Protocol):
             word = word[size:]
 
 
+class _Inside:
+    """The handler, to which TLS passes what it has decrypted."""
+
+    def __init__(self, visitor: Visitor) -> None:
+        self._visitor = visitor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._visitor.handler, name)
+
+    def data_received(self, data: bytes) -> None:
+        self._visitor.hear(data)
+
+
 class _TLS(SSLProtocol):  # type: ignore[misc]  # uvloop has no types for it
     """uvloop's TLS, which tells the listener of the socket's end."""
 
     visitor: Visitor
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.visitor.listener.gone(self.visitor)
+        self.visitor.leave()
         super().connection_lost(exc)
 
 

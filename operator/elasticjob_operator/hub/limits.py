@@ -61,6 +61,12 @@ def reconnect_seconds(agents: int, settings: HubSettings) -> float:
     return min(settings.reconnect_max, agents / settings.reconnects_per_second)
 
 
+def bytes_allowed(settings: HubSettings) -> tuple[float, float]:
+    """A pod's bytes per second, and its burst: twice what its messages may have, whose limit is noticed first."""
+    size = 2.0 * settings.message_bytes_per_token
+    return size * settings.messages_per_second, size * settings.message_burst
+
+
 def measure_seconds(settings: HubSettings) -> float:
     """Seconds between two looks at the unsent bytes of all connections, so that a slow one is noticed in time."""
     return settings.slow_seconds / 4

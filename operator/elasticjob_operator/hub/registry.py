@@ -116,7 +116,7 @@ class AgentRegistry:
             return auth.Refusal(503, "busy; try again")
         if not entry.placed:
             entry.placed = self.places.enter(identity.namespace)
-        entry.pending = connection.Connection(settings, heartbeat, now, entry.messages)
+        entry.pending = connection.Connection(settings, heartbeat, now, entry.messages, entry.bytes)
         return entry.pending
 
     def settle(self, link: connection.Connection, identity: auth.Identity, *, stays: bool) -> bool:
@@ -234,6 +234,12 @@ class AgentRegistry:
         self._closing[link] = None
         if len(self._closing) > self._settings.max_pending:
             next(iter(self._closing)).abort()
+
+    def cut_off(self, link: connection.Connection, identity: auth.Identity) -> None:
+        """The peer sends more than it may; its transport is being closed."""
+        if link.close_reason is None:
+            link.mark_over(connection.RATE)
+            self.count_close(connection.RATE, identity)
 
     def parted(self, link: connection.Connection) -> None:
         self._closing.pop(link, None)

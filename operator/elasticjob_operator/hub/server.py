@@ -9,6 +9,7 @@ No agent makes the hub wait for it while others need it, and each costs a bounde
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import ssl
 import time
@@ -164,6 +165,8 @@ class Hub:
                 self._listener.send_away(visitor)
             return self._refused(admitted)
         identity, link = admitted
+        if visitor is not None:
+            visitor.meter = functools.partial(self._measure, link, identity)
         hello: wire.Hello | connection.CloseReason | None = None
         try:
             await link.open(request)
@@ -175,6 +178,13 @@ class Hub:
         if is_in:
             await self._serve(link, identity, hello)
         return link.ws
+
+    def _measure(self, link: connection.Connection, identity: auth.Identity, size: int) -> bool:
+        """Whether the peer may send so many more bytes."""
+        may = link.may_arrive(size)
+        if not may:
+            self._registry.cut_off(link, identity)
+        return may
 
     async def _admit(self, request: web.BaseRequest) -> tuple[auth.Identity, connection.Connection] | auth.Refusal:
         identity = await self._review(request)

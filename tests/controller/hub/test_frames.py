@@ -152,7 +152,8 @@ def test_any_json_is_a_message_or_a_problem(value: object) -> None:
 @pytest.mark.parametrize(
     "lists",
     [
-        {"type": "hello", "agent": "a", "state": {"phase": "ready"}, "runtime": dict.fromkeys(map(str, range(7_000)), 1)},
+        {"type": "hello", "agent": "a", "state": {"phase": "ready"}}
+        | {"runtime": dict.fromkeys(map(str, range(7_000)), 1)},
         {"type": "state", "state": {"phase": "ready", "preflight": {"port": 1, "links": [1] * 30_000}}},
         {"type": "state", "state": {"phase": "ready", "shards": [""] * 20_000}},
         {"type": "progress", "metrics": dict.fromkeys(map(str, range(6_500)), "")},
