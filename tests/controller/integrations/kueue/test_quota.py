@@ -105,13 +105,6 @@ def test_what_a_job_that_waits_is_told(workloads: list[Workload], reason: str, m
     assert read(*workloads) == Quota(False, reason, message)
 
 
-def test_growth_that_kueue_has_given_up_is_told() -> None:
-    turned_off = {**write(3, 1), "spec": {"podSets": [{"count": 1}], "active": False}}
-    quota = read(admit(), see(write(2, 1)), see(turned_off))
-    told = "Workload digits-job-uid-3 is not active: set its spec.active to true to queue it again"
-    assert quota.message == f"ClusterQueue team has admitted 2 pods; 2 more wait: {told}"
-
-
 def test_what_is_admitted_may_run_where_its_flavor_says() -> None:
     quota = read(admit(), admit(2, 1, "spot"), see(write(3, 1)))
     assert quota.message == "ClusterQueue team has admitted 3 pods; 1 more wait: the queue has not decided yet"
@@ -286,6 +279,17 @@ def test_a_release_clears_the_admission() -> None:
 )
 def test_workloads_of_others_are_none_of_ours(metadata: dict[str, Any]) -> None:
     assert observe_workload({"metadata": metadata}) is None
+
+
+def test_what_a_workload_says_is_cut_and_cleaned() -> None:
+    """Whoever may write Workloads writes into one what they like; the job's condition and the log repeat it."""
+    said = "\x1b[2J\n" + "y" * 1_000_000
+    for found in (
+        condition("QuotaReserved", "False", "Pending", said),
+        condition("Evicted", "True", "Preempted", said),
+    ):
+        message = see(write(conditions=[found])).message
+        assert len(message) == 1024 and message.isprintable()
 
 
 def test_a_workload_that_was_admitted_in_part_stands_for_that_part() -> None:
