@@ -108,7 +108,7 @@ class Api:
         data = await self._ask(request, urgency, job, timeout, most_bytes)
         return await decode_body(data, request.title) if data else {}
 
-    async def fetch(self, path: str, query: Query, accept: str) -> bytes:
+    async def fetch(self, path: str, query: Query, accept: str) -> bytearray:
         """The body of a GET, for `decode_body`. Raises ApiError; UnreadableError if it is too large."""
         return await self._ask(Request("GET", path, query=query, accept=accept))
 
@@ -119,7 +119,7 @@ class Api:
         job: str = "",
         timeout: float | None = None,
         most_bytes: int = LARGEST_BYTES,
-    ) -> bytes:
+    ) -> bytearray:
         """The body of the response."""
         method, path = request.method, request.path
         owner = (namespace_of(path), job)
@@ -208,18 +208,17 @@ class Api:
             self.observer(method, resource_name(path), status, seconds)
 
 
-async def _read(response: aiohttp.ClientResponse, what: str, most_bytes: int = LARGEST_BYTES) -> bytes:
-    parts, size = [], 0
+async def _read(response: aiohttp.ClientResponse, what: str, most_bytes: int = LARGEST_BYTES) -> bytearray:
+    data = bytearray()  # which grows in place: to join the parts at the end would take long at a stretch
     async for part in response.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > most_bytes:
+        data += part
+        if len(data) > most_bytes:
             response.close()
             raise UnreadableError(what, f"the response is larger than {most_bytes} bytes")
-    return b"".join(parts)
+    return data
 
 
-async def decode_body(data: bytes, what: str, take: Take = keep, head: Head = ignore) -> Any:
+async def decode_body(data: bytearray, what: str, take: Take = keep, head: Head = ignore) -> Any:
     """The value of the response to `what`: see `json_stream.decode`. Raises UnreadableError."""
     try:
         return await decode(data, take, head)

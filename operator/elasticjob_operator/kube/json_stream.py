@@ -7,6 +7,7 @@ Objects of very many values are not read: to parse a megabyte of text takes 3 ms
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,12 +17,15 @@ from typing import Any
 from elasticjob_operator.turn import Turn
 
 LARGE_BYTES = 2**16  # a shorter response is decoded at once
+SMALL = 2**14  # characters: the end of a longer item of a list is found before it is decoded
 # Of one object, in commas and brackets: a job of 5,000 members with the largest template has 65,000.
 MOST_VALUES = 75_000
 TOO_MANY = f"more than {MOST_VALUES} values"
 
 HEAD_BYTES = 4096  # the start of an unreadable line, which contains the object's name, since metadata comes first
 _NAME = re.compile(rb'"name":"([a-z0-9.:-]{1,253})"')
+_TO_BRACKET = re.compile(r'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+([{}\[\]])')
+_BRACKETS_A_TURN = 4096
 _WHITE = re.compile(r"[ \t\n\r]*")
 _NAMESPACE = re.compile(rb'"namespace":"([a-z0-9-]{1,63})"')
 
@@ -106,11 +110,11 @@ def _count_values(text: str) -> int:
 
 
 class TooManyError(ValueError):
-    """An item of a list has so many values that it is not read further. The reader stands behind it."""
+    """An item of a list has so many values that it is not decoded. The reader stands behind it."""
 
-    def __init__(self, item: Any) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__(TOO_MANY)
-        self.item = item
+        self.text = text
 
 
 class _Reader:
@@ -122,13 +126,38 @@ class _Reader:
         self._at = 0
         self.skip()
 
-    def item(self) -> Any:
+    async def item(self, turn: Turn) -> Any:
         """The next value of a list. Raises ValueError, also for one of too many values, or RecursionError."""
-        begin = self._at
-        value = self.value()
-        if self._at - begin > LARGE_BYTES and has_too_many_values(self._text[begin : self._at]):
-            raise TooManyError(value)
-        return value
+        begin, some = self._at, self._text[self._at : self._at + SMALL]
+        try:
+            value, size = self._decoder.raw_decode(some)
+        except ValueError:
+            size = len(some)
+        if size < len(some):
+            self._at += size
+            self.skip()
+            return value
+        end = await self._find_end(turn)
+        await turn.pause()
+        if end - begin > LARGE_BYTES and has_too_many_values(text := self._text[begin:end]):
+            self._at = end
+            self.skip()
+            raise TooManyError(text)
+        await turn.pause()
+        return self.value()
+
+    async def _find_end(self, turn: Turn) -> int:
+        """The end of an object or a list; of anything else, and where there is none, what `value` makes an error of."""
+        at, depth, count = self._at, 0, 0
+        while found := _TO_BRACKET.match(self._text, at):
+            at = found.end()
+            depth += 1 if found[1] in "{[" else -1
+            if depth <= 0:
+                break
+            count += 1
+            if count % _BRACKETS_A_TURN == 0:
+                await turn.pause()
+        return at
 
     def skip(self) -> None:
         found = _WHITE.match(self._text, self._at)
@@ -178,17 +207,20 @@ async def ignore(metadata: Any) -> None:
     """No use for the metadata of a list."""
 
 
-async def decode(data: bytes, take: Take = keep, head: Head = ignore, reduce: Take | None = None) -> Any:
+async def decode(
+    data: bytes | bytearray, take: Take = keep, head: Head = ignore, reduce: Callable[[str], Any] | None = None
+) -> Any:
     """The value of a response; yields to the event loop between list items. Raises ValueError or RecursionError.
 
     Each item of a list is replaced by what `take` makes of it, as soon as it is decoded: what `take` does not keep is
     freed. `head` gets the list's metadata, which most lists begin with, before their items are decoded. Both may have
     been called when the rest of the response turns out to be invalid. An item of too many values is what `reduce`
-    makes of it; without `reduce`, the response is invalid.
+    makes of its text; without `reduce`, the response is invalid.
     """
     reader = _Reader(data.decode()) if len(data) > LARGE_BYTES else None
     if reader is None or not reader.take("{"):
         return await _convert(json.loads(data), take, head)
+    await asyncio.sleep(0)  # to make text of a long response takes long
     value: dict[str, Any] = {}
     for _ in reader.members("}"):
         name = reader.value()
@@ -211,15 +243,15 @@ async def _convert(value: Any, take: Take, head: Head) -> Any:
     return value
 
 
-async def _decode_items(reader: _Reader, take: Take, reduce: Take | None) -> list[Any]:
+async def _decode_items(reader: _Reader, take: Take, reduce: Callable[[str], Any] | None) -> list[Any]:
     items, turn = [], Turn()
     for _ in reader.members("]"):
         try:
-            item = reader.item()
+            item = await reader.item(turn)
         except TooManyError as error:
             if reduce is None:
                 raise
-            item = reduce(error.item)
+            item = reduce(error.text)
         items.append(take(item))
         await turn.pause()
     return items

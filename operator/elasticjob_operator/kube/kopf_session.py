@@ -32,17 +32,30 @@ def reduce_job(job: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "spec": {"template": [None] * (bounds.MOST_VALUES + 1)}}
 
 
+def reduce_item(text: str) -> dict[str, Any]:
+    """The same for an item of a list. Raises ValueError."""
+    metadata = _read_metadata(text)
+    return reduce_job({"metadata": metadata} if metadata is not None else json.loads(text))
+
+
 def reduce_line(line: str) -> bytes | None:
     """The same for an event of a watch; None if its metadata alone is too much, or is not where it should be."""
     kind = next((one for one in _TYPES if line.startswith(f'{{"type":"{one}"')), None)
-    begin = line.find(_METADATA, 0, HEAD_BYTES) + len(_METADATA)
-    if kind is None or begin < len(_METADATA) or has_too_many_values(line[begin : line.find(_SPEC, begin)]):
-        return None
-    try:
-        metadata, _ = json.JSONDecoder().raw_decode(line, begin)
-    except (ValueError, RecursionError):
+    metadata = _read_metadata(line)
+    if kind is None or metadata is None:
         return None
     return json.dumps({"type": kind, "object": reduce_job({"metadata": metadata})}).encode()
+
+
+def _read_metadata(text: str) -> Any:
+    begin = text.find(_METADATA, 0, HEAD_BYTES) + len(_METADATA)
+    if begin < len(_METADATA) or has_too_many_values(text[begin : text.find(_SPEC, begin)]):
+        return None
+    try:
+        metadata, _ = json.JSONDecoder().raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None
+    return metadata
 
 
 class _Content:
@@ -77,7 +90,7 @@ def open_session(info: kopf.ConnectionInfo, skip: Skip) -> aiohttp.ClientSession
 
         async def json(self, **_: Any) -> Any:
             try:
-                return await decode(await self.read(), reduce=reduce_job)
+                return await decode(await self.read(), reduce=reduce_item)
             except UnicodeDecodeError as error:
                 raise json.JSONDecodeError(str(error), "", 0) from None  # which kopf expects of an answer without JSON
 

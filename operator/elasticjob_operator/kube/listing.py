@@ -42,7 +42,7 @@ class _Page:
 
     limit: int
     token: str
-    coming: asyncio.Task[bytes]
+    coming: asyncio.Task[bytearray]
     present: list[Raw] = field(default_factory=list)
     version: str = ""
     next: _Page | None = None

@@ -51,7 +51,7 @@ def no_reply(what: str, error: Exception) -> ApiError:
     return ApiError(0, "NoReply", f"{what}: {type(error).__name__}: {error}")
 
 
-def decode_error(status: int, data: bytes, retry_after: str | None = None) -> ApiError:
+def decode_error(status: int, data: bytes | bytearray, retry_after: str | None = None) -> ApiError:
     """The error in a response. If the body is not a metav1.Status, for example a proxy's, it becomes the message."""
     text = data[:512].decode(errors="replace").strip()
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from elasticjob_operator import numerals, quantity
+from elasticjob_operator import numerals, quantity, text
 from elasticjob_operator.api import names as ours
 from elasticjob_operator.api import podtemplate
 from elasticjob_operator.integrations.kueue import names
@@ -16,6 +16,7 @@ from elasticjob_operator.model import ownership
 
 Raw = Mapping[str, Any]
 MOST_PODS = 100_000  # of a Workload: no job has more
+MOST_MESSAGE = 1024  # characters of what is said about it, which becomes a condition of the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,10 @@ def observe_workload(raw: Raw) -> Workload | None:
         is_active=spec.get("active") is not False,
         is_deleting=metadata.get("deletionTimestamp") is not None,
         finalizers=tuple(metadata.get("finalizers") or ()),
-        message=str((said["Evicted"] if "Evicted" in true else said.get("QuotaReserved", {})).get("message", "")),
+        message=text.clean(
+            str((said["Evicted"] if "Evicted" in true else said.get("QuotaReserved", {})).get("message", "")),
+            MOST_MESSAGE,
+        ),
         cluster=str(status.get("clusterName") or ""),
         is_sent=ours.LABEL_ORIGIN in (metadata.get("labels") or {}),
         granted=_count_granted(status),
