@@ -18,6 +18,7 @@ from operator_fixture import stop_process, wait_for
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
+import beside
 print("world", os.environ["WORLD_SIZE"], flush=True)
 while not Path("stop").exists():
     time.sleep(0.05)
@@ -31,6 +32,8 @@ LINE = (sys.executable, "-m", "elasticjob_operator.cli")
 @pytest.mark.usefixtures("local_programs")
 def test_a_second_terminal_and_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "data.bin").write_bytes(bytes(2**21))  # more than a job could carry
     out, err = tmp_path / "out", tmp_path / "err"
     command = [*LINE, "local", "train.py", "--workers", "1..2", "--name", "here", "--", "7"]
     with out.open("wb") as stdout, err.open("wb") as stderr:
