@@ -200,6 +200,15 @@ def test_what_a_script_means(
     assert (source.bundle and paths(source.bundle)) == sent
 
 
+def test_on_this_machine_a_script_runs_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what it imports, and whatever the size of its folder."""
+    monkeypatch.chdir(fill(tmp_path, project__train_py="import lib", project__lib_py=""))
+    source = find_source("project/train.py", in_place=True)
+    assert (source.command, source.bundle) == (("torchrun", str(tmp_path / "project/train.py")), None)
+    sent = find_source("project/train.py", "project", in_place=True)
+    assert sent.bundle is not None and paths(sent.bundle) == ["lib.py", "train.py"], "it was asked for"
+
+
 @pytest.mark.parametrize(
     ("script", "code", "told"),
     [

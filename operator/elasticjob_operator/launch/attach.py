@@ -28,8 +28,8 @@ class Shipment:
     config_map: dict[str, Any] | None = None
 
 
-def attach(manifest: Mapping[str, Any], bundle: Bundle, directory: str | None = None) -> Shipment:
-    """The manifest with the bundle mounted at CODE_PATH, which is its working directory unless `directory` is given.
+def attach(manifest: Mapping[str, Any], bundle: Bundle) -> Shipment:
+    """The manifest with the bundle mounted at CODE_PATH, its working directory unless it names one.
 
     Raises InvalidError or api.InvalidJobError, which name the field.
     """
@@ -53,7 +53,7 @@ def attach(manifest: Mapping[str, Any], bundle: Bundle, directory: str | None = 
             )
     items = [_item(number, file) for number, file in enumerate(bundle.files)]
     _mount(spec, trainer, {"name": names.VOLUME_CODE, "configMap": {"name": name, "items": items}}, names.CODE_PATH)
-    trainer.setdefault("workingDir", directory or names.CODE_PATH)
+    trainer.setdefault("workingDir", names.CODE_PATH)
     if bundle.requirements is not None:
         installer = build_installer(trainer, bundle.requirements)
         spec["initContainers"] = [*(spec.get("initContainers") or []), installer]

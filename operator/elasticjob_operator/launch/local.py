@@ -66,6 +66,11 @@ def limit_restarts(manifest: dict[str, Any], retries: int) -> None:
     manifest["spec"]["elasticPolicy"] = {**policy, "maxRestarts": retries}
 
 
+def run_in(manifest: dict[str, Any], directory: Path) -> None:
+    """Let the workers start in a folder of this machine."""
+    manifest["spec"]["template"]["spec"]["containers"][0]["workingDir"] = str(directory)
+
+
 class LocalCluster:
     """A running cluster with the operator. Use it as a context manager, or call `stop`."""
 

@@ -22,14 +22,27 @@ class Source:
     name: str
 
 
-def find_source(script: str, code: str | None = None, exclude: Sequence[str] = (), *, in_image: bool = False) -> Source:
-    """A Python file or a folder that exists here is sent, and so is `code`. Raises CodeError."""
+def find_source(
+    script: str,
+    code: str | None = None,
+    exclude: Sequence[str] = (),
+    *,
+    in_image: bool = False,
+    in_place: bool = False,
+) -> Source:
+    """A Python file or a folder that exists here is sent, and so is `code`. Raises CodeError.
+
+    With `in_place`, for pods that are processes of this machine, a file is run where it lies instead, beside what it
+    imports.
+    """
     path = Path(script)
     if code is not None:
         return _find_in(Path(code), script, read_code(Path(code), exclude))
     if not in_image and path.is_dir():
         return _find_entry(path, read_folder(path, exclude))
     if not in_image and path.suffix == ".py" and path.exists():
+        if in_place:
+            return Source(("torchrun", str(path.absolute())), None, script)
         return Source(_run_python(path.name), read_script(path), script)
     return Source(("torchrun", script) if script.endswith(".py") else (script,), None, script)
 

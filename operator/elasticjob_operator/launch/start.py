@@ -18,7 +18,14 @@ from elasticjob_operator.client.errors import InvalidError
 from elasticjob_operator.launch.attach import Shipment, attach, check_name, default_name
 from elasticjob_operator.launch.bundle import Bundle, CodeError, read_code, with_packages
 from elasticjob_operator.launch.function import ENTRY, write_function
-from elasticjob_operator.launch.local import IMAGE, LocalCluster, count_cpus, limit_restarts, worker_environment
+from elasticjob_operator.launch.local import (
+    IMAGE,
+    LocalCluster,
+    count_cpus,
+    limit_restarts,
+    run_in,
+    worker_environment,
+)
 from elasticjob_operator.launch.run import Run
 from elasticjob_operator.launch.send import send
 from elasticjob_operator.launch.source import Source, find_source
@@ -75,7 +82,7 @@ def launch(
         raise InvalidError("env: must map names to strings: write {'EPOCHS': '3'}")
     if name is not None:
         check_name(name)
-    source, words = _find(target, arguments, code, exclude)
+    source, words = _find(target, arguments, code, exclude, in_place=on == LOCAL and not packages)
     bundle = None if source.bundle is None else with_packages(source.bundle, packages)
     if packages and bundle is None:
         raise InvalidError("packages: are installed for code that is sent: name a function or a script of this machine")
@@ -90,10 +97,11 @@ def launch(
         gpus=gpus,
         env={**here, **(env or {})},
     )
-    directory = str(Path.cwd()) if on == LOCAL else None
-    shipment = Shipment(manifest) if bundle is None else attach(manifest, bundle, directory)
     if on == LOCAL:
-        limit_restarts(shipment.manifest, 0)
+        run_in(manifest, Path.cwd())
+        limit_restarts(manifest, 0)
+    shipment = Shipment(manifest) if bundle is None else attach(manifest, bundle)
+    if on == LOCAL:
         cluster = _local_cluster()
         job = _send(shipment, cluster.kubeconfig, None, namespace or "default")
         return Run(job.name, job.namespace, cluster.kubeconfig, None, cluster)
@@ -106,6 +114,8 @@ def _find(
     arguments: Mapping[str, Any] | Sequence[str],
     code: str | Path | None,
     exclude: Sequence[str],
+    *,
+    in_place: bool,
 ) -> tuple[Source, list[str]]:
     """The source of a target, and the words of its command line."""
     if callable(target):
@@ -119,8 +129,8 @@ def _find(
         return Source(("torchrun", f"{names.CODE_PATH}/{ENTRY}"), bundle, title), []
     if isinstance(arguments, (Mapping, str)) or not all(isinstance(word, str) for word in arguments):
         raise InvalidError("arguments: of a script are a list of words: write ['--epochs', '3']")
-    source = find_source(str(target), None if code is None else str(code), exclude)
-    if source.bundle is None and str(target).endswith(".py"):
+    source = find_source(str(target), None if code is None else str(code), exclude, in_place=in_place)
+    if source.bundle is None and str(target).endswith(".py") and not Path(target).exists():
         raise CodeError(f"{target}: no such file: name a script of this machine")
     return source, list(arguments)
 

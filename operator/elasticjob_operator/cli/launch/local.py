@@ -17,7 +17,14 @@ from elasticjob_operator.cli.launch.following import Shown, follow_job
 from elasticjob_operator.cli.launch.submit import code_options, pack, parse_variables
 from elasticjob_operator.client import Client, ClientError, Job, build_manifest
 from elasticjob_operator.launch.attach import Shipment, default_name
-from elasticjob_operator.launch.local import IMAGE, LocalCluster, count_cpus, limit_restarts, worker_environment
+from elasticjob_operator.launch.local import (
+    IMAGE,
+    LocalCluster,
+    count_cpus,
+    limit_restarts,
+    run_in,
+    worker_environment,
+)
 from elasticjob_operator.launch.send import send
 from elasticjob_operator.launch.source import find_source
 
@@ -70,15 +77,16 @@ def local(
 
     kubectl elasticjob local train.py --workers 1..4 -- --epochs 10
 
-    The working directory is the current one. The exit code is that of the job. Ctrl-C ends everything. Steps that the
-    script writes as JSON objects become a line a second; -o json shows them as they are.
+    The working directory is the current one, and a script runs where it lies. The exit code is that of the job. Ctrl-C
+    ends everything. Steps that the script writes as JSON objects become a line a second; -o json shows them as they
+    are.
     """
     low, high = workers
     shown = Shown.ALL if all_ranks else Shown.FIRST if output else Shown.BRIEF
     given = cpus or count_cpus()
     try:
-        source = find_source(script, code, exclude)
-        if source.bundle is None and script.endswith(".py"):
+        source = find_source(script, code, exclude, in_place=requirements is None)
+        if source.bundle is None and script.endswith(".py") and not Path(script).exists():
             raise common.Misuse(f"{script}: no such file: name a script of this machine")
         manifest = build_manifest(
             name or default_name(source.name, secrets.token_hex(2)),
@@ -90,8 +98,9 @@ def local(
         )
         limit_restarts(manifest, retries)
         # A command that is no script finds what was sent in its working directory alone.
-        directory = None if code and not script.endswith(".py") else str(Path.cwd())
-        shipment = pack(manifest, source.bundle, requirements, directory)
+        if not code or script.endswith(".py"):
+            run_in(manifest, Path.cwd())
+        shipment = pack(manifest, source.bundle, requirements)
         return _run(shipment, given, shown)
     except (api.InvalidJobError, ClientError) as error:
         raise common.Misuse(str(error)) from None

@@ -132,17 +132,13 @@ def submit(
     return _send(shipment, bundle, output, follow=follow)
 
 
-def pack(
-    manifest: dict[str, Any], bundle: Bundle | None, requirements: str | None, directory: str | None = None
-) -> Shipment:
+def pack(manifest: dict[str, Any], bundle: Bundle | None, requirements: str | None) -> Shipment:
     """The manifest with its code. Raises Misuse."""
     if bundle is None:
         if requirements:
             raise click.UsageError("--requirements: is for code that is sent: name a script of this machine, or --code")
         return Shipment(manifest)
-    return _checked(
-        lambda: attach(manifest, with_requirements(bundle, Path(requirements)) if requirements else bundle, directory)
-    )
+    return _checked(lambda: attach(manifest, with_requirements(bundle, Path(requirements)) if requirements else bundle))
 
 
 T = TypeVar("T")
