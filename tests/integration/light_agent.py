@@ -5,6 +5,7 @@ writes (time, generation, rank, step) lines to the file $LIGHT_LOG, one JSON obj
 
     python light_agent.py [--steps N] [--until FILE] [--step-seconds S] [--fail-at STEP[:TIMES]]
                           [--exit-code N] [--leave-on-term]
+                          [--resume]
 """
 
 from __future__ import annotations
@@ -65,6 +66,16 @@ class Agent:
         with Path(self.log).open("a") as file:
             file.write(json.dumps(line | whose) + "\n")
 
+    def read_checkpoint(self) -> int:
+        """The last step that the file has: what a script finds on the volume of its job."""
+        if not self.log or not Path(self.log).exists():
+            return 0
+        with Path(self.log).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().splitlines()[1:]  # the first may be cut off
+        steps: list[int] = [json.loads(line)["step"] for line in lines]
+        return max(steps, default=0)
+
     def run(self) -> int:
         while True:
             try:
@@ -117,6 +128,8 @@ class Agent:
             self.generation, self.rank = directive["generation"], directive["rank"]
             self.size = len(directive["members"])
             self.failure = None
+            if self.args.resume:
+                self.step = max(self.step, self.read_checkpoint())
             self.write("start")
             self.say(ws, "running")
         elif (
@@ -188,6 +201,7 @@ def main() -> int:
     parser.add_argument("--exit-code", type=int, default=0)
     parser.add_argument("--metric", action="append", default=[], help="a name to report a number under")
     parser.add_argument("--leave-on-term", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="go on from the last step that the job has written")
     agent = Agent(parser.parse_args())
     signal.signal(signal.SIGTERM, lambda *_: agent.leaving.set())
     return agent.run()
