@@ -249,6 +249,19 @@ async def test_frames_of_which_no_message_comes_are_counted_too(tls: bool) -> No
         assert running.hub.places["pending"][0] == running.hub.places["agents"][0] == 0
 
 
+async def test_who_says_more_after_the_end_is_not_read_for_long() -> None:
+    """Each ping costs little, but tens of thousands arrive at once, and none of them lets others have the loop."""
+    settings = replace(FAST, message_burst=10, messages_per_second=0.001, close_seconds=60, timeout_min=60)
+    async with running_hub(settings) as running, connecting(Door("127.0.0.1", running.port)) as peer:
+        assert await peer.upgrade("digits/digits-worker-0") == 101
+        await peer.hello()
+        peer.writer.write(b"\x89\x80\0\0\0\0" * 1_000)
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                await peer.closed()
+        assert running.hub.counts["closed:rate"] == 1
+
+
 async def test_what_an_agent_writes_cannot_forge_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async with running_hub() as running, seated(running) as client:
         await client.say(wire.Diagnosis(kind="hang\r\nERROR", text="frame 1\nCRITICAL forged\x1b[31m\x00"))
