@@ -29,6 +29,7 @@ CLOSE_MALFORMED: Final = 4400
 CLOSE_NO_HELLO: Final = 4408
 CLOSE_REPLACED: Final = 4409
 CLOSE_RATE: Final = 4429
+_MOST_AFTER: Final = 200  # frames of a peer that has yet to read that its connection is over
 _MARGIN: Final = 0.01  # seconds: an answer that has just arrived is read first
 
 
@@ -248,9 +249,10 @@ class Connection:
         asyncio.get_running_loop().call_later(self._settings.close_seconds, self.abort)
 
     async def drain(self) -> None:
-        """After `close`: read until the peer has replied or its time is up."""
-        while await self._read() is not None:
-            pass
+        """After `close`: read until the peer has replied, its time is up, or it has said more than enough."""
+        for _ in range(_MOST_AFTER):
+            if await self._read() is None:
+                break
         self.abort()
 
     def abort(self) -> None:
