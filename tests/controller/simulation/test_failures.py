@@ -490,6 +490,51 @@ def test_a_job_goes_back_from_a_size_at_which_its_script_cannot_start(max_restar
     assert degraded is None or degraded.status == "False"
 
 
+def test_a_size_that_a_loss_leaves_and_at_which_the_script_cannot_start_is_left_out() -> None:
+    """`assert batches % world_size == 0`: four pods work, three do not, and no node has room for a fourth."""
+    cluster = started(4, make_spec(1, 4, replicas=4, elasticPolicy={"maxRestarts": 5}))
+    cluster.run(60)
+    node = cluster.pod(1).record.node
+    cluster.remove_node(node)
+    for _ in range(2):
+        fail_in_a_world_of(cluster, 3)
+    cluster.run_until(lambda: cluster.trains and cluster.size == 2)
+    cluster.run(100)
+    assert cluster.size == 2 and cluster.status.phase is api.Phase.RUNNING
+    assert cluster.status.restarts.user == 0, "it does not pay for a pod that was lost"
+    degraded = cluster.status.condition("Degraded")
+    assert degraded and (degraded.status, degraded.reason) == ("True", "SizeFailed")
+    assert degraded.message == (
+        "the script trained with more pods and failed at its start with 3: no world has 3 until the spec changes. Mend"
+        " the script, or write the sizes that work as elasticPolicy.replicaIncrementStep or replicaDiscreteValues",
+    )
+    cluster.add_node("new")
+    cluster.run_until(lambda: cluster.trains and cluster.size == 4)
+
+
+def test_a_size_that_the_user_asks_for_and_at_which_the_script_cannot_start_is_left_out() -> None:
+    cluster = started(4, make_spec(1, 4, replicas=4, elasticPolicy={"maxRestarts": 1}))
+    cluster.run(60)
+    cluster.edit(replicas=3)
+    for _ in range(2):
+        fail_in_a_world_of(cluster, 3)
+    cluster.run_until(lambda: cluster.trains and cluster.size == 2)
+    cluster.run(1)
+    assert cluster.condition("Degraded") == ("True", "SizeFailed")
+    cluster.edit(replicas=4)
+    cluster.run_until(lambda: cluster.trains and cluster.size == 4)
+
+
+def test_without_another_size_the_job_fails_and_names_both() -> None:
+    cluster = started(4, make_spec(3, 4, replicas=4, elasticPolicy={"maxRestarts": 2}))
+    cluster.run(60)
+    cluster.edit(replicas=3)
+    for _ in range(3):
+        fail_in_a_world_of(cluster, 3)
+    assert failed(cluster)[0] == "MaxRestartsExceeded"
+    assert "it trained with 4 pods and has failed with 3" in failed(cluster)[1]
+
+
 def test_a_job_that_may_not_go_back_is_told_the_size_that_worked() -> None:
     cluster = started(2, make_spec(1, 3, replicas=2, elasticPolicy={"maxRestarts": 2}))
     cluster.run(60)
