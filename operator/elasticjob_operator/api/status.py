@@ -229,6 +229,10 @@ class CapacityStatus(StatusModel):
         default=None, description="Pods with which the script failed at its start, after it had trained with fewer."
     )
     worked_size: int | None = Field(default=None, description="The size to which the job went back then.")
+    failed_sizes: list[int] = Field(
+        default_factory=list,
+        description="Pods with which the script failed at its start, after it had trained with more. None has so many.",
+    )
 
 
 class RendezvousInForce(StatusModel):

@@ -100,6 +100,7 @@ class CapacityFields(TypedDict, total=False):
     retry_time: str | None
     failed_size: int | None
     worked_size: int | None
+    failed_sizes: list[int]
 
 
 class StatusFields(TypedDict, total=False):

@@ -23,8 +23,8 @@ from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import flapping, policy, reporting
 from elasticjob_operator.plan.values import Seen
-from elasticjob_operator.sizing import retreat
-from elasticjob_operator.sizing.retreat import FailedGrowth
+from elasticjob_operator.sizing import legal, retreat
+from elasticjob_operator.sizing.retreat import FailedChange
 from elasticjob_operator.times import parse_time
 
 NEVER_JOINED_TRIES = 2  # a single case may be a pod that was released by an operator that has since died
@@ -59,10 +59,12 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
     fresh = status.restarts.total > charged_before
     status = _note_failures(seen, spec, status, found, failure, verdict, fresh=fresh)
     told = reporting.describe_failure(failure)
-    growth = retreat.find_failed_growth(status.timeline, status.goodput.measured, seen.now)
+    change = retreat.find_failed_change(status.timeline, status.goodput.measured, seen.now)
     is_over = status.restarts.user > spec.elastic_policy.max_restarts
-    if verdict is Verdict.RESTART and growth and retreat.should_go_back(growth, spec, is_last_try=is_over):
-        return Accounting(_go_back(status, growth))
+    if verdict is Verdict.RESTART and change:
+        others = _find_other_size(spec, status, change.failed)
+        if retreat.should_go_back(change, spec, others, is_last_try=is_over):
+            return Accounting(_go_back(status, change))
     is_ruled = classify.find_rule(spec.failure_policy.rules, failure) is not None
     if verdict is Verdict.RESTART and not is_ruled and _is_hopeless(seen, status):
         tries = backoff_rules.HOPELESS_TRIES
@@ -73,19 +75,33 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
         return Accounting(status, failure.reason if failure.fatal else "FailurePolicy", told)
     if verdict is Verdict.RESTART and is_over:
         limit = spec.elastic_policy.max_restarts
-        grown = f"; it trained with {growth.small} pods and has failed with {growth.large}" if growth else ""
+        sizes = f"; it trained with {change.worked} pods and has failed with {change.failed}" if change else ""
         return Accounting(
-            status, "MaxRestartsExceeded", f"more than elasticPolicy.maxRestarts={limit} restarts{grown}; last: {told}"
+            status, "MaxRestartsExceeded", f"more than elasticPolicy.maxRestarts={limit} restarts{sizes}; last: {told}"
         )
     return Accounting(status)
 
 
-def _go_back(status: api.Status, growth: FailedGrowth) -> api.Status:
-    """Ask for no more than the size that worked, at once. What was tried is not charged."""
-    user = max(0, status.restarts.user - growth.worlds)
+def _find_other_size(spec: api.Spec, status: api.Status, failed: int) -> int:
+    """The largest legal size but this one; 0 if there is none, or too many were left out."""
+    left = status.capacity.failed_sizes if status.capacity else []
+    sizes = legal.sizes_of(spec, spec.wanted, (*left, failed))
+    return sizes.legal(spec.wanted) if len(left) < retreat.MOST_SIZES else 0
+
+
+def _go_back(status: api.Status, change: FailedChange) -> api.Status:
+    """Ask for no more than the size that worked, at once, or leave out the one that did not, if it is smaller. What was
+    tried is not charged.
+    """
+    user = max(0, status.restarts.user - change.worlds)
+    capacity = status.capacity or api.CapacityStatus()
+    if change.is_growth:
+        capacity = revise(capacity, failed_size=change.failed, worked_size=change.worked)
+    else:
+        capacity = revise(capacity, failed_sizes=sorted({*capacity.failed_sizes, change.failed}))
     return revise(
         status,
-        capacity=revise(status.capacity or api.CapacityStatus(), failed_size=growth.large, worked_size=growth.small),
+        capacity=capacity,
         restarts=revise(status.restarts, user=user, backoff=None),
     )
 

@@ -166,7 +166,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     booked = accounting.book(seen, spec, status, verdicts, pods.missing)
     if booked.reason:
         return ending.end(seen, booked.status, api.Phase.FAILED, booked.reason, booked.message)
-    if booked.status.capacity != status.capacity:  # it goes back to a smaller size
+    if booked.status.capacity != status.capacity:  # it leaves the size that fails
         pods = selection.choose_pods(seen, spec, booked.status)
     status = booked.status
     waiting = status.restarts.backoff
@@ -234,7 +234,7 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
     return Situation(
         world=status.rendezvous,
         workers=tuple(workers),
-        sizes=legal.sizes_of(spec, pods.size.world),
+        sizes=legal.sizes_of(spec, pods.size.world, pods.capacity.failed_sizes),
         now=seen.now,
         hub_started=seen.hub_started,
         missing=pods.missing,

@@ -68,7 +68,7 @@ def ask_script(view: View, size: int) -> Answer:
 
 def ask_legal_sizes(view: View, size: int) -> Answer:
     """The largest legal size of at most `size`. If none is legal, keep the pods, which then wait."""
-    found = legal.sizes_of(view.spec, size).legal(size)
+    found = legal.sizes_of(view.spec, size, view.room.failed_sizes).legal(size)
     return Answer(at_most=found or None, reason=f"{found} is the largest legal size of at most {size}")
 
 

@@ -1,7 +1,8 @@
-"""Legal sizes: minReplicas plus multiples of a step, or a list of sizes. Pure."""
+"""Legal sizes: minReplicas plus multiples of a step, or a list of sizes; not those at which the script fails. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elasticjob_operator import api
@@ -15,10 +16,16 @@ class Sizes:
     wanted: int
     step: int | None = None
     values: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()  # at which the script cannot start
 
     def legal(self, available: int) -> int:
         """The largest legal size of at most `available` pods; 0 if there is none."""
-        limit = min(available, self.wanted)
+        size = self._legal(min(available, self.wanted))
+        while size in self.failed:
+            size = self._legal(size - 1)
+        return size
+
+    def _legal(self, limit: int) -> int:
         if self.values:
             return max((v for v in self.values if self.min <= v <= limit), default=0)
         if limit < self.min:
@@ -26,9 +33,8 @@ class Sizes:
         return limit - (limit - self.min) % self.step if self.step else limit
 
 
-def sizes_of(spec: api.Spec, wanted: int) -> Sizes:
+def sizes_of(spec: api.Spec, wanted: int, failed: Iterable[int] = ()) -> Sizes:
     """The legal sizes of a job that wants at most `wanted` pods in its world."""
     elastic = spec.elastic_policy
-    return Sizes(
-        spec.min_replicas, wanted, elastic.replica_increment_step, tuple(elastic.replica_discrete_values or ())
-    )
+    values = tuple(elastic.replica_discrete_values or ())
+    return Sizes(spec.min_replicas, wanted, elastic.replica_increment_step, values, tuple(failed))

@@ -1,7 +1,8 @@
 """Sizes at which the script cannot start. Pure.
 
 A job that has trained with fewer pods, and fails at its start in each world since it has grown, goes back to the size
-that worked, until its spec changes.
+that worked, until its spec changes. One that has trained with more pods, and fails since it has shrunk, by a loss or by
+its user, has no world of that size any more: a script that divides by the number of ranks works again with fewer.
 """
 
 from __future__ import annotations
@@ -13,24 +14,29 @@ from elasticjob_operator import api
 from elasticjob_operator.times import parse_time
 
 STABLE_SECONDS = 30.0  # a world that ran for this long did not fail at its start
+MOST_SIZES = 16  # that are left because fewer pods did not work
 TRIES = 2  # a single failure may have another cause
 
 
 @dataclass(frozen=True, slots=True)
-class FailedGrowth:
-    """The script has trained with `small` pods, and failed at its start in `worlds` consecutive worlds of `large`."""
+class FailedChange:
+    """The script has trained with `worked` pods, and failed at its start in `worlds` consecutive worlds of `failed`."""
 
-    small: int
-    large: int
+    worked: int
+    failed: int
     worlds: int
 
+    @property
+    def is_growth(self) -> bool:
+        return self.failed > self.worked
 
-def find_failed_growth(worlds: Sequence[api.WorldStatus], measured: api.Measured, now: float) -> FailedGrowth | None:
+
+def find_failed_change(worlds: Sequence[api.WorldStatus], measured: api.Measured, now: float) -> FailedChange | None:
     """Whether the last world, which has just failed, and those before it of the same size never trained."""
     if not worlds:
         return None
     first = next((i for i in range(len(worlds), 0, -1) if worlds[i - 1].size != worlds[-1].size), 0)
-    if not first or worlds[first - 1].size > worlds[-1].size:
+    if not first:
         return None
     times = [parse_time(world.time) for world in worlds[first - 1 :]]
     ends = [*times[1:], now]
@@ -42,12 +48,28 @@ def find_failed_growth(worlds: Sequence[api.WorldStatus], measured: api.Measured
     for world, life in zip(worlds[first:], lives[1:], strict=True):
         if world.lost_seconds is not None if steps else life >= STABLE_SECONDS:
             return None
-    return FailedGrowth(worlds[first - 1].size, worlds[-1].size, len(worlds) - first)
+    return FailedChange(worlds[first - 1].size, worlds[-1].size, len(worlds) - first)
 
 
-def should_go_back(growth: FailedGrowth, spec: api.Spec, *, is_last_try: bool) -> bool:
-    """Whether to leave the size that fails now. `is_last_try`: another failure would end the job."""
-    return spec.min_replicas <= growth.small and (growth.worlds >= TRIES or is_last_try)
+def should_go_back(change: FailedChange, spec: api.Spec, others: int, *, is_last_try: bool) -> bool:
+    """Whether to leave the size that fails now. `others`: the largest legal size without it, 0 if there is none.
+    `is_last_try`: another failure would end the job.
+    """
+    if change.worlds < TRIES and not is_last_try:
+        return False
+    if change.is_growth:
+        return spec.min_replicas <= change.worked
+    return others > 0
+
+
+def describe_shrunk(sizes: Sequence[int]) -> str:
+    """The sizes that were left because fewer pods did not work."""
+    which = " and ".join(map(str, sizes))
+    return (
+        f"the script trained with more pods and failed at its start with {which}: no world has {which} until the spec"
+        " changes. Mend the script, or write the sizes that work as elasticPolicy.replicaIncrementStep or"
+        " replicaDiscreteValues"
+    )
 
 
 def describe(room: api.CapacityStatus) -> str:

@@ -506,7 +506,7 @@ def test_a_size_that_a_loss_leaves_and_at_which_the_script_cannot_start_is_left_
     assert degraded and (degraded.status, degraded.reason) == ("True", "SizeFailed")
     assert degraded.message == (
         "the script trained with more pods and failed at its start with 3: no world has 3 until the spec changes. Mend"
-        " the script, or write the sizes that work as elasticPolicy.replicaIncrementStep or replicaDiscreteValues",
+        " the script, or write the sizes that work as elasticPolicy.replicaIncrementStep or replicaDiscreteValues"
     )
     cluster.add_node("new")
     cluster.run_until(lambda: cluster.trains and cluster.size == 4)

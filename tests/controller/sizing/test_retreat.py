@@ -7,7 +7,7 @@ import pytest
 from controller.builders import NOW, make_spec
 from elasticjob_operator import api
 from elasticjob_operator.sizing import compose, retreat
-from elasticjob_operator.sizing.retreat import FailedGrowth
+from elasticjob_operator.sizing.retreat import FailedChange
 from elasticjob_operator.sizing.values import View
 from elasticjob_operator.times import format_time
 
@@ -27,22 +27,23 @@ def make_worlds(*worlds: World) -> list[api.WorldStatus]:
     [
         pytest.param([], FORMATION, None, id="no world"),
         pytest.param([(2, 5, None)], FORMATION, None, id="the first world"),
-        pytest.param([(2, 90, 1), (3, 8, 1)], FORMATION, FailedGrowth(2, 3, 1), id="once"),
-        pytest.param([(2, 90, 1), (3, 20, 1), (3, 8, 1)], FORMATION, FailedGrowth(2, 3, 2), id="twice"),
+        pytest.param([(2, 90, 1), (3, 8, 1)], FORMATION, FailedChange(2, 3, 1), id="once"),
+        pytest.param([(2, 90, 1), (3, 20, 1), (3, 8, 1)], FORMATION, FailedChange(2, 3, 2), id="twice"),
         pytest.param([(2, 38, 1), (3, 9, 1)], FORMATION, None, id="the smaller one did not run for long"),
-        pytest.param([(2, 38, 1), (3, 9, None)], STEPS, FailedGrowth(2, 3, 1), id="but it made steps"),
+        pytest.param([(2, 38, 1), (3, 9, None)], STEPS, FailedChange(2, 3, 1), id="but it made steps"),
         pytest.param([(2, 38, None), (3, 9, None)], STEPS, None, id="or none"),
-        pytest.param([(2, 900, None), (3, 9, None)], STEPS, FailedGrowth(2, 3, 1), id="none for a while"),
+        pytest.param([(2, 900, None), (3, 9, None)], STEPS, FailedChange(2, 3, 1), id="none for a while"),
         pytest.param([(2, 900, 1), (3, 60, 1)], FORMATION, None, id="the larger one ran for a while"),
-        pytest.param([(2, 900, 1), (3, 60, None)], STEPS, FailedGrowth(2, 3, 1), id="without a step"),
+        pytest.param([(2, 900, 1), (3, 60, None)], STEPS, FailedChange(2, 3, 1), id="without a step"),
         pytest.param([(2, 900, 1), (3, 9, 1)], STEPS, None, id="the larger one made steps"),
         pytest.param([(2, 900, 1), (3, 60, 1), (3, 9, None)], STEPS, None, id="one of them did"),
-        pytest.param([(3, 900, 1), (2, 9, 1)], FORMATION, None, id="it shrank"),
-        pytest.param([(4, 900, 1), (2, 300, 1), (3, 9, 1)], FORMATION, FailedGrowth(2, 3, 1), id="it shrank before"),
+        pytest.param([(3, 900, 1), (2, 9, 1)], FORMATION, FailedChange(3, 2, 1), id="it shrank"),
+        pytest.param([(4, 900, 1), (3, 20, 1), (2, 9, 1)], FORMATION, None, id="it shrank again"),
+        pytest.param([(4, 900, 1), (2, 300, 1), (3, 9, 1)], FORMATION, FailedChange(2, 3, 1), id="it shrank before"),
     ],
 )
-def test_a_growth_that_failed(worlds: list[World], measured: api.Measured, found: FailedGrowth | None) -> None:
-    assert retreat.find_failed_growth(make_worlds(*worlds), measured, NOW) == found
+def test_a_change_that_failed(worlds: list[World], measured: api.Measured, found: FailedChange | None) -> None:
+    assert retreat.find_failed_change(make_worlds(*worlds), measured, NOW) == found
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,23 @@ def test_a_growth_that_failed(worlds: list[World], measured: api.Measured, found
     ],
 )
 def test_when_it_goes_back(worlds: int, least: int, is_last: bool, back: bool) -> None:
-    growth = FailedGrowth(2, 4, worlds)
-    assert retreat.should_go_back(growth, make_spec(least, 4), is_last_try=is_last) is back
+    change = FailedChange(2, 4, worlds)
+    assert retreat.should_go_back(change, make_spec(least, 4), 0, is_last_try=is_last) is back
+
+
+@pytest.mark.parametrize(
+    ("others", "worlds", "is_last", "back"),
+    [
+        pytest.param(2, 1, False, False, id="it may have another cause"),
+        pytest.param(2, 2, False, True, id="twice"),
+        pytest.param(2, 1, True, True, id="the job would end"),
+        pytest.param(4, 2, False, True, id="it waits for a fourth pod"),
+        pytest.param(0, 2, False, False, id="no size is left"),
+    ],
+)
+def test_when_a_smaller_size_is_left_out(others: int, worlds: int, is_last: bool, back: bool) -> None:
+    change = FailedChange(4, 3, worlds)
+    assert retreat.should_go_back(change, make_spec(1, 4), others, is_last_try=is_last) is back
 
 
 @pytest.mark.parametrize(
