@@ -78,7 +78,7 @@ def test_a_hang_of_a_script_that_reports_nothing_is_noticed(jobs: Jobs) -> None:
     diagnosis = status["diagnosis"]
     assert (diagnosis["kind"], diagnosis["rank"], diagnosis["pod"]) == ("RankHung", 1, "ends-worker-1")
     assert re.search(
-        r"at ends_badly.py:\d+ in come_to_an_end; 1 other pods wait in a collective$", diagnosis["summary"]
+        r"at ends_badly.py:\d+ in come_to_an_end; 1 other pod waits in a collective$", diagnosis["summary"]
     )
     assert status["timeline"][0]["cause"] == "start"
     assert {one["rank"] for one in status["failures"]} == {0, 1}

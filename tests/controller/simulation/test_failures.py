@@ -195,6 +195,25 @@ def test_a_hang_is_charged_to_the_rank_that_holds_the_others_up() -> None:
     assert "RankHung" in cluster.told_events()
 
 
+@pytest.mark.parametrize(
+    ("indexes", "others"),
+    [((0, 1), "; 1 other pod waits in a collective"), ((0, 1, 2), "; 2 other pods wait in a collective")],
+)
+def test_a_hang_in_which_all_wait_tells_each_rank_once(indexes: tuple[int, ...], others: str) -> None:
+    cluster = started()
+    for index in indexes:
+        cluster.agent(index).failure = wire.Failure(
+            generation=1, rank=index, message="no collective and no work for 120 s", kind=wire.HANG, waits=True
+        )
+        cluster.hear(cluster.agent(index))
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    status = cluster.status
+    assert status.diagnosis is not None
+    assert status.diagnosis.kind == "WorldHung"
+    assert status.diagnosis.summary == f"no collective and no work for 120 s{others}"
+    assert sorted(one.rank for one in status.failures if one.rank is not None) == list(indexes)
+
+
 def test_a_member_that_leaves_again_and_again_is_named_until_the_job_is_calm() -> None:
     """It is ready again at once, and there is no failure to account for: free five times, then charged."""
     cluster = started()
