@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -338,6 +338,11 @@ def blame_hang(hung: Sequence[Failure]) -> Failure:
     if len(counts) == len(hung) > 1 and counts[0] < counts[1]:
         return min(hung, key=lambda one: one.collectives or 0)
     return replace(hung[0], reason=names.WORLD_HUNG)
+
+
+def others_of(failures: Iterable[Failure], first: Failure) -> Iterator[Failure]:
+    """All but the first failure, which `first_failure` may have given another reason."""
+    return (one for one in failures if replace(one, reason=first.reason) != first)
 
 
 def is_secondary(failure: Failure) -> bool:

@@ -161,7 +161,7 @@ def _charge(
     blamed = sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE})
     for node in blamed[-faulty_nodes.MOST_OF_A_STATUS :]:
         faults = faulty_nodes.note(faults, node, seen.now, faulty_nodes.PROOF if node in unfit else 1)
-    told = itertools.islice((f for f in found if f is not failure), rank_failures.MOST_FAILURES - 1)
+    told = itertools.islice(classify.others_of(found, failure), rank_failures.MOST_FAILURES - 1)
     records = [reporting.failure_status(f, f.generation or world.generation, seen.now) for f in (failure, *told)]
     merged = rank_failures.merge(status.failures, records)
     return revise(
@@ -170,7 +170,8 @@ def _charge(
         last_failure=records[0],
         failures=merged,
         node_faults=faults,
-        diagnosis=reporting.diagnose(failure, found, world.generation, seen.now) or status.diagnosis,
+        diagnosis=reporting.diagnose(failure, classify.others_of(found, failure), world.generation, seen.now)
+        or status.diagnosis,
     )
 
 

@@ -174,13 +174,14 @@ def failure_status(failure: Failure, generation: int, now: float) -> api.Failure
     )
 
 
-def diagnose(failure: Failure, found: Iterable[Failure], generation: int, now: float) -> api.DiagnosisStatus | None:
+def diagnose(failure: Failure, others: Iterable[Failure], generation: int, now: float) -> api.DiagnosisStatus | None:
     """A hang in short; None for other failures."""
     if not failure.hung:
         return None
     is_known = failure.reason == names.RANK_HUNG
-    waiting = sum(1 for one in found if one.hung and one.waits and one is not failure)
-    others = f"; {waiting} other pods wait in a collective" if waiting else ""
+    waiting = sum(1 for one in others if one.hung and one.waits)
+    pods = "1 other pod waits" if waiting == 1 else f"{waiting} other pods wait"
+    rest = f"; {pods} in a collective" if waiting else ""
     return api.DiagnosisStatus(
         kind=failure.reason,
         rank=failure.rank if is_known else None,
@@ -188,7 +189,7 @@ def diagnose(failure: Failure, found: Iterable[Failure], generation: int, now: f
         node=(failure.node or None) if is_known else None,
         generation=generation,
         time=format_time(now),
-        summary=(errortext.exception_of(failure.message) + others)[:512],
+        summary=(errortext.exception_of(failure.message) + rest)[:512],
     )
 
 
