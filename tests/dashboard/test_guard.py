@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -175,6 +176,57 @@ async def test_buttons(
         assert answer.status == status
         assert said in (await answer.json())["message"]
     assert len(api.patches) == (status == 200)
+
+
+FORM_TYPE = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        pytest.param({"Content-Type": f"{FORM_TYPE}; charset=none"}, b"a=1", id="charset"),
+        pytest.param({"Content-Type": f"{FORM_TYPE}; charset=utf-7"}, b"key=+2AA-", id="half a character"),
+        pytest.param({"Content-Type": FORM_TYPE}, b"key=\xff", id="no text"),
+        pytest.param({"Content-Type": FORM_TYPE, "Content-Encoding": "gzip"}, b"a=1", id="not compressed"),
+        pytest.param({"Content-Type": "multipart/form-data"}, b"a=1", id="no boundary"),
+        pytest.param({"Content-Type": "multipart/form-data; boundary=b"}, b"a=1", id="no parts"),
+        pytest.param({"Content-Type": FORM_TYPE, "Origin": "http://[::1"}, b"a=1", id="origin"),
+    ],
+)
+async def test_a_form_that_cannot_be_read_is_refused_without_a_traceback(
+    shown: tuple[Dashboard, str],
+    visitor: aiohttp.ClientSession,
+    caplog: pytest.LogCaptureFixture,
+    headers: dict[str, str],
+    body: bytes,
+) -> None:
+    """Whoever reaches the port can send one: it is read only from those who may ask."""
+    base = shown[1].partition("/?")[0]
+    path, headers = f"{base}/jobs/default/digits/suspend", {"Origin": base} | headers
+    async with visitor.post(path, data=body, headers=headers) as answer:
+        assert answer.status == 401
+    await visitor.get(shown[1])
+    async with visitor.post(path, data=body, headers=headers) as answer:
+        assert answer.status in (400, 403)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\n", id="no host"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n", id="two hosts"),
+        pytest.param(b"GET /?q=\xff HTTP/1.1\r\nHost: a\r\n", id="no text"),
+    ],
+)
+async def test_what_is_no_request_leaves_no_traceback(
+    shown: tuple[Dashboard, str], caplog: pytest.LogCaptureFixture, request_line: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(shown[1]).port)
+    writer.write(request_line + b"\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.0 400 ")
+    writer.close()
+    assert caplog.records == []
 
 
 async def test_a_lacking_right_is_said_in_words(

@@ -11,7 +11,7 @@ from chaos import extremes
 from dashboard.conftest import job, pod
 from elasticjob_operator import api
 from elasticjob_operator.api.crd import structural_schema
-from elasticjob_operator.client import Job, Pod
+from elasticjob_operator.client import Happening, Job, Pod
 from elasticjob_operator.client.samples import is_news, take_sample
 from elasticjob_operator.dashboard import jobpage, listpage
 from elasticjob_operator.view import details, tables
@@ -59,3 +59,16 @@ def test_large_numbers_everywhere(seed: int) -> None:
         for field in NUMBERS:
             status = extremes.put(status, field.path, dice.choice(LARGE))
         render(status)
+
+
+def test_events_and_states_of_pods_of_a_megabyte_make_no_large_page() -> None:
+    """The API server takes events of a megabyte from whoever may write them, and a page shows a hundred."""
+    text = "<" * 1_000_000
+    subject = {"kind": text, "name": "digits"}
+    event = Happening.parse({"involvedObject": subject, "type": text, "reason": text, "message": text})
+    waiting = pod("digits", 0)
+    waiting["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": text, "message": text}}
+    seen = jobpage.Seen([Pod(waiting)], [event] * jobpage.MOST_EVENTS)
+    regions = jobpage.build_regions(Job.parse(job()), seen, [], (), now=NOW, form_key="")
+    assert sum(map(len, regions.values())) < 2_000_000
+    assert "…" in regions["events"]
