@@ -24,7 +24,7 @@ from elasticjob_operator.dashboard.server import Dashboard
 KEYS = Keys("token", "session", "form")
 OWN = Access(frozenset({"a1b2.localhost"}))
 PAGE = Asked("GET", "a1b2.localhost:8000", session="session")
-FORM = replace(PAGE, method="POST", origin="http://a1b2.localhost:8000", form="form")
+FORM = replace(PAGE, method="POST", origin="http://a1b2.localhost:8000")
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,19 @@ FORM = replace(PAGE, method="POST", origin="http://a1b2.localhost:8000", form="f
         (replace(FORM, origin="null"), OWN, 403),
         (replace(FORM, origin="http://evil.example"), OWN, 403),
         (replace(FORM, origin="http://a1b2.localhost:9"), OWN, 403),
-        (replace(FORM, form=""), OWN, 403),
-        (replace(FORM, form="session"), OWN, 403),
+        (replace(FORM, origin="https://A1B2.localhost:8000"), OWN, None),
+        (replace(FORM, origin="http://[::1"), OWN, 403),
         (replace(FORM, session="", token="token"), OWN, 401),
     ],
 )
 def test_requests(asked: Asked, access: Access, status: int | None) -> None:
     refusal = guard.judge(asked, KEYS, access)
     assert (refusal.status if refusal else None) == status
+
+
+@pytest.mark.parametrize(("key", "is_good"), [("form", True), ("", False), ("session", False), ("\ud800", False)])
+def test_keys_of_forms(key: str, is_good: bool) -> None:
+    assert (guard.judge_form(key, KEYS) is None) == is_good
 
 
 def test_secrets_are_long_and_new() -> None:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from elasticjob_operator import api, numerals
 from elasticjob_operator.api import names
 from elasticjob_operator.model import reading
 from elasticjob_operator.templates import taking
 from elasticjob_operator.times import parse_time
+
+_LONGEST: Final = 256  # characters of a name or a reason, of which Kubernetes makes no longer ones
+_LONGEST_MESSAGE: Final = 4096  # characters of an event's message: the API server takes a megabyte
+
+
+def _shorten(value: object, limit: int = _LONGEST) -> str:
+    """A text in an event or a pod, however long somebody made it."""
+    text = str(value or "")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ class Pod:
         for entry in (self.raw.get("status") or {}).get("containerStatuses") or []:
             waiting = (entry.get("state") or {}).get("waiting") or {}
             if waiting.get("reason"):
-                return str(waiting["reason"])
+                return _shorten(waiting["reason"])
         return str((self.raw.get("status") or {}).get("phase") or "Pending")
 
     @property
@@ -154,10 +163,10 @@ class Happening:
         subject = raw.get("involvedObject") or {}
         return cls(
             time=parse_time(when or (raw.get("metadata") or {}).get("creationTimestamp")),
-            type=str(raw.get("type") or "Normal"),
-            reason=str(raw.get("reason") or ""),
-            message=str(raw.get("message") or ""),
-            object=f"{str(subject.get('kind') or '').lower()}/{subject.get('name') or ''}",
+            type=_shorten(raw.get("type") or "Normal"),
+            reason=_shorten(raw.get("reason")),
+            message=_shorten(raw.get("message"), _LONGEST_MESSAGE),
+            object=f"{_shorten(subject.get('kind')).lower()}/{_shorten(subject.get('name'))}",
             count=numerals.read_count(series.get("count") or raw.get("count")) or 1,
         )
 

@@ -63,7 +63,6 @@ class Asked:
     origin: str = ""
     session: str = ""  # of the cookie
     token: str = ""  # of the URL
-    form: str = ""  # of the form
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Refusal:
 
 
 def judge(asked: Asked, keys: Keys, access: Access) -> Refusal | None:
-    """Why this request is refused; None if it is not."""
+    """Why this request is refused, before its body is read; None if it is not."""
     if host_name(asked.host) not in access.hosts:
         return Refusal(403, "This page is not served under this name. Open the address that the command printed.")
     if asked.method not in ("GET", "HEAD", "POST"):
@@ -86,11 +85,14 @@ def judge(asked: Asked, keys: Keys, access: Access) -> Refusal | None:
         return None
     if access.read_only:
         return Refusal(403, "This page only shows jobs. Use kubectl elasticjob to change one.")
-    if urlsplit(asked.origin).netloc.lower() != asked.host.lower():
+    if asked.origin.lower() not in (f"{scheme}://{asked.host.lower()}" for scheme in ("http", "https")):
         return Refusal(403, "This form was sent by another page.")
-    if not _equal(asked.form, keys.form):
-        return Refusal(403, "This page is of an earlier dashboard. Load it again.")
     return None
+
+
+def judge_form(key: str, keys: Keys) -> Refusal | None:
+    """Why a form with this key is refused, of which the rest of the request is not; None if it is not."""
+    return None if _equal(key, keys.form) else Refusal(403, "This page is of an earlier dashboard. Load it again.")
 
 
 def has_token(asked: Asked, keys: Keys) -> bool:
@@ -111,4 +113,4 @@ def cookie_name(port: int) -> str:
 
 
 def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode())

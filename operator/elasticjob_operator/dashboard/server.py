@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Final
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -18,6 +19,7 @@ from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.dashboard.looking import Looker
 from elasticjob_operator.dashboard.streams import Streams, number
 from elasticjob_operator.html_report import STYLE
+from elasticjob_operator.rest import http_log
 from elasticjob_operator.text import printable
 
 _FIRST_LIST: Final = 15.0  # the first page waits as long for the jobs
@@ -58,7 +60,8 @@ class Dashboard:
                 web.post("/jobs/{namespace}/{name}/{action:scale|suspend|resume}", self._act),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        logger = http_log.quiet_logger(f"{__name__}.http")
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True, logger=logger)
         await runner.setup()
         follower = asyncio.create_task(self._follow())
         try:
@@ -100,7 +103,9 @@ class Dashboard:
         if request.path == "/healthz":
             return await handler(request)
         try:
-            refusal = guard.judge(await self._read_asked(request), self.keys, self._access)
+            refusal = guard.judge(self._read_asked(request), self.keys, self._access)
+            if refusal is None and request.method == "POST":
+                refusal = guard.judge_form((await _read_form(request)).get("key", ""), self.keys)
             if refusal is not None:
                 return self._answer(request, refusal.status, "Not allowed", refusal.message)
             response = await handler(request)
@@ -110,15 +115,13 @@ class Dashboard:
             response.headers.update(guard.HEADERS)
         return response
 
-    async def _read_asked(self, request: web.Request) -> guard.Asked:
-        form = await request.post() if request.method == "POST" else {}
+    def _read_asked(self, request: web.Request) -> guard.Asked:
         return guard.Asked(
             method=request.method,
             host=request.host,
             origin=request.headers.get("Origin", ""),
             session=request.cookies.get(guard.cookie_name(self._port), ""),
             token=request.query.get("token", "") if request.path == "/" else "",
-            form=str(form.get("key", "")),
         )
 
     def _answer(self, request: web.Request, status: int, title: str, message: str) -> web.Response:
@@ -198,9 +201,9 @@ class Dashboard:
 
     async def _act(self, request: web.Request) -> web.Response:
         job = self._find(request)
-        form = await request.post()
+        form = await _read_form(request)
         try:
-            said = await self._change(job, request.match_info["action"], str(form.get("replicas", "")))
+            said = await self._change(job, request.match_info["action"], form.get("replicas", ""))
         except ClientError as error:
             return self._answer(request, 400, "Not changed", str(error))
         return self._answer(request, 200, "Changed", said)
@@ -220,6 +223,14 @@ class Dashboard:
             raise InvalidError("replicas: must be a number of pods from 1 on")
         await self._client.scale(job.name, wanted, job.namespace)
         return f"{job.name} is scaled to {wanted}."
+
+
+async def _read_form(request: web.Request) -> dict[str, str]:
+    """The fields of one of our forms; of none for a body that is something else."""
+    try:
+        return dict(parse_qsl((await request.read()).decode(errors="replace")))
+    except web.RequestPayloadError:  # it is not compressed as its header says
+        return {}
 
 
 def _back(request: web.Request) -> str:

@@ -15,14 +15,13 @@ takes half as much CPU again for a connection, and touches a read buffer of 256 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from aiohttp import http_exceptions, web
+from aiohttp import web
 from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # its types leave it out
 
 WORDS_A_TURN: Final = 4
@@ -292,20 +291,3 @@ async def close_after(request: web.Request, response: web.StreamResponse) -> Non
     if not isinstance(response, web.WebSocketResponse):
         response.force_close()
         response.headers["Connection"] = "close"  # the headers have been prepared already
-
-
-class _NoGarbage(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, http_exceptions.HttpProcessingError)
-
-
-def quiet_logger(name: str) -> logging.Logger:
-    """A logger for aiohttp's server, which logs a traceback and the bytes of every request that is not HTTP.
-
-    Unauthenticated clients must not fill our log, or put their data there. Other errors are logged.
-    """
-    logger = logging.getLogger(name)
-    if not any(isinstance(one, _NoGarbage) for one in logger.filters):
-        logger.addFilter(_NoGarbage())
-    return logger

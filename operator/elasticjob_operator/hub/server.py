@@ -23,6 +23,7 @@ from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.hub import admission, auth, connection, frames, handshake, limits, registry
 from elasticjob_operator.kube.supervise import keep_going
 from elasticjob_operator.model import observe
+from elasticjob_operator.rest import http_log
 
 STANDBY: Final = auth.Refusal(503, "not the leader; try again")
 
@@ -116,7 +117,7 @@ class Hub:
             keepalive_timeout=1.0,
             tcp_keepalive=False,  # heartbeats are enough, and each setting of a socket costs
             lingering_time=0.0,  # do not read data after a request with a response
-            logger=handshake.quiet_logger(f"{__name__}.http"),
+            logger=http_log.quiet_logger(f"{__name__}.http"),
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()

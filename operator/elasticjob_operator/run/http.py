@@ -19,6 +19,7 @@ from prometheus_client import exposition
 
 from elasticjob_operator import numerals
 from elasticjob_operator.hub import handshake
+from elasticjob_operator.rest import http_log
 from elasticjob_operator.run.metrics import Metrics
 
 OFF: Final = "off"
@@ -125,7 +126,7 @@ class _Listener:
         for path, handler in self._routes.items():
             app.router.add_get(path, handler)
         app.on_response_prepare.append(handshake.close_after)
-        logger = handshake.quiet_logger(f"{__name__}.server")
+        logger = http_log.quiet_logger(f"{__name__}.server")
         self._runner = web.AppRunner(app, access_log=None, lingering_time=0.0, shutdown_timeout=1.0, logger=logger)
         await self._runner.setup()
         assert self._runner.server is not None
