@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from worker.gang_helper import PROGRAMS, run_gang
+
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scripts" / "session_cost.py"
 
 
@@ -32,3 +34,14 @@ def test_changes_of_the_world_leave_no_threads_and_no_files_behind(kind: str, re
         "files": 0,
         "sockets": 0,
     }, looks
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("kind", ["host", "device"])
+@pytest.mark.parametrize("worlds", [3, pytest.param(12, marks=pytest.mark.long)])
+def test_groups_that_are_stuck_in_a_message_go_when_gloo_gives_it_up(kind: str, worlds: int) -> None:
+    """Each such world is three threads and five files."""
+    (member,) = run_gang(PROGRAMS / "stuck_worlds_program.py", 1, kind, str(worlds), timeout=180)
+    assert member.exit_code == 0, member.stderr[-3000:]
+    assert member.results["stuck"] > worlds / 2, "most of the ranks die in the middle of their message"
+    assert member.results["is flat"], member.results["counts"]
