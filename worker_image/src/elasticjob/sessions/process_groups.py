@@ -54,6 +54,9 @@ class ProcessGroups:
         self._pairs = place.world_size
         self._world = waits.World(has_others=self.is_queued)
         waits.wait_for(self._world)
+        if ended := waits.take_ended():
+            threads.Thread(groups.drop_gloo, (ended,), "elasticjob-end-stuck").start()
+            del ended  # the thread has the last reference
         with self.owning():
             self._make(place, is_lost)
             connect()
@@ -101,7 +104,9 @@ class ProcessGroups:
             self._backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=self._timeout
         )
         # With gloo one group serves both purposes.
-        self.flags = dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo")
+        self.flags = (
+            dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo", timeout=self._timeout)
+        )
 
     def _make_communicators(self, is_lost: Callable[[], bool]) -> None:
         """Make what the backend would make in the first collective, which is in a step: a loss would free nobody there.
@@ -168,14 +173,14 @@ class ProcessGroups:
     def _end(self, broken: bool) -> None:
         if not self.is_queued:
             if self._world.is_stuck:
-                waits.keep_for_ever(groups.forget_groups())
+                waits.keep(self._world, groups.forget_groups())
             else:
                 groups.destroy_groups()
             return
         gloo = [group for group in groups.find_groups() if groups.is_gloo(group)]
         others = [group for group in groups.forget_groups() if group not in gloo]
         if self._world.is_stuck:
-            waits.keep_for_ever(gloo)
+            waits.keep(self._world, gloo)
         groups.drop_gloo(gloo)
         self._endings.end(others, broken)
 

@@ -2,7 +2,7 @@
 
 gloo has no abort. Shutting down the connections of a group ends its collectives, but not one that has received a part
 of a message: gloo forgets that somebody waits for the rest, until the timeout of the group. So the thread that waits is
-let go instead, and the group stays as it is, with the thread of gloo's that is stuck in it.
+let go instead, and the group stays as it is, with the thread of gloo's that is stuck in it, until that timeout.
 
 The error of a pass of the model or of a collective may be caught by the script, which then goes on without what the
 others would have sent. So the session hears of it here.
@@ -43,7 +43,12 @@ class World:
         """`has_others`: the script's collectives may be of other backends, and a wait for those is none of ours."""
         self.has_others = has_others
         self.is_over = threading.Event()  # nobody waits in them any more
-        self.is_stuck = False  # a thread of gloo's waits in one of them
+        self.given_up: list[Callable[[], bool]] = []  # waits that gloo's threads are stuck in: whether one has ended
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a thread of gloo's waited in one of them when it was left."""
+        return bool(self.given_up)
 
 
 class _Here(threading.local):
@@ -52,6 +57,7 @@ class _Here(threading.local):
 
 _here = _Here()
 _world: World | None = None
+_kept: list[tuple[World, list[Any]]] = []  # worlds that were left stuck, and their groups
 _note: weakref.WeakMethod[Note] | None = None
 _is_installed = False
 
@@ -80,10 +86,23 @@ def tell(note: Note) -> None:
     _note = weakref.WeakMethod(note)
 
 
-def keep_for_ever(stuck: list[Any]) -> None:
-    """Never free these groups: that would wait for the thread that is stuck in one of them."""
+def keep(world: World, stuck: list[Any]) -> None:
+    """Do not free these groups of this world, not even at the end of the process, until `take_ended` returns them: that
+    would wait for the thread that is stuck in one of them.
+    """
     for group in stuck:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    _kept.append((world, list(stuck)))
+
+
+def take_ended() -> list[Any]:
+    """The groups that were kept, and in which gloo has given up too, after their timeout: for the caller to free."""
+    ended = [one for one in _kept if all(has_ended() for has_ended in one[0].given_up)]
+    _kept[:] = [one for one in _kept if one not in ended]
+    groups_of_ended = [group for _, stuck in ended for group in stuck]
+    for group in groups_of_ended:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
+    return groups_of_ended
 
 
 def _install() -> None:
@@ -143,7 +162,8 @@ def _wait_in_parts(wait: Callable[..., Any], work: Any, world: World) -> Any:
             if work.is_completed():
                 return wait()  # how it has ended
             if was_over:
-                _give_up(world)
+                world.given_up.append(work.is_completed)
+                _give_up()
 
 
 def _wait_beside(wait: Callable[..., Any], _: Any, world: World) -> Any:
@@ -164,16 +184,16 @@ def _wait_beside(wait: Callable[..., Any], _: Any, world: World) -> Any:
             was_over = world.is_over.is_set()
             thread.join(_PATIENCE_SECONDS if was_over else _LOOK_SECONDS)
             if was_over and thread.is_alive():
-                _give_up(world)
+                _give_up()
     finally:  # a signal may end this, too
-        world.is_stuck |= thread.is_alive()
+        if thread.is_alive():
+            world.given_up.append(lambda: not thread.is_alive())
     if errors:
         raise errors[0]
     return found[0]
 
 
-def _give_up(world: World) -> NoReturn:
-    world.is_stuck = True
+def _give_up() -> NoReturn:
     raise WorldLostError("a member was lost in the middle of a message")
 
 
