@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant("whoever was refused is read on", "hub/connection.py", "for _ in range(_MOST_AFTER):", "while True:",
            ("tests/controller/hub/test_limits.py", "-k", "not_read_for_long"),
            breaks="A tenant's pods cannot lock out another tenant's agents"),
-    Mutant("every item of a long list is read", "api/wire.py", "and len(value) > count:", "and False:",
+    Mutant("every item of a long list is read", "hub/frames.py", "len(data) > _LARGE and", "False and",
            ("tests/controller/hub/test_frames.py", "-k", "too_long"), quick=True,
            breaks="No object and no number of them occupies the operator for long"),
     Mutant("a trainer that ended beside a sidecar runs on", "model/containers.py", "    if ended is not None:\n",

@@ -44,17 +44,6 @@ Address = Annotated[str, Field(min_length=1, max_length=253)]
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
 
 
-def _at_most(count: int) -> BeforeValidator:
-    """Refuses a longer list, or object, before its items are read: each wrong one would be an error of its own."""
-
-    def check(value: object) -> object:
-        if isinstance(value, (list, dict)) and len(value) > count:
-            raise ValueError(f"at most {count} are allowed")
-        return value
-
-    return BeforeValidator(check)
-
-
 def _know(value: object) -> object:
     """What a script measures may be anything, also NaN: what no decision can use is as if it had not been measured."""
     return None if isinstance(value, (int, float)) and not value <= MOST_MEASURED else value
@@ -125,7 +114,7 @@ class Preflight(Wire):
     """The check of the network before the agent's first world."""
 
     port: Port  # where it answers probes
-    links: Annotated[tuple[Link, ...], Field(max_length=64), _at_most(64)] = ()
+    links: Annotated[tuple[Link, ...], Field(max_length=64)] = ()
     over: bool = False  # it has passed, or its time is up
 
 
@@ -147,14 +136,14 @@ class AgentState(Wire):
     checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints
     preflight: Preflight | None = None  # of a job with health.preflight: Network
     # With `ready`: the shards of a model that its workers have in memory, if other members lack them.
-    shards: Annotated[tuple[Count, ...], Field(max_length=2048), _at_most(2048)] = ()
+    shards: Annotated[tuple[Count, ...], Field(max_length=2048)] = ()
 
 
 class Hello(Wire):
     v: Literal[1] = 1
     type: Literal["hello"] = "hello"
     agent: Short  # unique per agent process: a restarted container is another agent
-    runtime: Annotated[dict[Short, Short], _at_most(16)] = Field(default_factory=dict, max_length=16)  # versions
+    runtime: dict[Short, Short] = Field(default_factory=dict, max_length=16)  # versions
     sizes: bool = False  # it understands a `world` message with `sizes` in place of `members`
     peers: bool = False  # it asks for the key by which the agents of the job know each other
     state: AgentState
@@ -188,8 +177,8 @@ class Progress(Wire):
     samples_per_second: Measured = None  # of all ranks, if the script counts them; as the next
     tokens_per_second: Measured = None
     # Of the last finished checkpoints, by tier: seconds since their state was taken.
-    checkpoint_ages: Annotated[dict[Short, Measured], Field(max_length=8), _at_most(8)] | None = None
-    metrics: Annotated[dict[Short, float], _at_most(32)] = Field(default_factory=dict, max_length=32)
+    checkpoint_ages: Annotated[dict[Short, Measured], Field(max_length=8)] | None = None
+    metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
 
 
 class Diagnosis(Wire):

@@ -25,6 +25,8 @@ class Problem:
     message: str
 
 
+_LARGE = 2**12  # bytes: the items of a longer message are counted before they are read
+_MOST_ITEMS = 2600  # of all lists and objects of a message: 2,048 shards, and everything else at its most
 _BY_AGENT = {"members", "sizes", "rank"}  # of a world
 
 Message = wire.Hello | wire.State | wire.Progress | wire.Diagnosis
@@ -33,12 +35,25 @@ Message = wire.Hello | wire.State | wire.Progress | wire.Diagnosis
 def decode(data: str | bytes) -> Message | Problem:
     """Decode one frame of an agent. Never raises."""
     try:
+        if len(data) > _LARGE and has_too_many_items(pydantic_core.from_json(data)):
+            return Problem("malformed", f"message: its lists and objects may have at most {_MOST_ITEMS} items")
         message = wire.AGENT_MESSAGE.validate_json(data)
         return with_known_metrics(message) if isinstance(message, wire.Progress) else message
     except pydantic.ValidationError as error:
         return _explain(data, error)
     except (ValueError, RecursionError) as error:
         return Problem("malformed", f"not JSON: {error}"[:512])
+
+
+def has_too_many_items(value: object) -> bool:
+    """Whether it has so many that an error for each wrong one would take long."""
+    count, left = 0, [value]
+    while left and count <= _MOST_ITEMS:
+        one = left.pop()
+        if isinstance(one, (list, dict)):
+            count += len(one)
+            left += () if count > _MOST_ITEMS else one.values() if isinstance(one, dict) else one
+    return count > _MOST_ITEMS
 
 
 def with_known_metrics(progress: wire.Progress) -> wire.Progress:
