@@ -11,7 +11,6 @@ kind `device` the state travels like that of a device, over `worker.fake_nccl`; 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.process_groups import ProcessGroups
 from elasticjob.torchcompat import groups
 from worker import fake_nccl
+from worker.programs.saying import say
 from worker.programs.sending import die_after
 
 KIND, POINTS = sys.argv[1], sys.argv[2].split(",")
@@ -112,7 +112,7 @@ def take_part(rank: int, point: str, pipe: int) -> None:
             die_after(float(point) * BYTES) if "." in point else die_at(int(point))
         memory.agree(flags)
         if rank == 0 and not lives:
-            print(json.dumps({"check": f"{point} past the end", "result": True}), flush=True)
+            say(f"{point} past the end", True)
             os._exit(0)
         dist.barrier(group=flags)
     except RuntimeError as error:
@@ -126,7 +126,7 @@ def take_part(rank: int, point: str, pipe: int) -> None:
         process_groups.leave(broken=True)
         memory.agree(enter(process_groups, point, {2: 0, 3: 1, 1: 2}[rank], 3))
     result = {"step": memory.committed, "trained": is_trained(memory, initial), "before": before, "had": had}
-    print(json.dumps({"check": f"{point} {rank}", "result": result | {"broke": broke}}), flush=True)
+    say(f"{point} {rank}", result | {"broke": broke})
     dist.barrier()
     os._exit(0)
 

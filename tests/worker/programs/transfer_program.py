@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from elasticjob.collectives import messages, skeletons
 from elasticjob.sessions import transfer
+from worker.programs.saying import say
 from worker.programs.unpickling import forbid_unpickling
 
 forbid_unpickling()
@@ -56,26 +56,22 @@ def exchange(seed: int, steps: int, keep: bool) -> None:
     now = wanted if got is None else got
     pairs = [(wanted["model"][name], now["model"][name]) for name in wanted["model"]]
     pairs += [(wanted["optimizer"]["state"][0][name], now["optimizer"]["state"][0][name]) for name in ("step", "m")]
-    tell(f"{seed} equal", all(torch.equal(left, right) for left, right in pairs) and now["position"] == 3)
-    tell(f"{seed} bytes", sum(size for size in sent if size > 1_000_000))
+    say(f"{seed} equal", all(torch.equal(left, right) for left, right in pairs) and now["position"] == 3)
+    say(f"{seed} bytes", sum(size for size in sent if size > 1_000_000))
     mine_now = list(mine["model"].values())
-    tell(f"{seed} untouched", all(torch.equal(old, new) for old, new in zip(before, mine_now, strict=True)))
-    tell(f"{seed} in place", got is None or got["model"]["a"].data_ptr() == mine["model"]["a"].data_ptr())
-
-
-def tell(check: str, result: object) -> None:
-    print(json.dumps({"check": check, "result": result}), flush=True)
+    say(f"{seed} untouched", all(torch.equal(old, new) for old, new in zip(before, mine_now, strict=True)))
+    say(f"{seed} in place", got is None or got["model"]["a"].data_ptr() == mine["model"]["a"].data_ptr())
 
 
 # A newcomer and one that is behind; rank 1 sends.
 exchange(seed=RANK, steps=(0, 3, 2)[RANK], keep=RANK == 2)
 # All have the same: the digests say so.
 inventory = transfer.take_inventory(make_state(1, 3))
-tell("same digest", len(set(messages.all_gather_json(transfer.digest_inventory(inventory)))) == 1)
+say("same digest", len(set(messages.all_gather_json(transfer.digest_inventory(inventory)))) == 1)
 with counted():
     transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), True).run(inventory)
-tell("nothing is sent", sum(size for size in sent if size > 1_000) == 0)
-tell("chunks", [len(section.digests) for section in inventory.values()])
+say("nothing is sent", sum(size for size in sent if size > 1_000) == 0)
+say("chunks", [len(section.digests) for section in inventory.values()])
 assert skeletons.CHUNK_BYTES < 8_000_000
 # A rank without anything gets it from the two others, half each.
 large = {str(index): torch.full((skeletons.CHUNK_BYTES // 4,), float(1 + index)) for index in range(4)}
@@ -83,7 +79,7 @@ empty = {name: torch.zeros_like(tensor) for name, tensor in large.items()}
 inventory = transfer.take_inventory({"model": empty if RANK == 0 else large})
 with counted():
     transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), RANK != 0).run(inventory)
-tell("shared", sum(size for size in sent if size >= skeletons.CHUNK_BYTES) // skeletons.CHUNK_BYTES)
-tell("complete", all(torch.equal(tensor, large[name]) for name, tensor in (empty if RANK == 0 else large).items()))
+say("shared", sum(size for size in sent if size >= skeletons.CHUNK_BYTES) // skeletons.CHUNK_BYTES)
+say("complete", all(torch.equal(tensor, large[name]) for name, tensor in (empty if RANK == 0 else large).items()))
 dist.barrier()
 dist.destroy_process_group()

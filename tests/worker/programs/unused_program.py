@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 import elasticjob
 from elasticjob.errors import ConfigurationError
+from worker.programs.saying import say
 
 
 class Model(torch.nn.Module):
@@ -20,10 +20,6 @@ class Model(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.used(x)
         return found.sum()
-
-
-def tell(check: str, result: object) -> None:
-    print(json.dumps({"check": check, "result": result}), flush=True)
 
 
 torch.manual_seed(0)
@@ -41,7 +37,7 @@ try:
             optimizer.zero_grad()
 except (ConfigurationError, RuntimeError) as said:
     error = str(said)
-tell("error", error)
-tell("unchanged", torch.equal(before, model.used.weight))
-tell("weight", model.used.weight.flatten().tolist())
+say("error", error)
+say("unchanged", torch.equal(before, model.used.weight))
+say("weight", model.used.weight.flatten().tolist())
 session.close()
