@@ -15,7 +15,7 @@ from elasticjob_operator.times import parse_time
 
 STABLE_SECONDS = 30.0  # a world that ran for this long did not fail at its start
 MOST_SIZES = 16  # that are left because fewer pods did not work
-TIMES_LONGER = 5  # than each that failed after it: neither did one that reports no steps and ran for so much longer
+LEAST_SECONDS, TIMES_LONGER = 10.0, 5  # neither did one that ran for so long, and so much longer than what failed next
 TRIES = 2  # a single failure may have another cause
 
 
@@ -44,7 +44,7 @@ def find_failed_change(worlds: Sequence[api.WorldStatus], measured: api.Measured
     lives = [0.0 if t is None or end is None else end - t for t, end in zip(times, ends, strict=True)]
     steps = measured is api.Measured.STEPS
     trained = steps and worlds[first - 1].lost_seconds is not None
-    if not trained and lives[0] < min(STABLE_SECONDS, TIMES_LONGER * max(lives[1:])):
+    if not trained and lives[0] < min(STABLE_SECONDS, max(LEAST_SECONDS, TIMES_LONGER * max(lives[1:]))):
         return None
     for world, life in zip(worlds[first:], lives[1:], strict=True):
         if world.lost_seconds is not None if steps else life >= STABLE_SECONDS:

@@ -31,6 +31,7 @@ def make_worlds(*worlds: World) -> list[api.WorldStatus]:
         pytest.param([(2, 90, 1), (3, 20, 1), (3, 8, 1)], FORMATION, FailedChange(2, 3, 2), id="twice"),
         pytest.param([(2, 38, 1), (3, 9, 1)], FORMATION, None, id="the smaller one did not run for long"),
         pytest.param([(2, 30, 1), (3, 4, 1), (3, 2, 1)], FORMATION, FailedChange(2, 3, 2), id="but much longer"),
+        pytest.param([(2, 10, 1), (3, 1, 1)], FORMATION, None, id="not long enough to tell"),
         pytest.param([(2, 38, 1), (3, 9, None)], STEPS, FailedChange(2, 3, 1), id="but it made steps"),
         pytest.param([(2, 38, None), (3, 9, None)], STEPS, None, id="or none"),
         pytest.param([(2, 900, None), (3, 9, None)], STEPS, FailedChange(2, 3, 1), id="none for a while"),
