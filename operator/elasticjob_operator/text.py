@@ -16,10 +16,14 @@ _CONTROL_BUT_LINES: Final = re.compile(
 )
 
 
+def cut(text: str, limit: int) -> str:
+    """At most `limit` characters; one that was longer ends in an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def clean(text: str, limit: int = 256) -> str:
     """One line of a log: no control characters, no forged lines, at most `limit` characters."""
-    text = _CONTROL.sub(" ", text)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return _CONTROL.sub(" ", cut(text, limit))
 
 
 def clean_block(text: str, limit: int = 16 * 1024, lines: int = 512) -> str:

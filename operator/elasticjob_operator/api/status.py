@@ -231,7 +231,10 @@ class CapacityStatus(StatusModel):
     worked_size: int | None = Field(default=None, description="The size to which the job went back then.")
     failed_sizes: list[int] = Field(
         default_factory=list,
-        description="Pods with which the script failed at its start, after it had trained with more. None has so many.",
+        description=(
+            "Pods with which the script failed at its start, after it had trained with more: no world has so many "
+            "until the spec changes."
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from elasticjob_operator import api, numerals
 from elasticjob_operator.api import names
 from elasticjob_operator.model import reading
 from elasticjob_operator.templates import taking
+from elasticjob_operator.text import cut
 from elasticjob_operator.times import parse_time
 
 _LONGEST: Final = 256  # characters of a name or a reason, of which Kubernetes makes no longer ones
@@ -22,8 +23,7 @@ _LONGEST_MESSAGE: Final = 4096  # characters of an event's message: the API serv
 
 def _shorten(value: object, limit: int = _LONGEST) -> str:
     """A text in an event or a pod, however long somebody made it."""
-    text = str(value or "")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return cut(str(value or ""), limit)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.text import cut
 from elasticjob_operator.times import format_time, parse_time
 
 MOST_WORLDS: Final = 50
@@ -46,7 +47,7 @@ def _place(pod: str, node: str) -> str:
 def _shorten(found: Sequence[str]) -> str:
     more = len(found) - _MOST_NAMES
     text = ", ".join(found[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    return text if len(text) <= MOST_NAMES_LENGTH else text[: MOST_NAMES_LENGTH - 1] + "…"
+    return cut(text, MOST_NAMES_LENGTH)
 
 
 def add(worlds: Sequence[api.WorldStatus], record: Record) -> tuple[api.WorldStatus, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from elasticjob_operator.text import cut
+
 LINES = 24  # of a traceback; lines in the middle are omitted
 LINE_LENGTH = 512
 HEAD = 3  # lines kept at the top: the heading and the outermost frame
@@ -110,7 +112,7 @@ def shorten(traceback: str) -> str:
     if len(lines) > LINES:
         left_out = len(lines) - LINES + 1
         lines = [*lines[:HEAD], f"  … {left_out} lines omitted …", *lines[HEAD + left_out :]]
-    return "\n".join(line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…" for line in lines)
+    return "\n".join(cut(line, LINE_LENGTH) for line in lines)
 
 
 def last_word(log: str) -> str:

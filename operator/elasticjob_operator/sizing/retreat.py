@@ -14,9 +14,9 @@ from elasticjob_operator import api
 from elasticjob_operator.times import parse_time
 
 STABLE_SECONDS = 30.0  # a world that ran for this long did not fail at its start
-MOST_SIZES = 16  # that are left because fewer pods did not work
-LEAST_SECONDS, TIMES_LONGER = 10.0, 5  # neither did one that ran for so long, and so much longer than what failed next
+LEAST_SECONDS, TIMES_LONGER = 10.0, 5  # nor did one that ran for so long, and so much longer than what failed next
 TRIES = 2  # a single failure may have another cause
+MOST_SIZES = 16  # that are left because fewer pods did not work
 
 
 @dataclass(frozen=True, slots=True)
