@@ -44,7 +44,7 @@ coverage: setup ## Measure what the fast suites cover, with a floor; not part of
 	@$(PY) -m pytest tests/controller tests/worker -m "not cluster and not gpu" -n $(WORKERS) --dist loadfile \
 	  --cov --cov-report=term:skip-covered --cov-report=xml:.work/coverage.xml $(PYTEST_ARGS)
 
-check: setup ## Lint, types, import contracts, generated files, layout, numbers.
+check: setup ## Lint, types, import contracts, generated files, layout, numbers, mutants that fit.
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy operator/elasticjob_operator devcluster/elasticjob_devcluster worker_image/src/elasticjob demo
@@ -54,6 +54,7 @@ check: setup ## Lint, types, import contracts, generated files, layout, numbers.
 	@$(PY) scripts/locks.py --check
 	@$(PY) scripts/check_layout.py
 	@$(PY) scripts/check_numbers.py
+	@$(PY) -m pytest tests/chaos/test_chaos_mutants.py -q -k fits -p no:cacheprovider
 
 format: setup ## Format and fix what can be fixed.
 	@$(BIN)/ruff format $(SOURCES)

@@ -213,7 +213,7 @@ MUTANTS = (
            breaks="A page or a server of somebody else cannot use the dashboard of a user"),
     Mutant("numbers of any length", "numerals.py", "len(value) <= LONGEST and _DIGITS", "_DIGITS",
            ("tests/controller/model/test_foreign_numbers.py",), breaks="A number that a tenant writes costs no more than its text"),
-    Mutant("agents write lines of the log", "text.py", '    text = _CONTROL.sub(" ", text)\n', "",
+    Mutant("agents write lines of the log", "text.py", 'return _CONTROL.sub(" ", cut(text, limit))', "return cut(text, limit)",
            ("tests/controller/hub/test_limits.py",), breaks="A worker cannot forge log lines"),
     Mutant("what is no HTTP is logged", "rest/http_log.py",
            "return not isinstance(error, http_exceptions.HttpProcessingError | web.RequestPayloadError)", "return True", ("tests/controller/hub/test_fuzz.py",), breaks="Whoever connects cannot fill the operator's log"),
