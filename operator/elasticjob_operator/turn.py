@@ -1,4 +1,4 @@
-"""Lets others have the event loop in the middle of long work."""
+"""Lets others have the event loop in the middle of long work, and between pieces of it that are ready at once."""
 
 from __future__ import annotations
 
@@ -20,3 +20,14 @@ class Turn:
         if time.monotonic() - self._since >= self._seconds:
             await asyncio.sleep(0)
             self._since = time.monotonic()
+
+
+class Line:
+    """Each of those who `wait` goes on in an iteration of the event loop of its own."""
+
+    def __init__(self) -> None:
+        self._first = asyncio.Lock()
+
+    async def wait(self) -> None:
+        async with self._first:
+            await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024
@@ -114,7 +114,7 @@ class Preflight(Wire):
     """The check of the network before the agent's first world."""
 
     port: Port  # where it answers probes
-    links: Annotated[tuple[Link, ...], Field(max_length=64)] = ()
+    links: Annotated[tuple[Link, ...], Field(max_length=64), FailFast()] = ()
     over: bool = False  # it has passed, or its time is up
 
 
@@ -136,7 +136,7 @@ class AgentState(Wire):
     checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints
     preflight: Preflight | None = None  # of a job with health.preflight: Network
     # With `ready`: the shards of a model that its workers have in memory, if other members lack them.
-    shards: Annotated[tuple[Count, ...], Field(max_length=2048)] = ()
+    shards: Annotated[tuple[Count, ...], Field(max_length=2048), FailFast()] = ()
 
 
 class Hello(Wire):

@@ -18,7 +18,7 @@ from typing import Final
 
 from aiohttp import WSMessage, WSMsgType, web
 
-from elasticjob_operator import ratelimit
+from elasticjob_operator import ratelimit, turn
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import frames, limits
 
@@ -61,6 +61,7 @@ class Connection:
         "_bucket",
         "_bytes",
         "_heard",
+        "_line",
         "_sent",
         "_settings",
         "_sizes",
@@ -79,8 +80,12 @@ class Connection:
         now: float,
         bucket: ratelimit.Bucket,
         bytes_bucket: ratelimit.Bucket,
+        line: turn.Line,
     ) -> None:
-        """The buckets, of messages and of bytes, are the pod's: a reconnect does not refill them."""
+        """The buckets, of messages and of bytes, are the pod's: a reconnect does not refill them.
+
+        In the line, which is the hub's, long messages wait.
+        """
         self.ws = web.WebSocketResponse(
             timeout=settings.close_seconds,
             autoclose=False,
@@ -102,6 +107,7 @@ class Connection:
         self._settings = settings
         self._bucket = bucket
         self._bytes = bytes_bucket
+        self._line = line
 
     async def open(self, request: web.BaseRequest) -> None:
         await self.ws.prepare(request)
@@ -180,7 +186,11 @@ class Connection:
             frame = await self._read()
             if frame is None:
                 return None
-            self._heard = loop.time()
+            if (
+                now := loop.time()
+            ) == self._heard:  # the time of an iteration of uvloop: others shall have the next one
+                await asyncio.sleep(0)
+            self._heard = now
             cost = 1.0 + len(frame.data or ()) // settings.message_bytes_per_token
             if not self._bucket.take(settings.messages_per_second, settings.message_burst, self._heard, cost):
                 self._bucket.level = 0.0  # after an oversized message, small ones must not pass either
@@ -193,6 +203,8 @@ class Connection:
                 continue
             if frame.type is not WSMsgType.TEXT:
                 return _malformed(frames.Problem("malformed", "message: must be a text frame"))
+            if len(frame.data) > frames.LONG:
+                await self._line.wait()
             return self._decode(frame.data)
 
     def may_arrive(self, size: int) -> bool:

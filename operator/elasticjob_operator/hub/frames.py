@@ -25,7 +25,7 @@ class Problem:
     message: str
 
 
-_LARGE = 2**12  # bytes: the items of a longer message are counted before they are read
+LONG = 2**12  # bytes: the items of a longer message are counted before they are read
 _MOST_ITEMS = 2600  # of all lists and objects of a message: 2,048 shards, and everything else at its most
 _BY_AGENT = {"members", "sizes", "rank"}  # of a world
 
@@ -35,7 +35,7 @@ Message = wire.Hello | wire.State | wire.Progress | wire.Diagnosis
 def decode(data: str | bytes) -> Message | Problem:
     """Decode one frame of an agent. Never raises."""
     try:
-        if len(data) > _LARGE and has_too_many_items(pydantic_core.from_json(data)):
+        if len(data) > LONG and has_too_many_items(pydantic_core.from_json(data)):
             return Problem("malformed", f"message: its lists and objects may have at most {_MOST_ITEMS} items")
         message = wire.AGENT_MESSAGE.validate_json(data)
         return with_known_metrics(message) if isinstance(message, wire.Progress) else message

@@ -25,6 +25,7 @@ from aiohttp import web
 from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # its types leave it out
 
 WORDS_A_TURN: Final = 4
+LONG_WORD: Final = 16 * 1024  # bytes: so many at once wait for a turn too, since a frame can have as few as six
 
 
 class Visitor:
@@ -34,6 +35,7 @@ class Visitor:
     since = 0.0
     address = ""
     may_speak = False
+    word = b""  # what has arrived and waits for its turn
     meter: Callable[[int], bool] | None = None  # whether so many more bytes may arrive; set once the peer is known
 
     def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
@@ -41,11 +43,13 @@ class Visitor:
         self.handler = handler
 
     def hear(self, data: bytes) -> None:
-        """Pass the peer's bytes on, unless they are too many."""
-        if self.meter is None or self.meter(len(data)):
-            self.handler.data_received(data)
-        else:
+        """Pass the peer's bytes on, unless they are too many; many at once when it is this address's turn."""
+        if self.meter is not None and not self.meter(len(data)):
             self.abort()
+        elif self.word or len(data) > LONG_WORD:
+            self.wait(data)
+        else:
+            self.handler.data_received(data)
 
     def arrive(self, transport: asyncio.BaseTransport) -> None:
         self.raw = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
@@ -53,21 +57,27 @@ class Visitor:
         self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         self.listener.arrived(self)
 
-    def wait(self) -> None:
-        """The first bytes have arrived; process them when it is this address's turn."""
+    def wait(self, data: bytes) -> None:
+        """Process the bytes when it is this address's turn."""
         assert self.raw is not None
-        self.raw.pause_reading()
-        self.listener.queue(self)
+        if not self.word:
+            self.raw.pause_reading()
+            self.listener.queue(self)
+        self.word += data
 
     def proceed(self) -> None:
-        self.may_speak = True
-        self.forward()
+        word, self.word = self.word, b""
+        if self.may_speak:
+            self.handler.data_received(word)
+        else:
+            self.may_speak = True
+            self.begin(word)
         if self.raw is not None and not self.raw.is_closing():
             self.raw.resume_reading()
 
-    def forward(self) -> None:
-        """Pass the first bytes on."""
-        raise NotImplementedError
+    def begin(self, word: bytes) -> None:
+        """Process the first bytes."""
+        self.handler.data_received(word)
 
     def abort(self) -> None:
         if self.raw is not None:
@@ -82,10 +92,6 @@ class Visitor:
 class _Plain(Visitor, asyncio.Protocol):
     """Wraps aiohttp's protocol until the first complete request."""
 
-    def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
-        super().__init__(listener, handler)
-        self._word = b""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.arrive(transport)
         self.handler.connection_made(transport)
@@ -97,14 +103,8 @@ class _Plain(Visitor, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.may_speak:
             self.hear(data)
-            return
-        self._word += data
-        if len(self._word) == len(data):
-            self.wait()
-
-    def forward(self) -> None:
-        word, self._word = self._word, b""
-        self.handler.data_received(word)
+        else:
+            self.wait(data)
 
     def eof_received(self) -> None:
         self.handler.eof_received()
@@ -118,8 +118,6 @@ class _Plain(Visitor, asyncio.Protocol):
 
 class _Hushed(Visitor, asyncio.Protocol):
     """Keeps the first bytes of a TLS client until its turn, and only then creates what TLS needs."""
-
-    _word = b""
 
     def __init__(
         self, listener: HandshakeListener, handler: web.RequestHandler, context: ssl.SSLContext, patience: float
@@ -135,13 +133,10 @@ class _Hushed(Visitor, asyncio.Protocol):
         self.leave()
 
     def data_received(self, data: bytes) -> None:
-        self._word += data
-        if len(self._word) == len(data):
-            self.wait()
+        self.wait(data)
 
-    def forward(self) -> None:
+    def begin(self, word: bytes) -> None:
         assert self.raw is not None
-        word, self._word = self._word, b""
         tls = _TLS(
             asyncio.get_running_loop(),
             _Inside(self),

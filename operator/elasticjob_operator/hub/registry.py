@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from elasticjob_operator import text
+from elasticjob_operator import text, turn
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.hub import admission, auth, connection, frames, limits
@@ -33,6 +33,7 @@ class AgentRegistry:
         self._unsent: dict[AgentEntry, None] = {}
         self._send_now = asyncio.Event()
         self._measure_at = 0.0  # when the sweep looks at unsent bytes again
+        self._line = turn.Line()  # of long messages
         self._closing: dict[connection.Connection, None] = {}
         self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
         self.pending = admission.Room(settings.max_pending, settings.agent_greed)
@@ -116,7 +117,7 @@ class AgentRegistry:
             return auth.Refusal(503, "busy; try again")
         if not entry.placed:
             entry.placed = self.places.enter(identity.namespace)
-        entry.pending = connection.Connection(settings, heartbeat, now, entry.messages, entry.bytes)
+        entry.pending = connection.Connection(settings, heartbeat, now, entry.messages, entry.bytes, self._line)
         return entry.pending
 
     def settle(self, link: connection.Connection, identity: auth.Identity, *, stays: bool) -> bool:
