@@ -100,6 +100,11 @@ class Cluster:
 
     # Time.
 
+    @property
+    def second(self) -> float:
+        """The time as objects of the API server tell it."""
+        return float(int(self.now))
+
     def after(self, delay: float, run: Callable[[], None]) -> None:
         self._count += 1
         heapq.heappush(self._queue, (self.now + delay, self._count, run))
@@ -355,7 +360,7 @@ class Cluster:
             job="digits",
             job_uid="job-uid",
             index=index,
-            created=self.now,
+            created=self.second,
             template_hash=self.spec.template_hash,
             template_shape=self.spec.shape.hash,
             sizes=self.spec.shape.sizes,
@@ -375,7 +380,7 @@ class Cluster:
                     pod.update(unschedulable=self.now, unschedulable_message="0 nodes are available")
                 continue
             ip = f"10.0.0.{self.made}"
-            pod.update(node=free[0].name, scheduled=self.now, unschedulable=None, unschedulable_message="", ip=ip)
+            pod.update(node=free[0].name, scheduled=self.second, unschedulable=None, unschedulable_message="", ip=ip)
             self.after(0.3, partial(self._start, pod))
 
     def _free(self, node: SimNode) -> int:
@@ -392,14 +397,16 @@ class Cluster:
             pod.update(phase=PodPhase.FAILED, exit=Exit(128, "StartError", message), lingers=self.sidecars)
         elif pod.behaviour == "rejected":
             pod.update(phase=PodPhase.FAILED, reason="OutOfcpu", message="Pod was rejected: not enough cpu")
+        elif pod.behaviour == "init-fails":
+            pod.update(phase=PodPhase.FAILED, exit=Exit(1, "Error", "no data", init_container="download"))
         elif pod.behaviour.startswith("exit"):  # and its code
-            pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
+            pod.update(phase=PodPhase.RUNNING, started=True, began=self.second)
             code = int(pod.behaviour.removeprefix("exit"))
             self.after(1.0, lambda: self.kubelet_sees_exit(pod, code, ""))
         elif pod.behaviour == "plain":  # a launcher that knows nothing of us
-            pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
+            pod.update(phase=PodPhase.RUNNING, started=True, began=self.second)
         else:
-            pod.update(phase=PodPhase.RUNNING, started=True, began=self.now)
+            pod.update(phase=PodPhase.RUNNING, started=True, began=self.second)
             pod.agent = SimAgent(pod, self)
             pod.agent.later(self.pace.boot + (2.0 if pod.behaviour == "slow" else 0.0), "boot")
 

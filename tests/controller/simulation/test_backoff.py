@@ -155,6 +155,18 @@ def test_pods_that_a_node_refuses_are_few(size: int) -> None:
     assert cluster.status.restarts.user == 0
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("behaviour", ["init-fails", "bad-command", "exit1"])
+def test_pods_that_fail_at_once_are_few(behaviour: str, size: int) -> None:
+    """In the first minute: at once, and then 1, 2, 4 … s later, each time all pods. Creation times are whole seconds."""
+    rule = {"action": "Restart", "onExitCodes": {"operator": "NotIn", "values": [0]}}
+    spec = make_spec(1, size, replicas=size, elasticPolicy={"maxRestarts": 1000}, failurePolicy={"rules": [rule]})
+    cluster = Cluster(spec, nodes=size)
+    cluster.default_behaviour = behaviour
+    cluster.run(60)
+    assert len(cluster.created) <= 8 * size
+
+
 def test_pods_that_are_refused_beside_others_are_few() -> None:
     cluster = make_cluster()
     cluster.run_until(lambda: cluster.size == 4)
