@@ -136,6 +136,7 @@ def main() -> int:
     parser.add_argument("--health-kinds", nargs="+", choices=health.KINDS, default=health.KINDS, help="only these")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
     parser.add_argument("--manifests", type=int, default=2000, help="jobs as people write them")
+    parser.add_argument("--side-by-side", type=int, default=manifests.SIDE_BY_SIDE, help="of these jobs at a time")
     parser.add_argument("--minutes", type=float, default=60.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
     parser.add_argument("--soak-jobs", type=int, default=200)
@@ -163,7 +164,7 @@ def main() -> int:
         if "tenants" in suites:
             reports.append(tenants.run(tenants.Plan(args.seed, hostile_seconds=args.minutes * 60), directory))
         if "manifests" in suites:
-            reports.append(manifests.run(args.seed, args.manifests, directory))
+            reports.append(manifests.run(args.seed, args.manifests, directory, side_by_side=args.side_by_side))
         if set(ON_CLUSTER) & set(suites):
             reports += run_on_cluster(args, suites, directory)
     print("\n".join(r.line() for r in reports))

@@ -192,6 +192,7 @@ class LightPod:
         self.init = [self._state(c) for c in spec.get("initContainers") or ()]
         self.main = [self._state(c) for c in spec["containers"]]
         self.leaving = asyncio.Event()
+        self._beside: list[asyncio.Task[None]] = []  # sidecars
         self._reporting = asyncio.Lock()
         self.task = asyncio.get_running_loop().create_task(self._live())
         self.update(pod)
@@ -216,7 +217,7 @@ class LightPod:
                     if work.done():
                         work.result()
                 finally:
-                    await _cancel([work, leave])
+                    await _cancel([work, leave, *self._beside])
             await self.leaving.wait()
             await self._remove()
         except asyncio.CancelledError:
@@ -384,7 +385,7 @@ class LightPod:
     async def _initialize(self) -> bool:
         for at, container in enumerate(self.pod["spec"].get("initContainers") or ()):
             if self.init[at].sidecar:
-                self._beside = asyncio.create_task(self._run(container, self.init, at))
+                self._beside.append(asyncio.create_task(self._run(container, self.init, at)))
                 await asyncio.sleep(0)
                 continue
             await self._run(container, self.init, at)

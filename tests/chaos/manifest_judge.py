@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from chaos.manifest_maker import Made
+from elasticjob_operator.api import names
 
 Raw = Mapping[str, Any]
 TRAINS: Final = "trains"
@@ -34,6 +35,12 @@ def read_told(status: Raw) -> list[tuple[str, str]]:
         if (holds or waits) and reason not in _EMPTY:
             found.append((reason, message))
     return found
+
+
+def recall(events: Iterable[Raw]) -> Raw:
+    """What the status of a job said that is gone: the warnings about it stay."""
+    about = [one for one in events if one["type"] == "Warning" and one["involvedObject"]["kind"] == names.KIND]
+    return {"conditions": [{**one, "type": "Failed", "status": "True"} for one in about]}
 
 
 def find_state(made: Made, status: Raw) -> str:
@@ -89,6 +96,7 @@ def find_words(raw: object) -> Iterator[str]:
             yield raw
         elif raw:
             yield f'"{raw}"'
+            yield f".{raw} "  # a field, as the API server writes it that cannot read its value
             if len(raw) == 3:  # not every message quotes a name
                 yield f" {raw} "
     elif isinstance(raw, Sequence):

@@ -73,6 +73,12 @@ class Made:
         places = (spec, policy) if isinstance(policy, dict) else (spec,)
         return all(place.get("managedBy") in (None, names.MANAGED_BY) for place in places)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it asks to be deleted soon after its end."""
+        policy = self.body["spec"].get("runPolicy")
+        return isinstance(policy, dict) and "ttlSecondsAfterFinished" in policy
+
 
 def probe(**more: Any) -> Object:
     return {"exec": {"command": ["false"]}, "periodSeconds": 5, "failureThreshold": 2, **more}
@@ -460,7 +466,9 @@ class Maker:
             parts.append(part.name)
             told += part.told
         for _ in range(dice.choice((0, 0, 0, 1, 2))):
-            parts.append(self._draw_pod_field(body))
+            drawn, words = self._draw_pod_field(body)
+            parts.append(drawn)
+            told += words
             has_drawn = True
         if dice.random() < 0.15:
             parts += self._draw_job_fields(body)
@@ -508,17 +516,17 @@ class Maker:
 
     # From schemas.
 
-    def _draw_pod_field(self, body: Object) -> str:
-        """One field of the pod, with a value of its type."""
+    def _draw_pod_field(self, body: Object) -> tuple[str, tuple[str, ...]]:
+        """One field of the pod, with a value of its type, and words that may be told because of it."""
         dice = self._dice
         pod = body["spec"]["template"].get("spec")
         if not isinstance(pod, dict) or not pod.get("containers"):
-            return "drawn:nothing"
+            return "drawn:nothing", ()
         place, kind = dice.choice(((pod, "PodSpec"), (pod, "PodSpec"), (pod["containers"][0], "Container")))
         schema = self._definitions[f"io.k8s.api.core.v1.{kind}"]["properties"]
         name = dice.choice(sorted(set(schema) - {"containers", "name", "command"}))
         place[name] = self._value(schema[name], name, 0)
-        return f"drawn:{kind}.{name}"
+        return f"drawn:{kind}.{name}", DRAWN_TOLD.get(name, ())
 
     def _value(self, schema: Mapping[str, Any], name: str, depth: int) -> Any:
         dice = self._dice
@@ -560,6 +568,7 @@ class Maker:
             yield f"drawn:spec.{name}"
 
 
+DRAWN_TOLD: Final = {"nodeSelector": ("affinity/selector",)}  # it is not in the schema's words
 KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
 TEXTS: Final = (
     "Always", "Never", "ClusterFirst", "Default", "None", "Exists", "Equal", "In", "TCP", "Memory", "File", "linux",

@@ -59,11 +59,20 @@ def test_states(job: Made, status: dict[str, Any], state: str) -> None:
             made("x", is_sure=False, other="1Gi"), "no PriorityClass with name 1Gi was found", False, id="a short name"
         ),
         pytest.param(made("x", is_sure=False, other="1Gi"), "a limit of 11Gi", True, id="a part of another word"),
+        pytest.param(made(is_sure=False, os=0), "cannot unmarshal PodSpec.spec.os of type", False, id="a short field"),
     ],
 )
 def test_words(job: Made, message: str, is_wrong: bool) -> None:
     status = condition("Degraded", "True", "PodNotStarting", message)
     assert bool(manifest_judge.judge_words(job, status, ["light-0"])) is is_wrong
+
+
+def test_a_job_that_is_gone_has_said_it_in_an_event() -> None:
+    event = {"type": "Warning", "reason": "InvalidTemplate", "message": "x", "involvedObject": {"kind": "ElasticJob"}}
+    pod, good = {**event, "involvedObject": {"kind": "Pod"}}, {**event, "type": "Normal"}
+    assert manifest_judge.read_told(manifest_judge.recall([event, pod])) == [("InvalidTemplate", "x")]
+    assert manifest_judge.find_state(made(), manifest_judge.recall([pod, good])) == SILENT
+    assert made(runPolicy={"ttlSecondsAfterFinished": 0}).is_deleted and not made().is_deleted
 
 
 def test_the_last_step_of_a_pod() -> None:
