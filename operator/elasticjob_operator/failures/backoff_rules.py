@@ -28,6 +28,7 @@ FREE_TRIES = 3  # the first three failures are retried at once
 CHARGED_TRIES = 1
 REFUSED_TRIES = 1  # of pods that did not start at all, as when their node refuses them
 SHARED_TRIES = 2  # those that each pod has; from then on, one pod tries for all
+HASTY_SECONDS = 1.0  # creation times are whole seconds: a pod made later than that is of another round
 MAX_SECONDS = 300.0
 FORGET_SECONDS = 60.0
 HOPELESS_TRIES = 3  # attempts after which an error in the program's source is considered permanent
@@ -71,7 +72,8 @@ def note(
         repeats, start = repeats + 1, now
     ran = any(s.lived for s in setbacks)
     tries = CHARGED_TRIES if charged else FREE_TRIES if ran else REFUSED_TRIES
-    until = start + delay_of(max(repeats, charged) - tries)
+    pause = HASTY_SECONDS if any(s.lived < HASTY_SECONDS for s in early) else 0.0
+    until = start + max(pause, delay_of(max(repeats, charged) - tries))
     # After a wait, one pod tries for those that were held.
     held = len(early) + known.held if wait_until(known, now) else max(len(early), known.held)
     if not whole and is_whole(known, now):  # pods that end while the whole job waits do not change the back-off

@@ -28,6 +28,7 @@ from elasticjob_operator.sizing.retreat import FailedChange
 from elasticjob_operator.times import parse_time
 
 NEVER_JOINED_TRIES = 2  # a single case may be a pod that was released by an operator that has since died
+CUT_OFF = 0.999  # creation times are whole seconds; only what ends within one may be as old as what has just failed
 _UNSETTLED = (MemberHealth.RUNNING, MemberHealth.STARTING, MemberHealth.STOPPING, MemberHealth.SUSPECT)
 
 
@@ -154,7 +155,7 @@ def _charge(
         counted=failed,
         step=seen.step if seen.step is not None else (status.progress.step if status.progress else None),
         now=seen.now,
-        began=max((p.created for p in seen.pods if p.uid in failed), default=None),
+        began=max((_setback(p, status, seen.now).began for p in seen.pods if p.uid in failed), default=None),
     )
     faults = status.node_faults
     unfit = {f.node for f in found if f.reason in (classify.PREFLIGHT, classify.CORRUPT)}
@@ -247,7 +248,8 @@ def _members_sent_away(seen: Seen, status: api.Status, verdicts: Sequence[Member
 
 def _setback(pod: Pod | None, status: api.Status, now: float) -> Setback:
     if pod is not None:
-        return Setback(pod.created, 0.0 if pod.began is None else now - pod.began)
+        lived = 0.0 if pod.began is None else now - pod.began
+        return Setback(pod.created + (CUT_OFF if lived >= backoff_rules.HASTY_SECONDS else 0.0), lived)
     formed = parse_time(status.rendezvous.formed_time) or now
     return Setback(formed, now - formed)
 

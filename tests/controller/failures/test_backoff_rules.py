@@ -14,6 +14,7 @@ from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.times import format_time
 
 NEW = Setback(NOW - 3, 2.0)
+HASTY = Setback(NOW - 1, 0.5)
 OLD = Setback(NOW - 500, 490.0)
 
 
@@ -48,6 +49,8 @@ WHOLE = {"whole": True, "charged": 1}
     [
         pytest.param(None, [NEW], {}, (1, 1, 0), id="the-first"),
         pytest.param(None, [OLD], {}, None, id="it-ran-for-long"),
+        pytest.param(None, [HASTY], {}, (1, 1, 1), id="the-first-waits-if-it-hardly-ran"),
+        pytest.param(known(6), [HASTY], {}, (7, 1, 8), id="no-longer-than-others"),
         pytest.param(known(3), [NEW], {}, (4, 1, 1), id="the-fourth-waits"),
         pytest.param(known(3), [NEW, NEW], {}, (4, 2, 1), id="two-at-once-are-one-more"),
         pytest.param(known(4, ago=0.5, wait=1), [Setback(NOW - 2, 1)], {}, (4, 2, 0.5), id="of-the-same-round"),
@@ -57,6 +60,7 @@ WHOLE = {"whole": True, "charged": 1}
         pytest.param(known(3, ago=20, step=5), [Setback(NOW - 13, 12)], {"step": 5}, (4, 1, 1), id="without-a-step"),
         pytest.param(known(3, ago=20, step=5), [Setback(NOW - 13, 12)], {"step": 6}, (3, 1, 0), id="with-a-step"),
         pytest.param(None, [NEW], WHOLE, (1, 0, 0), id="charged"),
+        pytest.param(None, [Setback(NOW - 2, 0.0)], WHOLE, (1, 0, 1), id="charged-and-it-never-ran"),
         pytest.param(known(1), [NEW], WHOLE, (2, 0, 1), id="charged-again"),
         pytest.param(known(7), [OLD], {**WHOLE, "charged": 4}, (1, 0, 4), id="charged-often-after-long"),
         pytest.param(known(2, ago=1, wait=9, held=0), [Setback(NOW - 1, 0.5)], {}, (3, 0, 8), id="while-the-job-waits"),
