@@ -64,7 +64,8 @@ def find_patch(kind: str, pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if kind == "mutates":
         proxy = {"name": "mesh-proxy", "image": "here/mesh:1", "command": ["sleep", "1000000"]}
         yield {"op": "add", "path": "/spec/containers/0", "value": proxy}
-        yield {"op": "add", "path": "/spec/tolerations", "value": [{"key": "team", "operator": "Exists"}]}
+        tolerations = [*(spec.get("tolerations") or ()), {"key": "team", "operator": "Exists"}]
+        yield {"op": "add", "path": "/spec/tolerations", "value": tolerations}
         labels = {**(pod["metadata"].get("labels") or {}), "mesh": "on"}
         yield {"op": "add", "path": "/metadata/labels", "value": labels}
     if kind == "shm":

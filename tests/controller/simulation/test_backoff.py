@@ -159,7 +159,7 @@ def test_pods_that_a_node_refuses_are_few(size: int) -> None:
 @pytest.mark.parametrize("behaviour", ["init-fails", "bad-command", "exit1"])
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 0.75])
 def test_pods_that_fail_at_once_are_few(behaviour: str, size: int, fraction: float) -> None:
-    """In the first minute: at once, and then 1, 2, 4 … s later, each time all pods. Creation times are whole seconds."""
+    """In the first minute: at once, and then 1, 2, 4 … s later, each time all pods."""
     rule = {"action": "Restart", "onExitCodes": {"operator": "NotIn", "values": [0]}}
     spec = make_spec(1, size, replicas=size, elasticPolicy={"maxRestarts": 1000}, failurePolicy={"rules": [rule]})
     cluster = Cluster(spec, nodes=size)
