@@ -1,7 +1,8 @@
 """Nodes that run nothing: they say of pods what a kubelet would say, and their agents talk to the real hub.
 
 All nodes, containers and agents are tasks of one thread, so that thousands of pods cost a few seconds of CPU. What a
-container does is known by its command: one with `torchrun` is an agent, `sleep` goes on, `true` and `false` end.
+container does is known by its command: one with `torchrun` is an agent, `sleep` goes on, `true` and `false` end, and
+`fallocate` fills the node's disk.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ CLOSING_SECONDS: Final = 0.3  # aiohttp closes connections with TLS in the backg
 TROUBLE: Final = (ApiError, aiohttp.ClientError, TimeoutError, OSError)
 
 
-PROGRAMS: Final = frozenset({"accelerate", "bash", "false", "mpirun", "python", "sh", "sleep", "torchrun", "true"})
+PROGRAMS: Final = frozenset(
+    {"accelerate", "bash", "fallocate", "false", "mpirun", "python", "sh", "sleep", "torchrun", "true"}
+)
 
 
 def find_program(container: Raw, *, is_init: bool) -> str:
@@ -51,6 +54,8 @@ def find_program(container: Raw, *, is_init: bool) -> str:
     first, line = Path(words[0]).name if words else "", " ".join(words)
     if command and first not in PROGRAMS:
         return ""
+    if first == "fallocate":
+        return first
     if "torchrun" in line:
         return "torchrun"
     if first in ("sh", "bash"):
@@ -444,6 +449,11 @@ class LightPod:
         if program in ("true", "false"):
             await asyncio.sleep(0.1)
             return int(program == "false")
+        if program == "fallocate":
+            await asyncio.sleep(RETRY_SECONDS)
+            self.failure = "Evicted", "The node was low on resource: ephemeral-storage. Threshold quantity: 100Gi"
+            await self._report()
+            return 137
         if program == "torchrun":
             return await LightAgent(self, container).run()
         await asyncio.Event().wait()

@@ -155,6 +155,7 @@ PARTS: Final = (
     Part("image-never", "container", {"image": "train:local", "imagePullPolicy": "Never"}, ("train:local",)),
     Part("image-none", "container", {"image": ""}, ("image",)),
     Part("command-missing", "container", {"command": ["python3.99", "train.py"]}, ("python3.99",)),
+    Part("evicted", "container", {"command": ["fallocate", "-l", "2Ti", "/scratch/data"]}, ("ephemeral-storage",)),
     Part("command-fails", "container", {"command": ["false"]}, ("exit code 1",)),
     Part("command-ends", "container", {"command": ["true"]}, ("torchrun",)),
     Part("not-torchrun", "container", {"command": ["sleep", "1000000"]}, ("torchrun",)),

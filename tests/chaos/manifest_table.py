@@ -1,6 +1,7 @@
 """The table of docs/operations.md: what people write, what the job then says, and what to do.
 
-What it says is what the judge of the manifests looks for, so that the page cannot promise other words.
+What it says is what the judge of the manifests looks for, so that the page cannot promise other words. Whatever may
+keep a job from training has a row of its own here, or the row of another one.
 """
 
 from __future__ import annotations
@@ -69,8 +70,80 @@ ADVICE: Final = {
     "private-image": ("a pull secret that is not there", "create it in the job's namespace"),
     "spread-by-zone": ("`topologySpreadConstraints` by a label that nodes have not", "label the nodes"),
     "one-writer-disk": ("a `ReadWriteOnce` claim for pods on several nodes", "use `ReadWriteMany`, or a volume a pod"),
+    "resource-claim-missing": ("a ResourceClaim that is not there", "create it, or correct the name"),
+    "claim-undeclared": ("a container's claim that its pod does not list", "add it to the pod's `resourceClaims`"),
+    "claim-used": ("devices of a claim that are all in use, or that no node has", "free some, or claim fewer"),
+    "claim-of-no-class": ("a claim of a device class that is not there", "create the DeviceClass"),
+    "runtime-class-heavy": ("a RuntimeClass whose overhead fits on no node", "use another class, or larger nodes"),
+    "runtime-class-elsewhere": ("a RuntimeClass of nodes that are not there", "label such nodes, or use another class"),
+    "overhead-differs": ("`overhead` in the template", "leave it out: the RuntimeClass sets it"),
+    "sidecar-restarts-all": ("a sidecar that restarts all containers", "remove the action: the trainer restarts, too"),
+    "native-sidecar-fails": ("a sidecar that fails", "read its log"),
+    "evicted": ("more data than a `sizeLimit` or the node's disk allows", "raise the limit, or write to a volume"),
+    "file-key-missing": ("a variable from a file that no init container has written", "write it, or set `optional`"),
+    "scheduling-group": ("a `schedulingGroup` that is not there", "leave it out, or create the PodGroup"),
+    "ephemeral-volume": ("a volume template that nothing provisions", "check its storage class"),
+    "nfs": ("an NFS server that does not answer", "check its name, and the network of the node"),
+    "field-of-devices": ("a variable of a device's limit", "write the number"),
+    "node-affinity": ("an affinity that no node, or no other pod, fits", "label a node, or correct it"),
+    "suspended": ("`runPolicy.suspend: true`", "set it to false"),
+    "c10d": ("a rendezvous of torch's own that does not fit the job", "do what the message says"),
+    "same-path-twice": ("a field that the API server refuses", "correct the field that it names"),
+    "number-in-environment": ("a number or `true` without quotes, where a text belongs", "quote it"),
+    "command-as-text": ("`command` as one text", "write a list: `[torchrun, train.py]`"),
+    "hook-is-slow": ("a webhook that answers too late", "mend it; the job tries again"),
+    "baseline": ("a namespace with baseline Pod Security", "leave out what it names"),
     "windows": ("a template for Windows", "remove the field: workers run on Linux"),
 }
+
+# What is told and mended like another one.
+LIKE: Final = {
+    "secret-volume-missing": ("projected-missing", "trust-bundle", "pod-certificate"),
+    "secret-key-missing": ("env-key-missing",),
+    "env-from-missing": ("secret-missing",),
+    "service-account-missing": ("service-account-before", "account-missing"),
+    "priority-class-missing": ("priority",),
+    "runtime-class-missing": ("nvidia-runtime",),
+    "claim-used": ("claim-here", "claim-of-each-pod"),
+    "overhead-differs": ("overhead-alone",),
+    "sidecar-restarts-all": ("init-restarts-all",),
+    "restart-rules": ("restart-all",),
+    "native-sidecar-fails": ("sidecar-fails", "sidecar-always", "sidecar-restart-rules"),
+    "nfs": ("git-repo",),
+    "node-selector": ("gpu-nodes", "tpu"),
+    "node-affinity": ("gpu-affinity", "pod-affinity"),
+    "spread-by-zone": ("spread",),
+    "too-many-gpus": ("unknown-resource", "too-much-disk", "pod-resources-too-large", "host-port", "disk", "amd",
+                      "gaudi", "rdma"),
+    "image-missing": ("image-name", "image-never", "image-none"),
+    "sidecar-image": ("init-image",),
+    "not-torchrun": ("command-ends", "no-command", "plain-python", "accelerate", "mpirun"),
+    "own-rendezvous": ("own-hub",),
+    "liveness": ("startup",),
+    "init-fails": ("download-fails",),
+    "run-as-non-root": ("non-root-without-user",),
+    "quota-of-pods": ("quota-of-one-pod", "quota-of-jobs", "quota-of-gpus", "quota-of-services"),
+    "limits-too-low": ("limits-of-pods",),
+    "number-in-environment": ("number-in-args", "flag-as-label"),
+    "same-path-twice": (
+        "requests-above-limits", "sysctl", "dns", "token-path", "same-volume-twice", "volume-of-two-kinds",
+        "size-limit", "same-container-twice", "ephemeral", "hostname-override", "hostname-as-fqdn", "resize-restarts",
+        "stop-signal", "toleration-less", "pre-stop-sleep", "preemption-never", "pull-policy", "field-wrong",
+        "raw-block", "proc-mount", "grpc-probe", "mount-propagation", "seccomp", "priority-number", "port-name",
+        "toleration-wrong", "variable-without-value", "bad-label",
+    ),
+}  # fmt: skip
+
+
+def list_untold() -> list[str]:
+    """What may keep a job from training, and has no row."""
+    known = {*ADVICE, *(one for others in LIKE.values() for one in others)}
+    return [one.name for one in (*TEXTS, *PARTS, *NEIGHBOURS) if one.told and one.name not in known]
+
+
+def render() -> str:
+    head = ("| what is written | what the condition says | what to do |", "|---|---|---|")
+    return "\n".join([*head, *list_rows()])
 
 
 def list_rows() -> Iterator[str]:
