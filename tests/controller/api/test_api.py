@@ -243,10 +243,13 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             for i, (metadata, message) in enumerate(
                 (
                     (["x"], "metadata must be an object with labels and annotations, or be left out"),
-                    *(
-                        (bad, "metadata.labels must map names to strings: quote numbers, true and false")
-                        for bad in ({"labels": ["x"]}, {"labels": {"a": 1}})
+                    ({"labels": ["x"]}, "metadata.labels must map names to texts"),
+                    ({"labels": {"a": 1}}, "metadata.labels[a] must be a text: quote numbers, true and false"),
+                    (
+                        {"annotations": {"a": "b", "sidecar.istio.io/inject": False}},
+                        "metadata.annotations[sidecar.istio.io/inject] must be a text: quote numbers, true and false",
                     ),
+                    ({"labels": {"a": None}}, "metadata.labels[a] must be a text: quote numbers, true and false"),
                 )
             )
         ),
