@@ -10,7 +10,7 @@ import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Final, NamedTuple
 
 from elasticjob_operator import numerals, quantity
@@ -104,11 +104,11 @@ def _check_restarts_of_all(container: Mapping[str, Any], path: str) -> None:
             )
 
 
-def _check_texts(values: Mapping[Any, Any], field: str) -> None:
+def _check_texts(values: Mapping[Any, Any], field: str, allowed: type | UnionType = str | None) -> None:
     """YAML reads `3` and `true` as something else, and the API server does not say where that is."""
-    wrong = next((name for name, value in values.items() if not isinstance(value, str | None)), None)
-    if wrong is not None:
-        raise ValueError(f"{field.format(str(wrong)[:253])} must be a text: {_QUOTE}")
+    wrong = [name for name, value in values.items() if not isinstance(value, allowed)]
+    if wrong:
+        raise ValueError(f"{field.format(str(wrong[0])[:253])} must be a text: {_QUOTE}")
 
 
 def _check_system(spec: Mapping[str, Any]) -> None:
@@ -176,8 +176,9 @@ def _check_metadata(template: dict[str, Any], containers: list[str]) -> None:
         raise ValueError("metadata must be an object with labels and annotations, or be left out")  # noqa: TRY004
     for field in ("labels", "annotations"):
         texts = metadata.get(field) or {}
-        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError(f"metadata.{field} must map names to strings: {_QUOTE}")
+        if not isinstance(texts, dict):
+            raise ValueError(f"metadata.{field} must map names to texts")  # noqa: TRY004
+        _check_texts(texts, f"metadata.{field}[{{}}]", str)
     trainer = (metadata.get("annotations") or {}).get(names.ANNOTATION_TRAINER)
     if trainer and trainer not in containers:
         raise ValueError(
