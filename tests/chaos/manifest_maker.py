@@ -92,6 +92,12 @@ def side(name: str, *command: str, **more: Any) -> Object:
     return {"name": name, "image": f"{HERE}side:1", "command": list(command), **more}
 
 
+def queue(name: str, **labels: str) -> Object:
+    """Of Kueue. Each pod asks for two CPUs there."""
+    return {"job": {"labels": {QUEUE: name, **labels}}, "container": {"resources": {"requests": {"cpu": "2"}}}}
+
+
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
 FAILED: Final = {"operator": "NotIn", "values": [0]}  # exit codes
 PARTS: Final = (
     # Objects that are not there.
@@ -348,6 +354,12 @@ PARTS: Final = (
          {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
                                          "whenUnsatisfiable": "ScheduleAnyway", "matchLabelKeys": ["app"],
                                          "labelSelector": {"matchLabels": {"a": "b"}}}]}),
+    # Queues of Kueue.
+    Part("queue-admits", "job+container", queue("here-queue")),
+    Part("queue-missing", "job+container", queue("missing-queue"), ("missing-queue",)),
+    Part("queue-too-small", "job+container", queue("small-queue"), ("quota",)),
+    Part("queue-class-missing", "job+container",
+         queue("here-queue", **{"kueue.x-k8s.io/priority-class": "missing-class"}), ("missing-class",)),
     # Metadata and the job itself.
     Part("labels", "template", {"metadata": {"labels": {"app": "bert", "team": "nlp"}}}),
     Part("bad-label", "template", {"metadata": {"labels": {"app": "bert large"}}}, ("labels",)),
@@ -398,6 +410,18 @@ NEIGHBOURS: Final = (
     Neighbour("hook-mounts-shm", labels={HOOK: "shm"}),
     Neighbour("hook-spoils", labels={HOOK: "spoils"}, told=("webhook",)),
 )  # fmt: skip
+
+
+def kueue_object(kind: str, name: str, **spec: Any) -> Object:
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def cluster_queue(name: str, cpus: int) -> Object:
+    flavor = {"name": "default", "resources": [{"name": "cpu", "nominalQuota": f"{cpus}"}]}
+    groups = [{"coveredResources": ["cpu"], "flavors": [flavor]}]
+    return kueue_object("ClusterQueue", name, namespaceSelector={}, resourceGroups=groups)
+
+
 # What is in each namespace, to be referred to.
 HERE_OBJECTS: Final = (
     ("/api/v1/namespaces/{}/configmaps", {"metadata": {"name": "here-map"}, "data": {"a": "b"}}),
@@ -406,6 +430,11 @@ HERE_OBJECTS: Final = (
      {"metadata": {"name": "here-claim"}, "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "missing",
                                                     "resources": {"requests": {"storage": "1Gi"}}}}),
 )  # fmt: skip
+KUEUE: Final = "/apis/kueue.x-k8s.io/v1beta2"
+HERE_QUEUES: Final = tuple(
+    (f"{KUEUE}/namespaces/{{}}/localqueues", kueue_object("LocalQueue", f"{size}-queue", clusterQueue=f"{size}-quota"))
+    for size in ("here", "small")
+)
 CLAIM: Final = "io.k8s.api.resource.v1.ResourceClaim"  # the schema, where devices can be claimed
 
 
@@ -433,6 +462,11 @@ CLUSTER_OBJECTS: Final = (
      {"metadata": {"name": "elsewhere-runtime"}, "handler": "elsewhere",
       "scheduling": {"nodeSelector": {"sandbox": "gvisor"}}}),
 )  # fmt: skip
+CLUSTER_QUEUES: Final = (
+    (f"{KUEUE}/resourceflavors", kueue_object("ResourceFlavor", "default")),
+    (f"{KUEUE}/clusterqueues", cluster_queue("here-quota", 10_000)),
+    (f"{KUEUE}/clusterqueues", cluster_queue("small-quota", 1)),
+)
 CLUSTER_DEVICES: Final = (
     ("/apis/resource.k8s.io/v1/deviceclasses", {"metadata": {"name": "here-class"}, "spec": {}}),
     ("/apis/resource.k8s.io/v1/resourceslices",
@@ -481,6 +515,8 @@ class Maker:
             objects = (*HERE_OBJECTS, *objects)
         if any(part.startswith("claim-") for part in parts) and CLAIM in self._definitions:
             objects = (*HERE_CLAIMS, *objects)
+        if any(part.startswith("queue-") for part in parts):
+            objects = (*HERE_QUEUES, *objects)
         if neighbour.name != "none":
             parts.append(neighbour.name)
         namespace = f"m{self._seed % 10_000}-{number}"
@@ -594,6 +630,9 @@ def apply_part(body: Object, part: Part) -> None:
         pod["containers"].insert(0, value)
     elif part.where == "init":
         pod.setdefault("initContainers", []).append(value)
+    elif part.where == "job+container":
+        merge(_trainer(pod), value["container"])
+        merge(body["metadata"], value["job"])
     elif part.where == "pod+container":
         merge(_trainer(pod), value["container"])
         merge(pod, value["pod"])

@@ -93,6 +93,10 @@ ADVICE: Final = {
     "command-as-text": ("`command` as one text", "write a list: `[torchrun, train.py]`"),
     "hook-is-slow": ("a webhook that answers too late", "mend it; the job tries again"),
     "baseline": ("a namespace with baseline Pod Security", "leave out what it names"),
+    "queue-missing": ("a queue of Kueue that is not there", "create the LocalQueue, or correct the label"),
+    "queue-too-small": ("more than the queue may ever admit", "lower `minReplicas`, or use another queue"),
+    "queue-class-missing": ("a priority class of Kueue that is not there", "create it, or correct the label"),
+    "line-in-a-list": ("a whole line as the first word of `command`", "write a list of words, or `[sh, -c, …]`"),
     "windows": ("a template for Windows", "remove the field: workers run on Linux"),
 }
 
@@ -114,7 +118,11 @@ LIKE: Final = {
     "node-affinity": ("gpu-affinity", "pod-affinity"),
     "spread-by-zone": ("spread",),
     "too-many-gpus": ("unknown-resource", "too-much-disk", "pod-resources-too-large", "host-port", "disk", "amd",
-                      "gaudi", "rdma"),
+                      "gaudi", "rdma", "intel"),
+    "quantity": ("amount-in-words", "small-letters"),
+    "scheduler-missing": ("volcano", "yunikorn"),
+    "claim-template-missing": ("claim-of-a-template",),
+    "ephemeral-volume": ("scratch-claim",),
     "image-missing": ("image-name", "image-never", "image-none"),
     "sidecar-image": ("init-image",),
     "not-torchrun": ("command-ends", "no-command", "plain-python", "accelerate", "mpirun"),
@@ -124,13 +132,14 @@ LIKE: Final = {
     "run-as-non-root": ("non-root-without-user",),
     "quota-of-pods": ("quota-of-one-pod", "quota-of-jobs", "quota-of-gpus", "quota-of-services"),
     "limits-too-low": ("limits-of-pods",),
-    "number-in-environment": ("number-in-args", "flag-as-label"),
+    "number-in-environment": ("number-in-args", "flag-as-label", "flag-as-annotation", "version-as-image"),
     "same-path-twice": (
         "requests-above-limits", "sysctl", "dns", "token-path", "same-volume-twice", "volume-of-two-kinds",
         "size-limit", "same-container-twice", "ephemeral", "hostname-override", "hostname-as-fqdn", "resize-restarts",
         "stop-signal", "toleration-less", "pre-stop-sleep", "preemption-never", "pull-policy", "field-wrong",
         "raw-block", "proc-mount", "grpc-probe", "mount-propagation", "seccomp", "priority-number", "port-name",
-        "toleration-wrong", "variable-without-value", "bad-label",
+        "toleration-wrong", "variable-without-value", "bad-label", "quoted-replicas",
+        "no-name", "name-in-capitals",
     ),
 }  # fmt: skip
 

@@ -171,6 +171,86 @@ TEXTS: Final = (
     Text("command-as-text", "command: torchrun train.py", told=("command",)),
     Text("flag-as-label", pod="nodeSelector: {gpu: true}", told=("nodeSelector[gpu]",)),
     Text("windows", pod="nodeSelector: {kubernetes.io/os: windows}", told=("kubernetes.io/os",)),
+    # Habits from other operators, and from charts.
+    Text("run-policy-of-another", spec="""
+        runPolicy: {cleanPodPolicy: None, backoffLimit: 3, ttlSecondsAfterFinished: 3600,
+                    schedulingPolicy: {minAvailable: 2, queue: research}}
+        elasticPolicy: {minReplicas: 2, maxReplicas: 4, rdzvBackend: c10d, nProcPerNode: 4}"""),
+    Text("replica-specs", spec="pytorchReplicaSpecs: {Master: {replicas: 1}, Worker: {replicas: 3}}"),
+    Text("quoted-replicas", spec='replicas: "2"', told=("spec.replicas",)),
+    Text("quoted-processes", spec='nprocPerNode: "2"'),
+    Text("empty-values", "{resources: {}, env: [], securityContext: {}, ports: null, lifecycle: null}", """
+        {nodeSelector: {}, tolerations: [], affinity: {}, imagePullSecrets: [], volumes: null, securityContext: {},
+         priorityClassName: "", schedulerName: "", runtimeClassName: null, serviceAccountName: ""}""",
+         spec="runPolicy: {}\nscaling: null\nhealth: {}"),
+    Text("written-defaults", """
+        {terminationMessagePath: /dev/termination-log, terminationMessagePolicy: File, imagePullPolicy: IfNotPresent}
+        """, """
+        {restartPolicy: Never, dnsPolicy: ClusterFirst, schedulerName: default-scheduler, securityContext: {},
+         terminationGracePeriodSeconds: 30, enableServiceLinks: true}"""),
+    Text("policies", """
+        resources: {requests: {cpu: "1", memory: 1Gi}, limits: {cpu: "1", memory: 1Gi}}
+        securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]},
+                          runAsNonRoot: true, runAsUser: 1000}
+        volumeMounts: [{name: tmp, mountPath: /tmp}]""",
+         "{automountServiceAccountToken: false, hostUsers: false, volumes: [{name: tmp, emptyDir: {sizeLimit: 1Gi}}]}",
+         spec="template: {metadata: {labels: {app.kubernetes.io/name: train, cost-center: '42'}}}"),
+    Text("probes", """
+        startupProbe: {tcpSocket: {port: 29500}, failureThreshold: 60}
+        readinessProbe: {httpGet: {path: /healthz, port: 8080}}
+        livenessProbe: {exec: {command: [pgrep, python]}, initialDelaySeconds: 60}"""),
+    Text("life", """
+        lifecycle:
+          postStart: {exec: {command: [sh, -c, "mkdir -p /tmp/cache"]}}
+          preStop: {sleep: {seconds: 5}}"""),
+    Text("intel", "resources: {limits: {gpu.intel.com/i915: 1}}", told=("gpu.intel.com/i915",)),
+    Text("claim-of-a-template", "resources: {claims: [{name: gpu}]}",
+         "resourceClaims: [{name: gpu, resourceClaimTemplateName: single-gpu}]", told=("single-gpu", "claim")),
+    Text("spread-if-possible", pod="""
+        topologySpreadConstraints:
+          - {maxSkew: 1, topologyKey: topology.kubernetes.io/zone, whenUnsatisfiable: ScheduleAnyway,
+             labelSelector: {matchLabels: {app: train}}}"""),
+    Text("scratch-claim", "volumeMounts: [{name: scratch, mountPath: /scratch}]", """
+        volumes:
+          - name: scratch
+            ephemeral:
+              volumeClaimTemplate:
+                spec: {accessModes: [ReadWriteOnce], storageClassName: fast-ssd, resources: {requests: {storage: 1Ti}}}
+        """, told=("PersistentVolumeClaim", "volumes")),
+    Text("projected", "volumeMounts: [{name: all, mountPath: /all, readOnly: true}]", """
+        volumes:
+          - name: all
+            projected:
+              sources:
+                - {serviceAccountToken: {path: token, audience: vault, expirationSeconds: 7200}}
+                - {configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}}
+                - {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}"""),
+    Text("seccomp", pod="securityContext: {seccompProfile: {type: Localhost, localhostProfile: profiles/train.json}}"),
+    Text("important", pod="priorityClassName: system-cluster-critical"),
+    Text("volcano", pod="schedulerName: volcano", told=("volcano", "PodGroup")),
+    Text("yunikorn", pod="schedulerName: yunikorn", told=("yunikorn",),
+         spec="template: {metadata: {labels: {applicationId: train-1, queue: root.research}}}"),
+    Text("spot", pod="""
+        tolerations:
+          - {key: cloud.google.com/gke-spot, operator: Equal, value: "true", effect: NoSchedule}
+          - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 10}"""),
+    Text("line-in-a-list", 'command: ["torchrun train.py --epochs 3"]', told=("torchrun train.py",)),
+    Text("references", """
+        command: [torchrun, "--nproc-per-node=$(PROCESSES)", train.py, "--data=$(NO_SUCH)/$(ROOT)"]
+        env: [{name: PROCESSES, value: "1"}, {name: ROOT, value: /data}, {name: BOTH, value: "$(ROOT)/$(PROCESSES)"},
+              {name: ROOT, value: /other}]"""),
+    Text("optional-values", """
+        env:
+          - {name: TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token, optional: true}}}
+          - {name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}
+        envFrom: [{configMapRef: {name: overrides, optional: true}}]"""),
+    Text("amount-in-words", "resources: {limits: {nvidia.com/gpu: one}}", told=("quantit", "nvidia.com/gpu")),
+    Text("small-letters", "resources: {limits: {memory: 16gi}}", told=("quantit", "memory")),
+    Text("flag-as-annotation", spec="template: {metadata: {annotations: {sidecar.istio.io/inject: false}}}",
+         told=("annotations[sidecar.istio.io/inject]",)),
+    Text("version-as-image", "image: 2.8", told=("image",)),
+    Text("no-name", "name: null", told=("name",)),
+    Text("name-in-capitals", "name: PyTorch_Trainer", told=("PyTorch_Trainer",)),
     Text("wrong-place", spec="restartPolicy: OnFailure\nnproc_per_node: 8"),
     Text("converted"),
 )  # fmt: skip

@@ -26,11 +26,15 @@ from chaos.manifest_maker import Made
 from chaos.trials import Report
 from elasticjob_devcluster import Cluster, KubeError, Tuning
 from elasticjob_operator.api import names
+from integrations import kueue_kinds
+from integrations.kueue_standin import StandIn
 from operator_fixture import GROUP, OperatorProcess, install_crd, wait_for
 from replicas_fixture import AGENT, READS
 
 SIDE_BY_SIDE: Final = 600  # jobs: with them two cores are busy, and a plain one trains within six seconds
 POLL_SECONDS: Final = 1.0
+QUEUE_SECONDS: Final = 0.5
+TELL_SECONDS: Final = 60.0
 MOST_SLACK_SECONDS: Final = 120.0  # that a busy machine may add
 POLICY: Final[dict[str, Any]] = {
     "apiVersion": "audit.k8s.io/v1",
@@ -56,6 +60,7 @@ class Watched:
     began: float
     last: str = SILENT
     answered: float | None = None  # when it first trained or told why not
+    said: str = ""  # last
     trained: bool = False
     status: Mapping[str, Any] = field(default_factory=dict)
 
@@ -117,12 +122,14 @@ def _playing(cluster: Cluster, directory: Path) -> Iterator[tuple[OperatorProces
     install_crd(cluster)
     kube = cluster.kube
     claims = manifest_maker.CLUSTER_DEVICES if kube.get("/apis/resource.k8s.io/v1") else ()
-    for path, body in (*manifest_maker.CLUSTER_OBJECTS, *claims):
+    kueue_kinds.install(cluster, kueue_kinds.build())
+    for path, body in (*manifest_maker.CLUSTER_OBJECTS, *claims, *manifest_maker.CLUSTER_QUEUES):
         kube.request("POST", path, body)
-    operator = OperatorProcess(cluster, directory, "--stable-seconds", "1")
+    operator = OperatorProcess(cluster, directory, "--stable-seconds", "1", "--integrations", "kueue")
     nodes = LightNodes(cluster, manifest_maker.NODES)
     (directory / "pki").mkdir()
-    with webhooks.serving(cluster, directory / "pki"), nodes.running():
+    queues = StandIn(cluster, QUEUE_SECONDS)
+    with webhooks.serving(cluster, directory / "pki"), nodes.running(), queues.running():
         cluster.wait_nodes_ready([node.name for node in manifest_maker.NODES])
         operator.start()
         try:
@@ -145,7 +152,7 @@ class _Run:
         self.slowest = 0.0  # seconds that a plain job has taken to train: what this machine adds to all of them
 
     def play(self, count: int) -> Outcome:
-        number = 0
+        number, told = 0, time.monotonic()
         applying: list[Future[Watched | None]] = []
         while number < count or self.watched or applying:
             while number < count and len(self.watched) + len(applying) < self.side_by_side:
@@ -158,6 +165,9 @@ class _Run:
                     self.watched[watched.made.namespace] = watched
             self._look()
             self._finish()
+            if time.monotonic() - told > TELL_SECONDS:
+                told = time.monotonic()
+                print(f"applied {number} of {count}; {len(self.watched)} are watched", flush=True)
             time.sleep(POLL_SECONDS)
         self._pool.shutdown()
         return self.outcome
@@ -203,6 +213,7 @@ class _Run:
             watched.status = job.get("status") or {}
             watched.last = manifest_judge.find_state(watched.made, watched.status)
             watched.trained |= watched.last == TRAINS
+            watched.said = str(manifest_judge.read_told(watched.status) or watched.said)
             if watched.last != SILENT and watched.answered is None:
                 watched.answered = now
             if (not watched.made.parts or watched.made.has_to_train) and not watched.trained:
@@ -247,6 +258,8 @@ class _Run:
             wrong = "it has to train"
         elif end == TOLD:
             wrong = manifest_judge.judge_words(made, watched.status, self.known)
+        if end == SILENT and not wrong:
+            wrong = f"it says no more why: {watched.said}"
         self.outcome.ends[end] += 1
         self.outcome.reasons.update({reason for reason, _ in told} if end == TOLD else ())
         if wrong:

@@ -7,10 +7,13 @@ does. What Kueue does beyond that is tried with Kueue itself.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from elasticjob_devcluster import Cluster, KubeError
@@ -23,8 +26,9 @@ REQUEUE_SECONDS = 1.0  # before a Workload whose pods were not ready in time is 
 
 
 class StandIn:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, look_seconds: float = LOOK_SECONDS) -> None:
         self.kube = cluster.kube
+        self.look_seconds = look_seconds
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.errors: list[str] = []
@@ -39,11 +43,19 @@ class StandIn:
         self.stopped.set()
         self.thread.join(10)
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[StandIn]:
+        self.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+
     def wait_for_pods(self, seconds: float | None, requeues: int | None = None) -> None:
         self.ready_seconds, self.requeues = seconds, requeues
 
     def _run(self) -> None:
-        while not self.stopped.wait(LOOK_SECONDS):
+        while not self.stopped.wait(self.look_seconds):
             try:
                 self._look()
             except KubeError as error:
@@ -198,8 +210,9 @@ def request(workload: Raw) -> int:
 
 
 def milli(quantity: str | int) -> int:
-    text = str(quantity)
-    return int(text[:-1]) if text.endswith("m") else int(text) * 1000
+    """0 where it is none: the API server refuses the pods, too."""
+    found = re.fullmatch(r"(\d+)(m?)", str(quantity))
+    return int(found[1]) * (1 if found[2] else 1000) if found else 0
 
 
 def priority(workload: Raw) -> int:
