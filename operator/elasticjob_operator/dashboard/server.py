@@ -25,6 +25,9 @@ from elasticjob_operator.text import printable
 _FIRST_LIST: Final = 15.0  # the first page waits as long for the jobs
 _RETRY: Final = 2.0
 _FORM_BYTES: Final = 16 * 1024
+MOST_CONNECTIONS: Final = 256
+SILENT_SECONDS: Final = 75.0
+FORM_SECONDS: Final = 10.0
 _ASSETS: Final = {"dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
