@@ -29,7 +29,6 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "convert/torchx.py": {
         "ast.literal_eval(_ENUM.sub('\\\\1', rest[:end.start() if end else None]).strip())": "of its user",
     },
-    "dashboard/server.py": {"int(runner.addresses[0][1])": PORT},
     "history/faulty_nodes.py": {"float(0.5 ** (max(0.0, age) / HALF_LIFE_SECONDS))": COMPUTED},
     "history/moments.py": {"float(p.bytes_per_second or 0)": CHECKED},
     "html_report/bars.py": {"int((width - 8) / _LETTER)": COMPUTED},

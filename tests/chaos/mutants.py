@@ -214,6 +214,8 @@ MUTANTS = (
            breaks="A page or a server of somebody else cannot use the dashboard of a user"),
     Mutant("anybody's form is read", "dashboard/server.py", "if refusal is None and request.method", "if request.method", GUARD,
            breaks="A page or a server of somebody else cannot use the dashboard of a user"),
+    Mutant("silent sockets stay", "dashboard/server.py", "for link in idle[", "for link in [][", ("tests/dashboard/test_connections.py",),
+           breaks="Sockets that say nothing keep nobody from a dashboard"),
     Mutant("forms without a key", "dashboard/guard.py", "None if _equal(key, keys.form) else", "None if True else", GUARD,
            breaks="A page or a server of somebody else cannot use the dashboard of a user"),
     Mutant("numbers of any length", "numerals.py", "len(value) <= LONGEST and _DIGITS", "_DIGITS",

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from dashboard.conftest import visiting
+from elasticjob_operator.client import Client
 from elasticjob_operator.dashboard import guard, server
 from elasticjob_operator.dashboard.server import Dashboard
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 
 Shown = tuple[Dashboard, str]
 WORDS = (b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: a.localhost\r\nCookie: ")  # never a whole request
-PATIENCE = 60.0  # for what happens at once on a machine that is not busy
+PATIENCE = 30.0  # for what happens at once on a machine that is not busy
 
 
 @contextlib.asynccontextmanager
@@ -56,10 +57,12 @@ async def test_silent_connections_make_room_for_those_that_ask(shown: Shown) -> 
                 assert not stream.content.at_eof()
 
 
-async def test_a_connection_without_a_request_ends(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_request_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.5)
-    async with Dashboard(shown[0]._client).serve("127.0.0.1", 0) as address:
-        async with connected(urlsplit(address).port or 0, list(WORDS)) as readers, asyncio.timeout(PATIENCE):
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(Dashboard(client).serve("127.0.0.1", 0))
+        readers = await stack.enter_async_context(connected(urlsplit(address).port or 0, list(WORDS)))
+        async with asyncio.timeout(PATIENCE):
             assert all(await asyncio.gather(*map(ends, readers)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
@@ -25,8 +26,8 @@ from elasticjob_operator.text import printable
 _FIRST_LIST: Final = 15.0  # the first page waits as long for the jobs
 _RETRY: Final = 2.0
 _FORM_BYTES: Final = 16 * 1024
-MOST_CONNECTIONS: Final = 256
-SILENT_SECONDS: Final = 75.0
+MOST_CONNECTIONS: Final = 256  # more than the streams and what browsers keep; each takes an open file
+SILENT_SECONDS: Final = 75.0  # longer than proxies keep a connection without a request
 FORM_SECONDS: Final = 10.0
 _ASSETS: Final = {"dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -41,6 +42,7 @@ class Dashboard:
         self._all_namespaces = all_namespaces
         self._access = access or guard.Access()
         self._port = 0
+        self._busy: set[web.RequestHandler] = set()  # connections whose request is being answered
         folder = resources.files(__package__) / "assets"
         self._assets = {name: ((folder / name).read_bytes(), kind) for name, kind in _ASSETS.items()}
         style = STYLE + (folder / "dashboard.css").read_text()
@@ -64,16 +66,26 @@ class Dashboard:
             ]
         )
         logger = http_log.quiet_logger(f"{__name__}.http")
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True, logger=logger)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=0.1,
+            keepalive_timeout=SILENT_SECONDS,
+            handler_cancellation=True,
+            logger=logger,
+        )
         await runner.setup()
+        assert runner.server is not None
+        accept = functools.partial(self._accept, runner.server)
         follower = asyncio.create_task(self._follow())
         try:
-            await web.TCPSite(runner, host, port).start()
-            self._port = int(runner.addresses[0][1])
-            if self._access.behind_proxy:
-                yield f"http://{host}:{self._port}/"
-            else:
-                yield f"http://{min(self._access.hosts)}:{self._port}/?token={self.keys.token}"
+            listener = await asyncio.get_running_loop().create_server(accept, host, port)
+            with contextlib.closing(listener):
+                self._port = listener.sockets[0].getsockname()[1]
+                if self._access.behind_proxy:
+                    yield f"http://{host}:{self._port}/"
+                else:
+                    yield f"http://{min(self._access.hosts)}:{self._port}/?token={self.keys.token}"
         finally:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)
@@ -97,6 +109,14 @@ class Dashboard:
                 await changes.aclose()
             await asyncio.sleep(_RETRY)
 
+    def _accept(self, server: web.Server) -> web.RequestHandler:
+        """A connection more; where that is too many, the oldest ones without a request make room."""
+        there = {one: link for one in server.connections if (link := one.transport) and not link.is_closing()}
+        idle = [link for one, link in there.items() if one not in self._busy]
+        for link in idle[: max(0, len(there) + 1 - MOST_CONNECTIONS)]:
+            link.abort()
+        return server()
+
     # --- who may ask -------------------------------------------------------------------------------------------
 
     @web.middleware
@@ -105,6 +125,7 @@ class Dashboard:
     ) -> web.StreamResponse:
         if request.path == "/healthz":
             return await handler(request)
+        self._busy.add(request.protocol)
         try:
             refusal = guard.judge(self._read_asked(request), self.keys, self._access)
             if refusal is None and request.method == "POST":
@@ -114,6 +135,8 @@ class Dashboard:
             response = await handler(request)
         except web.HTTPException as error:
             return self._answer(request, error.status, error.reason or "Not possible", error.text or "")
+        finally:
+            self._busy.discard(request.protocol)
         if not response.prepared:
             response.headers.update(guard.HEADERS)
         return response
@@ -231,7 +254,10 @@ class Dashboard:
 async def _read_form(request: web.Request) -> dict[str, str]:
     """The fields of one of our forms; of none for a body that is something else."""
     try:
-        return dict(parse_qsl((await request.read()).decode(errors="replace")))
+        async with asyncio.timeout(FORM_SECONDS):
+            return dict(parse_qsl((await request.read()).decode(errors="replace")))
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text="The form did not arrive.") from None
     except web.RequestPayloadError:  # it is not compressed as its header says
         return {}
 
