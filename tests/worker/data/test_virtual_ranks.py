@@ -113,6 +113,20 @@ def test_the_gradient_is_the_mean_over_the_global_batch() -> None:
             assert ranks.loss == pytest.approx(loss.item())
 
 
+def test_what_follows_a_gradient_draws_from_the_stream_of_its_step() -> None:
+    """In a turn, too: in a session, that is where the optimizer steps."""
+    model = torch.nn.Linear(2, 1)
+    sampler = ElasticDistributedSampler(4, global_batch_size=4, virtual_ranks=2, seed=3)
+    ranks, drawn = VirtualRanks(model, sampler), []
+    for micro, items in sampler.steps(DataLoader(range(4), batch_sampler=sampler)):  # type: ignore[arg-type]
+        with ranks.turn(micro):
+            draw()
+            ranks.backward(model(torch.stack([items, items], 1).float()).mean())
+            drawn.append(draw())
+    streams.start((3, 0, 4))  # the seed, the epoch, and the samples that are used
+    assert drawn[-1] == draw()
+
+
 def test_a_parameter_without_a_gradient_has_none() -> None:
     model = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 1), "unused": torch.nn.Linear(3, 1)})
     ranks, sampler = make_ranks(model)

@@ -118,6 +118,9 @@ class Extras:
 
     def step(self) -> None:
         self.scaler.unscale_(self._optimizer)
+        for parameter in self._model.parameters():  # as Langevin dynamics does: the same on all ranks
+            if parameter.grad is not None:
+                parameter.grad.add_(torch.randn_like(parameter), alpha=1e-3)
         nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self.scaler.step(self._optimizer)
         self.scaler.update()
