@@ -95,7 +95,8 @@ class Stage:
         members = [] if world is None else [pod for pod in world.pods if pod in self._members]
         if not members or (event.kind != "grow" and len(members) < 2):
             return False
-        first, second = (members[rank % len(members)] for rank in event.ranks)
+        first = members.pop(event.ranks[0] % len(members))
+        second = members[event.ranks[1] % len(members)] if members else ""
         if event.kind in ("grow", "grow-and-kill"):
             self.start(1)
         if event.kind in ("shrink", "shrink-and-kill"):
@@ -107,12 +108,12 @@ class Stage:
             for line in lines[-1:]:
                 os.kill(int(line["pid"]), signal.SIGKILL)
         if event.kind == "kill-all":
-            for pod in members:
+            for pod in (first, *members):
                 self._lose(pod)
-            self.start(len(members))
+            self.start(1 + len(members))
         elif "kill" in event.kind:
             self._lose(first)
-            if event.kind == "kill-two" and len(members) > 2:
+            if event.kind == "kill-two" and len(members) > 1:
                 self._lose(second)
         return True
 
