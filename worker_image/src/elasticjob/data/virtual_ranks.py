@@ -150,12 +150,13 @@ class VirtualRanks:
         self.buffers.exchange()
         self.buffers.apply()
         self._trace.reduce(micro, self._parameters, self.loss)
-
-    def commit(self) -> None:
-        """The step is complete. What follows draws from a stream that is the same on all ranks."""
-        self.buffers.commit()
+        # The optimizer, and what else follows, draws from a stream that is the same on all ranks.
         key = (self._sampler.state_dict()[name] for name in ("seed", "epoch", "used"))
         streams.start(tuple(key))
+
+    def commit(self) -> None:
+        """The step is complete."""
+        self.buffers.commit()
 
     def take_back(self) -> None:
         """The step was broken off."""
