@@ -210,7 +210,8 @@ while step < STEPS and not stopping:
 {epoch}
         sampler.set_epoch(sampler.epoch + 1)
 end()
-finish(world.rank, world.generation)
+if step == STEPS:  # and not because it was asked to stop
+    finish(world.rank, world.generation)
 dist.destroy_process_group()
 """
 
