@@ -295,23 +295,6 @@ def blame_node(failure: Failure) -> Failure:
     return replace(failure, blame=Blame.INFRASTRUCTURE, fatal=False)
 
 
-_SECONDARY = (
-    "Connection closed by peer",
-    "Connection reset",
-    "Connection refused",
-    "Broken pipe",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "ncclRemoteError",
-    "gloo",
-)
-
-
-# Signals that the loss of a peer cannot cause. SIGABRT is not among them: NCCL's watchdog aborts a process with it.
-_OWN_SIGNALS = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
-
-
 def first_failure(failures: Sequence[Failure]) -> Failure:
     """The failure that caused the others: workers whose peer died fail too, with network errors.
 
@@ -319,7 +302,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     """
 
     def distance(failure: Failure) -> int:
-        if failure.signal in _OWN_SIGNALS:
+        if failure.signal in errortext.OWN_SIGNALS:
             return 0
         if is_secondary(failure):
             return 3
@@ -346,10 +329,8 @@ def others_of(failures: Iterable[Failure], first: Failure) -> Iterator[Failure]:
 
 
 def is_secondary(failure: Failure) -> bool:
-    """Whether a failure looks like the consequence of a lost peer: a network error, or NCCL's watchdog."""
-    if failure.signal in _OWN_SIGNALS:
-        return False
-    return failure.signal == "SIGABRT" or any(word in failure.message + failure.traceback for word in _SECONDARY)
+    """Whether a failure looks like the consequence of a lost peer."""
+    return errortext.is_of_a_peer(failure.signal, failure.message + failure.traceback)
 
 
 class Verdict(StrEnum):

@@ -6,12 +6,14 @@ depends only on current values, never on past events.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.model import errortext
 from elasticjob_operator.model.containers import UNSAID, PodPhase
 from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.model.topology import Place
@@ -97,7 +99,11 @@ def judge(situation: Situation) -> tuple[MemberVerdict, ...]:
     workers = situation.by_uid()
     is_cut_off = not any(w.agent and w.agent.connected for w in situation.workers)
     members = situation.world.members
-    first = _blame_store([_judge_member(m, workers.get(m.uid), situation, is_cut_off=is_cut_off) for m in members])
+    pods = {uid: w.pod for uid, w in workers.items()}
+    done = find_succeeded(situation.world, pods, {uid: w.agent for uid, w in workers.items() if w.agent is not None})
+    first = _blame_store(
+        [_judge_member(m, workers.get(m.uid), situation, is_cut_off=is_cut_off, is_done=m.uid in done) for m in members]
+    )
     first = _give_up_mute(first)
     if not any(j.health in (MemberHealth.STOPPED, MemberHealth.STOPPING, MemberHealth.LOST) for j in first):
         return tuple(first)
@@ -151,14 +157,15 @@ def _is_waiting(verdict: MemberVerdict) -> bool:
 
 
 def _judge_member(
-    member: api.Member, worker: Worker | None, situation: Situation, *, is_cut_off: bool
+    member: api.Member, worker: Worker | None, situation: Situation, *, is_cut_off: bool, is_done: bool
 ) -> MemberVerdict:
     if worker is None:
         return MemberVerdict(member, MemberHealth.LOST, None, "its pod is gone")
     pod, agent = worker.pod, worker.agent
-    generation = situation.world.generation
-    if ended_well(pod, agent, generation):
+    if is_done:
         return MemberVerdict(member, MemberHealth.SUCCEEDED, worker)
+    if ended_well(pod, agent, situation.world.generation):
+        return MemberVerdict(member, MemberHealth.LOST, worker, "it ended with exit code 0, and the others lost it")
     if pod.terminal:
         return MemberVerdict(member, MemberHealth.LOST, worker, f"its pod ended{_exit_text(pod)}")
     if agent is None or not agent.connected:
@@ -166,6 +173,25 @@ def _judge_member(
     if agent.state.phase is AgentPhase.FAILED:
         return MemberVerdict(member, MemberHealth.LOST, worker, "its agent gave up")
     return _judge_present(member, worker, agent, situation)
+
+
+def find_succeeded(world: api.RendezvousStatus, pods: Mapping[str, Pod], agents: Mapping[str, Agent]) -> frozenset[str]:
+    """The members (UIDs) that have succeeded. If others were training and failed because they lost these, none has:
+    the script of whoever ended well has ended too early.
+    """
+    ended = {
+        m.uid for m in world.members if m.uid in pods and ended_well(pods[m.uid], agents.get(m.uid), world.generation)
+    }
+    failures = []
+    for uid in {m.uid for m in world.members} - ended:
+        agent = agents.get(uid)
+        if agent is None or not agent.connected or uid not in pods or pods[uid].terminal:  # perhaps it is lost itself
+            return frozenset(ended)
+        failure = agent.state.failure
+        if failure is not None and failure.generation == world.generation and failure.kind is None:
+            failures.append(failure)
+    lost = [errortext.is_of_a_peer(f.signal or "", f"{f.message}{f.traceback}") for f in failures]
+    return frozenset() if lost and all(lost) else frozenset(ended)
 
 
 def ended_well(pod: Pod, agent: Agent | None, generation: int) -> bool:

@@ -30,12 +30,32 @@ _OVERWRITTEN = re.compile(r"^.*\r(?=[^\r\n])|\r+$", re.MULTILINE)  # what a prog
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+# Signals that the loss of a peer cannot cause. SIGABRT is not among them: NCCL's watchdog aborts a process with it.
+OWN_SIGNALS = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
+_OF_A_PEER = (
+    "Connection closed by peer",
+    "Connection reset",
+    "Connection refused",
+    "Broken pipe",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "ncclRemoteError",
+    "gloo",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """A log split into its traceback and the rest."""
 
     rest: str
     traceback: str
+
+
+def is_of_a_peer(signal: str, text: str) -> bool:
+    """Whether a worker ended as if it had lost a peer: with a network error, or by NCCL's watchdog."""
+    return signal not in OWN_SIGNALS and (signal == "SIGABRT" or any(word in text for word in _OF_A_PEER))
 
 
 def clean(text: str) -> str:

@@ -7,7 +7,7 @@ one failure of the job, so members are examined only after all of them have stop
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elasticjob_operator import api
@@ -16,7 +16,7 @@ from elasticjob_operator.failures import backoff_rules, budget, classify, lost_m
 from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
 from elasticjob_operator.history import faulty_nodes, rank_failures
-from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
+from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, ended_well
 from elasticjob_operator.model import contradictions
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod
@@ -274,9 +274,8 @@ def find_failures(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequ
     settled = not any(j.health in _UNSETTLED for j in verdicts)
     lost = status.rendezvous.lost
     is_native = spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR
-    succeeded = {j.member.uid for j in verdicts if j.health is MemberHealth.SUCCEEDED}
     counted = frozenset(status.restarts.counted)
-    world = {} if is_native else _find_worlds(status.rendezvous, succeeded)
+    world = {} if is_native else _find_worlds(status.rendezvous)
     probe = podtemplate.find_killing_probe(spec.template)
     found = [
         lost_members.place(_failure_of(pod, seen, spec, status, ranks.get(pod.uid), probe), lost, pod.uid)
@@ -337,6 +336,7 @@ def _failures_of_members(seen: Seen, status: api.Status, verdicts: Sequence[Memb
     """
     told: list[tuple[float, Failure]] = []
     lost: list[MemberVerdict] = []
+    early: api.Member | None = None
     for j in verdicts:
         agent = j.worker.agent if j.worker else None
         if agent and agent.state.failure and agent.state.failure.generation == status.rendezvous.generation:
@@ -346,14 +346,15 @@ def _failures_of_members(seen: Seen, status: api.Status, verdicts: Sequence[Memb
             if j.health is MemberHealth.LOST:  # its pod will fail next, which is the same failure
                 failure = classify.with_pod(failure, agent.pod_uid)
             told.append((agent.state_since, failure))
+        elif (
+            j.health is MemberHealth.LOST and j.worker and ended_well(j.worker.pod, agent, status.rendezvous.generation)
+        ):
+            early = early or j.member
         elif j.health is MemberHealth.LOST and not (j.worker and j.worker.pod.terminal):
             lost.append(j)
     if not lost:
         found = [failure for _, failure in sorted(told, key=lambda t: t[0])]
-        early = next((j.member for j in verdicts if j.health is MemberHealth.SUCCEEDED), None)
-        if early is not None and found and all(classify.is_secondary(failure) for failure in found):
-            return [classify.failure_of_early_end(early, found), *found]
-        return found
+        return [classify.failure_of_early_end(early, found), *found] if early is not None and found else found
     return [
         classify.failure_of_loss(j.member.pod, j.member.node, j.member.rank, j.why)
         for j in lost
@@ -361,11 +362,11 @@ def _failures_of_members(seen: Seen, status: api.Status, verdicts: Sequence[Memb
     ]
 
 
-def _find_worlds(world: api.RendezvousStatus, succeeded: Collection[str]) -> dict[str, int]:
+def _find_worlds(world: api.RendezvousStatus) -> dict[str, int]:
     """The pods (UIDs) whose end their agents have to announce, with the generation that each is in."""
     before = {m.uid: m.generation for m in world.lost}
     now = {m.uid: world.generation for m in world.members if not m.leaving}
-    return {uid: generation for uid, generation in (before | now).items() if uid not in succeeded}
+    return before | now
 
 
 def _is_unsaid(pod: Pod, seen: Seen, generation: int | None) -> bool:
@@ -373,7 +374,9 @@ def _is_unsaid(pod: Pod, seen: Seen, generation: int | None) -> bool:
     if generation is None or pod.phase is not PodPhase.SUCCEEDED or pod.deleting is not None:
         return False
     agent = seen.agents.get(pod.uid)
-    return agent is None or (agent.state.phase, agent.state.generation) == (wire.AgentPhase.RUNNING, generation)
+    if agent is None:
+        return not ended_well(pod, None, generation)
+    return (agent.state.phase, agent.state.generation) == (wire.AgentPhase.RUNNING, generation)
 
 
 def _is_vanished(verdicts: MemberVerdict, seen: Seen) -> bool:

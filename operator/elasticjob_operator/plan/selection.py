@@ -9,9 +9,10 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
 from elasticjob_operator.failures import nodes, stragglers
-from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, ended_well
+from elasticjob_operator.membership import member_health
+from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
 from elasticjob_operator.model.containers import PodPhase
-from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.model.quota import Quota
 from elasticjob_operator.plan import policy
 from elasticjob_operator.plan.values import Deletion, Seen, first
@@ -65,7 +66,9 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     replaced = slow.members - departing.keys()
     live = [p for p in seen.pods if p.live and p.uid not in done]
     unadmitted = find_unadmitted(live, seen.quota)
-    going = {*departing, *unadmitted, *replaced}
+    # The script of these has ended too early, and another world has been formed.
+    spent = {p.uid for p in live if p.uid not in members and _has_ended(seen.agents.get(p.uid))}
+    going = {*departing, *unadmitted, *replaced, *spent}
     staying = [p for p in live if p.uid not in going]
     view = View(
         spec,
@@ -164,6 +167,10 @@ def find_departing(
     return found
 
 
+def _has_ended(agent: Agent | None) -> bool:
+    return agent is not None and agent.state.phase is wire.AgentPhase.SUCCEEDED
+
+
 def _is_terminated(pod: Pod, needed: set[str]) -> bool:
     """Whether a pod has terminated and may be deleted. Succeeded members of the last world are kept as evidence."""
     return pod.terminal and (pod.phase is PodPhase.FAILED or pod.uid not in needed)
@@ -171,10 +178,8 @@ def _is_terminated(pod: Pod, needed: set[str]) -> bool:
 
 def find_succeeded(seen: Seen, world: api.RendezvousStatus) -> list[api.Member]:
     """The members of this world that have succeeded."""
-    pods = {p.uid: p for p in seen.pods}
-    return [
-        m for m in world.members if m.uid in pods and ended_well(pods[m.uid], seen.agents.get(m.uid), world.generation)
-    ]
+    found = member_health.find_succeeded(world, {p.uid: p for p in seen.pods}, seen.agents)
+    return [m for m in world.members if m.uid in found]
 
 
 def find_ended(seen: Seen, world: api.RendezvousStatus) -> list[api.Member]:

@@ -148,9 +148,11 @@ def test_a_rank_that_ended_too_early_is_named_by_an_operator_that_was_away() -> 
 
 
 def end_early(cluster: Cluster) -> None:
-    cluster.agent(1).succeed()
+    first, second = cluster.member(0).agent, cluster.member(1).agent
+    assert first is not None and second is not None
+    second.succeed()
     cluster.run(2)
-    cluster.agent(0).fail(secondary=True)
+    first.fail(secondary=True)
 
 
 def test_a_pod_that_crashes_is_charged() -> None:
