@@ -579,6 +579,63 @@ def test_a_size_that_the_user_asks_for_and_at_which_the_script_cannot_start_is_l
     cluster.run_until(lambda: cluster.trains and cluster.size == 4)
 
 
+METRICS = [
+    {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 60}}}
+]
+
+
+def gone_back(**policy: Any) -> Cluster:
+    """A job that was scaled from two to three pods, and does not start with three."""
+    cluster = grown_too_far(**policy)
+    for _ in range(2):
+        fail_in_a_world_of(cluster, 3)
+    cluster.run_until(lambda: cluster.trains and cluster.size == 2)
+    return cluster
+
+
+def test_an_autoscaler_does_not_let_a_job_try_again_a_size_that_failed() -> None:
+    cluster = gone_back(metrics=METRICS)
+    for replicas in (2, 3, 2, 3):
+        cluster.edit(replicas=replicas)
+        cluster.run(60)
+        assert cluster.trains and cluster.size == 2
+    assert cluster.status.restarts.total == 2
+
+
+def test_a_change_that_mends_nothing_does_not_let_a_job_try_again_a_size_that_failed() -> None:
+    cluster = gone_back()
+    cluster.edit(runPolicy={"ttlSecondsAfterFinished": 60})
+    cluster.run(60)
+    assert cluster.trains and cluster.size == 2 and cluster.status.restarts.total == 2
+
+
+def test_a_size_that_failed_is_tried_again_when_the_user_asks_for_it_anew() -> None:
+    cluster = gone_back()
+    cluster.edit(replicas=2)
+    cluster.run(60)
+    cluster.edit(replicas=3)
+    cluster.run_until(lambda: cluster.trains and cluster.size == 3)
+
+
+def test_a_size_that_failed_is_tried_again_when_the_template_has_changed() -> None:
+    cluster = gone_back()
+    container = {"name": "worker", "image": "training:2", "command": ["torchrun", "train.py"]}
+    cluster.edit(template={"spec": {"containers": [container]}})
+    cluster.run_until(lambda: cluster.trains and cluster.size == 3)
+
+
+def test_a_job_grows_past_a_size_at_which_its_script_cannot_start() -> None:
+    """It is scaled from two to four, has three at first, and `assert batches % world_size == 0`."""
+    cluster = started(2, make_spec(1, 4, replicas=2), nodes=3)
+    cluster.run(60)
+    cluster.edit(replicas=4)
+    for _ in range(2):
+        fail_in_a_world_of(cluster, 3)
+    cluster.run_until(lambda: cluster.trains and cluster.size == 2)
+    cluster.add_node("new")
+    cluster.run_until(lambda: cluster.trains and cluster.size == 4)
+
+
 def test_without_another_size_the_job_fails_and_names_both() -> None:
     cluster = started(4, make_spec(3, 4, replicas=4, elasticPolicy={"maxRestarts": 2}))
     cluster.run(60)
