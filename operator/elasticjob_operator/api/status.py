@@ -201,7 +201,7 @@ class ScalingStatus(StatusModel):
     size: int = Field(default=0, description="Pods of the largest world that may be formed now.")
     wanted: int = Field(default=0, description="Pods that are asked for: by spec.replicas, or by the pool.")
     limited_by: str | None = Field(
-        default=None, description="What keeps it from more: pool, elasticPolicy, script, legalSizes, room or finishing."
+        default=None, description="What keeps it from more: pool, elasticPolicy, legalSizes, room or finishing."
     )
     reason: str | None = None
     pool: str | None = Field(default=None, description="The pool that the job shares.")
@@ -218,24 +218,22 @@ class ScalingStatus(StatusModel):
 
 
 class CapacityStatus(StatusModel):
-    """Extra pods that could not be scheduled: how many were withdrawn, and when they are retried. And a size at which
+    """Extra pods that could not be scheduled: how many were withdrawn, and when they are retried. And sizes at which
     the script cannot start.
     """
 
     withdrawn: int = 0
     attempts: int = 0
     retry_time: str | None = None
-    failed_size: int | None = Field(
-        default=None, description="Pods with which the script failed at its start, after it had trained with fewer."
-    )
-    worked_size: int | None = Field(default=None, description="The size to which the job went back then.")
     failed_sizes: list[int] = Field(
         default_factory=list,
         description=(
-            "Pods with which the script failed at its start, after it had trained with more: no world has so many "
-            "until the spec changes."
+            "Numbers of pods with which the script failed at its start, after it had trained with others, and those "
+            "between a size that worked and a larger one that failed: no world has so many until what may mend it "
+            "changes."
         ),
     )
+    cause: str | None = Field(default=None, description="A digest of what may have let the script fail then.")
 
 
 class RendezvousInForce(StatusModel):

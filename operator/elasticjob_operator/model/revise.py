@@ -98,9 +98,8 @@ class CapacityFields(TypedDict, total=False):
     withdrawn: int
     attempts: int
     retry_time: str | None
-    failed_size: int | None
-    worked_size: int | None
     failed_sizes: list[int]
+    cause: str | None
 
 
 class StatusFields(TypedDict, total=False):

@@ -63,9 +63,9 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
     change = retreat.find_failed_change(status.timeline, status.goodput.measured, seen.now)
     is_over = status.restarts.user > spec.elastic_policy.max_restarts
     if verdict is Verdict.RESTART and change:
-        others = _find_other_size(spec, status, change.failed)
-        if retreat.should_go_back(change, spec, others, is_last_try=is_over):
-            return Accounting(_go_back(status, change))
+        others = _find_other_size(spec, status, change)
+        if retreat.should_go_back(change, others, is_last_try=is_over):
+            return Accounting(_go_back(spec, status, change))
     is_ruled = classify.find_rule(spec.failure_policy.rules, failure) is not None
     if verdict is Verdict.RESTART and not is_ruled and _is_hopeless(seen, status):
         tries = backoff_rules.HOPELESS_TRIES
@@ -83,26 +83,20 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
     return Accounting(status)
 
 
-def _find_other_size(spec: api.Spec, status: api.Status, failed: int) -> int:
-    """The largest legal size but this one; 0 if there is none, or too many were left out."""
-    left = status.capacity.failed_sizes if status.capacity else []
-    sizes = legal.sizes_of(spec, spec.wanted, (*left, failed))
-    return sizes.legal(spec.wanted) if len(left) < retreat.MOST_SIZES else 0
+def _find_other_size(spec: api.Spec, status: api.Status, change: FailedChange) -> int:
+    """The largest legal size without those that fail; 0 if there is none, or too many were tried."""
+    known = status.capacity.failed_sizes if status.capacity else []
+    if sum(size < change.worked for size in known) >= retreat.MOST_TRIED:
+        return 0
+    return legal.sizes_of(spec, spec.wanted, (*known, *change.left_out)).legal(spec.wanted)
 
 
-def _go_back(status: api.Status, change: FailedChange) -> api.Status:
-    """Ask for no more than the size that worked, at once, or leave out the one that did not, if it is smaller. What was
-    tried is not charged.
-    """
+def _go_back(spec: api.Spec, status: api.Status, change: FailedChange) -> api.Status:
+    """Leave out the size that did not work, at once. What was tried is not charged."""
     user = max(0, status.restarts.user - change.worlds)
-    capacity = status.capacity or api.CapacityStatus()
-    if change.is_growth:
-        capacity = revise(capacity, failed_size=change.failed, worked_size=change.worked)
-    else:
-        capacity = revise(capacity, failed_sizes=sorted({*capacity.failed_sizes, change.failed}))
     return revise(
         status,
-        capacity=capacity,
+        capacity=retreat.leave_out(status.capacity, change, backoff_rules.digest_cause(spec)),
         restarts=revise(status.restarts, user=user, backoff=None),
     )
 

@@ -36,7 +36,7 @@ from elasticjob_operator.plan import (
 )
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Child, Config, Deletion, Kind, NewPod, Plan, Seen, first
-from elasticjob_operator.sizing import growth, legal, written
+from elasticjob_operator.sizing import growth, legal, retreat, written
 from elasticjob_operator.times import format_time, parse_time
 
 __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "plan"]
@@ -145,9 +145,17 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
     if status.is_true("Suspended"):
         changes["conditions"] = reporting.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
     if seen.job.generation != status.observed_generation and not seen.job.is_sized_by_pool:
-        changes["capacity"] = None  # the user has changed the spec: retry withdrawn pods at once
+        changes["capacity"] = _keep_failed_sizes(spec, status)
         changes["restarts"] = revise(status.restarts, backoff=backoff_rules.keep(status.restarts.backoff, spec))
     return revise(status, **changes)
+
+
+def _keep_failed_sizes(spec: api.Spec, status: api.Status) -> api.CapacityStatus | None:
+    if status.is_fresh:
+        return None
+    before = status.scaling.wanted if status.scaling else None  # it is told where a size that failed limits it
+    is_asked = spec.wanted != before and not spec.elastic_policy.metrics
+    return retreat.keep(status.capacity, backoff_rules.digest_cause(spec), spec.wanted if is_asked else None)
 
 
 def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan:

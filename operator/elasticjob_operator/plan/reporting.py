@@ -229,13 +229,11 @@ def find_problem(
     if stuck:
         names = ", ".join(p.name for p in sorted(stuck, key=lambda p: p.index)[:5])
         return "Unschedulable", f"{names}: {stuck[0].unschedulable_message or 'no node has capacity'}"
-    shrunk = [size for size in room.failed_sizes if world_size < size <= wanted]
-    if shrunk:
-        return "SizeFailed", retreat.describe_shrunk(shrunk)
+    failed = [size for size in room.failed_sizes if world_size < size <= wanted]
+    if failed:
+        return "SizeFailed", retreat.describe(failed)
     if room.withdrawn:
         return "Unschedulable", describe_withdrawn(room)
-    if room.failed_size is not None and room.failed_size <= wanted:
-        return "SizeFailed", retreat.describe(room)
     if world_size < wanted:
         return "BelowWanted", f"{world_size} of {wanted} requested pods are training"
     return None

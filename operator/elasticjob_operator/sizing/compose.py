@@ -57,19 +57,12 @@ def ask_queue(view: View, size: int) -> Answer:
     return Answer(at_most=view.quota, reason=f"its queue has admitted {view.quota} pods")
 
 
-def ask_script(view: View, size: int) -> Answer:
-    """Fewer pods than the size at which the script cannot start."""
-    capacity = view.room
-    if capacity.failed_size is None or size < capacity.failed_size:
-        return Answer()
-    most = max(view.spec.min_replicas, capacity.worked_size or 1)
-    return Answer(at_most=most, reason=retreat.describe(capacity))
-
-
 def ask_legal_sizes(view: View, size: int) -> Answer:
     """The largest legal size of at most `size`. If none is legal, keep the pods, which then wait."""
-    found = legal.sizes_of(view.spec, size, view.room.failed_sizes).legal(size)
-    return Answer(at_most=found or None, reason=f"{found} is the largest legal size of at most {size}")
+    failed = view.room.failed_sizes
+    found = legal.sizes_of(view.spec, size, failed).legal(size)
+    reason = retreat.describe(failed) if size in failed else f"{found} is the largest legal size of at most {size}"
+    return Answer(at_most=found or None, reason=reason)
 
 
 def ask_room(view: View, size: int) -> Answer:
@@ -98,7 +91,6 @@ OF_WORLD: Final[tuple[Named, ...]] = (
     ("pool", ask_pool),
     ("elasticPolicy", ask_policy),
     ("queue", ask_queue),
-    ("script", ask_script),
     ("legalSizes", ask_legal_sizes),
 )
 OF_PODS: Final[tuple[Named, ...]] = (

@@ -1,8 +1,10 @@
 """Sizes at which the script cannot start. Pure.
 
-A job that has trained with fewer pods, and fails at its start in each world since it has grown, goes back to the size
-that worked, until its spec changes. One that has trained with more pods, and fails since it has shrunk, by a loss or by
-its user, has no world of that size any more: a script that divides by the number of ranks works again with fewer.
+A job that fails at its start in each world since it has grown or shrunk, by a loss or by its user, has no world of that
+size any more. One that has grown goes back to the size that worked: sizes between the two are left out, too. One that
+has shrunk tries the next smaller size, as a script that divides by the number of ranks works again with fewer.
+
+They are tried again when what may have mended the script changes, and one of them when somebody asks for it anew.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator import api
+from elasticjob_operator.model.revise import revise
 from elasticjob_operator.times import parse_time
 
 STABLE_SECONDS = 30.0  # a world that ran for this long did not fail at its start
 LEAST_SECONDS, TIMES_LONGER = 10.0, 5  # nor did one that ran for so long, and so much longer than what failed next
 TRIES = 2  # a single failure may have another cause
-MOST_SIZES = 16  # that are left because fewer pods did not work
+MOST_TRIED = 16  # smaller sizes, one after the other
+MOST_SIZES = 256  # that are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,9 @@ class FailedChange:
     worlds: int
 
     @property
-    def is_growth(self) -> bool:
-        return self.failed > self.worked
+    def left_out(self) -> range:
+        """The sizes that no world has any more."""
+        return range(min(self.failed, max(self.worked + 1, self.failed - MOST_SIZES + 1)), self.failed + 1)
 
 
 def find_failed_change(worlds: Sequence[api.WorldStatus], measured: api.Measured, now: float) -> FailedChange | None:
@@ -52,29 +57,40 @@ def find_failed_change(worlds: Sequence[api.WorldStatus], measured: api.Measured
     return FailedChange(worlds[first - 1].size, worlds[-1].size, len(worlds) - first)
 
 
-def should_go_back(change: FailedChange, spec: api.Spec, others: int, *, is_last_try: bool) -> bool:
+def should_go_back(change: FailedChange, others: int, *, is_last_try: bool) -> bool:
     """Whether to leave the size that fails now. `others`: the largest legal size without it, 0 if there is none.
     `is_last_try`: another failure would end the job.
     """
-    if change.worlds < TRIES and not is_last_try:
-        return False
-    if change.is_growth:
-        return spec.min_replicas <= change.worked
-    return others > 0
+    return others > 0 and (change.worlds >= TRIES or is_last_try)
 
 
-def describe_shrunk(sizes: Sequence[int]) -> str:
-    """The sizes that were left because fewer pods did not work."""
-    which = " and ".join(map(str, sizes))
+def leave_out(room: api.CapacityStatus | None, change: FailedChange, cause: str) -> api.CapacityStatus:
+    """`cause`: of all that may have let it fail, but for the size."""
+    room = room or api.CapacityStatus()
+    sizes = sorted({*room.failed_sizes, *change.left_out})[-MOST_SIZES:]
+    return revise(room, failed_sizes=sizes, cause=cause)
+
+
+def keep(room: api.CapacityStatus | None, cause: str, asked: int | None) -> api.CapacityStatus | None:
+    """What is left of it when the spec has changed: pods that were withdrawn are tried again at once, sizes that failed
+    only if the cause may have gone. `asked`: the size that somebody has asked for now, and not before.
+    """
+    if room is None or room.cause != cause:
+        return None
+    return api.CapacityStatus(failed_sizes=[size for size in room.failed_sizes if size != asked], cause=cause)
+
+
+def describe(sizes: Sequence[int]) -> str:
+    """Why no world has these sizes. They are sorted."""
+    spans: list[list[int]] = []
+    for size in sizes:
+        if spans and spans[-1][-1] == size - 1:
+            spans[-1].append(size)
+        else:
+            spans.append([size])
+    which = " and ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
     return (
-        f"the script trained with more pods and failed at its start with {which}: no world has {which} until the spec"
-        " changes. Mend the script, or write the sizes that work as elasticPolicy.replicaIncrementStep or"
-        " replicaDiscreteValues"
-    )
-
-
-def describe(room: api.CapacityStatus) -> str:
-    return (
-        f"the script trained with {room.worked_size} pods and failed at its start with {room.failed_size}: it goes on"
-        f" with {room.worked_size} until the spec changes. Mend the script, or set spec.replicas to {room.worked_size}"
+        f"the script trained with another number of pods and failed at its start: no world has {which} until what may"
+        " mend it changes, such as the template, or spec.replicas is set to such a size anew. Mend the script, or write"
+        " the sizes that work as elasticPolicy.replicaIncrementStep or replicaDiscreteValues"
     )

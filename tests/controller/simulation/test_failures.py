@@ -11,6 +11,7 @@ from controller.simulated_cluster import Cluster
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.plan import flapping
+from elasticjob_operator.sizing import retreat
 
 
 def started(size: int = 4, spec: Any = None, **fields: Any) -> Cluster:
@@ -533,10 +534,7 @@ def test_a_job_goes_back_from_a_size_at_which_its_script_cannot_start(max_restar
     assert cluster.status.restarts.user == 0, "it does not pay for the size that was asked for"
     degraded = cluster.status.condition("Degraded")
     assert degraded and (degraded.status, degraded.reason) == ("True", "SizeFailed")
-    assert degraded.message == (
-        "the script trained with 2 pods and failed at its start with 3: it goes on with 2 until the spec changes."
-        " Mend the script, or set spec.replicas to 2"
-    )
+    assert degraded.message == retreat.describe([3])
     cluster.edit(replicas=4)
     cluster.run_until(lambda: cluster.trains and cluster.size == 4)
     cluster.run(1)
@@ -559,8 +557,9 @@ def test_a_size_that_a_loss_leaves_and_at_which_the_script_cannot_start_is_left_
     degraded = cluster.status.condition("Degraded")
     assert degraded and (degraded.status, degraded.reason) == ("True", "SizeFailed")
     assert degraded.message == (
-        "the script trained with more pods and failed at its start with 3: no world has 3 until the spec changes. Mend"
-        " the script, or write the sizes that work as elasticPolicy.replicaIncrementStep or replicaDiscreteValues"
+        "the script trained with another number of pods and failed at its start: no world has 3 until what may mend it"
+        " changes, such as the template, or spec.replicas is set to such a size anew. Mend the script, or write the"
+        " sizes that work as elasticPolicy.replicaIncrementStep or replicaDiscreteValues"
     )
     cluster.add_node("new")
     cluster.run_until(lambda: cluster.trains and cluster.size == 4)

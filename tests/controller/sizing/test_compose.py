@@ -97,7 +97,6 @@ def test_the_order_of_the_sources() -> None:
         "pool",
         "elasticPolicy",
         "queue",
-        "script",
         "legalSizes",
     ]
     assert [name for name, _ in compose.OF_PODS] == ["queue", "room", "finishing"]

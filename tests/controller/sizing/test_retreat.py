@@ -49,21 +49,6 @@ def test_a_change_that_failed(worlds: list[World], measured: api.Measured, found
 
 
 @pytest.mark.parametrize(
-    ("worlds", "least", "is_last", "back"),
-    [
-        pytest.param(1, 1, False, False, id="it may have another cause"),
-        pytest.param(2, 1, False, True, id="twice"),
-        pytest.param(1, 1, True, True, id="the job would end"),
-        pytest.param(2, 3, True, False, id="below minReplicas"),
-        pytest.param(2, 2, False, True, id="at minReplicas"),
-    ],
-)
-def test_when_it_goes_back(worlds: int, least: int, is_last: bool, back: bool) -> None:
-    change = FailedChange(2, 4, worlds)
-    assert retreat.should_go_back(change, make_spec(least, 4), 0, is_last_try=is_last) is back
-
-
-@pytest.mark.parametrize(
     ("others", "worlds", "is_last", "back"),
     [
         pytest.param(2, 1, False, False, id="it may have another cause"),
@@ -73,19 +58,53 @@ def test_when_it_goes_back(worlds: int, least: int, is_last: bool, back: bool) -
         pytest.param(0, 2, False, False, id="no size is left"),
     ],
 )
-def test_when_a_smaller_size_is_left_out(others: int, worlds: int, is_last: bool, back: bool) -> None:
-    change = FailedChange(4, 3, worlds)
-    assert retreat.should_go_back(change, make_spec(1, 4), others, is_last_try=is_last) is back
+def test_when_a_size_is_left_out(others: int, worlds: int, is_last: bool, back: bool) -> None:
+    assert retreat.should_go_back(FailedChange(4, 3, worlds), others, is_last_try=is_last) is back
 
 
 @pytest.mark.parametrize(
-    ("size", "room", "asked"),
+    ("worked", "failed", "left_out"),
     [
-        pytest.param(4, api.CapacityStatus(), 4, id="nothing failed"),
-        pytest.param(4, api.CapacityStatus(failed_size=4, worked_size=2), 2, id="the size that failed"),
-        pytest.param(6, api.CapacityStatus(failed_size=4, worked_size=2), 2, id="a larger one"),
-        pytest.param(3, api.CapacityStatus(failed_size=4, worked_size=2), 3, id="a smaller one"),
+        pytest.param(4, 2, [2], id="a smaller one"),
+        pytest.param(2, 3, [3], id="a larger one"),
+        pytest.param(2, 5, [3, 4, 5], id="those between are not tried one after the other"),
+        pytest.param(1, 1000, list(range(1001 - retreat.MOST_SIZES, 1001)), id="a status has room for so many"),
     ],
 )
-def test_the_size_that_is_asked_for(size: int, room: api.CapacityStatus, asked: int) -> None:
-    assert compose.ask_script(View(make_spec(1, 6), room), size).apply(size) == asked
+def test_the_sizes_that_are_left_out(worked: int, failed: int, left_out: list[int]) -> None:
+    assert list(FailedChange(worked, failed, 2).left_out) == left_out
+
+
+ROOM = api.CapacityStatus(failed_sizes=[3, 4], cause="abc", withdrawn=1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "asked", "kept"),
+    [
+        pytest.param("abc", None, [3, 4], id="an autoscaler, or something else that mends nothing"),
+        pytest.param("abc", 4, [3], id="a size that somebody asks for"),
+        pytest.param("abc", 5, [3, 4], id="another one"),
+        pytest.param("def", None, None, id="what may have been the cause has changed"),
+    ],
+)
+def test_what_a_change_of_the_spec_leaves(cause: str, asked: int | None, kept: list[int] | None) -> None:
+    found = retreat.keep(ROOM, cause, asked)
+    assert found == (None if kept is None else api.CapacityStatus(failed_sizes=kept, cause="abc"))
+
+
+def test_sizes_are_told_in_spans() -> None:
+    assert "no world has 2 and 4 to 6 and 9 until" in retreat.describe([2, 4, 5, 6, 9])
+
+
+@pytest.mark.parametrize(
+    ("size", "failed", "asked"),
+    [
+        pytest.param(4, [], 4, id="nothing failed"),
+        pytest.param(4, [3, 4], 2, id="the size that failed"),
+        pytest.param(6, [3, 4], 6, id="a larger one"),
+        pytest.param(2, [3, 4], 2, id="a smaller one"),
+    ],
+)
+def test_the_size_that_is_asked_for(size: int, failed: list[int], asked: int) -> None:
+    room = api.CapacityStatus(failed_sizes=failed)
+    assert compose.ask_legal_sizes(View(make_spec(1, 6), room), size).apply(size) == asked
