@@ -471,9 +471,12 @@ def _write_common(lines: Lines, every: int) -> str:
 def _objects(lines: Lines) -> str:
     made = [f"optimizers = {{{', '.join(f'{name!r}: {text}' for name, text in lines.optimizers.items())}}}"]
     made.append("optimizer = optimizers['']")
-    made += [f"{name} = {text}" for name, text in lines.extras.items()]
-    made.append(f"extras = dict({', '.join(f'{name}={name}' for name in lines.extras)})")
-    return "\n".join(made)
+    return "\n".join([*made, _extras(lines)])
+
+
+def _extras(lines: Lines) -> str:
+    made = [f"{name} = {text}" for name, text in lines.extras.items()]
+    return "\n".join([*made, f"extras = dict({', '.join(f'{name}={name}' for name in lines.extras)})"])
 
 
 def _checkpoint(lines: Lines, depth: int) -> str:
@@ -530,8 +533,9 @@ def _write_session(lines: Lines) -> str:
 
 
             net = optimizer = model = None
-            optimizers, extras = {{}}, {{}}
+            optimizers = {{}}
             """)
+        build += _extras(lines)
         arguments = f"build=build{lines.copies}"
     else:
         build = f"net = Net()\n{_objects(lines)}"
