@@ -91,6 +91,34 @@ def test_a_hang_of_a_script_that_reports_nothing_is_noticed(jobs: Jobs) -> None:
     assert report.text.index("Thread loader") < report.text.index("Stack (most recent"), "its end is kept if it is cut"
 
 
+@pytest.mark.long
+def test_a_hang_in_the_first_second_of_a_world_is_noticed(jobs: Jobs) -> None:
+    """The ranks have met once, and have reported nothing."""
+    jobs.create("ends", endings_spec("early", health={"hangTimeoutSeconds": 4}))
+    failed = jobs.await_condition("ends", "Failed", timeout=180)
+    assert "rank 1 (ends-worker-1) hung: no collective and no work for " in failed["message"]
+    assert re.search(r"at ends_badly.py:\d+ in come_to_an_end$", jobs.status("ends")["lastFailure"]["message"])
+
+
+def test_a_hang_that_a_thread_hides_is_told_and_ended_later(jobs: Jobs) -> None:
+    """It begins in the first second, too."""
+    jobs.create("ends", endings_spec("beside", health={"hangTimeoutSeconds": 6}))
+    told = wait_for(
+        lambda: c if (c := jobs.condition("ends", "NoProgress")).get("reason") == "MaybeHung" else None,
+        "it is told that the world may hang",
+        timeout=120,
+    )
+    assert told["status"] == "Unknown"
+    assert "only something beside them in ends-worker-0, ends-worker-1 (a thread," in told["message"]
+    log = jobs.kube.raw("GET", f"/api/v1/namespaces/{jobs.namespace}/pods/ends-worker-1/log")
+    report = find_report(log.decode().splitlines())
+    assert report is not None and "in come_to_an_end" in report.text, "`kubectl elasticjob diagnose` shows it already"
+    assert jobs.condition("ends", "Running")["status"] == "True", "it may be work"
+    failed = jobs.await_condition("ends", "Failed", timeout=180)
+    assert "rank 1 (ends-worker-1) hung: no collective and no work for " in failed["message"]
+    assert jobs.condition("ends", "NoProgress")["status"] == "False"
+
+
 def test_pods_of_a_deleted_job_end_at_once(jobs: Jobs, tmp_path: Path) -> None:
     """Nobody forms a world without them: agents that wait for one would hold the name for the whole grace."""
     jobs.create("gone", torchrun_spec(tmp_path))
