@@ -17,7 +17,7 @@ from elasticjob_operator.kube import json_stream
 from elasticjob_operator.launch import bundle, function, run
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.pool import rounds
-from elasticjob_operator.run import metrics, overdue_pods, quiet_pods
+from elasticjob_operator.run import metrics, otlp, overdue_pods, quiet_pods, tracing
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs/operations.md"
 LIMITS = {
@@ -57,6 +57,9 @@ LIMITS = {
     "streams of one viewer of a dashboard": streams.MOST_OF_ONE,
     "files of a code folder": bundle.MOST_FILES,
     "bytes of a code folder": bundle.MOST_BYTES,
+    "spans that wait for a collector of traces": otlp.MOST_WAITING,
+    "events of a span": tracing.MOST_NOTES,
+    "events of all spans that have not ended": tracing.MOST_IN_ALL,
     "bytes of the result of a launched function": function.MOST_RESULT_BYTES,
     "lines of its pod's log in which the result is looked for": run.MOST_LINES,
     "strangers at the port of an agent's checkpoints": transport.MOST_STRANGERS,

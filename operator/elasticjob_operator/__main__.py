@@ -34,6 +34,7 @@ from elasticjob_operator.run.http import parse_address
 from elasticjob_operator.run.job_lines import JobLines
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
+from elasticjob_operator.run.otlp import find_url, parse_headers
 
 # The API server takes values that are nested 10,000 deep. They must be read before they can be refused by name.
 DEEPEST_JSON = 12_000
@@ -57,6 +58,20 @@ def _checked_pool(value: str) -> Pool:
 def _checked_rate(value: str) -> tuple[str, Rate]:
     try:
         return parse_rate(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _checked_endpoint(value: str) -> str:
+    try:
+        return find_url(value) if value else ""
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _checked_headers(value: str) -> dict[str, str]:
+    try:
+        return parse_headers(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -200,6 +215,21 @@ def main() -> None:
     show_default=True,
     callback=lambda context, option, value: Objective(value),
     help="What pools are for: the sum of speed-ups, the mean time until jobs complete, or equal shares.",
+)
+@click.option(
+    "--otlp-endpoint",
+    "otlp_url",
+    default="",
+    callback=lambda context, option, value: _checked_endpoint(value),
+    help="Base URL of an OpenTelemetry collector (OTLP over HTTP), which gets a trace of each job. Default: none.",
+)
+@click.option(
+    "--otlp-headers",
+    envvar="OTEL_EXPORTER_OTLP_HEADERS",
+    default="",
+    callback=lambda context, option, value: _checked_headers(value),
+    help="Headers for it, name=value,...; as a variable, the process list does not show them.",
+    show_envvar=True,
 )
 @click.option(
     "--log-format", type=click.Choice(["human", "json"]), default="human", show_default=True, help="Log lines."

@@ -195,6 +195,7 @@ def test_certificates_from_elsewhere_are_waited_for_and_addressed_by_their_name(
         pytest.param({"images": {"operator": {"digest": "abc"}}}, "/images/operator/digest", id="no digest"),
         pytest.param({"terminationGracePeriodSeconds": 10**6}, "/terminationGracePeriodSeconds", id="twelve days"),
         pytest.param({"operator": {"stableSeconds": 1e308}}, "/operator/stableSeconds", id="for ever"),
+        pytest.param({"tracing": {"endpoint": "otel:4317"}}, "/tracing/endpoint", id="no URL"),
         pytest.param({"tls": {"checkSeconds": 1e308}}, "/tls/checkSeconds", id="never"),
     ],
 )
@@ -308,6 +309,7 @@ def test_what_is_off_has_no_permissions(rbac: Object, group: str, is_given: bool
     [
         pytest.param({"rbac": {"gangScheduling": {"kubernetes": True}}}, "--integrations=gangs", id="gangs"),
         pytest.param({"images": {"runtime": {"asVolume": True}}}, "--runtime-as-volume", id="runtime"),
+        pytest.param({"tracing": {"endpoint": "http://otel:4318"}}, "--otlp-endpoint=http://otel:4318", id="traces"),
     ],
 )
 def test_what_is_off_is_no_argument(values: Object, argument: str) -> None:

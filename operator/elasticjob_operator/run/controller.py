@@ -52,7 +52,7 @@ LINES_AT_ONCE, LINES_PER_SECOND = 50.0, 0.2  # about one job in the log
 MOST_IN_LOOP = 500  # the weight of a job that is planned in the event loop
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
-PassObserver = Callable[[JobKey, Plan, float], None]  # the plan and the seconds that the pass took
+PassObserver = Callable[[Job, Plan, float], None]  # as it was before, the plan and the seconds that the pass took
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Controller:
         *,
         clock: Callable[[], float] | None = None,
         parallel: int = 64,
-        observer: PassObserver = lambda key, plan, seconds: None,
+        observer: PassObserver = lambda job, plan, seconds: None,
         find_pool_decision: Callable[[JobKey], PoolDecision | None] = lambda key: None,
         on_forget: Callable[[JobKey], None] = lambda key: None,
         on_error: Callable[[], None] = lambda: None,
@@ -283,7 +283,7 @@ class Controller:
             loop.reason = made.reason
         outcome = await self._applier.apply(job, version, made, now)
         settled = await self._queue.settle(job, self._cache.pods(key), made, now) if self._queue is not None else None
-        self.observer(key, made, time.monotonic() - started)
+        self.observer(job, made, time.monotonic() - started)
         if not loop.keeps and outcome.undeleted != loop.undeleted:
             loop.undeleted, loop.dirty, loop.woken = outcome.undeleted, True, time.monotonic()
         if outcome.unresized[1]:

@@ -33,7 +33,7 @@ from elasticjob_operator.kube.jobwatch import JobWatch
 from elasticjob_operator.kube.lease import Election, Timing
 from elasticjob_operator.kube.supervise import keep_going
 from elasticjob_operator.kube.watch import Watch
-from elasticjob_operator.model.observe import identify_job
+from elasticjob_operator.model.observe import Job, identify_job
 from elasticjob_operator.plan.plan import Config, Plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.pool import capacity
@@ -45,9 +45,11 @@ from elasticjob_operator.run.http import HttpServer
 from elasticjob_operator.run.loop_lag import Pulse
 from elasticjob_operator.run.node_memory import NodeTaints
 from elasticjob_operator.run.options import Options
+from elasticjob_operator.run.otlp import Exporter
 from elasticjob_operator.run.pooling import PoolLoop
 from elasticjob_operator.run.serving import Serving
 from elasticjob_operator.run.templates import Templates
+from elasticjob_operator.run.tracing import Tracer
 from elasticjob_operator.start_times import StartTimes
 
 __all__ = ["Operator", "Options", "UsageError"]
@@ -95,6 +97,9 @@ class Operator:
         self.metrics.watch_hub(self.hub)
         self.http = HttpServer(self.metrics, self._why_not_ready, clock=api.clock, capacity=shares.http)
         # Outputs.
+        self.tracer: Tracer | None = None
+        if options.otlp_url:
+            self.tracer = Tracer(Exporter(options.otlp_url, options.otlp_headers), api.clock)
         self.pool = PoolLoop(api, self.cache, self.hub, self.intake, self._wake, options)
         self.applier = Applier(api, self.cache, self.hub, manifests.Settings(hub_url=""), options.identity)
         self.kueue = self._make_kueue() if "kueue" in options.integrations else None
@@ -106,7 +111,7 @@ class Operator:
             Config(membership=options.settings, stable_seconds=options.stable_seconds),
             observer=self._observe_pass,
             find_pool_decision=self.pool.find_decision,
-            on_forget=self.metrics.forget_job,
+            on_forget=self._forget,
             on_error=self.metrics.pass_errors.inc,
             on_wait=self.metrics.queue_seconds.observe,
             queue=self.kueue,
@@ -156,10 +161,17 @@ class Operator:
             text = f"the operator cannot process this object, and leaves it alone: {why}"
             self.applier.recorder.record(job, [Event("Skipped", text, warning=True)], self.api.clock())
 
-    def _observe_pass(self, key: JobKey, plan: Plan, seconds: float) -> None:
-        self.times.count_pass(key)
+    def _observe_pass(self, job: Job, plan: Plan, seconds: float) -> None:
+        self.times.count_pass(job.key)
         self.metrics.pass_seconds.observe(seconds)
-        self.metrics.update_job(key, plan.status)
+        self.metrics.update_job(job.key, plan.status)
+        if self.tracer is not None:
+            self.tracer.observe(job, plan)
+
+    def _forget(self, key: JobKey) -> None:
+        self.metrics.forget_job(key)
+        if self.tracer is not None:
+            self.tracer.forget(key)
 
     def _why_not_ready(self) -> str:
         if not self._crd:
@@ -201,6 +213,8 @@ class Operator:
             await self._until_stopped(self._live(election))
         finally:
             await self.controller.stop()
+            if self.tracer is not None:
+                await self.tracer.exporter.finish()
             if self.options.leader_election:
                 await election.release()
             await self.hub.stop()
@@ -248,6 +262,8 @@ class Operator:
                 await self._elect(election)
                 group.create_task(self._keep_going("the start of leading", self._lead))
                 group.create_task(self._keep_going("the pool", self.pool.run))
+                if self.tracer is not None:
+                    group.create_task(self._keep_going("the export of traces", self.tracer.exporter.run))
                 if self.options.taint_faulty_nodes:
                     group.create_task(self._keep_going("the taints of nodes", NodeTaints(self.api, self.cache).run))
                 await self._stay(election)
@@ -278,6 +294,7 @@ class Operator:
             is_runtime_volume=self.applier.served.has_image_volumes,
             image_pull_policy=self.options.image_pull_policy,
             pools=self.options.pools,
+            is_traced=self.tracer is not None,
         )
         self.hub.started_at = self.api.clock()
         self.hub.leader = True

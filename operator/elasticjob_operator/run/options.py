@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticjob_operator.api import bounds
@@ -45,5 +46,7 @@ class Options:
     integrations: tuple[str, ...] = ()
     taint_faulty_nodes: bool = False
     pools: tuple[Pool, ...] = (Pool("default", "nvidia.com/gpu"),)
+    otlp_url: str = ""  # where spans are sent; empty: nowhere
+    otlp_headers: Mapping[str, str] = field(default_factory=dict)
     pool_objective: Objective = Objective.GOODPUT
     settings: member_health.Settings = field(default_factory=member_health.Settings)

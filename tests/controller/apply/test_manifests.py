@@ -102,6 +102,16 @@ def test_environment_of_the_operators_rendezvous() -> None:
     assert compared["ELASTICJOB_STRAGGLER_SECONDS"] == "60"
 
 
+def test_a_traced_job_tells_its_workers_the_span_of_the_job_unless_they_have_another() -> None:
+    job, spec = replace(make_job(), uid="7c0e3ec4-5d27-4be6-9a37-3c7a9f2c1e11"), make_spec()
+    traced = replace(SETTINGS, is_traced=True)
+    pod = manifests.build_pod(job, spec, NewPod(0), traced)
+    assert environment(pod)["TRACEPARENT"] == "00-7c0e3ec45d274be69a373c7a9f2c1e11-8000000000000000-01"
+    assert "TRACEPARENT" not in environment(build())
+    theirs = make_spec(template=template(env=[{"name": "TRACEPARENT", "value": "00-a-b-01"}]))
+    assert environment(build(theirs, traced))["TRACEPARENT"] == "00-a-b-01"
+
+
 def test_workers_of_pods_with_devices_can_be_forked() -> None:
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     assert name not in environment(build(make_spec()))

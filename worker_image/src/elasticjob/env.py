@@ -8,7 +8,7 @@ use them. A missing or invalid variable raises `SettingsError`, which names it a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,6 +40,7 @@ CHECKPOINT_RATE: Final = "ELASTICJOB_CHECKPOINT_MIB_PER_SECOND"  # optional, set
 
 # Set by the agent for its workers.
 GENERATION: Final = "ELASTICJOB_GENERATION"
+TRACEPARENT: Final = "TRACEPARENT"  # from the operator where jobs are traced, else whatever the author of the job wrote
 CONTROL: Final = "ELASTICJOB_CONTROL"
 RUN_ID: Final = "ELASTICJOB_RUN_ID"  # what its workers have as TORCHELASTIC_RUN_ID
 MEMORY: Final = "ELASTICJOB_MEMORY"  # the agent's folder in shared memory, for snapshots
@@ -190,6 +191,13 @@ def is_in_process(environ: Mapping[str, str]) -> bool | None:
     if text in ("1", "true", "yes"):
         return True
     raise SettingsError(f"{IN_PROCESS}={text!r} is neither 1 nor 0.")
+
+
+def enter_span(environ: MutableMapping[str, str], generation: int) -> None:
+    """Name the span of this world as the parent of the worker's. The trace of a job has the job's UID."""
+    trace = environ.get(UID, "").replace("-", "")
+    if trace and environ.get(TRACEPARENT, "").startswith(f"00-{trace}-"):
+        environ[TRACEPARENT] = f"00-{trace}-{generation:016x}-01"
 
 
 def load(environ: Mapping[str, str], local_addr: str | None = None) -> Settings:

@@ -27,6 +27,7 @@ class Settings:
     operator_namespace: str = ""
     hub_port: int = 0
     pools: tuple[Pool, ...] = ()
+    is_traced: bool = False  # workers are told the span that theirs belong to
 
 
 def owner_reference(job: Job) -> Object:

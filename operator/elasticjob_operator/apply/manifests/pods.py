@@ -10,6 +10,7 @@ from elasticjob_operator.api.podtemplate import count_devices, trainer_container
 from elasticjob_operator.apply.manifests import affinity, gangs
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
 from elasticjob_operator.failures import stragglers
+from elasticjob_operator.history import spans
 from elasticjob_operator.model.observe import Job, resolve_nproc
 from elasticjob_operator.model.quota import Placement
 from elasticjob_operator.plan.values import NewPod
@@ -86,6 +87,8 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
         {"name": "PET_RDZV_ID", "value": job.uid},
         {"name": "PET_MONITOR_INTERVAL", "value": "0.1"},
     ]
+    if settings.is_traced:
+        variables.append({"name": names.TRACEPARENT, "value": spans.describe_context(job.uid)})
     if count_devices(spec.template):
         # torchrun looks for devices in the process from which workers are forked. NVML tells without harm to a fork.
         variables.append({"name": "PYTORCH_NVML_BASED_CUDA_CHECK", "value": "1"})

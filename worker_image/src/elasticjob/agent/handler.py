@@ -187,6 +187,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         """Let torch start the workers in this world."""
         self._set_restarts(world.restarts)
         os.environ[env.GENERATION] = str(world.generation)  # the workers inherit it
+        env.enter_span(os.environ, world.generation)
         self.executor.workers.begin()
         where = RendezvousStoreInfo(world.store.address, world.store.port)
         return RendezvousInfo(self.executor.store_of(world), world.rank, len(world.nprocs), where)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob import env
 from elasticjob.channel.place import Place
 from elasticjob.errors import CollectiveFailedError, WorldLostError
 from elasticjob.protocol import store, wire
@@ -98,6 +99,7 @@ class ProcessGroups:
         # and all of them are there before the first group is made.
         os.environ.update(nccl.find_variables(os.environ) if self.is_queued else {})
         os.environ.update(place.as_environ())
+        env.enter_span(os.environ, place.generation)
         prefixed: Any = dist.PrefixStore("elasticjob/session", inner)  # type: ignore[attr-defined]
         groups.name_groups_anew()
         dist.init_process_group(
