@@ -1,0 +1,40 @@
+"""A job does not repeat its mistake: where the same error comes again, it starts from an older checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operator_fixture import Jobs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+PROGRAM = Path(__file__).parent / "programs/poisons.py"
+
+
+def poisoned(directory: Path, *more: str) -> dict[str, Any]:
+    command = ["torchrun", str(PROGRAM), str(directory), *more]
+    return {
+        "replicas": 2,
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 2, "maxRestarts": 3},
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "a/b:1", "command": command}]}},
+    }
+
+
+def test_a_checkpoint_that_stops_each_start_is_left_behind(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.create("poisoned", poisoned(tmp_path))
+    jobs.await_condition("poisoned", "Complete", timeout=180)
+    status = jobs.status("poisoned")
+    assert status["restarts"]["user"] == 0 and status["restarts"]["total"] == 2, "twice from step 15, then from step 10"
+    assert status["restarts"]["alike"] == 0, "it has gone on beyond that step"
+
+
+def test_an_error_that_comes_from_any_checkpoint_ends_the_job_with_its_place(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.create("poisoned", poisoned(tmp_path, "always"))
+    failed = jobs.await_condition("poisoned", "Failed", timeout=180)
+    assert failed["reason"] == "MaxRestartsExceeded"
+    assert (
+        "; FloatingPointError at poisons.py:36 4 times in a row, never beyond step 16; last: rank " in failed["message"]
+    )
