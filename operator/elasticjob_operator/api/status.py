@@ -111,6 +111,12 @@ class RestartStatus(StatusModel):
     last_time: str | None = Field(default=None, description="When the last worker-caused restart was charged.")
     generation: int = Field(default=0, description="The last generation that was charged.")
     step: int | None = Field(default=None, description="Highest step seen when it was charged.")
+    error: str | None = Field(default=None, description="The error of the last charged failure, and its place.")
+    alike: int = Field(
+        default=0,
+        description="How many charged failures in a row had this error, without a step beyond the one before. From the"
+        " second one on, `elasticjob.Checkpointer` goes back to older checkpoints.",
+    )
     counted: list[str] = Field(default_factory=list, description="Failed pods (UIDs) that have been accounted for.")
     backoff: BackoffStatus | None = None
     unasked_until: str | None = Field(

@@ -20,11 +20,13 @@ def charge(
     counted: Iterable[str],
     step: int | None,
     now: float,
+    error: str = "",
     began: float | None = None,
 ) -> api.RestartStatus:
     """The budget after one job failure. Idempotent: each generation and each pod is charged at most once.
 
-    `began`: when the failed pod or world was created. A pod created after the last charge is a separate failure.
+    `error`: what failed, and where; "" if that is not known, or may mend itself. `began`: when the failed pod or world
+    was created. A pod created after the last charge is a separate failure.
     """
     base = revise(restarts, counted=sorted({*restarts.counted, *counted}))
     if free:
@@ -44,11 +46,13 @@ def charge(
         last_time=format_time(now),
         generation=max(generation, restarts.generation),
         step=max((s for s in (step, restarts.step) if s is not None), default=None),
+        error=error or None,
+        alike=restarts.alike + 1 if error and error == restarts.error else int(bool(error)),
     )
 
 
 def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
     """Reset the budget once training has progressed beyond the step of the last charged failure."""
     if restarts.user and restarts.step is not None and step is not None and step > restarts.step:
-        return revise(restarts, user=0, window_start=None)
+        return revise(restarts, user=0, window_start=None, error=None, alike=0)
     return restarts

@@ -1,4 +1,4 @@
-"""Errors of the program that recur at every start. Pure."""
+"""Errors of the program that recur: at every start, or whenever it comes to the same place. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from elasticjob_operator.failures import classify
 from elasticjob_operator.failures.classify import Blame, Failure
+from elasticjob_operator.model import errortext
 
 # Errors in the program's source or command, which recur at every start: names, syntax, a missing script, unknown
 # arguments.
@@ -20,6 +21,10 @@ _MISTAKES = re.compile(
 _USAGE = re.compile(r"(\S+: error: \S|Error: (No such |Got unexpected |Missing |Invalid value|Option ))")
 _USAGE_CODE = 2
 _LONGEST = 1024  # characters of a line
+_FRAME = re.compile(r'^ *File "([^"\n]{1,512})", line (\d{1,9})', re.MULTILINE)
+_LIBRARY = re.compile(r"/(site-packages|dist-packages|lib/python\d\.\d+)/|^<")
+# What is outside of the program, and may be mended there: an older checkpoint would only lose steps.
+_MENDS = re.compile(r"OS|IO|EOF|SSL|HTTP|File|Pipe|Permission|Time|Connect|Network|Retry|Client|Memory|Dist|gaierror")
 
 
 def mistake_of(failures: Sequence[Failure]) -> str:
@@ -34,3 +39,13 @@ def _last_mistake(failure: Failure) -> str:
         if _MISTAKES.match(last) or (failure.exit_code == _USAGE_CODE and _USAGE.match(last)):
             return last[:256]
     return ""
+
+
+def find_place(failure: Failure) -> str:
+    """The program's error and where it was raised, as in `ValueError at train.py:88`; "" if it may mend itself."""
+    kind = errortext.exception_of(failure.traceback).partition(":")[0].rpartition(".")[2][:128]
+    frames = [(file, line) for file, line in _FRAME.findall(failure.traceback)]
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0])] or frames
+    if not kind.isidentifier() or not own or failure.blame is not Blame.USER or _MENDS.search(kind):
+        return ""
+    return f"{kind} at {own[-1][0].rpartition('/')[2][-128:]}:{own[-1][1]}"

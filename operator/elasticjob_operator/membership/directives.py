@@ -25,6 +25,7 @@ def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, w
         members=tuple(wire.Member(pod=m.pod, rank=m.rank, address=m.address, nproc=m.nproc) for m in world.members),
         store=wire.Store(address=world.store.address, port=world.store.port),
         restarts=situation.restarts,
+        repeats=situation.repeats or None,
     )
     return {m.uid: one.model_copy(update={"rank": m.rank}) for m in members}
 

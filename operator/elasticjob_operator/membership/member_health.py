@@ -88,6 +88,7 @@ class Situation:
     broken_since: float | None = None  # since when no world trains
     grace: float = 30.0
     restarts: int = 0
+    repeats: int = 0  # how many of them in a row were the same error; 0 for the first one
     settings: Settings = Settings()
 
     def by_uid(self) -> dict[str, Worker]:

@@ -53,6 +53,8 @@ class RestartFields(TypedDict, total=False):
     last_time: str | None
     generation: int
     step: int | None
+    error: str | None
+    alike: int
     counted: list[str]
     backoff: api.BackoffStatus | None
     unasked_until: str | None

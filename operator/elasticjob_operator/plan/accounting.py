@@ -27,6 +27,7 @@ from elasticjob_operator.sizing import legal, retreat
 from elasticjob_operator.sizing.retreat import FailedChange
 from elasticjob_operator.times import parse_time
 
+REPEATED = 2  # times in a row that the same error stops the training at the same place
 NEVER_JOINED_TRIES = 2  # a single case may be a pod that was released by an operator that has since died
 CUT_OFF = 0.999  # creation times are whole seconds; only what ends within one may be as old as what has just failed
 _UNSETTLED = (MemberHealth.RUNNING, MemberHealth.STARTING, MemberHealth.STOPPING, MemberHealth.SUSPECT)
@@ -77,10 +78,20 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
     if verdict is Verdict.RESTART and is_over:
         limit = spec.elastic_policy.max_restarts
         sizes = f"; it trained with {change.worked} pods and has failed with {change.failed}" if change else ""
+        same = _tell_repeated(status.restarts)
         return Accounting(
-            status, "MaxRestartsExceeded", f"more than elasticPolicy.maxRestarts={limit} restarts{sizes}; last: {told}"
+            status,
+            "MaxRestartsExceeded",
+            f"more than elasticPolicy.maxRestarts={limit} restarts{sizes}{same}; last: {told}",
         )
     return Accounting(status)
+
+
+def _tell_repeated(restarts: api.RestartStatus) -> str:
+    if restarts.alike < REPEATED:
+        return ""
+    where = "" if restarts.step is None else f", never beyond step {restarts.step}"
+    return f"; {restarts.error} {restarts.alike} times in a row{where}"
 
 
 def _find_other_size(spec: api.Spec, status: api.Status, change: FailedChange) -> int:
@@ -97,7 +108,7 @@ def _go_back(spec: api.Spec, status: api.Status, change: FailedChange) -> api.St
     return revise(
         status,
         capacity=retreat.leave_out(status.capacity, change, backoff_rules.digest_cause(spec)),
-        restarts=revise(status.restarts, user=user, backoff=None),
+        restarts=revise(status.restarts, user=user, error=None, alike=0, backoff=None),
     )
 
 
@@ -149,6 +160,7 @@ def _charge(
         counted=failed,
         step=seen.step if seen.step is not None else (status.progress.step if status.progress else None),
         now=seen.now,
+        error=mistakes.find_place(failure),
         began=max((_setback(p, status, seen.now).began for p in seen.pods if p.uid in failed), default=None),
     )
     faults = status.node_faults

@@ -190,6 +190,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
             hold_until=max(flapping.hold_until(status.restarts, seen.now), whole),
             missing=pods.missing,
             restarts=status.restarts.total,
+            repeats=status.restarts.alike if status.restarts.alike >= accounting.REPEATED else 0,
         )
         decision = decide.decide(situation, verdicts)
     checks = probing.decide(situation)

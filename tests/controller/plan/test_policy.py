@@ -394,6 +394,27 @@ def test_charge(
     assert after.counted == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("errors", "alike"),
+    [
+        pytest.param(["a"], 1, id="once"),
+        pytest.param(["a", "a", "a"], 3, id="in a row"),
+        pytest.param(["a", "a", "b"], 1, id="another one"),
+        pytest.param(["a", "", "a"], 1, id="one between that is not known"),
+        pytest.param([""], 0, id="not known"),
+    ],
+)
+def test_the_same_error_is_counted_in_a_row(errors: list[str], alike: int) -> None:
+    restarts, elastic = api.RestartStatus(), api.ElasticPolicy()
+    for generation, error in enumerate(errors, 1):
+        restarts = budget.charge(
+            restarts, elastic, free=False, generation=generation, counted=[], step=7, now=NOW, error=error
+        )
+    assert (restarts.alike, restarts.error) == (alike, errors[-1] or None)
+    assert budget.refund(restarts, 7) == restarts
+    assert (budget.refund(restarts, 8).alike, budget.refund(restarts, 8).error) == (0, None)
+
+
 def test_a_pod_made_after_the_last_charge_fails_for_itself() -> None:
     before = CHARGED.model_copy(update={"last_time": ago(1.5)})
     after = budget.charge(

@@ -1,8 +1,9 @@
 """Trains with checkpoints in a folder. Once, in the first world, a parameter becomes NaN before a checkpoint is saved.
 
-    torchrun poisons.py DIRECTORY [always]
+    torchrun poisons.py DIRECTORY [memory] [always]
 
-The script notices it two steps after that checkpoint. With `always` it fails at that step from any checkpoint.
+The script notices it two steps after that checkpoint. With `memory` each step has a snapshot too. With `always` it
+fails at that step from any checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ directory, always = Path(sys.argv[1]), "always" in sys.argv
 
 with elasticjob.init("gloo") as world:
     model = torch.nn.Linear(4, 1)
-    checkpoint = Checkpointer(directory / "saved", model, every=SAVED_EVERY, asynchronous=False)
+    snapshots = int("memory" in sys.argv)
+    checkpoint = Checkpointer(directory / "saved", model, every=SAVED_EVERY, memory_every=snapshots, asynchronous=False)
     step = first = checkpoint.restore()
     print(f"starts from step {first}", flush=True)
     mark = directory / "poisoned"

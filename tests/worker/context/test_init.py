@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from elasticjob.context.context import Context, read_context
+from elasticjob.context.context import Context, pass_over, read_context
 from elasticjob.context.network import find_interface, own_address, read_interfaces, set_interface
 from elasticjob.errors import ConfigurationError
 from worker.gang_helper import PROGRAMS, Member, clean_environment, run_gang
@@ -186,3 +186,12 @@ assert not dist.is_initialized() and threading.active_count() == 1
         timeout=90,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine", "")
+
+
+@pytest.mark.parametrize(
+    ("repeats", "left"),
+    [(0, [40, 30, 20]), (1, [40, 30, 20]), (2, [30, 20]), (3, [20]), (4, [20]), (99, [20])],
+)
+def test_the_newest_checkpoints_are_passed_over_where_the_same_error_repeats(repeats: int, left: list[int]) -> None:
+    assert list(pass_over([40, 30, 20], repeats)) == left
+    assert list(pass_over([], repeats)) == []

@@ -80,7 +80,7 @@ SAID = {
     "progress": wire.progress(PROGRESS),
     "diagnosis": wire.diagnosis(7, "stall", "rank 1 waits in all_reduce"),
 }
-WORLD = wire.World(generation=7, rank=1, nprocs=(4, 4, 8), store=STORE, restarts=3)
+WORLD = wire.World(generation=7, rank=1, nprocs=(4, 4, 8), store=STORE, restarts=3, repeats=2)
 HEARD = {
     "welcome": wire.Welcome(
         1.5, 7.5, in_process=True, training=True, probes=True, peer_key="secret", reconnect_seconds=4.5

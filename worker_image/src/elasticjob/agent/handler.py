@@ -186,7 +186,8 @@ class ElasticJobRendezvous(RendezvousHandler):
     def _start_workers(self, world: wire.World) -> RendezvousInfo:
         """Let torch start the workers in this world."""
         self._set_restarts(world.restarts)
-        os.environ[env.GENERATION] = str(world.generation)  # the workers inherit it
+        os.environ[env.GENERATION] = str(world.generation)  # the workers inherit them
+        os.environ[env.REPEATS] = str(world.repeats)
         env.enter_span(os.environ, world.generation)
         self.executor.workers.begin()
         where = RendezvousStoreInfo(world.store.address, world.store.port)
@@ -195,7 +196,7 @@ class ElasticJobRendezvous(RendezvousHandler):
     def _start_sessions(self) -> RendezvousInfo:
         """Let torch start the workers without a world; the executor sends them worlds later."""
         self._set_restarts(0)
-        os.environ[env.GENERATION] = "0"  # the workers inherit it
+        os.environ[env.GENERATION] = os.environ[env.REPEATS] = "0"  # the workers inherit them
         store = PodStore(self.executor.state.published.nproc, self.executor.finish, lambda: False)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self.executor.settings.pod_ip, env.NO_PORT))
 

@@ -315,4 +315,5 @@ def find_place(world: wire.World, local_rank: int) -> Place:
         group_rank=world.rank,
         group_world_size=len(world.nprocs),
         restarts=world.restarts,
+        repeats=world.repeats,
     )

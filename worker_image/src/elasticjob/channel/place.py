@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elasticjob.env import GENERATION
+from elasticjob.env import GENERATION, REPEATS
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Place:
     group_rank: int = 0  # the pod's rank among all pods
     group_world_size: int = 1
     restarts: int = 0
+    repeats: int = 0  # of these, in a row with the same error
 
     def as_message(self) -> dict[str, Any]:
         return {"type": "world", **asdict(self)}
@@ -40,6 +41,7 @@ class Place:
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(self.restarts),
             GENERATION: str(self.generation),
+            REPEATS: str(self.repeats),
         }
 
 
@@ -62,4 +64,5 @@ def from_environ(environ: Mapping[str, str]) -> Place | None:
         group_rank=int(environ.get("GROUP_RANK", "0")),
         group_world_size=int(environ.get("GROUP_WORLD_SIZE", "1")),
         restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        repeats=int(environ.get(REPEATS, "0")),
     )

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import operator
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from elasticjob.checkpoint.state import (
     prepare,
 )
 from elasticjob.collectives import messages
-from elasticjob.context import leaving
+from elasticjob.context import context, leaving
 from elasticjob.errors import CheckpointFailedError, ConfigurationError
 from elasticjob.protocol.steps import FILE
 
@@ -105,6 +106,7 @@ class Checkpointer:
         self._deciders: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._repeats = context.current().repeats
         self._owed = owed.find(self.directory)  # the step of a save that the last world did not complete
         self._damaged: set[int] = set()  # found by restore(): they are deleted first
         self._is_requested = False  # the agent of any rank has asked for the next save; the signal may not be here yet
@@ -324,7 +326,9 @@ class Checkpointer:
     def restore(self) -> int:
         """Load the newest complete checkpoint, from memory or from disk, and return its step; 0 if there is none.
 
-        A damaged or unfinished checkpoint is skipped with a warning and added to `skipped`. Raises
+        A damaged or unfinished checkpoint is skipped with a warning and added to `skipped`. Where the same error has
+        stopped the training twice without progress, the newest checkpoint is restored last, and one more with each
+        further time. Raises
         CheckpointFailedError if the previous save failed, and if the newest intact checkpoint is of another model or
         optimizer.
         """
@@ -333,7 +337,11 @@ class Checkpointer:
         self.wait()
         names = self._from_rank_0(self._list_names)
         steps, behind = files.split_steps(names)
-        for choice in self._memory.find_choices() if self._memory is not None else []:
+        choices = self._memory.find_choices() if self._memory is not None else []
+        newest = self._pass_over(sorted({*steps, *(choice.step for choice in choices)}, reverse=True))
+        behind = [step for step in steps if step > newest] + behind
+        steps = [step for step in steps if step <= newest]
+        for choice in [choice for choice in choices if choice.step <= newest]:
             while steps and steps[0] > choice.step:
                 if self._restore_file(step := steps.pop(0)):
                     return int(step)
@@ -347,6 +355,20 @@ class Checkpointer:
                 raise CheckpointFailedError(self._explain("the last snapshot in memory", self._memory.misfit))
             self._memory.keep_only("", 0)  # training begins anew
         return found
+
+    def _pass_over(self, steps: Sequence[int]) -> float:
+        """The newest of these steps to start from: the newest one may be why the same error has come again."""
+        repeats, self._repeats = self._repeats, 0
+        chosen = context.pass_over(steps, repeats)
+        if len(chosen) == len(steps):
+            return math.inf
+        if self._rank == 0:
+            left_out = ", ".join(map(str, steps[: len(steps) - len(chosen)]))
+            text = "the same error %d times without progress: the checkpoints of steps %s in %s are restored last"
+            _log.warning(text, repeats, left_out, self.directory)
+            with contextlib.suppress(OSError):  # it may only be read
+                files.distrust(self.directory, chosen[0])
+        return chosen[0]
 
     def _restore_file(self, step: int) -> bool:
         folder = self.directory / files.folder_name(step)

@@ -7,11 +7,14 @@ plain `python train.py`. An invalid value is an error that names the variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from elasticjob.env import NAME, NO_PORT, POD_IP, UID
+from elasticjob.env import NAME, NO_PORT, POD_IP, REPEATS, UID
 from elasticjob.errors import ConfigurationError
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Context:
     job: str = ""
     uid: str = ""  # of the job: the same in all worlds and after every restart; another one if the job is created again
     pod_ip: str = ""
+    repeats: int = 0  # restarts in a row because of the same error at the same place; 0 for the first one
 
 
 def read_integer(env: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -77,6 +81,7 @@ def read_context(env: Mapping[str, str]) -> Context:
         local_world_size=read_integer(env, "LOCAL_WORLD_SIZE", 1, least=1),
         generation=read_integer(env, "ELASTICJOB_GENERATION", restarts),
         restarts=restarts,
+        repeats=read_integer(env, REPEATS, 0),
         master_address=env["MASTER_ADDR"],
         master_port=port,
         launched=True,
@@ -90,3 +95,12 @@ def read_context(env: Mapping[str, str]) -> Context:
 def current() -> Context:
     """The context of this process. Raises ConfigurationError for a missing or invalid variable."""
     return read_context(os.environ)
+
+
+def pass_over(newest_first: Sequence[Found], repeats: int) -> Sequence[Found]:
+    """The checkpoints to start from, after so many failures in a row with the same error at the same place. Pure.
+
+    The newest one may be the cause, so from the second failure on it is left out, and one more with each further
+    failure; the oldest one never is.
+    """
+    return newest_first[max(0, min(repeats - 1, len(newest_first) - 1)) :]

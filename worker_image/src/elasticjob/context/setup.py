@@ -37,6 +37,7 @@ class World:
     reason: str  # why this backend was chosen
     generation: int  # the number of this world; grows with every regroup
     restarts: int
+    repeats: int  # of these, in a row with the same error at the same place; 0 for the first one
     elastic: bool  # an elastic agent started this process, as in torch.distributed.is_torchelastic_launched()
     interface: str  # the network interface; empty if the backend chooses
 
@@ -128,6 +129,7 @@ def init(
         reason=choice.reason,
         generation=here.generation,
         restarts=here.restarts,
+        repeats=here.repeats,
         elastic=here.elastic,
         interface=interface,
     )

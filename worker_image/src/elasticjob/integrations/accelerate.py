@@ -17,6 +17,7 @@ from typing import Any
 
 from elasticjob.channel import progress
 from elasticjob.checkpoint import requests
+from elasticjob.context import context
 from elasticjob.errors import ConfigurationError
 from elasticjob.integrations import ranks, versions
 
@@ -38,13 +39,15 @@ class Checkpoints:
         self._every, self._keep = every, keep
 
     def load(self, start: dict[str, int]) -> dict[str, int]:
-        """Load the newest checkpoint, after `accelerator.prepare`. Returns where it was made, or `start`."""
-        found = self._find()
+        """Load the newest checkpoint, after `accelerator.prepare`. Returns where it was made, or `start`.
+
+        Where the same error has stopped the training twice without progress, it is an older one.
+        """
+        found = context.pass_over(self._find()[::-1], context.current().repeats)
         if not found:
             return dict(start)
-        newest = found[-1]
-        self._accelerator.load_state(str(newest))
-        return {**start, **json.loads((newest / _PLACE).read_text())}
+        self._accelerator.load_state(str(found[0]))
+        return {**start, **json.loads((found[0] / _PLACE).read_text())}
 
     def after_step(self, at: dict[str, int], total: int | None = None, **metrics: Any) -> None:
         """Call it on all ranks after each step, with `at["step"]` counted on. Saves if it is time or was requested."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from elasticjob.channel import progress
 from elasticjob.checkpoint import requests
+from elasticjob.context import context
 from elasticjob.errors import ConfigurationError
 from elasticjob.integrations import ranks, versions
 
@@ -66,14 +67,16 @@ def elastic_arguments() -> dict[str, Any]:
 def find_checkpoint(folder: str | Path) -> str | None:
     """The newest whole checkpoint in this folder; None if there is none, to start from scratch.
 
-    Lightning renames a file when it is written. A sharded checkpoint is a folder, whose `meta.pt` is written last.
+    Where the same error has stopped the training twice without progress, it is an older one. Lightning renames a file
+    when it is written. A sharded checkpoint is a folder, whose `meta.pt` is written last.
     """
     found: list[tuple[int, str]] = []
     for place in Path(folder).glob("*.ckpt"):
         last = place / "meta.pt" if place.is_dir() else place
         with contextlib.suppress(OSError):  # removed meanwhile, or not whole
             found.append((last.stat().st_mtime_ns, str(place)))
-    return max(found, default=(0, None))[1]
+    chosen = context.pass_over(sorted(found, reverse=True), context.current().repeats)
+    return chosen[0][1] if chosen else None
 
 
 class ElasticJobCallback(Callback):  # type: ignore[misc, unused-ignore]

@@ -16,6 +16,7 @@ from typing import Any
 
 from elasticjob.channel import progress
 from elasticjob.checkpoint import requests
+from elasticjob.context import context
 from elasticjob.integrations import ranks, versions
 
 versions.require("transformers")
@@ -29,12 +30,14 @@ _LAST = "trainer_state.json"  # the file that the Trainer writes last
 def find_checkpoint(folder: str | Path) -> str | None:
     """The newest checkpoint in the Trainer's `output_dir` that is whole; None if there is none, to start from scratch.
 
-    The newest is the one that was written last: after training has gone back, its number is not the highest.
+    The newest is the one that was written last: after training has gone back, its number is not the highest. Where the
+    same error has stopped the training twice without progress, it is an older one.
     transformers' own `get_last_checkpoint` also returns one whose writer was killed, and resuming from it fails.
     """
     found = [place for place in Path(folder).glob("checkpoint-*") if _is_whole(place)]
-    newest = max(found, key=lambda place: ((place / _LAST).stat().st_mtime_ns, _number_of(place)), default=None)
-    return None if newest is None else str(newest)
+    found.sort(key=lambda place: ((place / _LAST).stat().st_mtime_ns, _number_of(place)), reverse=True)
+    chosen = context.pass_over(found, context.current().repeats)
+    return str(chosen[0]) if chosen else None
 
 
 def _number_of(place: Path) -> int:

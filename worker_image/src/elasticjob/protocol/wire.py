@@ -53,6 +53,7 @@ class World:
     nprocs: tuple[int, ...]  # worker processes of each member, in rank order
     store: Store
     restarts: int = 0
+    repeats: int = 0  # how many of them in a row were the same error; 0 for the first one
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,8 @@ def _parse_world(value: dict[str, Any]) -> World:
     if not isinstance(raw_store, dict):
         raise WireError("a world needs a store")
     store = Store(fields.read_text(raw_store, "address"), fields.read_count(raw_store, "port"))
-    return World(fields.read_count(value, "generation"), rank, nprocs, store, fields.read_count(value, "restarts", 0))
+    generation, restarts = fields.read_count(value, "generation"), fields.read_count(value, "restarts", 0)
+    return World(generation, rank, nprocs, store, restarts, fields.read_count(value, "repeats", 0))
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...]:
