@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 STORIES = {
     name
-    for file in (ROOT / "tests/controller/simulation").glob("test_*.py")
+    for folder in ("controller/simulation", "integration")
+    for file in (ROOT / "tests" / folder).glob("test_*.py")
     for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
 }
 ROWS = [

@@ -84,14 +84,18 @@ def test_a_host_that_dies_is_given_up_while_the_client_of_torch_tries_again() ->
 
 
 def test_a_host_that_comes_late_is_found() -> None:
-    server, where = listen()
-    server.close()
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))  # nobody else takes the port, and nobody listens
+    port: int = server.getsockname()[1]
     hosts: list[object] = []
 
     def come() -> None:
-        hosts.append(TCPStore("127.0.0.1", where.port, is_master=True, wait_for_workers=False))
+        server.listen()
+        listener = server.detach()
+        hosts.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener))
 
     threading.Timer(0.3, come).start()
+    where = wire.Store("127.0.0.1", port)
     assert connect(where, lambda: False, time.monotonic() + 30, TIMEOUT) is not None
 
 
