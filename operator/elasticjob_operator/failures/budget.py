@@ -47,7 +47,7 @@ def charge(
         generation=max(generation, restarts.generation),
         step=max((s for s in (step, restarts.step) if s is not None), default=None),
         error=error or None,
-        alike=restarts.alike + 1 if error and error == restarts.error else int(bool(error)),
+        alike=restarts.alike + 1 if error and error == restarts.error else 1 if error else 0,
     )
 
 
