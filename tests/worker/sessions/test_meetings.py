@@ -1,9 +1,16 @@
-"""Who comes to a meeting of all ranks, and who never will: the decisions, without processes."""
+"""Who comes to a meeting of all ranks, and who never will, without processes."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import threading
+from typing import Any
 
+import pytest
+import torch.distributed as dist
+
+from elasticjob.channel.place import Place
+from elasticjob.protocol import store
 from elasticjob.sessions import meetings
 from elasticjob.sessions.meetings import OVER, SKIPPED, Position
 
@@ -50,3 +57,26 @@ def test_each_other_rank_is_looked_at_in_its_turn(rank: int, size: int) -> None:
         assert 0 < len(some) <= 16 and len(set(some)) == len(some)
         seen += some
     assert set(seen[: size - 1]) == set(range(size)) - {rank}
+
+
+@pytest.mark.timeout(60)
+def test_a_meeting_that_another_rank_ends_is_not_left_meanwhile() -> None:
+    """Who leaves it enters the next world, whose groups would be freed in place of this one's."""
+    held, where = store.listen("127.0.0.1")
+    begun, left, freed = threading.Event(), threading.Event(), threading.Event()
+
+    def free() -> None:
+        begun.set()
+        assert not left.wait(0.3)
+        freed.set()
+
+    place = Place(generation=1, rank=0, world_size=2, address="127.0.0.1", port=where.port)
+    there: Any = dist.PrefixStore("elasticjob/meetings", held)  # type: ignore[attr-defined]
+    there.set("1", json.dumps({"blocks": 7, "entered": {}}))
+    meeting = meetings.Meetings(place, dict, free, lambda: False)
+    with meeting.waiting():
+        assert begun.wait(30)
+    left.set()
+    meeting.leave()
+    meeting.join(30)
+    assert freed.is_set() and meeting.other == "rank 1 has begun block 7"
