@@ -112,6 +112,7 @@ class Meetings(threads.Thread):
         self._before = 0  # collectives, before this step ...
         self._least: int | None = None  # ... and in a step, at least
         self._mine: Position | None = None  # in a meeting
+        self._leaving = threading.Lock()  # nobody leaves a meeting, and then the world, while it is ended
         self._since = 0.0
         self._says = False  # to the others, that it waits
         self._looked = 0  # at how many of them, one after the other
@@ -144,7 +145,8 @@ class Meetings(threads.Thread):
         try:
             yield mine
         finally:
-            self._mine = None
+            with self._leaving:
+                self._mine = None
 
     def run(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # the world is over, or will soon be
@@ -177,6 +179,7 @@ class Meetings(threads.Thread):
             if not there.check([str(rank)]):
                 continue
             found = judge(mine, Position(**json.loads(there.get(str(rank)))))
-            if found and not self.other and self._mine is mine:
-                self.other = f"rank {rank} {found}"
-                self._free()
+            with self._leaving:
+                if found and not self.other and self._mine is mine:
+                    self.other = f"rank {rank} {found}"
+                    self._free()
