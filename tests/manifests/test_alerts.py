@@ -33,6 +33,7 @@ FILE, MEMORY = (
     f'elasticjob_checkpoint_age_seconds{{namespace="ml",job="digits",tier="{tier}",pod="a"}}'
     for tier in ("File", "Memory")
 )
+LOSS = 'elasticjob_reported_metric{namespace="ml",job="digits",metric="loss",pod="a"}'
 # One value a minute: `1x60` stays at 1, `0+100x60` grows by 100.
 CALM = {
     LEADER: "1x60",
@@ -48,6 +49,7 @@ CALM = {
     REPORTED: "0+60x60",
     FILE: "9000x60",
     MEMORY: "10x60",
+    LOSS: "2.5-0.01x60",
 }
 RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 CASES: dict[str, tuple[dict[str, str], list[str]]] = {
@@ -66,6 +68,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "no report for twenty minutes": ({REPORTED: "0+60x40 2400x20"}, []),
     "an old checkpoint": ({MEMORY: "7300x60"}, ["ElasticJobOldCheckpoint"]),
     "an old checkpoint of a job that has ended": ({MEMORY: "7300x60", SIZE: "0x60"}, []),
+    "a loss that is no number": ({LOSS: "2.5x50" + 10 * " NaN"}, ["ElasticJobMetricNotFinite"]),
+    "a loss that was no number": ({LOSS: "2.5x50" + 5 * " NaN" + " 2.5x5"}, []),
     "a slow rank for eight minutes": ({SLOW: "1.3x52 1.6x8"}, []),
 }
 

@@ -173,6 +173,9 @@ class ProgressStatus(StatusModel):
         default_factory=list, description="The last finished checkpoint of each tier, if it is known."
     )
     metrics: list[Metric] = Field(default_factory=list)
+    not_finite: list[str] = Field(
+        default_factory=list, description="Metrics that were NaN or infinite in the last report."
+    )
     last_update_time: str | None = None
     history: ReportHistory | None = Field(
         default=None, description="A few of the reports of all worlds, for pages that are opened later."

@@ -50,6 +50,7 @@ def _know(value: object) -> object:
 
 
 MOST_MEASURED: Final = 2**53
+MOST_METRICS: Final = 32  # of a script
 Measured = Annotated[Annotated[float, Field(ge=0, le=MOST_MEASURED)] | None, BeforeValidator(_know)]
 
 
@@ -178,7 +179,8 @@ class Progress(Wire):
     tokens_per_second: Measured = None
     # Of the last finished checkpoints, by tier: seconds since their state was taken.
     checkpoint_ages: Annotated[dict[Short, Measured], Field(max_length=8)] | None = None
-    metrics: dict[Short, float] = Field(default_factory=dict, max_length=32)
+    metrics: dict[Short, float] = Field(default_factory=dict, max_length=MOST_METRICS)
+    not_finite: list[Short] = Field(default_factory=list, max_length=MOST_METRICS)  # metrics that are NaN or infinite
 
 
 class Diagnosis(Wire):

@@ -5,6 +5,7 @@ Pure. Events cover the time before the first sample, as far back as the API serv
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -252,7 +253,7 @@ def _metrics(samples: Sequence[Sample], reports: Sequence[Report]) -> dict[str, 
         for name, value in report.metrics.items():
             found.setdefault(name, {})[report.time] = value
     for sample in samples:
-        for name, value in sample.metrics.items():
+        for name, value in (sample.metrics | dict.fromkeys(sample.not_finite, math.nan)).items():
             found.setdefault(name, {})[sample.progress_time or sample.time] = value
     return {
         name: tuple(Point(t, v) for t, v in sorted(values.items()))

@@ -40,6 +40,7 @@ class Sample:
     members_of: int = 0  # the generation whose members were written, here or before; 0 while there is no world
     measured: str = api.Measured.FORMATION.value  # the point from which a world counts as training
     lost: dict[str, float] = field(default_factory=dict)  # lost seconds that are accounted for, by category
+    not_finite: list[str] = field(default_factory=list)  # metrics that were NaN or infinite
 
 
 def take_sample(job: Job, now: float, before: Sample | None = None) -> Sample:
@@ -62,6 +63,7 @@ def take_sample(job: Job, now: float, before: Sample | None = None) -> Sample:
         total_steps=progress.total_steps if progress else None,
         progress_time=parse_time(progress.last_update_time) if progress else None,
         metrics={m.name: m.value for m in progress.metrics} if progress else {},
+        not_finite=list(progress.not_finite) if progress else [],
         training_seconds=round(trained, 3),
         lost_seconds=round(lost, 3),
         lost={category: seconds for category, seconds in list_losses(status) if seconds},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ class Told:
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
     saved: tuple[tuple[str, float], ...] = ()  # (tier, when) of the last checkpoints
-    metrics: tuple[tuple[str, float], ...] = ()  # the script's own
+    metrics: tuple[tuple[str, float], ...] = ()  # the script's own; NaN also for infinite ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,10 @@ def _read_progress(progress: api.ProgressStatus) -> Told:
         samples_per_second=progress.samples_per_second,
         tokens_per_second=progress.tokens_per_second,
         saved=tuple(saved.items()),
-        metrics=tuple((one.name, one.value) for one in progress.metrics),
+        metrics=(
+            *((one.name, one.value) for one in progress.metrics),
+            *((name, math.nan) for name in progress.not_finite),
+        ),
     )
 
 

@@ -96,7 +96,9 @@ def _tiles(history: History, last: Sample | None) -> str:
     if last is not None and last.step is not None:
         total = f" of {last.total_steps}" if last.total_steps and last.step <= last.total_steps else ""
         tiles.append((str(last.step), f"steps{total}"))
-    if last is not None and math.isfinite(last.metrics.get("loss", math.nan)):
+    if last is not None and "loss" in last.not_finite:
+        tiles.append(("not finite", "loss"))
+    elif last is not None and math.isfinite(last.metrics.get("loss", math.nan)):
         tiles.append((f"{last.metrics['loss']:.4g}", "loss"))
     cells = (f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in tiles)
     return f'<div class="tiles">{"".join(cells)}</div>'

@@ -97,6 +97,7 @@ def draw(
     `log`: the axis is logarithmic; values that are not positive are omitted.
     """
     finite = [p for p in points if math.isfinite(p.value)]
+    at_end = ": not finite at the end" if points and not math.isfinite(points[-1].value) else ""
     if log:
         title = f"{title} (logarithmic)"
         finite = [Point(p.time, math.log10(p.value)) for p in finite if p.value > 0]
@@ -109,7 +110,7 @@ def draw(
     x = Scale(start, max(end, start + 1), LEFT, WIDTH - RIGHT)
     y = Scale(ticks[0], max(ticks[-1], ticks[0] + 1e-9), HEIGHT - BOTTOM, TOP)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    parts.append(f'<text class="title" x="{LEFT}" y="15">{escape(title)}</text>')
+    parts.append(f'<text class="title" x="{LEFT}" y="15">{escape(title + at_end)}</text>')
     parts += _grid(x, y, {tick: f"{10**tick if log else tick:g}{unit}" for tick in ticks})
     parts += [draw_mark(x, mark, HEIGHT - BOTTOM) for mark in marks]
     parts.append(_line(finite, x, y, end, style, steps=steps) if finite else _nothing())

@@ -57,9 +57,13 @@ def has_too_many_items(value: object) -> bool:
 
 
 def with_known_metrics(progress: wire.Progress) -> wire.Progress:
-    """Leave out metrics without a name, NaN and infinities: a loss may be NaN, but no status can hold it."""
+    """Leave out metrics without a name. Of NaN and infinities, keep the names: no status can hold them."""
     metrics = {name: value for name, value in progress.metrics.items() if name and math.isfinite(value)}
-    return progress if len(metrics) == len(progress.metrics) else progress.model_copy(update={"metrics": metrics})
+    if len(metrics) == len(progress.metrics):
+        return progress
+    wrong = [name for name in progress.metrics if name and name not in metrics and name not in progress.not_finite]
+    names = (progress.not_finite + wrong)[: wire.MOST_METRICS]
+    return progress.model_copy(update={"metrics": metrics, "not_finite": names})
 
 
 def _explain(data: str | bytes, error: pydantic.ValidationError) -> Problem:

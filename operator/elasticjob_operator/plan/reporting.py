@@ -128,6 +128,7 @@ def update_progress(
         tokens_per_second=best.tokens_per_second,
         checkpoints=update_checkpoints(before.checkpoints if before else (), best.checkpoint_ages or {}, since),
         metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items()) if k],
+        not_finite=sorted(filter(None, best.not_finite)),
         last_update_time=format_time(now),
         history=memory.add(before.history if before else None, step, best.metrics, now),
     )

@@ -294,7 +294,9 @@ class Metrics:
         yield _head("reported_metric", "A number that the script reports, such as its loss.")
         for job, one in jobs:
             names, told = self._names.get(job, {}), () if one.told is None else one.told.metrics
-            lines += [f"elasticjob_reported_metric{names[name]} {value!r}\n" for name, value in told if name in names]
+            lines += [
+                f"elasticjob_reported_metric{names[name]} {_number(value)}\n" for name, value in told if name in names
+            ]
             left_out[job[0]] += sum(name not in names for name, _ in told)
             if len(lines) > _PAGE_JOBS:
                 yield "".join(lines).encode()
@@ -304,6 +306,10 @@ class Metrics:
         for namespace, count in left_out.items():
             if count:
                 yield f'elasticjob_reported_metrics_left_out{{namespace="{_escaped(namespace)}"}} {count}\n'.encode()
+
+
+def _number(value: float) -> str:
+    return repr(value) if value == value else "NaN"  # noqa: PLR0124 - only NaN is not itself
 
 
 def _head(name: str, text: str) -> bytes:

@@ -118,7 +118,8 @@ def _progress_line(progress: api.ProgressStatus) -> str:
     rates = (("samples", progress.samples_per_second), ("tokens", progress.tokens_per_second))
     speed = "".join(f", {words.number(rate)} {name}/s" for name, rate in rates if rate is not None)
     metrics = "".join(f", {m.name} {words.number(m.value)}" for m in progress.metrics)
-    return step + total + eta + speed + metrics
+    wrong = "".join(f", {name} not finite" for name in progress.not_finite)
+    return step + total + eta + speed + metrics + wrong
 
 
 def _checkpoints_text(saved: Sequence[api.SavedStatus], now: float) -> str:

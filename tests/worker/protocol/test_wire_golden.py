@@ -73,6 +73,7 @@ PROGRESS = wire.Progress(
     tokens_per_second=262144.0,
     checkpoint_ages={"File": 61.5, "Copies": 40.0},
     metrics={"loss": 0.5},
+    not_finite=["grad_norm"],
 )
 SAID = {
     "hello": wire.hello("agent-1", {"torch": "2.13.0"}, STATE, peers=True),

@@ -91,22 +91,24 @@ def build_message(
     own_seconds: float | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The message to the agent, without numbers that JSON cannot represent.
+    """The message to the agent. Of numbers that JSON cannot represent, it has the names.
 
     `more`: what `BatchTimes`, `StateTransfer`, `Throughput` and `Saves` say.
     """
     saved = {"checkpointSeconds": round(checkpoint_seconds, 3)} if checkpoint_seconds else {}
     own = {"ownSeconds": float(f"{own_seconds:.4g}")} if own_seconds else {}
+    wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
     return {
         **saved,
         **own,
+        **({"notFinite": wrong} if wrong else {}),
         **(more or {}),
         "type": "progress",
         "rank": rank,
         "step": int(step),
         "total": total if total is None else int(total),
         "stepSeconds": step_seconds,
-        "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+        "metrics": {name: value for name, value in metrics.items() if name not in wrong},
     }
 
 
@@ -411,8 +413,8 @@ def report(step: int, total: int | None = None, *, samples: Any = None, tokens: 
     `samples` and `tokens`: how many all ranks together have processed in this step. The operator shows them per second.
 
     Call it on every rank after every step. It does not block; a metric that is a device tensor is read only when a
-    message is sent. `status.progress` shows rank 0's metrics, the percentage and the remaining time. What is no number
-    is logged once and left out.
+    message is sent. `status.progress` shows rank 0's metrics, the percentage and the remaining time, and names those
+    that are NaN or infinite. What is no number is logged once and left out.
     """
     counts = _NOTHING if samples is tokens is None else _counted(samples=samples, tokens=tokens)
     (_reporter or _start()).report(time.monotonic(), step, total, metrics, counts)

@@ -114,6 +114,7 @@ def read_progress(
         tokens_per_second=_number(message.get("tokensPerSecond")),
         checkpoint_ages=dict(ages),
         metrics=_read_metrics(message.get("metrics")),
+        not_finite=_read_names(message.get("notFinite")),
     )
 
 
@@ -121,6 +122,10 @@ def _read_metrics(metrics: object) -> dict[str, float]:
     named = {str(name): value for name, value in metrics.items() if name} if isinstance(metrics, dict) else {}
     numbers = {name: value for name, value in named.items() if isinstance(value, int | float)}
     return {name: float(value) for name, value in numbers.items() if abs(value) <= sys.float_info.max}
+
+
+def _read_names(names: object) -> list[str]:
+    return [str(name) for name in names if name] if isinstance(names, list) else []
 
 
 def _count(value: object) -> int | None:

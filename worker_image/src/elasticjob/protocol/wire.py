@@ -196,6 +196,7 @@ class Progress:
     tokens_per_second: float | None = None
     checkpoint_ages: dict[str, float] = field(default_factory=dict)  # of the last finished ones, in seconds, by tier
     metrics: dict[str, float] = field(default_factory=dict)
+    not_finite: list[str] = field(default_factory=list)  # metrics that are NaN or infinite
 
     def dump(self) -> dict[str, Any]:
         return fields.drop_none(
@@ -216,6 +217,7 @@ class Progress:
             tokensPerSecond=self.tokens_per_second,
             checkpointAges=self.checkpoint_ages or None,
             metrics={fields.fit(name, MAX_NAME): value for name, value in list(self.metrics.items())[:MAX_METRICS]},
+            notFinite=[fields.fit(name, MAX_NAME) for name in self.not_finite[:MAX_METRICS]] or None,
         )
 
 
