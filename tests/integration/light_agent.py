@@ -167,7 +167,7 @@ class Agent:
         if self.step % 10 == 0:
             metrics = dict.fromkeys(self.args.metric, 1 / self.step)
             told = {**report, "stepSeconds": self.step_seconds, "metrics": metrics}
-            told |= {"samplesPerSecond": 64.0, "tokensPerSecond": 32768.0, "checkpointAges": {"File": 5.0}}
+            told |= {"samplesPerSecond": 64.0, "tokensPerSecond": 32768.0, "mfu": 0.4, "checkpointAges": {"File": 5.0}}
             ws.send(json.dumps({"v": 1, "type": "progress", **told}))
         if self.args.fail_at and self.step >= self.args.fail_at[0] and self.seen_failures < self.args.fail_at[1]:
             self.seen_failures += 1

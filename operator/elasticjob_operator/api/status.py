@@ -169,6 +169,11 @@ class ProgressStatus(StatusModel):
         default=None, description="Of all ranks, if the script reports samples or lets its batch grow; smoothed."
     )
     tokens_per_second: float | None = Field(default=None, description="Of all ranks, if the script reports tokens.")
+    mfu: float | None = Field(
+        default=None,
+        description="Model FLOPs utilization: the share of the devices' peak, if the script reports flops and"
+        " peak_flops.",
+    )
     checkpoints: list[SavedStatus] = Field(
         default_factory=list, description="The last finished checkpoint of each tier, if it is known."
     )

@@ -177,6 +177,7 @@ class Progress(Wire):
     state_seconds: float | None = Field(default=None, ge=0, le=2**31)  # what that took
     samples_per_second: Measured = None  # of all ranks, if the script counts them; as the next
     tokens_per_second: Measured = None
+    mfu: Measured = None  # model FLOPs utilization, if the script gives what it takes
     # Of the last finished checkpoints, by tier: seconds since their state was taken.
     checkpoint_ages: Annotated[dict[Short, Measured], Field(max_length=8)] | None = None
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=MOST_METRICS)

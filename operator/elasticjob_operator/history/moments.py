@@ -34,6 +34,7 @@ class Told:
     step_seconds: float | None = None
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
+    mfu: float | None = None
     saved: tuple[tuple[str, float], ...] = ()  # (tier, when) of the last checkpoints
     metrics: tuple[tuple[str, float], ...] = ()  # the script's own; NaN also for infinite ones
 
@@ -113,6 +114,7 @@ def _read_progress(progress: api.ProgressStatus) -> Told:
         step_seconds=progress.step_seconds,
         samples_per_second=progress.samples_per_second,
         tokens_per_second=progress.tokens_per_second,
+        mfu=progress.mfu,
         saved=tuple(saved.items()),
         metrics=(
             *((one.name, one.value) for one in progress.metrics),

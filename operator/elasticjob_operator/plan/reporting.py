@@ -126,6 +126,7 @@ def update_progress(
         estimated_remaining_seconds=remaining,
         samples_per_second=find_samples_per_second(best),
         tokens_per_second=best.tokens_per_second,
+        mfu=best.mfu,
         checkpoints=update_checkpoints(before.checkpoints if before else (), best.checkpoint_ages or {}, since),
         metrics=[api.Metric(name=k, value=v) for k, v in sorted(best.metrics.items()) if k],
         not_finite=sorted(filter(None, best.not_finite)),

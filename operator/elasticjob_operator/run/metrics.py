@@ -66,6 +66,7 @@ _TOLD_SERIES: Final[tuple[tuple[str, str, Callable[[Told], float | None]], ...]]
     ("step_seconds", "Seconds of a step, smoothed.", lambda told: told.step_seconds),
     ("samples_per_second", "Samples that all ranks process.", lambda told: told.samples_per_second),
     ("tokens_per_second", "Tokens that all ranks process.", lambda told: told.tokens_per_second),
+    ("mfu", "Model FLOPs utilization: the share of the devices' peak, by the script's numbers.", lambda told: told.mfu),
     (
         "last_report_timestamp_seconds",
         "When a step was last written to the status; at most every ten seconds.",

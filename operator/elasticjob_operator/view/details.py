@@ -117,9 +117,10 @@ def _progress_line(progress: api.ProgressStatus) -> str:
     eta = f", {words.duration(left)} left" if left is not None else ""
     rates = (("samples", progress.samples_per_second), ("tokens", progress.tokens_per_second))
     speed = "".join(f", {words.number(rate)} {name}/s" for name, rate in rates if rate is not None)
+    use = f", {progress.mfu:.1%} MFU" if progress.mfu is not None else ""
     metrics = "".join(f", {m.name} {words.number(m.value)}" for m in progress.metrics)
     wrong = "".join(f", {name} not finite" for name in progress.not_finite)
-    return step + total + eta + speed + metrics + wrong
+    return step + total + eta + speed + use + metrics + wrong
 
 
 def _checkpoints_text(saved: Sequence[api.SavedStatus], now: float) -> str:

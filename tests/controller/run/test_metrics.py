@@ -254,7 +254,7 @@ def test_a_namespace_full_of_jobs_gets_no_more_than_its_share() -> None:
 def test_speed_and_checkpoints_have_series() -> None:
     collected = metrics.Metrics()
     saved = [api.SavedStatus(tier=tier, time=format_time(START + 2)) for tier in ("File", "Memory", "Memory", "Tape")]
-    told = {"samples_per_second": 512.0, "tokens_per_second": 1e6, "checkpoints": saved}
+    told = {"samples_per_second": 512.0, "tokens_per_second": 1e6, "mfu": 0.4, "checkpoints": saved}
     given = reporting({})
     assert given.progress is not None
     collected.update_job(JOB, given.model_copy(update={"progress": given.progress.model_copy(update=told)}))
@@ -262,6 +262,7 @@ def test_speed_and_checkpoints_have_series() -> None:
     job = (("job", "digits"), ("namespace", "default"))
     assert found["elasticjob_samples_per_second", job] == 512
     assert found["elasticjob_tokens_per_second", job] == 1e6
+    assert found["elasticjob_mfu", job] == 0.4
     ages = {
         dict(labels)["tier"]: age
         for (name, labels), age in found.items()

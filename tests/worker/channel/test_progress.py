@@ -252,11 +252,33 @@ def test_throughput(counts: list[dict[str, int | None]], step_seconds: float | N
     assert messages[-1] == said
 
 
+@pytest.mark.parametrize(
+    ("flops", "peak", "step_seconds", "said"),
+    [
+        pytest.param([6e15], 1e15, 2.0, {"mfu": 0.75}, id="of four ranks"),
+        pytest.param([1e15, 2e15], 1e15, 0.5, {"mfu": 0.55}, id="smoothed"),
+        pytest.param([1e15, None], 1e15, 1.0, {}, id="no longer counted"),
+        pytest.param([1e15], None, 1.0, {}, id="no peak"),
+        pytest.param([1e15], 0.0, 1.0, {}, id="a device that can do nothing"),
+        pytest.param([1e15], 1e15, None, {}, id="no time of a step yet"),
+        pytest.param([-1e15], 1e15, 1.0, {}, id="negative"),
+        pytest.param([float("nan")], 1e15, 1.0, {}, id="NaN"),
+        pytest.param([float("inf")], 1e15, 1.0, {}, id="infinite"),
+        pytest.param([float("nan"), 1e15], 1e15, 1.0, {"mfu": 0.25}, id="a number again"),
+    ],
+)
+def test_utilization(
+    flops: list[float | None], peak: float | None, step_seconds: float | None, said: dict[str, float]
+) -> None:
+    throughput = progress.Throughput()
+    assert [throughput.find_utilization(one, peak, 4, step_seconds) for one in flops][-1] == said
+
+
 COUNTING = """
 import time, elasticjob
 from elasticjob.checkpoint import requests
 for step in range(1, 31):
-    elasticjob.report(step=step, samples=64, tokens=64.0 * 512, loss=0.5)
+    elasticjob.report(step=step, samples=64, tokens=64.0 * 512, flops=64e9, peak_flops=1e15, loss=0.5)
     time.sleep(0.02)
     if step == 20:
         requests.clear()
@@ -271,8 +293,9 @@ def test_what_a_script_counts_and_saves_is_told(agent: tuple[str, queue.Queue[di
     while (message := heard.get(timeout=30))["type"] != "hung up":
         reports += [message] if message["type"] == "progress" else []
     first, last = reports[0], reports[-1]
-    assert not {"samplesPerSecond", "tokensPerSecond", "checkpointAges"} & first.keys()
+    assert not {"samplesPerSecond", "tokensPerSecond", "mfu", "checkpointAges"} & first.keys()
     assert last["samplesPerSecond"] == pytest.approx(64 / last["stepSeconds"], rel=1e-4)
     assert last["tokensPerSecond"] == pytest.approx(512 * last["samplesPerSecond"], rel=1e-4)
+    assert last["mfu"] == pytest.approx(last["samplesPerSecond"] * 1e9 / 1e15, rel=1e-3)
     assert last["checkpointAges"].keys() == {"File"}
     assert last["metrics"] == {"loss": 0.5}

@@ -71,6 +71,7 @@ PROGRESS = wire.Progress(
     state_seconds=0.21,
     samples_per_second=512.0,
     tokens_per_second=262144.0,
+    mfu=0.41,
     checkpoint_ages={"File": 61.5, "Copies": 40.0},
     metrics={"loss": 0.5},
     not_finite=["grad_norm"],

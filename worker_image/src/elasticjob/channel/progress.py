@@ -34,6 +34,7 @@ INTERVAL = 0.5  # minimum seconds between two messages to the agent
 BAR_INTERVAL = 0.1
 _SMOOTHING = 0.1  # weight of the newest step in the moving average
 _NOTHING: Mapping[str, Any] = {}
+_WORK = ("flops", "peak_flops")
 
 
 def smooth_step_time(before: float | None, seconds: float, steps: int) -> float | None:
@@ -272,11 +273,24 @@ class Throughput:
         found: dict[str, float] = {}
         for name, count in counts.items():
             if count is not None:
-                mean = smooth_step_time(self._of_a_step.get(name), count, 1)
-                self._of_a_step[name] = float(count) if mean is None else mean
+                mean = self._smooth(name, count)
                 if step_seconds:
-                    found[f"{name}PerSecond"] = float(f"{self._of_a_step[name] / step_seconds:.6g}")
+                    found[f"{name}PerSecond"] = float(f"{mean / step_seconds:.6g}")
         return found
+
+    def find_utilization(
+        self, flops: float | None, peak: float | None, ranks: int, step_seconds: float | None
+    ) -> dict[str, float]:
+        """The share of what the devices of all ranks could compute at most. `peak`: of one of them, in a second."""
+        if not flops or not peak or not step_seconds or not 0 < flops < math.inf:
+            return {}
+        share = self._smooth("flops", flops) / step_seconds / peak / ranks
+        return {"mfu": float(f"{share:.4g}")} if 0 <= share < math.inf else {}
+
+    def _smooth(self, name: str, count: float) -> float:
+        mean = smooth_step_time(self._of_a_step.get(name), count, 1)
+        self._of_a_step[name] = float(count) if mean is None else mean
+        return self._of_a_step[name]
 
 
 class Saves:
@@ -348,7 +362,12 @@ class Reporter:
         if self._client is not None and now >= self._next_send:
             own = None if self._samples is None else self._samples.median(now)
             waited, more = saving.seconds, batches.as_message() | transfer.as_message() | saves.as_message(now)
-            more |= self._throughput.as_message(self._arguments.read_counts(raw_counts), self._step_seconds)
+            work = self._arguments.read_metrics({name: raw_counts[name] for name in _WORK if name in raw_counts})
+            counts = {name: count for name, count in raw_counts.items() if name not in _WORK}
+            more |= self._throughput.as_message(self._arguments.read_counts(counts), self._step_seconds)
+            if work:
+                flops, peak = (work.get(name) for name in _WORK)
+                more |= self._throughput.find_utilization(flops, peak, _count_ranks(), self._step_seconds)
             self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited, own, more))
             self._next_send = now + INTERVAL
             self._latest = None if self._terminal is None else self._latest
@@ -386,6 +405,12 @@ def _trace(step: int, loss: float | None) -> None:
         file.write(json.dumps({"step": step, "reported": loss}) + "\n")
 
 
+def _count_ranks() -> int:
+    from elasticjob.context.context import current
+
+    return current().world_size
+
+
 def _width() -> int:
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80  # a new pseudo-terminal has 0 columns
@@ -407,16 +432,29 @@ def _start() -> Reporter:
     return _reporter
 
 
-def report(step: int, total: int | None = None, *, samples: Any = None, tokens: Any = None, **metrics: Any) -> None:
+def report(
+    step: int,
+    total: int | None = None,
+    *,
+    samples: Any = None,
+    tokens: Any = None,
+    flops: Any = None,
+    peak_flops: Any = None,
+    **metrics: Any,
+) -> None:
     """Report that `step` (of `total`) is complete, with any metrics: `report(step=3, total=100, loss=0.5)`.
 
     `samples` and `tokens`: how many all ranks together have processed in this step. The operator shows them per second.
+    With `flops`, the floating-point operations of the model in this step on all ranks together, and `peak_flops`, what
+    the device of one rank could do at most in a second, it shows the model FLOPs utilization (MFU).
 
     Call it on every rank after every step. It does not block; a metric that is a device tensor is read only when a
     message is sent. `status.progress` shows rank 0's metrics, the percentage and the remaining time, and names those
     that are NaN or infinite. What is no number is logged once and left out.
     """
-    counts = _NOTHING if samples is tokens is None else _counted(samples=samples, tokens=tokens)
+    counts = _NOTHING
+    if not samples is tokens is flops is peak_flops is None:
+        counts = _counted(samples=samples, tokens=tokens, flops=flops, peak_flops=peak_flops)
     (_reporter or _start()).report(time.monotonic(), step, total, metrics, counts)
 
 

@@ -112,6 +112,7 @@ def read_progress(
         state_seconds=_number(message.get("stateSeconds")),
         samples_per_second=_number(message.get("samplesPerSecond")),
         tokens_per_second=_number(message.get("tokensPerSecond")),
+        mfu=_number(message.get("mfu")),
         checkpoint_ages=dict(ages),
         metrics=_read_metrics(message.get("metrics")),
         not_finite=_read_names(message.get("notFinite")),

@@ -194,6 +194,7 @@ class Progress:
     state_seconds: float | None = None  # what that took
     samples_per_second: float | None = None  # of all ranks, if the script counts them; as the next
     tokens_per_second: float | None = None
+    mfu: float | None = None  # model FLOPs utilization: a share
     checkpoint_ages: dict[str, float] = field(default_factory=dict)  # of the last finished ones, in seconds, by tier
     metrics: dict[str, float] = field(default_factory=dict)
     not_finite: list[str] = field(default_factory=list)  # metrics that are NaN or infinite
@@ -215,6 +216,7 @@ class Progress:
             stateSeconds=self.state_seconds,
             samplesPerSecond=self.samples_per_second,
             tokensPerSecond=self.tokens_per_second,
+            mfu=self.mfu,
             checkpointAges=self.checkpoint_ages or None,
             metrics={fields.fit(name, MAX_NAME): value for name, value in list(self.metrics.items())[:MAX_METRICS]},
             notFinite=[fields.fit(name, MAX_NAME) for name in self.not_finite[:MAX_METRICS]] or None,
