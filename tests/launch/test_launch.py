@@ -119,6 +119,25 @@ def test_what_is_missing_is_named(train: Callable[..., Any], monkeypatch: pytest
 
 @pytest.mark.parametrize(("cpus", "workers", "threads"), [(8, 4, "2"), (1, 4, "1"), (5, 2, "2")])
 def test_workers_share_the_threads(cpus: int, workers: int, threads: str) -> None:
-    found = local_cluster.worker_environment(cpus, workers)
+    found = local_cluster.worker_environment(cpus, workers, {})
     assert found["OMP_NUM_THREADS"] == threads
     assert found["HOME"] == os.path.expanduser("~")  # noqa: PTH111 - what shells mean by it
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "passed"),
+    [
+        pytest.param("HF_HOME", "/data/hf", "/data/hf", id="a variable"),
+        pytest.param("PYTHONPATH", "/code", "/code", id="where modules are"),
+        pytest.param("OMP_NUM_THREADS", "3", "3", id="the user knows better"),
+        pytest.param("PS1", "$(date) $", "$$(date) $$", id="a dollar sign is none of Kubernetes"),
+        pytest.param("RANK", "3", None, id="of another launcher"),
+        pytest.param("PET_NNODES", "2", None, id="of torchrun"),
+        pytest.param("ELASTICJOB_UID", "u", None, id="of another job"),
+        pytest.param("PATH", "/bin", None, id="the pod's own"),
+        pytest.param("BASH_FUNC_f%%", "() { :; }", None, id="no name for Kubernetes"),
+        pytest.param("NAME", "caf\udce9", None, id="no text"),
+    ],
+)
+def test_workers_have_the_variables_of_their_user(variable: str, value: str, passed: str | None) -> None:
+    assert local_cluster.worker_environment(4, 2, {variable: value}).get(variable) == passed

@@ -19,6 +19,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 import beside
+print("mine", os.environ.get("MINE"), flush=True)
 print("world", os.environ["WORLD_SIZE"], flush=True)
 while not Path("stop").exists():
     time.sleep(0.05)
@@ -37,7 +38,8 @@ def test_a_second_terminal_and_the_exit_code(tmp_path: Path) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
     command = [*LINE, "local", "train.py", "--workers", "1..2", "--name", "here", "--", "7"]
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=stdout, stderr=stderr)
+        mine = os.environ | {"MINE": "a $(HOME) $$ b", "WORLD_SIZE": "7"}  # of a shell, and of another launcher
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=stdout, stderr=stderr, env=mine)
     try:
 
         def said(pattern: str, file: Path = out) -> re.Match[str] | None:
@@ -46,6 +48,7 @@ def test_a_second_terminal_and_the_exit_code(tmp_path: Path) -> None:
 
         found = wait_for(lambda: said(r"export KUBECONFIG=(\S+)", err), "the second terminal's line", 240)
         wait_for(lambda: said(r"^world 2$"), "two workers", 240)
+        assert said(r"^mine a \$\(HOME\) \$\$ b$"), out.read_text()
         cluster_id = json.loads(Path(found[1]).with_name("config.json").read_text())["id"]
         second = subprocess.run(
             [*LINE, "scale", "here", "1"],
