@@ -10,10 +10,12 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -31,6 +33,13 @@ _NEEDED: Final = {  # module → what to install for it
     "elasticjob": "the runtime (pip install ./worker_image)",
     "torch": "torch (pip install torch)",
 }
+_NAME: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+# Of launchers and jobs in which this command may run, and what pods have of their own.
+_NOT_PASSED: Final = re.compile(
+    r"(ELASTICJOB|PET|TORCHELASTIC|KUBERNETES|GROUP|ROLE)_.*|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
+    r"|PATH|HOSTNAME|TMPDIR|PWD|OLDPWD|SHLVL|_"
+)
+_BYTES: Final = re.compile(r"[\x00\ud800-\udfff]")
 _SERVED_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 10.0
 
@@ -52,9 +61,17 @@ def count_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worker_environment(cpus: int, workers: int) -> dict[str, str]:
-    """What a worker on this machine gets: its share of the threads, and the user's home for caches and data."""
-    return {"OMP_NUM_THREADS": str(max(1, cpus // workers)), "HOME": str(Path.home()), "PYTHONUNBUFFERED": "1"}
+def worker_environment(cpus: int, workers: int, here: Mapping[str, str]) -> dict[str, str]:
+    """What a worker on this machine gets: its share of the threads, the user's home for caches and data, and the
+    variables that are set `here`, as a script has them that is started without us.
+    """
+    passed = {
+        name: value.replace("$", "$$")  # Kubernetes expands $(NAME)
+        for name, value in here.items()
+        if _NAME.fullmatch(name) and not _NOT_PASSED.fullmatch(name) and not _BYTES.search(value)
+    }
+    threads = str(max(1, cpus // workers))
+    return {"OMP_NUM_THREADS": threads, **passed, "HOME": str(Path.home()), "PYTHONUNBUFFERED": "1"}
 
 
 def limit_restarts(manifest: dict[str, Any], retries: int) -> None:

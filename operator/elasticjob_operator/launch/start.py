@@ -86,7 +86,7 @@ def launch(
     bundle = None if source.bundle is None else with_packages(source.bundle, packages)
     if packages and bundle is None:
         raise InvalidError("packages: are installed for code that is sent: name a function or a script of this machine")
-    here = worker_environment(count_cpus(), bounds[1]) if on == LOCAL else {}
+    here = worker_environment(count_cpus(), bounds[1], os.environ) if on == LOCAL else {}
     manifest = build_manifest(
         name or default_name(source.name, secrets.token_hex(2)),
         image or (IMAGE if on == LOCAL else None),

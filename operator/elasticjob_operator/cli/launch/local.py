@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shlex
 import time
@@ -94,7 +95,7 @@ def local(
             [*source.command, *arguments],
             min_replicas=low,
             max_replicas=high,
-            env={**worker_environment(given, high), **parse_variables(variables)},
+            env={**worker_environment(given, high, os.environ), **parse_variables(variables)},
         )
         limit_restarts(manifest, retries)
         # A command that is no script finds what was sent in its working directory alone.
