@@ -21,6 +21,7 @@ from elasticjob.peers import probe
 from elasticjob.torchcompat import forking
 from worker.fake_hub import FakeHub
 from worker.fake_pods import BIN, STEPS, Pod, Pods, Steps
+from worker.peers.gang import wait_for
 
 pytestmark = pytest.mark.timeout(240)
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -260,6 +261,25 @@ def test_sigterm_twice_means_now(hub: FakeHub, pods: Pods, tmp_path: Path) -> No
     # Python drops its handlers while it exits: then the second signal ends what was ending.
     assert pod.wait() in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
     assert not psutil.wait_procs(workers, timeout=30)[1]
+
+
+def test_a_pod_leaves_in_order_while_its_workers_are_being_started(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    """torch sets its own handler of SIGTERM just before, which raises an exception wherever the agent is."""
+    arguments = (str(STEPS), "--out", str(tmp_path / "out"))
+    pod = pods.start("pod-0", *arguments, launcher="elasticjob-run", env={"TMPDIR": str(tmp_path)})
+    hub.wait_for(lambda: hub.phases("pod-0")[-1:] == ["ready"])
+    standby, agent = find_standby(pod), psutil.Process(pod.process.pid)
+    standby.suspend()
+    hub.set_size(1)
+    wait_for(lambda: any(tmp_path.glob("torchelastic_*/*/attempt_0/0")), "torch has begun to start the worker")
+    wait_for(lambda: [agent.status() for _ in range(3)] == ["sleeping"] * 3, "it waits for the standby")
+    pod.terminate()
+    try:
+        hub.wait_for(lambda: "leaving" in hub.phases("pod-0"))
+    finally:
+        standby.resume()
+    assert pod.wait() == 0
+    assert "Traceback" not in pod.log
 
 
 def find_standby(pod: Pod) -> psutil.Process:
