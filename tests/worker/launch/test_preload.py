@@ -80,6 +80,9 @@ LIBRARIES = {
     "threaded": "import os, threading\nPID = os.getpid()\n"
     "threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
     "over": "import os, threaded\nPID = os.getpid()\n",
+    "over_log": "import os, logged\nPID = os.getpid()\n",
+    "reading": "import os, subprocess\nwith open(os.__file__) as file, subprocess.Popen('cat', stdin=-1) as child:\n"
+    "    import wsgiref.headers\n    child.stdin.close()\nPID = os.getpid()\n",
     "ranked": "import os\nPID, RANK = os.getpid(), os.environ.get('RANK')\n",
     "logged": "import os\nLOG = open('lib.log', 'a')\nPID = os.getpid()\n",
     "locked": "import fcntl, os\nLOCK = open('lock', 'w')\nfcntl.flock(LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
@@ -174,6 +177,7 @@ def test_it_can_be_turned_off(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
         pytest.param("optional", "threaded starts a thread", id="a thread in what it may do without"),
         pytest.param("ranked", "ranked reads RANK", id="it looks for its rank"),
         pytest.param("logged", "logged opens a file", id="it has a log"),
+        pytest.param("over_log", "logged opens a file", id="a log in what it imports", marks=pytest.mark.long),
         pytest.param("locked", "locked opens a file", id="it has a lock", marks=pytest.mark.long),
         pytest.param("kept", "kept opens a file", id="it has a database", marks=pytest.mark.long),
         pytest.param("looped", "looped opens a pipe or a queue of events", id="it waits for events"),
@@ -192,6 +196,14 @@ def test_what_does_harm_is_left_to_the_worker(
         assert f"the workers make some of their imports themselves: {why}." in log
     assert said["rank"] == ("0" if library == "ranked" else None)
     assert "Traceback" not in log
+
+
+def test_what_an_import_has_for_a_moment_does_no_harm(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    """A file is open while the codec of its encoding is imported."""
+    hub.set_size(1)
+    said, log = run_script(pods, tmp_path, "import reading", '"other": reading.PID, ')
+    assert said["other"] == said["quiet"] != said["pid"]
+    assert "the workers make" not in log
 
 
 def test_a_module_that_is_loaded_late_is_the_workers(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
