@@ -266,6 +266,7 @@ def test_sigterm_twice_means_now(hub: FakeHub, pods: Pods, tmp_path: Path) -> No
 def test_a_pod_leaves_in_order_while_its_workers_are_being_started(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
     """torch sets its own handler of SIGTERM just before, which raises an exception wherever the agent is."""
     arguments = (str(STEPS), "--out", str(tmp_path / "out"))
+    pods.warm = False  # what is forked has another folder for temporary files
     pod = pods.start("pod-0", *arguments, launcher="elasticjob-run", env={"TMPDIR": str(tmp_path)})
     hub.wait_for(lambda: hub.phases("pod-0")[-1:] == ["ready"])
     standby, agent = find_standby(pod), psutil.Process(pod.process.pid)

@@ -235,15 +235,14 @@ def can_warm(command: tuple[str, ...]) -> bool:
 def serve_torch(server: ForkServer, on_start: Callable[[], None]) -> None:
     """Make torch's agent start its worker processes from the fork server, if this version of torch allows it.
 
-    `on_start` is called after each start.
+    `on_start` is called before each start, which may take a while.
     """
     # Imported here: this module is loaded before torch is.
     from elasticjob.torchcompat import workers
 
     def start(command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
-        worker = server.start(command, env, stdout, stderr)
         on_start()
-        return worker
+        return server.start(command, env, stdout, stderr)
 
     if not workers.replace_start(start):
         logger.warning("This version of torch does not allow a warm start; workers start cold.")
