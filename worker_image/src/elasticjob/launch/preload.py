@@ -18,7 +18,7 @@ import sys
 import threading
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,7 @@ OWN_VARIABLES = frozenset(
         *("ELASTICJOB_GENERATION", "TRACEPARENT"),
     }
 )
+_OPEN = "/proc/self/fd"
 _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs")
 
 
@@ -51,7 +52,7 @@ class Footprint:
 
     @classmethod
     def look(cls) -> Footprint:
-        open_files = list(Path("/proc/self/fd").iterdir())
+        open_files = list(Path(_OPEN).iterdir())
         files = [_read_link(file) for file in open_files]
         return cls(
             threads=sum(1 for _ in Path("/proc/self/task").iterdir()),
@@ -62,6 +63,22 @@ class Footprint:
             files=sum(map(_is_regular, open_files)),
             pipes=sum(file.startswith(("pipe:", "anon_inode:")) for file in files),
         )
+
+    def without_passing(self, before: Footprint) -> Footprint:
+        """The same with no more of what a module may have for a moment than `before`: while it reads a file, it imports
+        the codec.
+        """
+        return replace(
+            self,
+            children=min(self.children, before.children),
+            sockets=min(self.sockets, before.sockets),
+            files=min(self.files, before.files),
+            pipes=min(self.pipes, before.pipes),
+        )
+
+
+def _count_open() -> int:
+    return len(os.listdir(_OPEN))  # noqa: PTH208 - paths would cost more than the modules
 
 
 def _read_link(file: Path) -> str:
@@ -249,6 +266,8 @@ class _Watch(importlib.abc.MetaPathFinder):
         self.harm: str | None = None
         self._folder = None if entry is None else str(Path(entry)) + os.sep
         self._last = Footprint.look()
+        self._depth = 0  # modules that are being loaded
+        self._suspicion: str | None = None  # what one of them has done, perhaps for a moment
         self.asked: list[str] = []
 
     def __enter__(self) -> _Watch:
@@ -306,11 +325,14 @@ class _Watch(importlib.abc.MetaPathFinder):
             load(module)
             return
         name, outer, self.asked = module.__name__, self.asked, []
+        self._depth += 1
+        files = _count_open()
         try:
             load(module)
         finally:
+            self._depth -= 1
             asked, self.asked = self.asked, outer
-            self._look(name, asked)
+            self._look(name, asked, files)
         if self.harm is not None:
             raise _HarmDone(self.harm)
 
@@ -319,6 +341,14 @@ class _Watch(importlib.abc.MetaPathFinder):
         asked, self.asked = self.asked, []
         self._look(step.label, asked)
 
-    def _look(self, module: str, asked: Sequence[str]) -> None:
-        before, self._last = self._last, Footprint.look()
-        self.harm = self.harm or find_harm(before, self._last, module, asked)
+    def _look(self, module: str, asked: Sequence[str], files: int = 0) -> None:
+        """`files`: that were open when the module began."""
+        before, now = self._last, Footprint.look()
+        harm, without = find_harm(before, now, module, asked), now.without_passing(before)
+        if harm and self._depth and find_harm(before, without, module, asked) is None:
+            self._last = without
+            if without.children < now.children or _count_open() > files:  # and not a module around it
+                self._suspicion = self._suspicion or harm
+            return
+        self.harm = self.harm or (harm and (self._suspicion or harm))
+        self._suspicion, self._last = None, now
