@@ -107,6 +107,8 @@ class Executor:
         state = self.state
         if (found := self.workers.find_hang(state.published)) is not None:
             self.post(found)
+        if state.stage is Stage.RUNNING and state.world is not None and (size := sum(state.world.nprocs)) > 1:
+            self.workers.tell_if_apart(size)
         if state.stage is Stage.RUNNING and self.workers.are_waiting() is not state.published.blocked:
             self.post(events.Blocked(not state.published.blocked, is_stopping=False))
         if not self.wait(rules.holds_torch, 0.0):

@@ -50,6 +50,7 @@ class LocalWorkers:
         self._looks = looks.Looks(hang_timeout)
         self._evidence: wire.Failure | None = None
         self._is_told = False  # where the workers are, which are not active, though something goes on
+        self._is_apart_told = False
         self._stillness = stillness.Stillness()
         self._blocked: dict[int, str] = {}  # stacks of workers (pids) that were found blocked while they were stopped
         self.killed: set[int] = set()  # workers (pids) that this agent killed, which is not their failure
@@ -240,6 +241,19 @@ class LocalWorkers:
         generation = self._find_place()[0]
         said = (0 < told.quiet == generation, 0 < told.beside == generation)
         return events.Hung(is_quiet, is_beside) if (is_quiet, is_beside) != said else None
+
+    def tell_if_apart(self, size: int) -> None:
+        """Say once that the `size` workers of the world may not know of each other."""
+        if self._is_apart_told or (seconds := self._looks.find_seconds_apart(self.find_workers().values())) is None:
+            return
+        self._is_apart_told = True
+        logger.warning(
+            "No worker of this pod has made a process group in %.0f s. A script that does not use torch.distributed"
+            " trains by itself in each of the %d workers, and all write the same files: run it with one worker, or call"
+            " torch.distributed.init_process_group and use DistributedDataParallel.",
+            seconds,
+            size,
+        )
 
     def examine(self) -> wire.Failure:
         """Collect the stacks of the local ranks, log them and send them to the hub. Cached until `begin`."""

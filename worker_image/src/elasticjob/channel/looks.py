@@ -11,6 +11,7 @@ from elasticjob.channel import completion, control, hang, quiet, stacks, work
 
 _MOST_CHARACTERS: Final = 512
 _FRESH_SECONDS: Final = 0.5  # how old what a worker said of its device may be, where it is asked ten times a second
+_APART_SECONDS: Final = 60.0  # in which scripts that train together have met; or the limit of a hang
 ANSWER_SECONDS: Final = 0.25  # for the thread that reads a worker's connection: it needs the GIL
 
 
@@ -20,6 +21,7 @@ class Looks:
     def __init__(self, limit: float | None) -> None:
         """`limit`: seconds without activity that count as a hang; None: derive it; 0: off."""
         self._limit = limit
+        self._began = time.monotonic()
         self._lock = threading.Condition()
         self._watch = quiet.Watch(limit)
         self._answers: dict[int, tuple[int | None, str]] = {}  # by pid: collectives entered, and the last of them
@@ -31,6 +33,7 @@ class Looks:
     def begin(self) -> None:
         """Forget everything: the workers are new, or in a new world."""
         with self._lock:
+            self._began = time.monotonic()
             self._watch = quiet.Watch(self._limit)
             self._answers.clear()
             self._steps.clear()
@@ -66,6 +69,13 @@ class Looks:
         """Whether no worker has been active for that long, though something may go on beside."""
         with self._lock:
             return self._watch.is_suspicious(time.monotonic())
+
+    def find_seconds_apart(self, pids: Collection[int]) -> float | None:
+        """For how long these workers have made no process group; None if one has, or did not answer, or it is soon."""
+        seconds = time.monotonic() - self._began
+        with self._lock:
+            are_apart = bool(pids) and all(self._answers.get(pid, (0, ""))[0] is None for pid in pids)
+        return seconds if are_apart and seconds > min(_APART_SECONDS, self._limit or _APART_SECONDS) else None
 
     def take(self, server: control.Server, pids: Collection[int], *, detailed: bool = False) -> None:
         """Use the answers to the last look, and ask the workers anew.
