@@ -112,6 +112,10 @@ class Streams:
 totals = [0.0, 0]
 
 
+def is_due(step):
+    return step % EVERY == 0
+
+
 def compute(model, x, item, y, counts):
     loss = (model(x, item).squeeze(1) - y).square().mean()
     if counts:
@@ -201,7 +205,7 @@ while step < STEPS and not stopping:
         step += 1
         log.write(step=step, generation=world.generation, rank=world.rank, world=world.world_size, seen=seen)
         seen = []
-        if step % EVERY == 0 or stopping:
+        if is_due(step) or stopping:
             save(step)
         time.sleep(PAUSE)
         if step == STEPS or stopping:
@@ -244,7 +248,7 @@ end = lambda: None
 
 
 def on_world(here):
-    global net, model, optimizer, optimizers, end, save{pair}
+    global net, model, optimizer, optimizers, end, save, is_due{pair}
     net, model = {net}, here.model
     optimizer = here.optimizer
     optimizers[""] = optimizer
@@ -295,13 +299,14 @@ if session.ends_step:
 {inside}
     apply()
     made = session.committed + 2
-    if made % EVERY == 0:
+    if is_due(made):
         save(made)
 """
 
 _ELASTIC = """\
-checkpoint = Checkpointer(SAVED, net, optimizer, sampler=sampler{options}, **{others})
+checkpoint = Checkpointer(SAVED, net, optimizer, sampler=sampler, every=EVERY{options}, **{others})
 restore, save, end = checkpoint.restore, checkpoint.save, checkpoint.wait
+is_due = checkpoint.should_save  # also where a loss has cut the last save off
 """
 
 _PLAIN = """\
