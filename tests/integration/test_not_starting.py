@@ -75,6 +75,23 @@ def test_a_startup_deadline_says_what_was_in_the_way(jobs: Jobs) -> None:
     assert 'FailedMount: configmap "settings" not found' in failed["message"]
 
 
+def test_a_claim_that_nothing_provisions_is_named(jobs: Jobs) -> None:
+    """The scheduler says only that there is one."""
+    claim = {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    body = {"metadata": {"name": "datasets"}, "spec": claim}
+    jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/persistentvolumeclaims", body)
+    spec = light_spec()
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "datasets"}}
+    spec["template"]["spec"]["volumes"] = [volume]
+    jobs.create("unbound", spec)
+    wait_for(lambda: "unbound immediate" in await_told(jobs, "unbound", "Unschedulable"), "the scheduler has spoken")
+    assert "PersistentVolumeClaim datasets" in await_told(jobs, "unbound", "Unschedulable")
+
+
 @contextlib.contextmanager
 def dead_webhook(cluster: Cluster, namespace: str) -> Iterator[None]:
     """A webhook for pods of this namespace that nobody serves."""
