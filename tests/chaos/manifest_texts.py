@@ -216,7 +216,7 @@ TEXTS: Final = (
             ephemeral:
               volumeClaimTemplate:
                 spec: {accessModes: [ReadWriteOnce], storageClassName: fast-ssd, resources: {requests: {storage: 1Ti}}}
-        """, told=("PersistentVolumeClaim", "volumes")),
+        """, told=("fast-ssd", "volumes[")),
     Text("projected", "volumeMounts: [{name: all, mountPath: /all, readOnly: true}]", """
         volumes:
           - name: all

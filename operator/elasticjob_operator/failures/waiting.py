@@ -6,6 +6,7 @@ A volume whose ConfigMap is missing, a network without addresses or a device tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from elasticjob_operator.model.observe import Pod
 QUIET: Final = ("", "ContainerCreating", "PodInitializing")  # why a container waits, as far as its status tells
 WARN_SECONDS: Final = 15.0  # after these, a warning about a pod is the reason that it waits
 PATIENCE_SECONDS: Final = 45.0  # after these, whatever is known about it
+MOST_VOLUMES: Final = 5  # that are named
 _BUSY: Final = "Pulling:"  # an event that says what a pod waits for, and is no warning
 
 
@@ -81,6 +83,29 @@ def find_claims(pod: Mapping[str, Any]) -> tuple[str, ...]:
     known = [one for one in claims if isinstance(one, Mapping)] if isinstance(claims, list) else []
     found = (one.get("resourceClaimName") or one.get("resourceClaimTemplateName") for one in known)
     return tuple(str(name) for name in found if name)
+
+
+def name_volumes(message: str, pod: Mapping[str, Any]) -> str:
+    """What a scheduler says of a pod, with the volumes of this template that it may mean: it names no claim."""
+    if "PersistentVolumeClaim" not in message:
+        return message
+    volumes = pod.get("volumes")
+    claims = filter(None, map(_name_claim, volumes if isinstance(volumes, list) else ()))
+    named = list(itertools.islice(claims, MOST_VOLUMES + 1))
+    if len(named) > MOST_VOLUMES:
+        named[MOST_VOLUMES:] = ["…"]
+    return f"{message} (spec.template.spec.volumes: {'; '.join(named)})" if named else message
+
+
+def _name_claim(volume: object) -> str:
+    match volume:
+        case {"persistentVolumeClaim": {"claimName": str(name)}}:
+            return f"PersistentVolumeClaim {name}"
+        case {"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": str(wanted)}}}}:
+            return f"volume {name}, of {f'StorageClass {wanted}' if wanted else 'no StorageClass'}"
+        case {"name": name, "ephemeral": {"volumeClaimTemplate": _}}:
+            return f"volume {name}, of the default StorageClass"
+    return ""
 
 
 def _guess(pod: Pod, scheduler: str, claims: Sequence[str]) -> str:

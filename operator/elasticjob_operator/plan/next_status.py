@@ -140,6 +140,8 @@ def _find_problem(
     if agentless.reason:
         return agentless.reason, agentless.message
     found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
+    if found is not None and found[0] == "Unschedulable":
+        found = found[0], waiting.name_volumes(found[1], spec.template["spec"])
     if found is None or found[0] == "BelowWanted" or (found[0] == "Unschedulable" and room.withdrawn):
         scheduler = spec.template["spec"].get("schedulerName") or "default-scheduler"
         claims = waiting.find_claims(spec.template["spec"])

@@ -68,3 +68,42 @@ def test_a_pod_that_waits_for_its_claims_names_them() -> None:
     """The scheduler does not take such a pod, and says so nowhere."""
     found = waiting.find_problem([NOWHERE], {}, "mine", NOW, nodes=(), claims=("gpu-claim",))
     assert found is not None and "gpu-claim (spec.template.spec.resourceClaims)" in found[1]
+
+
+VOLUMES = [
+    {"name": "data", "persistentVolumeClaim": {"claimName": "datasets"}},
+    {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": "fast"}}}},
+    {"name": "more", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
+    {"name": "tmp", "emptyDir": {}},
+]
+STATIC = {"name": "old", "ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": ""}}}}
+UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+
+
+@pytest.mark.parametrize(
+    ("message", "volumes", "added"),
+    [
+        pytest.param(UNBOUND, VOLUMES[:1], " PersistentVolumeClaim datasets", id="a claim"),
+        pytest.param(
+            UNBOUND,
+            VOLUMES,
+            " PersistentVolumeClaim datasets; volume scratch, of StorageClass fast; volume more, of the default "
+            "StorageClass",
+            id="templates of claims",
+        ),
+        pytest.param(UNBOUND, [STATIC], " volume old, of no StorageClass", id="bound by hand"),
+        pytest.param('persistentvolumeclaim "datasets" not found', VOLUMES[:1], "", id="it is named"),
+        pytest.param("0/3 nodes are available: Insufficient cpu", VOLUMES, "", id="something else"),
+        pytest.param(UNBOUND, VOLUMES[3:], "", id="no claims: another has added them"),
+        pytest.param(UNBOUND, "x", "", id="no list"),
+        pytest.param(UNBOUND, ["x", {"ephemeral": []}, {"persistentVolumeClaim": "x"}], "", id="no volumes"),
+    ],
+)
+def test_the_claims_of_a_pod_that_no_node_takes_are_named(message: str, volumes: Any, added: str) -> None:
+    named = waiting.name_volumes(message, {"volumes": volumes})
+    assert named == (f"{message} (spec.template.spec.volumes:{added})" if added else message)
+
+
+def test_many_claims_are_not_all_named() -> None:
+    claims = [{"persistentVolumeClaim": {"claimName": f"c{i}"}} for i in range(900)]
+    assert waiting.name_volumes(UNBOUND, {"volumes": claims}).endswith("PersistentVolumeClaim c4; …)")
