@@ -112,7 +112,7 @@ PARTS: Final = (
     Part("pvc-missing", "pod", volume("data", persistentVolumeClaim={"claimName": "missing-claim"}), ("missing-claim",),
          node=True),
     Part("pvc-unbound", "pod", volume("data", persistentVolumeClaim={"claimName": "here-claim"}),
-         ("PersistentVolumeClaim",), node=True),
+         ("here-claim",), node=True),
     Part("csi-driver-missing", "pod", volume("cache", csi={"driver": "csi.example.com"}), ("csi.example.com",)),
     Part("hostpath-missing", "pod", volume("raid", hostPath={"path": "/no/such/raid", "type": "Directory"}),
          ("/no/such/raid",)),
@@ -328,7 +328,7 @@ PARTS: Final = (
     Part("ephemeral-volume", "pod",
          volume("scratch", ephemeral={"volumeClaimTemplate": {"spec": {
              "accessModes": ["ReadWriteOnce"], "storageClassName": "missing",
-             "resources": {"requests": {"storage": "1Gi"}}}}}), ("PersistentVolumeClaim", "volumes"), node=True),
+             "resources": {"requests": {"storage": "1Gi"}}}}}), ("StorageClass", "volumes"), node=True),
     Part("downward-volume", "pod",
          volume("podinfo", downwardAPI={"items": [{"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}}]})),
     Part("host-pid", "pod", {"hostPID": True}),
@@ -409,6 +409,9 @@ NEIGHBOURS: Final = (
     Neighbour("hook-mutates", labels={HOOK: "mutates"}),
     Neighbour("hook-mounts-shm", labels={HOOK: "shm"}),
     Neighbour("hook-spoils", labels={HOOK: "spoils"}, told=("webhook",)),
+    Neighbour("policy-denies", labels={HOOK: "policy-denies"}, told=("cost-center",)),
+    Neighbour("policy-errs", labels={HOOK: "policy-errs"}, told=("policy-errs",)),
+    Neighbour("policy-of-jobs", labels={HOOK: "policy-of-jobs"}, told=("checkpoints",)),
 )  # fmt: skip
 
 
@@ -462,6 +465,26 @@ CLUSTER_OBJECTS: Final = (
      {"metadata": {"name": "elsewhere-runtime"}, "handler": "elsewhere",
       "scheduling": {"nodeSelector": {"sandbox": "gvisor"}}}),
 )  # fmt: skip
+
+
+def policy(name: str, resource: tuple[str, str, str], expression: str, message: str) -> Iterator[tuple[str, Object]]:
+    """A ValidatingAdmissionPolicy for the namespaces that have its name, and its binding."""
+    root = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+    group, version, plural = resource
+    rule = {"apiGroups": [group], "apiVersions": [version], "operations": ["CREATE"], "resources": [plural]}
+    matches = {"namespaceSelector": {"matchLabels": {HOOK: name}}, "resourceRules": [rule]}
+    validations = [{"expression": expression, "message": message}]
+    yield f"{root}ies", {"metadata": {"name": name}, "spec": {"matchConstraints": matches, "validations": validations}}
+    yield f"{root}ybindings", {"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}}
+
+
+POD: Final = ("", "v1", "pods")
+JOB: Final = (names.GROUP, names.VERSION, names.PLURAL)
+CLUSTER_POLICIES: Final = (
+    *policy("policy-denies", POD, "'cost-center' in object.metadata.labels", "every pod needs the label cost-center"),
+    *policy("policy-errs", POD, "object.spec.priorityClassName == 'low'", "of low priority only"),
+    *policy("policy-of-jobs", JOB, "has(object.spec.checkpoints)", "every job needs spec.checkpoints"),
+)
 CLUSTER_QUEUES: Final = (
     (f"{KUEUE}/resourceflavors", kueue_object("ResourceFlavor", "default")),
     (f"{KUEUE}/clusterqueues", cluster_queue("here-quota", 10_000)),

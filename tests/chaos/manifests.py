@@ -122,8 +122,10 @@ def _playing(cluster: Cluster, directory: Path) -> Iterator[tuple[OperatorProces
     install_crd(cluster)
     kube = cluster.kube
     claims = manifest_maker.CLUSTER_DEVICES if kube.get("/apis/resource.k8s.io/v1") else ()
+    kinds = {kind["name"] for kind in kube.request("GET", "/apis/admissionregistration.k8s.io/v1")["resources"]}
+    policies = manifest_maker.CLUSTER_POLICIES if "validatingadmissionpolicies" in kinds else ()
     kueue_kinds.install(cluster, kueue_kinds.build())
-    for path, body in (*manifest_maker.CLUSTER_OBJECTS, *claims, *manifest_maker.CLUSTER_QUEUES):
+    for path, body in (*manifest_maker.CLUSTER_OBJECTS, *claims, *policies, *manifest_maker.CLUSTER_QUEUES):
         kube.request("POST", path, body)
     operator = OperatorProcess(cluster, directory, "--stable-seconds", "1", "--integrations", "kueue")
     nodes = LightNodes(cluster, manifest_maker.NODES)
