@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from chaos import sessions
 from elasticjob_devcluster import Cluster
 from frameworks import story
-from frameworks.environment import BIN, PROGRAMS
+from frameworks.environment import BIN, PROGRAMS, require
 from operator_fixture import Jobs, OperatorProcess
 
 SAMPLES, BATCH = 960, 48
@@ -76,19 +75,12 @@ def find_spec(row: Row, out: Path) -> dict[str, Any]:
     return {"replicas": 2, "elasticPolicy": policy, "template": {"spec": {"containers": [container]}}}
 
 
-def require(modules: tuple[str, ...]) -> None:
-    """Skip where the environment lacks one of them: not every machine can install all."""
-    look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
-    if subprocess.run([str(BIN / "python"), "-c", look, *modules], check=False).returncode:
-        pytest.skip(f"the environment of `make frameworks` lacks one of {', '.join(modules)}")
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_a_training_stack_goes_through_every_change(
     jobs: Jobs, cluster: Cluster, operator: OperatorProcess, tmp_path: Path, name: str
 ) -> None:
     row = ROWS[name]
-    require(row.needs)
+    require(*row.needs)
     told = story.tell(jobs, cluster, operator, name, find_spec(row, tmp_path), tmp_path)
     lineage = story.find_lineage(told.steps)
     assert set(lineage) == set(range(1, row.steps + 1)), "every step was made"
@@ -123,7 +115,7 @@ def test_a_training_stack_goes_through_every_change(
 @pytest.mark.parametrize("seed", [0, 1])
 def test_lightning_in_a_session_survives_random_changes(seed: int, tmp_path: Path) -> None:
     """The short form of `make chaos CHAOS_ARGS="--only lightning"`."""
-    require(("lightning",))
+    require("lightning")
     faults, wrong = sessions.run_trial(seed, 4, tmp_path, program=sessions.LIGHTNING)
     assert not wrong, "\n".join(wrong)
     assert faults == 4

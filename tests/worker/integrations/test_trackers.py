@@ -1,24 +1,21 @@
-"""Experiment trackers: one run over all attempts, and neither a step nor the end of the script waits for them."""
+"""Experiment trackers: one run over all attempts, and neither a step nor the end of the script waits for them.
+
+Trackers themselves are in tests/frameworks.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elasticjob.integrations.tracking import MAX_WAITING, Point, Tracker
 from worker.gang_helper import clean_environment
-
-PROGRAM = Path(__file__).parents[1] / "programs" / "tracked.py"
 
 
 class Notes:
@@ -129,44 +126,6 @@ def test_a_tracker_that_does_not_answer_holds_nothing_up(caplog: pytest.LogCaptu
         tracker.finish()
 
 
-def run_attempt(folder: Path, generation: int, *arguments: str, kind: str = "mlflow") -> int:
-    """One attempt of a job, as a process of its own; its exit code."""
-    env = clean_environment(
-        RANK="0", WORLD_SIZE=str(generation + 1), MASTER_ADDR="h", MASTER_PORT="1", ELASTICJOB_NAME="digits",
-        ELASTICJOB_UID="1f0e", ELASTICJOB_GENERATION=str(generation), HOME=str(folder), WANDB_MODE="offline",
-        WANDB_DIR=str(folder), WANDB_SILENT="true", MLFLOW_TRACKING_URI=f"file://{folder}/mlruns",
-        MLFLOW_ALLOW_FILE_STORE="true", PYTHONPATH=os.pathsep.join(sys.path),
-    )  # fmt: skip
-    command = [sys.executable, str(PROGRAM), kind, *arguments]
-    return subprocess.run(command, env=env, cwd=folder, timeout=100, check=False).returncode
-
-
-def needs(module: str, package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{package} is not installed")
-
-
-@needs("mlflow", "mlflow-skinny")
-def test_mlflow_has_one_run_of_all_attempts(tmp_path: Path) -> None:
-    assert run_attempt(tmp_path, 1, "1", "4", "killed") == -9  # the world changes
-    assert run_attempt(tmp_path, 2, "3", "6", "raises") == 1  # from the last checkpoint
-    assert run_attempt(tmp_path, 3, "5", "8") == 0
-    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
-    assert found["status"] == ["FINISHED"]
-    assert found["name"] == ["digits"]
-    assert found["params"] == [{"lr": "0.1"}]
-    assert found["loss"] == [1, 2, 3, 4, 3, 4, 5, 6, 5, 6, 7, 8]
-    assert found["world_size"] == [[1, 2], [3, 3], [5, 4]]
-
-
-@needs("wandb", "wandb")
-def test_wandb_has_one_id_for_all_attempts(tmp_path: Path) -> None:
-    assert run_attempt(tmp_path, 1, "1", "4", "killed", kind="wandb") == -9
-    assert run_attempt(tmp_path, 2, "3", "6", kind="wandb") == 0
-    runs = sorted(path.name for path in (tmp_path / "wandb").glob("offline-run-*"))
-    assert len(runs) == 2
-    assert all(name.endswith("-1f0e") for name in runs)
-
-
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     for name in ("mlflow", "wandb"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('no such thing')")
@@ -180,18 +139,3 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             env=clean_environment(),
         )
         assert f"pip install {name}" in done.stderr
-
-
-@needs("tensorboard", "tensorboard")
-def test_tensorboard_drops_what_is_repeated(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from torch.utils.tensorboard import SummaryWriter
-
-    for first, last in ((1, 4), (3, 6)):  # an attempt, and one from the checkpoint of step 2
-        with SummaryWriter(str(tmp_path), purge_step=first) as writer:
-            for step in range(first, last + 1):
-                writer.add_scalar("loss", 1 / step, step)
-        time.sleep(1.1)  # the names of the files have the second in them, and are read in this order
-    read = EventAccumulator(str(tmp_path))
-    read.Reload()
-    assert [event.step for event in read.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
