@@ -52,3 +52,17 @@ def test_a_spec_with_all_that_the_operator_fills_in_stays_as_it_was_written(jobs
     jobs.patch("plain", {"runPolicy": {"suspend": True}})  # by somebody else, of a field that is not applied
     jobs.await_condition("plain", "Suspended")
     wait_for(lambda: differs(jobs, "plain", spec) == {}, "there is no difference while it is suspended")
+
+
+def test_a_size_that_the_pool_has_chosen_is_no_difference(jobs: Jobs) -> None:
+    spec = light_spec("--step-seconds", "0.2", scaling={"mode": "Goodput"}, elasticPolicy={"maxReplicas": 2})
+    del spec["replicas"]
+    spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    apply(jobs, "pooled", spec)
+    jobs.await_world("pooled", 2, timeout=120)
+    wait_for(lambda: jobs.get("pooled")["spec"].get("replicas") == 2, "the pool has written its choice")
+    for _ in range(3):
+        wait_for(lambda: differs(jobs, "pooled", spec) == {}, "there is no difference")
+        apply(jobs, "pooled", spec)
+    assert jobs.get("pooled")["spec"]["replicas"] == 2
+    assert not jobs.status("pooled")["scaling"].get("pinned"), "applying it again takes it not from the pool"

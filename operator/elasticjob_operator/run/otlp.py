@@ -160,7 +160,7 @@ class Exporter:
         for span in spans:  # if the queue was full meanwhile, some are gone already
             if self._waiting and self._waiting[0] is span:
                 self._waiting.popleft()
-        if status == 200:
+        if 200 <= status < 300:
             if self._is_away:
                 logger.info("the collector of traces takes spans again; %d were dropped", self._dropped)
             self._is_away, self._dropped = False, 0
