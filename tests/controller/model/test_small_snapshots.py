@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.api import names
+from elasticjob_operator.integrations.kueue import names as kueue
+from elasticjob_operator.integrations.kueue.values import observe_workload
 from elasticjob_operator.model import child_objects, observe, ownership
 
 LONG = "x" * 250_000
@@ -83,6 +85,7 @@ PODS: Mapping[str, dict[str, Any]] = {
     "disrupted": make_pod({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": LONG}]}),
     "conditions": make_pod({"conditions": [{"type": f"{n}{LONG[:9000]}", "status": LONG[:9000]} for n in range(500)]}),
     "requests": with_requests({f"{number:03}.{LONG[:240]}/{LONG[:63]}": "1" for number in range(4000)}),
+    "address": make_pod({"podIP": LONG}),
     "resized": make_pod({"conditions": [{"type": "PodResizePending", "status": "True", "message": LONG}]}),
 }
 
@@ -111,3 +114,82 @@ def test_no_object_is_the_child_of_a_job_that_cannot_exist(field: dict[str, Any]
 def test_the_record_of_a_child_is_small() -> None:
     metadata = make_metadata(annotations={names.ANNOTATION_DIGEST: LONG}, generation=1)
     assert measure(child_objects.observe_child(metadata, None, is_sound=True)) < MOST_BYTES
+
+
+JOBS: Mapping[str, dict[str, Any]] = {
+    "labels": {"labels": {f"label-{number}": "x" * 63 for number in range(15_000)}},
+    "labels of Kueue": {"labels": {f"{names.KUEUE}/{number:05}": "x" * 63 for number in range(12_000)}},
+    "annotations": {"annotations": {f"{names.GROUP}/{number:04}": "x" for number in range(9000)}},
+    "an annotation": {"annotations": {f"{names.GROUP}/x": LONG}},
+    "finalizers": {"finalizers": [f"x/{number}" for number in range(70_000)]},
+}
+
+
+@pytest.mark.parametrize("metadata", JOBS.values(), ids=JOBS.keys())
+def test_what_is_kept_of_the_metadata_of_a_job_is_small(metadata: dict[str, Any]) -> None:
+    job = observe.observe_job({"metadata": {"name": "j", "namespace": "t", "uid": "u", **metadata}})
+    assert measure(job) < MOST_BYTES
+
+
+def make_workload(
+    pod_set: Mapping[str, Any] | None = None, spec: Mapping[str, Any] | None = None, **status: Any
+) -> dict[str, Any]:
+    metadata = make_metadata(name="w", annotations={kueue.ANNOTATION_FIRST: "0"})
+    described = {"name": kueue.POD_SET, "count": 1, "template": {"spec": {}}, **(pod_set or {})}
+    return {"metadata": metadata, "spec": {"podSets": [described], **(spec or {})}, "status": status}
+
+
+def annotated(**metadata: Any) -> dict[str, Any]:
+    made = make_workload()
+    metadata["annotations"] = {**made["metadata"]["annotations"], **metadata.get("annotations", {})}
+    return {**made, "metadata": {**made["metadata"], **metadata}}
+
+
+def say(number: int, **more: str) -> dict[str, str]:
+    return {"type": f"T{number}", "status": "True", **more}
+
+
+ADMITTED = {"type": "Admitted", "status": "True"}
+WORKLOADS: Mapping[str, dict[str, Any]] = {
+    "messages": make_workload(conditions=[say(number, message="x" * 32_000) for number in range(40)]),
+    "conditions": make_workload(conditions=[say(number) for number in range(30_000)]),
+    "evicted because of": make_workload(conditions=[{"type": "Evicted", "status": "True", "reason": LONG}]),
+    "placement": make_workload({"topologyRequest": {"required": LONG}}),
+    "amounts": make_workload(
+        {"template": {"spec": {"containers": [{"name": "w", "resources": {"requests": {LONG: "1"}}}]}}}
+    ),
+    "containers": make_workload({"template": {"spec": {"containers": [{"name": f"w{n}"} for n in range(50_000)]}}}),
+    "flavors": make_workload(admission={"podSetAssignments": [{"flavors": {str(n): f"f{n}" for n in range(30_000)}}]}),
+    "cluster queue": make_workload(admission={"clusterQueue": LONG}),
+    "updates": make_workload(
+        admission={"clusterQueue": "q"},
+        admissionChecks=[{"podSetUpdates": [{"name": kueue.POD_SET, "labels": {f"l{n}": "" for n in range(60_000)}}]}],
+    ),
+    "deep updates": make_workload(
+        admission={"clusterQueue": "q"},
+        admissionChecks=[{"podSetUpdates": [{"name": kueue.POD_SET, "labels": {"x": [[[["y"] * 50_000]]]}}]}],
+    ),
+    "queue": make_workload(spec={"queueName": LONG}),
+    "priority": make_workload(spec={"priorityClassRef": {"name": LONG}}),
+    "cluster": make_workload(clusterName=LONG),
+    "hash": annotated(annotations={kueue.ANNOTATION_TEMPLATE: LONG}),
+    "finalizers": annotated(finalizers=[f"x/{number}" for number in range(70_000)]),
+}
+
+
+@pytest.mark.parametrize("raw", WORKLOADS.values(), ids=WORKLOADS.keys())
+def test_the_snapshot_of_a_workload_is_small(raw: dict[str, Any]) -> None:
+    workload = observe_workload(raw)
+    assert workload is not None
+    assert measure(workload) < MOST_BYTES
+
+
+def test_a_workload_that_is_too_large_admits_nothing_and_says_so() -> None:
+    """Otherwise a tenant would keep what Kueue has taken back."""
+    said = [say(number) for number in range(30_000)]
+    workload = observe_workload(
+        make_workload(conditions=[{"type": "QuotaReserved", "status": "True"}, ADMITTED, *said])
+    )
+    assert workload is not None
+    assert (workload.may_run, workload.reserves) == (False, True)
+    assert "has more than 2048 values" in workload.message
